@@ -1,0 +1,181 @@
+"""The blocks of a traced step: steps, waits for data, layer spans, backward nodes, optimizer steps, and how they nest.
+
+A block is an interval that owns the time which no block inside it owns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest
+
+_HOST_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead")
+_BACKWARD_NODE = "autograd::engine::evaluate_function"
+_LOADER = "enumerate(DataLoader)#"
+_OPTIMIZER = ("Optimizer.", "aten::_amp_")
+_COPY_TO_DEVICE = "HtoD"
+
+
+class Kind(IntEnum):
+    """What a block is: `NODE` is one node of the backward graph, `ENGINE` a run of autograd's engine over nodes,
+    `GAP` what lies between the blocks of a step. `OP` is no block."""
+
+    OP = 0
+    STEP = 1
+    DATA = 2
+    COPY = 3
+    SPAN = 4
+    OPTIMIZER = 5
+    GAP = 6
+    NODE = 7
+    ENGINE = 8
+
+
+@dataclass(frozen=True)
+class Host:
+    """The host's events, each inside its block.
+
+    Attributes
+    ----------
+    rows : ndarray
+        Row of each host event in the recording's events.
+    block : ndarray
+        Position in `blocks` of the innermost block around or at each host event; -1 outside all.
+    is_op : ndarray of bool
+        Whether each host event is an operator and no block.
+    starts : ndarray
+        Start of each host event in nanoseconds.
+    blocks : DataFrame
+        ``kind``, ``event`` (row in the recording's events, -1 where perfnb put the block together), ``start``, ``end``,
+        ``thread``, ``span``, ``step``, ``main`` (on the thread of its step), ``in_backward``.
+    forest : Forest
+        How the blocks nest. A node on another thread than its step's lies in the run of the engine at that time.
+    """
+
+    rows: Ints
+    block: Ints
+    is_op: Bools
+    starts: Ints
+    blocks: pd.DataFrame
+    forest: Forest
+
+
+def host_blocks(events: pd.DataFrame) -> Host:
+    """Find the blocks of a recording's events and what lies in each."""
+    on_host = events["category"].isin(_HOST_CATEGORIES).to_numpy()
+    rows = np.flatnonzero(on_host)
+    host = events.iloc[rows]
+    start = host["start_ns"].to_numpy()
+    end = start + host["duration_ns"].to_numpy()
+    thread = host["thread"].to_numpy()
+    kind = _kinds(host)
+    forest = nest(thread, start, end)
+    _mark_copies(events, host, kind, forest)
+    node_above = innermost(forest, kind == Kind.NODE)
+    runs = _engine_runs(kind, start, end, thread, node_above)
+
+    marked = np.flatnonzero(kind != Kind.OP)
+    fields = {
+        "kind": np.concatenate([np.full(len(runs), Kind.ENGINE), kind[marked]]),
+        "event": np.concatenate([np.full(len(runs), NONE), rows[marked]]),
+        "start": np.concatenate([runs["start"], start[marked]]),
+        "end": np.concatenate([runs["end"], end[marked]]),
+        "thread": np.concatenate([runs["thread"], thread[marked]]),
+        "span": np.concatenate([np.full(len(runs), NONE), host["span"].to_numpy()[marked]]),
+    }
+    blocks = pd.DataFrame({name: values.astype(np.int64) for name, values in fields.items()})
+    tree = nest(fields["thread"], fields["start"], fields["end"])
+    tree = _adopt(blocks, tree)
+    blocks["step"], blocks["main"] = _steps(blocks, tree)
+    blocks["in_backward"] = innermost(tree, blocks["kind"].to_numpy() >= Kind.NODE) != NONE
+
+    # Each event's block: the marked event itself, else the nearest marked one above; a root may lie in an engine's run.
+    position = np.full(len(host), NONE, dtype=np.int64)
+    position[marked] = np.arange(len(marked)) + len(runs)
+    nearest = innermost(forest, kind != Kind.OP)
+    position = np.where(position != NONE, position, np.where(nearest != NONE, position[nearest], NONE))
+
+    is_op = (kind == Kind.OP) & (host["category"] == "cpu_op").to_numpy()
+    return Host(rows, position, is_op, start, blocks, tree)
+
+
+def _kinds(host: pd.DataFrame) -> Ints:
+    """Kind of each host event, by its name and category."""
+    labels = host["name"].cat.categories
+    by_name = np.array([_kind_of(str(label)) for label in labels], dtype=np.int64)
+    kind = by_name[host["name"].cat.codes.to_numpy()]
+    return np.where(host["span"].to_numpy() != NONE, Kind.SPAN, kind)
+
+
+def _kind_of(name: str) -> Kind:
+    if name.startswith("pf_step#"):
+        return Kind.STEP
+    if name == "pf_data" or name.startswith(_LOADER):
+        return Kind.DATA
+    if name.startswith(_OPTIMIZER):
+        return Kind.OPTIMIZER
+    return Kind.NODE if name.startswith(_BACKWARD_NODE) else Kind.OP
+
+
+def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest) -> None:
+    """Mark the outermost op of a copy from host to device that lies directly in a step."""
+    names = events["name"].cat.categories
+    to_device = np.array([_COPY_TO_DEVICE in str(name) for name in names])[events["name"].cat.codes.to_numpy()]
+    copied = events["correlation"].to_numpy()[to_device & (events["category"] == "gpu_memcpy").to_numpy()]
+    launch = np.flatnonzero(np.isin(host["correlation"].to_numpy(), copied[copied != NONE]) & (kind == Kind.OP))
+    while len(launch):
+        above = forest.parent[launch]
+        outermost = (above != NONE) & (kind[above] == Kind.STEP)
+        kind[launch[outermost]] = Kind.COPY
+        launch = np.unique(above[(above != NONE) & (kind[above] == Kind.OP)])
+
+
+def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints) -> pd.DataFrame:
+    """Runs of autograd's engine, on the thread of their step.
+
+    A run is a series of outermost backward nodes, on whatever threads, between which the step's thread did nothing.
+    """
+    is_step = kind == Kind.STEP
+    order = np.argsort(start[is_step])
+    step_start, step_thread = start[is_step][order], thread[is_step][order]
+    outermost = np.flatnonzero((kind == Kind.NODE) & (node_above == NONE))
+    outermost = outermost[np.argsort(start[outermost], kind="stable")]
+    if len(outermost) == 0 or len(step_start) == 0:
+        return pd.DataFrame({"start": [], "end": [], "thread": []}, dtype="int64")
+    step_of = np.searchsorted(step_start, start[outermost], side="right") - 1
+    other = np.sort(start[(node_above == NONE) & (kind != Kind.NODE) & np.isin(thread, step_thread)])
+    reached = np.maximum.accumulate(end[outermost])
+    # The step's thread began something between the end of all nodes so far and the start of the next.
+    began = np.searchsorted(other, start[outermost][1:]) > np.searchsorted(other, reached[:-1])
+    first = np.flatnonzero(np.concatenate([[True], began | (np.diff(step_of) > 0)]))
+    last = np.append(first[1:], len(outermost)) - 1
+    return pd.DataFrame({"start": start[outermost][first], "end": reached[last], "thread": step_thread[step_of[first]]})
+
+
+def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
+    """Put outermost nodes of other threads into the run of the engine during which they ran."""
+    kind = blocks["kind"].to_numpy()
+    runs = np.flatnonzero(kind == Kind.ENGINE)
+    orphans = np.flatnonzero((kind == Kind.NODE) & (tree.parent == NONE))
+    if len(runs) == 0 or len(orphans) == 0:
+        return tree
+    begins, ends = blocks["start"].to_numpy()[runs], blocks["end"].to_numpy()[runs]
+    at = blocks["start"].to_numpy()[orphans]
+    place = np.searchsorted(begins, at, side="right") - 1
+    inside = (place >= 0) & (at < ends[place])
+    parent = tree.parent.copy()
+    parent[orphans[inside]] = runs[place[inside]]
+    return forest_of(parent)
+
+
+def _steps(blocks: pd.DataFrame, tree: Forest) -> tuple[Ints, Bools]:
+    """Number of the step each block lies in by time, and whether it is on the step's own thread."""
+    start, thread = blocks["start"].to_numpy(), blocks["thread"].to_numpy()
+    steps = np.flatnonzero((blocks["kind"] == Kind.STEP).to_numpy())
+    steps = steps[np.argsort(start[steps])]
+    number = np.searchsorted(start[steps], start, side="right") - 1
+    return number.astype(np.int64), thread == thread[steps][number]

@@ -1,0 +1,104 @@
+"""What lies between the blocks of a step, so that no time is without a phase.
+
+A gap between a model's forward and the backward that follows it is loss; any other gap belongs to what lies
+around it: to the optimizer inside its step (a closure's surroundings), else to ``other``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.blocks import Host, Kind
+from perfnb.analysis.nesting import NONE, Bools, Forest, Ints
+
+_PHASE_OF = {
+    Kind.STEP: "other",
+    Kind.DATA: "data",
+    Kind.COPY: "host_to_device",
+    Kind.SPAN: "forward",
+    Kind.OPTIMIZER: "optimizer",
+    Kind.NODE: "backward",
+    Kind.ENGINE: "backward",
+}
+
+
+def fill_gaps(host: Host, loss: Bools) -> Host:
+    """The same blocks with a ``phase``, and with the gaps of each step as blocks of their own.
+
+    Parameters
+    ----------
+    loss : ndarray of bool
+        Whether each block is the span of a loss.
+    """
+    blocks = host.blocks
+    kind = blocks["kind"].to_numpy()
+    phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]
+    phase = np.where(blocks["in_backward"], "backward", np.where(loss, "loss", phase))
+    gaps = [gap for block in _open_blocks(host) for gap in _gaps(block, host, phase)]
+    if not gaps:
+        return Host(host.rows, host.block, host.is_op, host.starts, blocks.assign(phase=phase), host.forest)
+    parent = np.array([gap[0] for gap in gaps], dtype=np.int64)
+    added = blocks.iloc[parent].assign(
+        kind=int(Kind.GAP),
+        event=NONE,
+        span=NONE,
+        start=np.array([gap[1] for gap in gaps], dtype=np.int64),
+        end=np.array([gap[2] for gap in gaps], dtype=np.int64),
+        phase=[gap[3] for gap in gaps],
+    )
+    filled = pd.concat([blocks.assign(phase=phase), added], ignore_index=True)
+    forest = Forest(
+        np.concatenate([host.forest.parent, parent]),
+        np.concatenate([host.forest.depth, host.forest.depth[parent] + 1]),
+    )
+    return Host(host.rows, _into_gaps(host, filled, forest), host.is_op, host.starts, filled, forest)
+
+
+def _open_blocks(host: Host) -> Ints:
+    """The steps and optimizer steps, whose time between the blocks inside them is to be told apart."""
+    blocks = host.blocks
+    kind = blocks["kind"].to_numpy()
+    is_open = ((kind == Kind.STEP) | (kind == Kind.OPTIMIZER)) & blocks["main"].to_numpy()
+    return np.flatnonzero(is_open & ~blocks["in_backward"].to_numpy())
+
+
+def _gaps(block: int, host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
+    """The gaps of a block: its position, begin, end and phase of each."""
+    starts, ends = host.blocks["start"].to_numpy(), host.blocks["end"].to_numpy()
+    kinds = host.blocks["kind"].to_numpy()
+    children = np.flatnonzero(host.forest.parent == block)
+    children = children[np.argsort(starts[children], kind="stable")]
+    default = str(phase[block])
+    gaps: list[tuple[int, int, int, str]] = []
+    after_forward = NONE  # place in `gaps` of the first gap after a forward that no backward has followed yet
+    reached = int(starts[block])
+    for child in [*children.tolist(), NONE]:
+        until = int(ends[block]) if child == NONE else int(starts[child])
+        if until > reached:
+            gaps.append((block, reached, until, default))
+        if child == NONE:
+            break
+        reached = max(reached, int(ends[child]))
+        if kinds[child] == Kind.ENGINE and after_forward != NONE:
+            gaps[after_forward:] = [(*gap[:3], "loss") for gap in gaps[after_forward:]]
+            after_forward = NONE
+        elif kinds[child] == Kind.SPAN and phase[child] == "forward" and after_forward == NONE:
+            after_forward = len(gaps)
+    return gaps
+
+
+def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
+    """Each event's block, where events directly in a step move into the gap they start in."""
+    is_gap = (filled["kind"] == Kind.GAP).to_numpy()
+    gaps = np.flatnonzero(is_gap)
+    gaps = gaps[np.argsort(filled["start"].to_numpy()[gaps], kind="stable")]
+    block = host.block.copy()
+    open_block = np.isin(block, np.unique(forest.parent[gaps]))
+    # An event is a block itself if it is the event of the block that it lies in.
+    moving = np.flatnonzero(open_block & (filled["event"].to_numpy()[block] != host.rows))
+    starts = host.starts[moving]
+    place = np.searchsorted(filled["start"].to_numpy()[gaps], starts, side="right") - 1
+    found = (place >= 0) & (starts < filled["end"].to_numpy()[gaps[np.maximum(place, 0)]])
+    block[moving[found]] = gaps[place[found]]
+    return block

@@ -1,0 +1,160 @@
+"""Where a step's time goes, layer by layer, forward and backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.blocks import Kind
+from perfnb.analysis.nesting import NONE, Bools, Floats, Ints, subtree_sums
+from perfnb.frames.recording import Recording
+from perfnb.frames.schema import SPECIAL_ROWS, conform
+
+_DIRECTIONS = ("forward", "backward", "recompute")
+_KNOWN_WITHOUT_SPANS = ("module", "depth", "parameters", "parameter_bytes")
+_MEASURES = (*_DIRECTIONS, "own", "corrected", "own_corrected", "ops", "kernels", "gpu")
+
+
+def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
+    """The frame ``layers``: one row a layer in model order, then the rows in parentheses that are no module.
+
+    Times are per traced step, children included (``self_ms``: excluded). A layer's children are those that ran inside
+    it, so a layer that two others share counts in both; a container that is never called itself (``ModuleList``)
+    sums what ran below it. ``share`` and ``self_share`` are of the step, corrected for the cost of tracing. The rows'
+    ``self_ms`` add up to the phases forward and backward.
+    """
+    cells, modules = attribution.cells, recording.modules
+    per_span = _per_span(attribution)
+    layer = recording.spans["layer"].reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
+    with_children = {name: subtree_sums(attribution.spans, per_span[name]) for name in _MEASURES}
+    parent = modules["parent"].to_numpy()
+    counted = _outermost_of_layer(attribution, layer)
+    sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
+    is_span = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
+    repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
+    forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
+    calls = _by_layer(layer[forward], np.ones(int(forward.sum())), len(modules))
+    own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in ("own", "own_corrected")}
+    called = _by_layer(layer[is_span], np.ones(int(is_span.sum())), len(modules)) > 0
+    for container, spans in _uncalled(attribution, layer, parent, called).items():
+        for name in _MEASURES:
+            sums[name][container] = with_children[name][spans].sum()
+    steps, whole = attribution.steps, float(cells["corrected_ns"].sum())
+    on_gpu = bool(cells["kernels"].sum())
+    table = pd.DataFrame(
+        {
+            "module": modules["module"].to_numpy(),
+            "depth": modules["depth"].to_numpy(),
+            "calls": calls / steps,
+            **{f"{name}_ms": sums[name] / 1e6 / steps for name in _DIRECTIONS},
+            "total_ms": sum(sums[name] for name in _DIRECTIONS) / 1e6 / steps,
+            "self_ms": own["own"] / 1e6 / steps,
+            "share": sums["corrected"] / whole,
+            "self_share": own["own_corrected"] / whole,
+            "parameters": modules["parameters"].to_numpy(),
+            "parameter_bytes": modules["parameter_bytes"].to_numpy(),
+            "ops": sums["ops"] / steps,
+            **({"kernels": sums["kernels"] / steps, "gpu_ms": sums["gpu"] / 1e6 / steps} if on_gpu else {}),
+        },
+        index=pd.Index(modules["name"], dtype="str"),
+    )
+    hidden = _hidden(recording, table["total_ms"].to_numpy())
+    table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
+    return pd.concat([conform(table, "layers"), conform(_special_rows(attribution, whole, on_gpu), "layers")])
+
+
+def _hidden(recording: Recording, total: Floats) -> Bools:
+    """Whether each layer lies in a compiled one, where torch.compile hides it, and was not seen."""
+    compiled, parent = recording.modules["compiled"].to_numpy(), recording.modules["parent"].to_numpy()
+    inside = np.zeros(len(parent), dtype=bool)
+    for place, above in enumerate(parent.tolist()):  # parents come first
+        inside[place] = above != NONE and (inside[above] or compiled[above])
+    return np.asarray(inside & (total == 0))
+
+
+def _per_span(attribution: Attribution) -> dict[str, Floats]:
+    """What each layer span owns itself, by its position among the blocks."""
+    cells = attribution.cells
+    span, direction = cells["span"].to_numpy(), cells["direction"].to_numpy(dtype=object)
+    owned = span != NONE
+
+    def summed(values: Floats, chosen: Bools) -> Floats:
+        return np.bincount(span[chosen], weights=values[chosen], minlength=len(cells)).astype(np.float64)
+
+    columns = ("layer_ns", "corrected_layer_ns", "ops", "kernels", "gpu_ns")
+    values = {name: cells[name].to_numpy(dtype=float) for name in columns}
+    own = {name: summed(values["layer_ns"], owned & (direction == name)) for name in _DIRECTIONS}
+    corrected = summed(values["corrected_layer_ns"], owned)
+    return own | {
+        "own": summed(values["layer_ns"], owned),
+        "corrected": corrected,
+        "own_corrected": corrected,
+        "ops": summed(values["ops"], owned),
+        "kernels": summed(values["kernels"], owned),
+        "gpu": summed(values["gpu_ns"], owned),
+    }
+
+
+def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
+    return np.bincount(layer, weights=values, minlength=length).astype(np.float64)
+
+
+def _outermost_of_layer(attribution: Attribution, layer: Ints) -> Bools:
+    """Whether each block is a layer span around which no span of the same layer is open (recursion counts once)."""
+    counted = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
+    above = attribution.spans.parent
+    while (above != NONE).any():
+        counted &= ~((above != NONE) & (layer[above] == layer))
+        above = np.where(above != NONE, attribution.spans.parent[above], NONE)
+    return np.asarray(counted)
+
+
+def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
+    """For each layer that is never called itself, the outermost spans of the layers below it."""
+    above = np.where(attribution.spans.parent != NONE, layer[attribution.spans.parent], NONE)
+    is_span = np.flatnonzero((attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE))
+    spans: dict[int, list[int]] = {}
+    lines: dict[int, list[int]] = {}
+    for position in is_span.tolist():
+        outside = _line(int(above[position]), parent, lines)
+        for container in _line(int(layer[position]), parent, lines):
+            if not called[container] and container not in outside:
+                spans.setdefault(container, []).append(position)
+    return spans
+
+
+def _line(layer: int, parent: Ints, known: dict[int, list[int]]) -> list[int]:
+    """A layer and all layers above it by name."""
+    if layer == NONE:
+        return []
+    if layer not in known:
+        known[layer] = [layer, *_line(int(parent[layer]), parent, known)]
+    return known[layer]
+
+
+def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
+    """The rows of what no layer owns; those that took no time are left out."""
+    cells = attribution.cells[attribution.cells["special"] != ""]
+    sums = cells.groupby("special")[["layer_ns", "corrected_layer_ns", "ops", "kernels", "gpu_ns"]].sum()
+    forward = cells[cells["phase"] == "forward"].groupby("special")["layer_ns"].sum()
+    sums = sums.reindex([row for row in SPECIAL_ROWS if row in sums.index and sums["layer_ns"][row] > 0])
+    steps = attribution.steps
+    total = sums["layer_ns"] / 1e6 / steps
+    in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
+    share = sums["corrected_layer_ns"] / whole
+    rows = pd.DataFrame(
+        {
+            "depth": 0,
+            "forward_ms": in_forward,
+            "backward_ms": total - in_forward,
+            "recompute_ms": 0.0,
+            "total_ms": total,
+            "self_ms": total,
+            "share": share,
+            "self_share": share,
+            "ops": sums["ops"] / steps,
+        },
+        index=sums.index,
+    )
+    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=sums["gpu_ns"] / 1e6 / steps) if on_gpu else rows

@@ -1,0 +1,97 @@
+"""What a reader must know to read a profile rightly, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.blocks import Kind
+from perfnb.analysis.timing import Timing
+from perfnb.frames.recording import Recording
+from perfnb.frames.schema import UNATTRIBUTED_ROW
+
+#: Slowdown of the traced steps above which the report speaks of it.
+_SLOWDOWN = 1.05
+_UNATTRIBUTED = 0.05
+
+
+def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: Timing) -> tuple[str, ...]:
+    """The sentences that belong to this profile."""
+    return (
+        *_of_the_passes(recording, timing),
+        *_of_the_tracing(recording, timing),
+        *_of_the_layers(recording, attribution, layers),
+    )
+
+
+def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
+    meta = recording.meta
+    executed = recording.steps["pass"].value_counts()
+    warm = int(executed.get("warmup", 0))
+    if meta.get("steady") is False:
+        yield (f"The step time was not steady after {_steps(warm)} of warm-up: it may have drifted while it was timed.")
+    elif meta.get("steady") is None and meta["options"]["warmup"] is None:
+        yield f"{_steps(warm)} of warm-up are too few to tell whether the step time was steady."
+    if meta.get("timed_cut_short"):
+        yield (
+            f"The budget of {meta['options']['budget_s']:g} s ended the timed pass after {_steps(timing.steps)}; raise "
+            "it with budget_s or --budget."
+        )
+    if timing.ci_ms is None:
+        yield f"{_steps(timing.steps)} of timing are too few for a 95 % interval, which needs 6."
+    if meta.get("traced_cut_short"):
+        yield f"The budget allowed only {_steps(int(executed.get('traced', 0)))} of tracing."
+
+
+def _of_the_tracing(recording: Recording, timing: Timing) -> Iterator[str]:
+    slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
+    if slowdown is not None and slowdown > _SLOWDOWN:
+        yield (
+            f"Traced steps took {slowdown:.2f} times as long as timed ones. Times by phase and layer are as traced; "
+            f"shares are corrected for what tracing costs here: {cost.get('op_ns', 0) / 1e3:.2f} µs an op, "
+            f"{cost.get('call_ns', 0) / 1e3:.2f} µs a module call."
+        )
+    if recording.meta.get("stacks"):
+        yield "Python calls were recorded too, which slows a traced step by far more than is corrected for."
+    if recording.meta["environment"].get("debugger_or_tracer"):
+        yield "A Python debugger or coverage tool was active and slowed every step."
+
+
+def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:
+    modules = recording.modules
+    compiled = modules.loc[modules["compiled"], "name"].tolist()
+    if compiled:
+        yield f"Compiled by torch.compile, which hides the layers inside: {', '.join(compiled)}."
+    if modules.empty:
+        yield (
+            "No module was called in the step, so there are no layers: a model compiled in place (model.compile()) or "
+            "called by its forward() cannot be seen."
+        )
+    if (layers["recompute_ms"] > 0).any():
+        yield "Layers that checkpointing ran again in the backward pass have that time in recompute."
+    if layers.loc[layers.index == UNATTRIBUTED_ROW, "share"].sum() > _UNATTRIBUTED:
+        yield "More than 5 % of the step could not be attributed to a layer: its ops ran outside every module call."
+    nodes = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.NODE]
+    if nodes.loc[~nodes["main"], "thread"].nunique() > 1:
+        yield "The backward pass ran on several threads at once: layers' backward times overlap and exceed the phase."
+    cells = attribution.cells
+    kernels = cells.groupby("step")["kernels"].sum()
+    if kernels.nunique() > 1:
+        counts = ", ".join(str(count) for count in kernels)
+        yield (
+            f"The traced steps did not launch equally many kernels ({counts}): the profiler lost some, or the steps "
+            "differ."
+        )
+
+
+def slowdown_of(recording: Recording, timing: Timing) -> float | None:
+    """Median traced step time by the median timed one."""
+    steps = recording.steps
+    traced = steps.loc[steps["pass"] == "traced", "wall_ms"]
+    return None if traced.empty or timing.median_ms == 0 else float(traced.median() / timing.median_ms)
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" if count == 1 else f"{count} steps"

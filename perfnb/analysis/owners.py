@@ -1,0 +1,87 @@
+"""Who owns a node of the backward pass: the layer span in which the forward op that made it ran.
+
+A node carries a sequence number and the thread of its forward op, which carried the number that the next node would
+get. Several ops share a number (an op and those inside it that make no node, ops that need no gradient); the one that
+started last made the node. An op that makes several nodes (an in-place op on a view) carries the first one's number,
+so a number that no op carries belongs to the op with the greatest number below it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.blocks import Host, Kind
+from perfnb.analysis.nesting import NONE, Ints
+
+_ACCUMULATE = "AccumulateGrad"
+
+
+def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
+    """For each block, the block in which the forward op of a backward node ran; `NONE` for all others.
+
+    A forward op that itself ran in a backward node (double backward) passes the question on to that node.
+    """
+    result = np.full(len(host.blocks), NONE, dtype=np.int64)
+    nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
+    node_events = events.iloc[host.blocks["event"].to_numpy()[nodes]]
+    numbered = (node_events["sequence"].to_numpy() != NONE) & (node_events["forward_thread"].to_numpy() > 0)
+    nodes, node_events = nodes[numbered], node_events[numbered]
+
+    ops = events.iloc[host.rows]
+    forward = np.flatnonzero((ops["sequence"].to_numpy() != NONE) & (ops["forward_thread"].to_numpy() <= 0))
+    ops = ops.iloc[forward]
+    number, thread = ops["sequence"].to_numpy(), ops["thread"].to_numpy()
+    for asked in node_events.groupby("forward_thread").indices.values():
+        wanted = node_events["sequence"].to_numpy()[asked]
+        on_thread = forward[thread == _thread_of(wanted, number, thread)]
+        on_thread_number = events["sequence"].to_numpy()[host.rows[on_thread]]
+        asked_at = node_events["start_ns"].to_numpy()[asked]
+        place = _latest_before(on_thread_number, host.starts[on_thread], wanted, asked_at)
+        found = place != NONE
+        result[nodes[asked[found]]] = host.block[on_thread[place[found]]]
+    return _pass_on(result, host)
+
+
+def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
+    """Whether each block is a node that adds a gradient to a parameter's."""
+    labels = np.array([_ACCUMULATE in str(name) for name in events["name"].cat.categories], dtype=bool)
+    event = host.blocks["event"].to_numpy()
+    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
+    codes = events["name"].cat.codes.to_numpy()
+    return is_node & np.where(event != NONE, labels[codes[event]], False)
+
+
+def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
+    """The thread on which most of these sequence numbers occur: torch numbers its threads in its own way."""
+    threads = np.unique(op_thread)
+    if len(threads) == 0:
+        return NONE
+    hits = [np.isin(numbers, op_number[op_thread == thread]).sum() for thread in threads]
+    return int(threads[int(np.argmax(hits))])
+
+
+def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
+    """Position of the last entry, by number and then start, up to each wanted number and time; `NONE` for none."""
+    if len(number) == 0:
+        return np.full(len(wanted), NONE, dtype=np.int64)
+    # Entries and questions in one order: the entry wanted is the last one before the question.
+    numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
+    is_entry = np.arange(len(numbers)) < len(number)
+    order = np.lexsort((is_entry, times, numbers))
+    last = np.maximum.accumulate(np.where(is_entry[order], np.arange(len(order)), NONE))
+    asked = ~is_entry[order]
+    result = np.full(len(wanted), NONE, dtype=np.int64)
+    result[order[asked] - len(number)] = np.where(last != NONE, order[last], NONE)[asked]
+    return result
+
+
+def _pass_on(owner: Ints, host: Host) -> Ints:
+    """Replace owners that are backward nodes by the owners of those nodes, as often as it takes."""
+    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
+    for _ in range(len(owner)):
+        through = (owner != NONE) & is_node[owner]
+        if not through.any():
+            break
+        owner = np.where(through, owner[owner], owner)
+    return owner

@@ -1,0 +1,111 @@
+"""What a report shows, as data: the one thing that every view of a profile is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.notes import notes, slowdown_of
+from perfnb.analysis.timing import Timing
+from perfnb.frames.recording import Recording
+from perfnb.frames.schema import PASSES
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The facts of a report; views format and draw them and compute nothing.
+
+    Attributes
+    ----------
+    name : str
+        Title of the profile.
+    timing : Timing
+        Step time of the timed pass.
+    executed : mapping of str to int
+        How often the step ran, by pass.
+    traced_ms : float
+        Mean wall time of a traced step; the times in `phases` and `layers` add up to it.
+    slowdown : float or None
+        Traced step time divided by the timed one.
+    device : str
+        What the step ran on, in words.
+    phases, layers, ops, layer_ops : DataFrame
+        As `perfnb.frames.schema` describes them; ``share`` is corrected for the cost of tracing, times are not.
+    hot_path : tuple of str
+        Layers from a root to the heaviest layer, the ones that a view opens at first.
+    notes : tuple of str
+        Sentences that the reader must know to read the figures rightly.
+    """
+
+    name: str
+    timing: Timing
+    executed: Mapping[str, int]
+    traced_ms: float
+    slowdown: float | None
+    device: str
+    phases: pd.DataFrame
+    layers: pd.DataFrame
+    ops: pd.DataFrame
+    layer_ops: pd.DataFrame
+    hot_path: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def timing_of(recording: Recording) -> Timing:
+    """The step times of the timed pass."""
+    steps = recording.steps
+    samples = steps.loc[steps["pass"] == "timed", "wall_ms"]
+    return Timing(tuple(float(value) for value in samples), recording.meta.get("batch_size"))
+
+
+def summarize(
+    recording: Recording,
+    attribution: Attribution,
+    *,
+    phases: pd.DataFrame,
+    layers: pd.DataFrame,
+    ops: pd.DataFrame,
+    layer_ops: pd.DataFrame,
+) -> Summary:
+    """Gather what a report shows."""
+    timing = timing_of(recording)
+    executed = recording.steps["pass"].value_counts()
+    return Summary(
+        name=str(recording.meta["name"]),
+        timing=timing,
+        executed={name: int(executed[name]) for name in PASSES if executed.get(name, 0)},
+        traced_ms=float(phases["ms"].sum()),
+        slowdown=slowdown_of(recording, timing),
+        device=_device(recording),
+        phases=phases,
+        layers=layers,
+        ops=ops,
+        layer_ops=layer_ops,
+        hot_path=hot_path(recording, layers),
+        notes=notes(recording, attribution, layers, timing),
+    )
+
+
+def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
+    """From the heaviest model down to a leaf, at each level the layer that takes the most of the step."""
+    modules = recording.modules
+    share = layers["share"].iloc[: len(modules)].to_numpy(dtype=float, na_value=0.0)
+    path: list[str] = []
+    inside = -1
+    while True:
+        children = (modules["parent"] == inside).to_numpy().nonzero()[0]
+        if len(children) == 0:
+            return tuple(path)
+        inside = int(children[share[children].argmax()])
+        path.append(str(modules["name"].iloc[inside]))
+
+
+def _device(recording: Recording) -> str:
+    environment = recording.meta["environment"]
+    if environment.get("gpus"):
+        return ", ".join(environment["gpus"])
+    threads = environment["threads"]
+    return f"CPU ({environment['processor']}), {threads} thread{'' if threads == 1 else 's'}"

@@ -1,0 +1,78 @@
+"""How many steps each pass runs, within the time that the user gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfnb.capture.steady import FEWEST, is_steady
+
+#: Fewest steps of an automatic warm-up, without and with a GPU.
+FLOOR, FLOOR_GPU = 3, 10
+#: Share of the budget after which an automatic warm-up ends, steady or not.
+WARMUP_SHARE = 0.2
+#: Bounds and aim of an automatic timed pass: half-width of the median's 95 % interval.
+FEWEST_TIMED, MOST_TIMED, AIM = 20, 200, 0.02
+#: A traced step is planned to take this much longer than a timed one.
+TRACED_FACTOR = 1.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the user asked for: ``None`` leaves a number of steps to perfnb; the budget bounds all of them.
+
+    Every pass runs at least one step, whatever the budget.
+    """
+
+    warmup: int | None = None
+    steps: int | None = None
+    traced: int = 3
+    budget_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("steps", 1), ("traced", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+        if not self.budget_s > 0 or math.isinf(self.budget_s):
+            raise ValueError(f"budget_s must be a number of seconds above 0, not {self.budget_s!r}.")
+
+    def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:
+        """Whether the warm-up runs another step after steps of these durations."""
+        if self.warmup is not None:
+            return len(times_ns) < self.warmup and (not times_ns or spent_s < self.budget_s / 2)
+        if not times_ns:
+            return True
+        if spent_s >= self.budget_s * WARMUP_SHARE:
+            return False
+        return len(times_ns) < max(FEWEST, FLOOR_GPU if gpu else FLOOR) or not is_steady(times_ns)
+
+    def timed_steps(self, warm_ns: Sequence[int]) -> int:
+        """How many steps to time: those asked for, or as many as the aim needs by the spread of the warm-up's end."""
+        if self.steps is not None:
+            return self.steps
+        recent = np.asarray(warm_ns[-FEWEST_TIMED:], dtype=float)
+        if len(recent) < FEWEST:
+            return FEWEST_TIMED
+        # The median's standard error is 1.2533 standard deviations over the root of n; robustly, from the quartiles.
+        low, middle, high = np.percentile(recent, [25, 50, 75])
+        spread = (high - low) / 1.349 / middle
+        return int(np.clip(math.ceil((1.96 * 1.2533 * spread / AIM) ** 2), FEWEST_TIMED, MOST_TIMED))
+
+    def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
+        """Whether the timed pass runs another step; time for the traced pass is kept back."""
+        if done == 0:
+            return True
+        kept_back = (self.traced + 1) * step_s * TRACED_FACTOR
+        return done < wanted and spent_s + step_s + kept_back <= self.budget_s
+
+    def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
+        """How many steps to trace, and whether an unanalysed one goes before them."""
+        affordable = (
+            int(max(0.0, self.budget_s - spent_s) / (step_s * TRACED_FACTOR)) if step_s > 0 else self.traced + 1
+        )
+        lead_in = affordable > self.traced
+        return max(1, min(self.traced, affordable)), lead_in

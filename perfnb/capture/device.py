@@ -1,0 +1,95 @@
+"""The devices that a step may use: waiting for them, timing on them, and what they are."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+import torch
+
+
+def cuda_in_use() -> bool:
+    """Whether this process has put work on an NVIDIA or AMD GPU; asking does not start the GPU's context."""
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+
+
+def synchronize() -> None:
+    """Wait until the GPU has done what was launched; nothing to do without one."""
+    if cuda_in_use():
+        torch.cuda.synchronize()
+
+
+class StepClock:
+    """Durations of steps, without waiting for the GPU at each.
+
+    On the CPU the host's clock tells. On a GPU an event is recorded on the current stream where a step begins and
+    where it ends, and the events are read after the pass.
+    """
+
+    def __init__(self) -> None:
+        self._cuda = cuda_in_use()
+        self._events: list[tuple[Any, Any]] = []
+        self._host_ns: list[int] = []
+        self._open: Any = None
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._cuda:
+            self._open = _event()
+
+    def end(self, host_ns: int) -> None:
+        """The step that began last ends; the host saw it take `host_ns`."""
+        if self._cuda:
+            self._events.append((self._open, _event()))
+        self._host_ns.append(host_ns)
+
+    def durations_ns(self) -> list[int]:
+        """Duration of each step; waits for the GPU."""
+        if not self._cuda:
+            return list(self._host_ns)
+        synchronize()
+        return [round(first.elapsed_time(second) * 1e6) for first, second in self._events]
+
+
+def _event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, device, threads and settings that bear on speed; JSON-able."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cpus": cpus,
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "debugger_or_tracer": sys.gettrace() is not None,
+        "gpus": [],
+    }
+    if cuda_in_use():
+        facts["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        facts["cuda"] = torch.version.cuda or torch.version.hip
+        facts["cudnn_benchmark"] = torch.backends.cudnn.benchmark
+    return facts
+
+
+def _processor() -> str:
+    """The CPU's name where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

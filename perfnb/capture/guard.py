@@ -1,0 +1,100 @@
+"""Nothing is left behind: one capture at a time, never inside another profiler, interrupts only where it is safe."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from perfnb.errors import NestedProfilerError
+
+_running = threading.Lock()
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Hold the one right to capture.
+
+    Raises
+    ------
+    NestedProfilerError
+        If a capture or any torch profiler is already running: torch's profiler does not nest, the outer
+        one would silently lose its events.
+    """
+    if not _running.acquire(blocking=False):
+        raise NestedProfilerError(
+            "A step is already being profiled: perfnb cannot profile inside a profiled step; "
+            "take the inner %%profile_step or profile_step() out."
+        )
+    try:
+        if profiler_active():
+            raise NestedProfilerError(
+                "A torch profiler is already running and profilers do not nest: stop it before profiling a step."
+            )
+        yield
+    finally:
+        _running.release()
+
+
+def profiler_active() -> bool:
+    """Whether torch's profiler is recording in this thread."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+
+
+class InterruptGate:
+    """Lets an interrupt through only while the user's code runs, and at most once.
+
+    Outside `opened()` an interrupt waits until the gate is left, so that whatever was installed is removed
+    first. In a thread other than the main one Python delivers no interrupts, and the gate does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._open = False
+        self._waiting = False
+        self._previous: Any = None
+        self._installed = False
+
+    def __enter__(self) -> InterruptGate:
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.getsignal(signal.SIGINT)
+            if callable(previous):
+                self._previous = previous
+                signal.signal(signal.SIGINT, self._handle)
+                self._installed = True
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._open = False
+        if self._installed:
+            self._installed = False
+            signal.signal(signal.SIGINT, self._previous)
+        if self._waiting and exc_info[0] is None:
+            self._waiting = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Let interrupts through in this block; one that waited is raised at once."""
+        if self._waiting:
+            self._waiting = False
+            raise KeyboardInterrupt
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if not self._open:
+            self._waiting = True
+            return
+        # Closed before the handler raises: a second interrupt cannot cut the removal short.
+        self._open = False
+        previous: Callable[[int, FrameType | None], Any] = self._previous
+        previous(signum, frame)
+        self._open = True

@@ -1,0 +1,216 @@
+"""From module objects to layers: who is a model, what the user calls it, and the qualified name of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
+
+from perfnb.capture.layers import Calls
+
+#: Component that ``torch.compile`` puts between a compiled model and its layers.
+COMPILED_CHILD = "_orig_mod"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module as a layer of a model.
+
+    Attributes
+    ----------
+    name : str
+        Qualified name, beginning with the model's variable or class.
+    module : str
+        Class of the module.
+    parent : int or None
+        Place of the layer around it in the list of layers; ``None`` for a model.
+    parameters, parameter_bytes : int
+        Of the module with all it contains, a shared parameter counted once.
+    compiled : bool
+        Whether the layer is a region of ``torch.compile``.
+    """
+
+    name: str
+    module: str
+    parent: int | None
+    parameters: int
+    parameter_bytes: int
+    compiled: bool
+
+
+def name_layers(calls: Calls, namespace: Mapping[str, Any]) -> tuple[list[Layer], dict[int, int]]:
+    """All layers of the models that were called, in model order, and the layer of each module (by ``id``).
+
+    A model is an outermost called module, or the module bound to a variable of `namespace` that contains it.
+    Modules that no model contains (made while the step ran) become layers below the call around them.
+    """
+    modules = {number: module for number, module, _ in calls.records}
+    outermost = [module for number, module, around in calls.records if around is None and number not in calls.loss]
+    layers: list[Layer] = []
+    places: dict[int, int] = {}
+    taken: set[str] = set()
+    for name, model in _models(_unique(outermost), namespace):
+        _add_model(_free(name, taken), model, layers, places)
+    for number, module, around in calls.records:
+        if id(module) in places or number in calls.loss or around is None:
+            continue
+        parent = places.get(id(modules[around]))
+        if parent is None:
+            continue
+        if isinstance(module, fx.GraphModule) and layers[parent].compiled:
+            places[id(module)] = parent
+        else:
+            name = _free(f"{layers[parent].name}.({type(module).__name__})", taken)
+            _add_model(name, module, layers, places, parent)
+    return _in_order(layers, places)
+
+
+def _models(outermost: list[nn.Module], namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
+    """The models around the outermost modules, each once, with their names."""
+    named = _named_modules(namespace)
+    by_id = {id(module): name for name, module in reversed(named)}
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for module in outermost:
+        if id(module) in by_id:
+            found[id(module)] = (by_id[id(module)], module)
+            continue
+        around = [(name, model) for name, model in named if any(part is module for part in model.modules())]
+        name, model = around[0] if around else (type(module).__name__, module)
+        found[id(model)] = (name, model)
+    contained = {id(part) for _, model in found.values() for part in model.modules() if part is not model}
+    return [entry for key, entry in found.items() if key not in contained]
+
+
+def _named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
+    """Modules bound to variables, then those one level inside an object, list or dict bound to a variable."""
+    public = [entry for entry in namespace.items() if not entry[0].startswith("_") and entry[0] not in ("In", "Out")]
+    direct = [(name, value) for name, value in public if isinstance(value, nn.Module)]
+    nested = []
+    for name, value in public:
+        if isinstance(value, nn.Module) or callable(value):
+            continue
+        if isinstance(value, dict):
+            nested += [(f"{name}[{key!r}]", item) for key, item in value.items() if isinstance(item, nn.Module)]
+        elif isinstance(value, (list, tuple)):
+            nested += [(f"{name}[{place}]", item) for place, item in enumerate(value) if isinstance(item, nn.Module)]
+        else:
+            parts = getattr(value, "__dict__", {})
+            nested += [(f"{name}.{key}", item) for key, item in parts.items() if isinstance(item, nn.Module)]
+    return direct + nested
+
+
+def _add_model(
+    name: str, model: nn.Module, layers: list[Layer], places: dict[int, int], parent: int | None = None
+) -> None:
+    by_path: dict[str, int] = {}
+    for path, module in model.named_modules():
+        if id(module) in places:
+            by_path[path] = places[id(module)]
+            continue
+        above = parent if not path else by_path.get(path.rpartition(".")[0], parent)
+        last = path.rpartition(".")[2]
+        if last == COMPILED_CHILD and above is not None and layers[above].compiled:
+            places[id(module)] = by_path[path] = above  # the compiled model and the model are one layer
+            continue
+        own = name if not path or above is None else f"{layers[above].name}.{last}"
+        places[id(module)] = by_path[path] = len(layers)
+        layers.append(_layer(own, module, above))
+
+
+def _in_order(layers: list[Layer], places: dict[int, int]) -> tuple[list[Layer], dict[int, int]]:
+    """The layers with each one's children right behind it, and their new places."""
+    below: dict[int | None, list[int]] = {}
+    for place, layer in enumerate(layers):
+        below.setdefault(layer.parent, []).append(place)
+    order: list[int] = []
+    waiting = below.get(None, [])[::-1]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += below.get(order[-1], [])[::-1]
+    new = {old: place for place, old in enumerate(order)}
+    moved = [replace(layers[old], parent=None if (up := layers[old].parent) is None else new[up]) for old in order]
+    return moved, {key: new[old] for key, old in places.items()}
+
+
+def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
+    compiled = hasattr(module, COMPILED_CHILD)
+    parameters: list[Any] = list(module.parameters())
+    made = [parameter for parameter in parameters if not is_lazy(parameter)]
+    sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]
+    return Layer(
+        name=name,
+        module=type(getattr(module, COMPILED_CHILD)).__name__ if compiled else type(module).__name__,
+        parent=parent,
+        parameters=sum(count for count, _ in sizes),
+        parameter_bytes=sum(count * size for count, size in sizes),
+        compiled=compiled,
+    )
+
+
+def _unique(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    return list({id(module): module for module in modules}.values())
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """`name`, or with a number where an earlier layer has it."""
+    candidate, count = name, 1
+    while candidate in taken:
+        count += 1
+        candidate = f"{name} ({count})"
+    taken.add(candidate)
+    return candidate
+
+
+def namespace_of(step: Any) -> dict[str, Any]:
+    """The variables that a function sees by name: the globals and closure that it or a function in it uses, and
+    a method's object."""
+    function = getattr(step, "__func__", step)
+    seen: dict[str, Any] = {}
+    if isinstance(function, FunctionType):
+        seen = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        seen.update({name: cell.cell_contents for name, cell in cells if not _is_empty(cell)})
+    owner = getattr(step, "__self__", None)
+    return seen if owner is None else {**seen, "self": owner}
+
+
+def _names(code: CodeType) -> list[str]:
+    """Global names in a function's code and in that of the functions inside it."""
+    inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
+
+
+def _is_empty(cell: CellType) -> bool:
+    """Whether a closure's variable has no value yet."""
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False
+
+
+def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:
+    """The models that a user named, and the names given with them.
+
+    Parameters
+    ----------
+    model : Module, sequence of Module, mapping of name to Module, or None
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
+    """
+    if model is None:
+        return None, {}
+    names = dict(model) if isinstance(model, Mapping) else {}
+    models = list(names.values()) or ([model] if isinstance(model, nn.Module) else model)
+    if not isinstance(models, (list, tuple)) or not all(isinstance(entry, nn.Module) for entry in models):
+        raise TypeError(
+            f"model must be a torch module, a list of modules or a dict of them, not {type(model).__name__}."
+        )
+    return list(models), names

@@ -1,0 +1,35 @@
+"""When a warm-up has warmed up: a bounded test on the last steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+#: Steps that the test looks at; half of them are compared with the other half.
+WINDOW = 20
+#: Fewest steps that the test can judge.
+FEWEST = 6
+
+
+def is_steady(times: Sequence[float]) -> bool | None:
+    """Whether the last step times show no trend; ``None`` where there are too few to tell.
+
+    The last 20 (or, where fewer were run, an even number of at least 6) are split in two halves that must agree:
+    the first value of the earlier half lies below its upper quartile plus 1.5 interquartile ranges, the medians
+    and the outer quartiles differ by at most 5 %, the spreads (median absolute deviation, as a share of the
+    median) by at most 10 points. The thresholds are those of pyperf's calibration of warm-ups.
+    """
+    count = min(len(times), WINDOW) // 2 * 2
+    if count < FEWEST:
+        return None
+    recent = np.asarray(times[-count:], dtype=float)
+    early, late = recent[: count // 2], recent[count // 2 :]
+    low, middle, high = np.percentile(early, [25, 50, 75])
+    late_low, late_middle, late_high = np.percentile(late, [25, 50, 75])
+    if early[0] > high + 1.5 * (high - low):
+        return False
+    close = all(abs(b / a - 1.0) <= 0.05 for a, b in ((middle, late_middle), (low, late_low), (high, late_high)))
+    spread = np.median(np.abs(early - middle)) / middle
+    late_spread = np.median(np.abs(late - late_middle)) / late_middle
+    return bool(close and abs(late_spread - spread) <= 0.10)

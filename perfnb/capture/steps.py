@@ -1,0 +1,110 @@
+"""One step: fetch a batch, run the body, and know how long each took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from perfnb.errors import BatchesExhaustedError
+
+Span = Callable[[str], AbstractContextManager[Any]]
+_END = object()
+
+
+class StepTimes(NamedTuple):
+    """When a step began, had its batch, and ended (`time.perf_counter_ns`)."""
+
+    begin_ns: int
+    ready_ns: int
+    end_ns: int
+
+
+class BatchSource:
+    """Batches without end: begun again each time they run out.
+
+    Parameters
+    ----------
+    batches : iterable, or callable returning one
+        A callable is asked for a new iterable at every start, so that ``enumerate(loader)`` can begin again.
+    """
+
+    def __init__(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        self._make: Callable[[], Iterable[Any]] = batches if _is_factory(batches) else lambda: batches  # type: ignore[assignment,return-value]
+        self._iterator: Iterator[Any] | None = None
+        self._taken = 0
+        self.size: int | None = None
+
+    def next(self) -> Any:
+        """The next batch, from the beginning again if the batches ran out."""
+        __tracebackhide__ = True
+        batch = _END if self._iterator is None else next(self._iterator, _END)
+        if batch is _END:
+            self._iterator = None  # a loader's workers end before new ones start
+            self._iterator = iter(self._make())
+            batch = next(self._iterator, _END)
+        if batch is _END:
+            raise BatchesExhaustedError(self._why_exhausted())
+        self._taken += 1
+        return batch
+
+    def close(self) -> None:
+        """Let go of the iterator, which ends a loader's workers."""
+        self._iterator = None
+
+    def _why_exhausted(self) -> str:
+        if self._taken == 0:
+            return "The batches are empty: profiling a step needs at least one batch."
+        return (
+            f"The batches ran out after {self._taken} and cannot start again, being an iterator or a generator: "
+            "pass a list or a loader, or ask for fewer steps (warmup=, steps=, traced=)."
+        )
+
+
+def _is_factory(batches: object) -> bool:
+    return callable(batches) and not isinstance(batches, Iterable)
+
+
+class StepRunner:
+    """Runs steps of the user's code, fed by `batches` where there are any."""
+
+    def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
+        self._step = step
+        self._source = source
+        self.batch_size: int | None = None
+
+    def run(self, span: Span | None = None) -> StepTimes:
+        """Run one step; `span` opens a span of the given name around the fetching of the batch."""
+        __tracebackhide__ = True
+        if self._source is None:
+            begin = time.perf_counter_ns()
+            self._step()
+            return StepTimes(begin, begin, time.perf_counter_ns())
+        begin = time.perf_counter_ns()
+        with nullcontext() if span is None else span("data"):
+            batch = self._source.next()
+        ready = time.perf_counter_ns()
+        self._step(batch)
+        end = time.perf_counter_ns()
+        self.batch_size = common_size(batch)
+        return StepTimes(begin, ready, end)
+
+
+def common_size(batch: Any) -> int | None:
+    """Length of the first dimension that all tensors of a batch share; ``None`` where they share none."""
+    sizes = {tensor.shape[0] for tensor in _tensors(batch) if tensor.dim() > 0}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth > 0 and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item, depth - 1)
+    elif depth > 0 and hasattr(value, "values") and callable(value.values):
+        for item in value.values():
+            yield from _tensors(item, depth - 1)

@@ -1,0 +1,105 @@
+"""One session of torch.profiler, and its trace as the bytes of a Chrome trace file."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from perfnb.capture.guard import profiler_active
+from perfnb.capture.layers import function_span
+from perfnb.errors import CaptureError
+
+#: Spans that perfnb opens beside those of the layers: ``pf_step#<n>`` around a step, ``pf_data`` around ``next()``.
+STEP_SPAN, DATA_SPAN = "pf_step#", "pf_data"
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+
+
+class Tracer:
+    """A torch.profiler session without shapes or memory.
+
+    Parameters
+    ----------
+    cuda : bool
+        Record the GPU's kernels and copies too.
+    stacks : bool
+        Record Python calls too, at a high cost.
+    """
+
+    def __init__(self, *, cuda: bool, stacks: bool = False) -> None:
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+        self._profile: profile | None = profile(activities=activities, with_stack=stacks)
+
+    def __enter__(self) -> Tracer:
+        assert self._profile is not None
+        with _quiet_kineto():
+            self._profile.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._profile is not None
+        if not profiler_active():
+            # A profiler inside the step took the session with it; torch would crash on what is left of this one.
+            self._profile = None
+            if exc_info[0] is None:
+                raise CaptureError(
+                    "The step runs a torch profiler of its own, and profilers do not nest: take it out of the step."
+                )
+            return
+        with _quiet_kineto():
+            self._profile.__exit__(None, None, None)
+
+    def export(self, *, exact: bool = False) -> bytes:
+        """The trace as Chrome trace JSON.
+
+        torch's C++ exporter is fast, but writes a name with a quote as broken JSON and a name outside ASCII as
+        ``unknown``; `exact` asks for its Python exporter, which is slow and right.
+        """
+        assert self._profile is not None, "export() after close()"
+        with tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
+            path = Path(folder) / "trace.json"
+            options: dict[str, Any] = {"use_python_export": True} if exact else {}
+            try:
+                self._profile.export_chrome_trace(str(path), **options)
+            except TypeError as error:
+                raise CaptureError(
+                    f"torch {torch.__version__} cannot export this trace: a record_function name in it holds a quote "
+                    "or a character outside ASCII; rename it or use torch 2.13."
+                ) from error
+            return path.read_bytes()
+
+    def close(self) -> None:
+        """Free what the session holds; without the collection, memory grows with every session."""
+        self._profile = None
+        gc.collect()
+
+
+def step_span(number: int) -> Any:
+    """The span around a traced step."""
+    return function_span(f"{STEP_SPAN}{number}")
+
+
+def data_span(_: str) -> Any:
+    """The span around the wait for a batch."""
+    return function_span(DATA_SPAN)
+
+
+@contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Keep Kineto's log lines out of the notebook's output; a level that the user set stays."""
+    before = os.environ.get(_LOG_LEVEL)
+    if before is None:
+        os.environ[_LOG_LEVEL] = "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_LOG_LEVEL, None)

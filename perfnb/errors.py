@@ -1,0 +1,31 @@
+"""The errors that perfnb raises: one clear sentence each, saying what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class PerfnbError(Exception):
+    """Base of every error that perfnb raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback through perfnb's own code."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class CaptureError(PerfnbError):
+    """A step could not be captured."""
+
+
+class NestedProfilerError(CaptureError):
+    """Another profiler is running; torch allows one at a time."""
+
+
+class BatchesExhaustedError(CaptureError):
+    """The batches ended and cannot be started again."""
+
+
+class TraceError(PerfnbError):
+    """A trace cannot be read; the message names the file and what is wrong."""
+
+
+class RecordingError(PerfnbError):
+    """A saved profile cannot be written or read; the message names the path and what is wrong."""

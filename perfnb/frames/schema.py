@@ -1,0 +1,111 @@
+"""The frames' schema: which columns each table has, of which type, and what they mean.
+
+Names and units are a public contract. Times of events are int64 nanoseconds; times in
+summaries are float milliseconds per step. What could not be measured is ``NA``, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pandas as pd
+
+#: Phases of a step, in the order in which a step usually goes through them.
+PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "other")
+
+#: The passes in which a step is executed; ``lead_in`` opens the trace and is not analysed.
+PASSES = ("warmup", "timed", "lead_in", "traced", "counted")
+
+#: Rows of ``layers`` that are no module: time of the backward pass that no layer owns.
+LOSS_ROW = "(loss)"
+ACCUMULATION_ROW = "(gradient accumulation)"
+ENGINE_ROW = "(autograd engine)"
+UNATTRIBUTED_ROW = "(unattributed)"
+SPECIAL_ROWS = (LOSS_ROW, ACCUMULATION_ROW, ENGINE_ROW, UNATTRIBUTED_ROW)
+
+_TEXT, _INT, _FLOAT, _CATEGORY = "str", "Int64", "Float64", "category"
+
+#: Column types of every frame, by frame and column, in the order of the columns.
+SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "layers": {
+            "module": _TEXT,
+            "depth": _INT,
+            "calls": _FLOAT,
+            "forward_ms": _FLOAT,
+            "backward_ms": _FLOAT,
+            "recompute_ms": _FLOAT,
+            "total_ms": _FLOAT,
+            "self_ms": _FLOAT,
+            "share": _FLOAT,
+            "self_share": _FLOAT,
+            "forward_flops": _INT,
+            "backward_flops": _INT,
+            "parameters": _INT,
+            "parameter_bytes": _INT,
+            "activation_bytes": _INT,
+            "ops": _FLOAT,
+            "kernels": _FLOAT,
+            "gpu_ms": _FLOAT,
+        },
+        "phases": {"ms": _FLOAT, "share": _FLOAT},
+        "steps": {"pass": _CATEGORY, "wall_ms": _FLOAT, "data_ms": _FLOAT},
+        "ops": {
+            "calls": _FLOAT,
+            "self_cpu_ms": _FLOAT,
+            "total_cpu_ms": _FLOAT,
+            "gpu_ms": _FLOAT,
+            "flops": _INT,
+            "bytes": _INT,
+        },
+        "layer_ops": {
+            "layer": _TEXT,
+            "op": _TEXT,
+            "direction": _CATEGORY,
+            "calls": _FLOAT,
+            "self_cpu_ms": _FLOAT,
+            "gpu_ms": _FLOAT,
+        },
+        "kernels": {"calls": _FLOAT, "total_ms": _FLOAT, "mean_us": _FLOAT, "max_us": _FLOAT},
+        "events": {
+            "name": _CATEGORY,
+            "category": _CATEGORY,
+            "start_ns": "int64",
+            "duration_ns": "int64",
+            "thread": "int64",
+            "device": _INT,
+            "stream": _INT,
+            "correlation": _INT,
+            "layer": _CATEGORY,
+            "phase": _CATEGORY,
+            "step": _INT,
+            "rank": "int64",
+        },
+    }
+)
+
+#: Name of the index of each frame that has one with a meaning.
+INDEX = MappingProxyType({"layers": "layer", "phases": "phase", "ops": "op", "kernels": "kernel"})
+
+
+def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
+    """A copy of `frame` with exactly the columns, order and types that `table` has.
+
+    Columns that `frame` lacks are added as ``NA``; a column that the schema does not know is an error.
+    """
+    columns = SCHEMA[table]
+    unknown = [name for name in frame.columns if name not in columns]
+    if unknown:
+        raise ValueError(f"frame {table!r} has no column {unknown[0]!r}; its columns are {', '.join(columns)}")
+    typed = {name: _typed(frame, name, dtype) for name, dtype in columns.items()}
+    result = pd.DataFrame(typed, index=frame.index)
+    if table in INDEX:
+        result.index = result.index.rename(INDEX[table])
+    return result
+
+
+def _typed(frame: pd.DataFrame, name: str, dtype: str) -> pd.Series:
+    if name in frame.columns:
+        return frame[name].astype(dtype)  # type: ignore[call-overload,no-any-return]
+    return pd.Series(pd.NA, index=frame.index, dtype=dtype)

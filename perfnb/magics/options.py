@@ -1,0 +1,58 @@
+"""A magic's line: options first, then text that belongs to Python and is left as it is."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+from typing import Any
+
+from IPython.core.error import UsageError
+
+_OPTION = re.compile(r"(--[A-Za-z][\w-]*)(=?)")
+_VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
+
+
+def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, str]:
+    """Parse the options that a line begins with; what follows them is returned untouched.
+
+    Raises
+    ------
+    UsageError
+        For an option that does not exist, lacks its value, or has a wrong one.
+    """
+    words: list[str] = []
+    rest = line.strip()
+    while match := _OPTION.match(rest):
+        action = _action(match[1], parser)
+        words.append(match[1])
+        rest = rest[match.end() :]
+        if action.nargs != 0:
+            value = _VALUE.match(rest)
+            if value is None:
+                raise UsageError(f"{match[1]} needs a value: {match[1]} {action.metavar or action.dest.upper()}")
+            words.append(_unquoted(value[1]))
+            rest = rest[value.end() :]
+        elif match[2] or (rest and not rest[0].isspace()):
+            raise UsageError(f"{match[1]} takes no value.")
+        rest = rest.lstrip()
+    return parser.parse_args(words), rest
+
+
+def option_names(parser: argparse.ArgumentParser) -> list[str]:
+    """The long options of a parser."""
+    return sorted(name for name in parser._option_string_actions if name.startswith("--"))
+
+
+def _action(name: str, parser: argparse.ArgumentParser) -> Any:
+    actions = parser._option_string_actions
+    if name not in actions:
+        near = difflib.get_close_matches(name, option_names(parser), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(option_names(parser))}."
+        raise UsageError(f"there is no option {name}: {hint}")
+    return actions[name]
+
+
+def _unquoted(value: str) -> str:
+    return shlex.split(value)[0] if value[0] in "\"'" and len(value) > 1 and value[0] == value[-1] else value

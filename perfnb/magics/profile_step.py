@@ -1,0 +1,133 @@
+"""``%%profile_step`` and ``%profile_step``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from IPython.core.error import TryNext, UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand, output_can_be_silenced
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from perfnb.magics.cell import compile_body, compile_clause, step_of
+from perfnb.magics.options import option_names, split_line
+
+#: Lines whose options complete.
+OPTIONS_OF = r"^\s*%%?profile_step\b"
+
+
+@magics_class
+class ProfileStepMagics(Magics):
+    """The magics around `perfnb.profile_step`."""
+
+    shell: Any
+
+    @output_can_be_silenced
+    @no_var_expand
+    @line_cell_magic
+    @magic_arguments("%profile_step")
+    @argument("--into", metavar="NAME", help="Bind the profile to this variable.")
+    @argument("--name", metavar="TITLE", help="Title of the profile; in quotes if it has spaces.")
+    @argument("--steps", metavar="N", type=int, help="Steps to time; by default as many as their spread asks for.")
+    @argument("--warmup", metavar="N", type=int, help="Steps to warm up; by default until the step time is steady.")
+    @argument("--budget", metavar="SECONDS", type=float, default=30.0, help="Seconds for all steps together (30).")
+    @argument("--model", metavar="MODELS", help="Break only these models into layers: names, with commas between.")
+    @argument("--quiet", action="store_true", help="Show no progress and, in a cell with --into, no report.")
+    @argument(
+        "code", nargs="*", help="%%%%profile_step: for TARGET in ITERABLE. %%profile_step: the statement to profile."
+    )
+    def profile_step(self, line: str, cell: str | None = None) -> Any:
+        """Run a step again and again and show where its time goes, layer by layer, forward and backward.
+
+        In a cell the body is one step; ``for TARGET in ITERABLE`` on the magic's line feeds it batches, and waiting
+        for them becomes a phase of its own:
+
+            %%profile_step --steps 20 --into p for x, y in loader
+            optimizer.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
+
+        On a line the statement is the step:
+
+            %profile_step train_step(batch)
+
+        The profile is the cell's value; a trailing ; silences it. The code runs in this notebook and changes its
+        variables, as often as the report says.
+        """
+        __tracebackhide__ = True
+        from perfnb.capture.budget import Plan
+
+        options, rest = split_line(line, _parser(self.shell))
+        try:
+            plan = Plan(warmup=options.warmup, steps=options.steps, budget_s=options.budget)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if options.into is not None and not options.into.isidentifier():
+            raise UsageError(f"--into needs a variable's name, not {options.into!r}.")
+        if options.quiet and cell is not None and options.into is None:
+            raise UsageError("--quiet shows no report, so a cell needs --into NAME beside it.")
+        profile = self._profile(rest, cell, options, plan)
+        if options.into is not None:
+            self.shell.user_ns[options.into] = profile
+        return None if options.quiet and cell is not None else profile
+
+    def _profile(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
+        __tracebackhide__ = True
+        from perfnb.profile import run_profile
+
+        namespace = self.shell.user_ns
+        assign, batches = None, None
+        if cell is None:
+            if not rest:
+                raise UsageError("there is nothing to profile: write a statement after %profile_step.")
+            source = rest
+        else:
+            if not cell.strip():
+                raise UsageError("the cell is empty: its body is the step to profile.")
+            source = cell
+            if rest:
+                assign, batches = compile_clause(rest, namespace)
+        models = self._models(options.model)
+        return run_profile(
+            step_of(compile_body(self.shell, source), namespace, assign),
+            batches,
+            plan=plan,
+            models=None if models is None else list(models.values()),
+            namespace={**self._variables(), **(models or {})},
+            name=options.name or "step",
+            quiet=options.quiet,
+        )
+
+    def _variables(self) -> dict[str, Any]:
+        """What the user has bound, without what IPython put there."""
+        hidden = self.shell.user_ns_hidden
+        return {name: value for name, value in self.shell.user_ns.items() if name not in hidden}
+
+    def _models(self, text: str | None) -> dict[str, Any] | None:
+        """The modules that ``--model`` names."""
+        if text is None:
+            return None
+        from perfnb.capture.naming import chosen_models
+
+        models: dict[str, Any] = {}
+        for name in text.split(","):
+            try:
+                models[name.strip()] = self.shell.ev(name.strip())
+                chosen_models(models[name.strip()])
+            except (NameError, AttributeError, SyntaxError, TypeError) as error:
+                raise UsageError(f"--model {name.strip()!r} is no torch module in this notebook: {error}.") from None
+        return models
+
+
+def complete(shell: Any, event: Any) -> list[str]:
+    """The options that fit what has been typed of one."""
+    typed = re.split(r"\s", event.line)[-1]
+    if not typed.startswith("-"):
+        raise TryNext
+    return [name for name in option_names(_parser(shell)) if name.startswith(typed)]
+
+
+def _parser(shell: Any) -> Any:
+    """The parser that the magic's decorators made."""
+    return shell.find_line_magic("profile_step").parser

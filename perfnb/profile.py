@@ -1,0 +1,233 @@
+"""`Profile`, and the two ways to one: `profile_step` and `load`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution, attribute
+from perfnb.analysis.events import event_table
+from perfnb.analysis.layers import layer_table
+from perfnb.analysis.ops import kernel_table, layer_op_table, op_calls, op_table
+from perfnb.analysis.phases import phase_table
+from perfnb.analysis.summary import Summary, summarize, timing_of
+from perfnb.analysis.timing import Timing
+from perfnb.frames import storage
+from perfnb.frames.recording import Recording
+from perfnb.frames.schema import conform
+from perfnb.views.display import show, static_bundle
+from perfnb.views.page import standalone_page
+from perfnb.views.progress import Progress
+from perfnb.views.text import summary_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+
+
+class Profile:
+    """Where one step's time goes. Shows itself in a notebook; every table in it is a pandas frame.
+
+    Frames are computed when first asked for; changing one changes nothing else.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """Time per layer in milliseconds of a traced step, forward and backward, and its share of the step."""
+        return layer_table(self._recording, self._attribution)
+
+    @cached_property
+    def phases(self) -> pd.DataFrame:
+        """Time per phase in milliseconds of a traced step; the rows add up to it."""
+        return phase_table(self._attribution)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """Every executed step: its pass, its wall time and its wait for data, in milliseconds."""
+        return conform(self._recording.steps, "steps")
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """Calls and time per operator of a traced step, the heaviest first."""
+        return op_table(self._op_calls, self._attribution.steps, self._on_gpu)
+
+    @cached_property
+    def layer_ops(self) -> pd.DataFrame:
+        """Calls and time per layer, operator and direction of a traced step, the heaviest first."""
+        return layer_op_table(self._op_calls, self._attribution.steps, self._on_gpu)
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        """Calls and time per GPU kernel, copy or fill of a traced step; empty without a GPU."""
+        return kernel_table(self._recording, self._attribution.steps)
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """Every event of the traced steps with its layer, phase and step; times in nanoseconds."""
+        return event_table(self._recording, self._attribution)
+
+    @property
+    def timing(self) -> Timing:
+        """The step time of the timed pass, with its confidence interval."""
+        return timing_of(self._recording)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Name, options, environment, and what was found out about the run."""
+        return dict(self._recording.meta)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the profile to the folder `path` (Parquet and JSON), whole or not at all.
+
+        Raises
+        ------
+        RecordingError
+            If something that is no profile stands there, or it cannot be written.
+        """
+        return storage.save(self._recording, path)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report to one self-contained HTML file."""
+        return storage.write_text(standalone_page(self._summary), path)
+
+    @cached_property
+    def _attribution(self) -> Attribution:
+        return attribute(self._recording)
+
+    @cached_property
+    def _op_calls(self) -> pd.DataFrame:
+        return op_calls(self._recording, self._attribution)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return bool(self._attribution.cells["kernels"].sum())
+
+    @cached_property
+    def _summary(self) -> Summary:
+        return summarize(
+            self._recording,
+            self._attribution,
+            phases=self.phases,
+            layers=self.layers,
+            ops=self.ops,
+            layer_ops=self.layer_ops,
+        )
+
+    def __str__(self) -> str:
+        return summary_text(self._summary)
+
+    def __repr__(self) -> str:
+        timing = self.timing
+        return f"<perfnb.Profile {self.meta['name']!r}: {timing.median_ms:.3g} ms a step, {timing.steps} steps timed>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return static_bundle(self._summary)
+
+    def _ipython_display_(self) -> None:
+        show(self._summary)
+
+
+def profile_step(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    model: Models | None = None,
+    warmup: int | None = None,
+    steps: int | None = None,
+    traced: int = 3,
+    budget_s: float = 30.0,
+    memory: bool = True,
+    flops: bool = True,
+    stacks: bool = False,
+    name: str | None = None,
+) -> Profile:
+    """Run a step again and again and find out where its time goes.
+
+    Parameters
+    ----------
+    step : callable
+        One step: ``step()``, or ``step(batch)`` where there are `batches`, whatever a batch is.
+    batches : iterable, optional
+        Batches for the steps; the wait for them is the phase ``data``. Begun again when they run out.
+    model : Module, list of Module, or dict of name to Module, optional
+        The models to break into layers. By default every module that the step calls, named by the variables that
+        `step` uses.
+    warmup, steps, traced : int, optional
+        Steps to warm up, to time, and to trace. By default warm-up runs until the step time is steady, and as many
+        steps are timed as the spread asks for, 20 to 200.
+    budget_s : float
+        Seconds that all steps together may take; each pass runs at least one step.
+    memory, flops : bool
+        Whether to run the counted pass. This version has none: memory and FLOP columns are ``NA`` either way.
+    stacks : bool
+        Record Python calls in the trace too (in ``events``), at a high cost.
+    name : str, optional
+        Title of the profile.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    CaptureError
+        Inside another profiler, with batches that run out, or where the step profiles itself.
+    Exception
+        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.capture.budget import Plan
+    from perfnb.capture.naming import chosen_models, namespace_of
+
+    __tracebackhide__ = True
+    models, names = chosen_models(model)
+    return run_profile(
+        step,
+        batches,
+        plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s),
+        models=models,
+        namespace={**namespace_of(step), **names},
+        stacks=stacks,
+        name=name or str(getattr(step, "__name__", "step")),
+    )
+
+
+def run_profile(
+    step: Callable[..., Any],
+    batches: Any,
+    *,
+    plan: Any,
+    models: list[nn.Module] | None,
+    namespace: Mapping[str, Any],
+    stacks: bool = False,
+    name: str = "step",
+    quiet: bool = False,
+) -> Profile:
+    """What `profile_step` and its magic share: capture, with progress, and read the trace."""
+    from perfnb.capture.run import capture_step
+    from perfnb.frames.build import recording_of
+
+    __tracebackhide__ = True
+    with Progress(enabled=not quiet) as progress:
+        capture = capture_step(
+            step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
+        )
+        return Profile(recording_of(capture, name))
+
+
+def load(path: str | Path) -> Profile:
+    """Load a profile that `Profile.save` wrote.
+
+    Raises
+    ------
+    RecordingError
+        If there is none at `path`, or it is damaged or of a newer form.
+    """
+    return Profile(storage.load(path))

@@ -1,0 +1,190 @@
+"""Chrome traces as torch.profiler's Kineto writes them, decoded into columns by typed structs.
+
+Only the fields that perfnb uses are decoded; msgspec skips the rest without making objects of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from perfnb.errors import TraceError
+
+#: Stands in an integer column for a value that the event does not carry.
+MISSING = -1
+
+Ints = npt.NDArray[np.int64]
+_Loose = int | float | str | None
+
+
+class _Args(msgspec.Struct, frozen=True, gc=False):
+    correlation: _Loose = None
+    device: _Loose = None
+    stream: _Loose = None
+    sequence: _Loose = msgspec.field(default=None, name="Sequence number")
+    forward_thread: _Loose = msgspec.field(default=None, name="Fwd thread id")
+
+
+_NO_ARGS = _Args()
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    tid: _Loose = None
+    args: _Args = _NO_ARGS
+
+
+class _Trace(msgspec.Struct):
+    traceEvents: list[_Event]
+    baseTimeNanoseconds: int = 0
+    deviceProperties: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True)
+class TraceColumns:
+    """The complete events (``ph: X``) of a trace, column by column, in the order of the file.
+
+    Attributes
+    ----------
+    names, categories : list of str
+        What the codes stand for.
+    name, category : ndarray of int64
+        Codes.
+    start_ns, duration_ns : ndarray of int64
+        Nanoseconds; `start_ns` counts from `base_ns`.
+    thread, device, stream, correlation, sequence, forward_thread : ndarray of int64
+        `MISSING` where the event carries none. Threads with a name instead of a number have numbers below -1.
+    base_ns : int
+        What to add to `start_ns` to have nanoseconds since 1970.
+    devices : list of dict
+        The GPUs as the trace describes them.
+    """
+
+    names: list[str]
+    categories: list[str]
+    name: Ints
+    category: Ints
+    start_ns: Ints
+    duration_ns: Ints
+    thread: Ints
+    device: Ints
+    stream: Ints
+    correlation: Ints
+    sequence: Ints
+    forward_thread: Ints
+    base_ns: int = 0
+    devices: list[dict[str, Any]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+def read(path: str | Path) -> TraceColumns:
+    """Read a trace file, plain or compressed with gzip.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read or is no trace; the message names the file.
+    """
+    try:
+        data = Path(path).read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path} cannot be read as a trace: {error}.") from error
+    return decode(data, source=str(path))
+
+
+def decode(data: bytes, source: str = "the trace") -> TraceColumns:
+    """Decode the JSON of a trace: an object with ``traceEvents``, or a bare list of events.
+
+    Raises
+    ------
+    TraceError
+        If `data` is no such JSON; the message names `source` and, where known, the byte.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # millions of small objects and no cycles: collecting would only walk them
+    try:
+        trace = _decode(data, source)
+        return _columns(trace)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _decode(data: bytes, source: str) -> _Trace:
+    try:
+        if data.lstrip()[:1] == b"[":
+            return _Trace(msgspec.json.decode(data, type=list[_Event]))
+        return msgspec.json.decode(data, type=_Trace)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"{source} is not a Chrome trace that perfnb can read: {error}.") from error
+    except RecursionError as error:
+        raise TraceError(f"{source} is nested too deeply to be a Chrome trace.") from error
+
+
+def _columns(trace: _Trace) -> TraceColumns:
+    events = [event for event in trace.traceEvents if event.ph == "X" and event.cat != "Trace"]
+    names, name = _codes(event.name for event in events)
+    categories, category = _codes(event.cat for event in events)
+    args = [event.args for event in events]
+    return TraceColumns(
+        names=names,
+        categories=categories,
+        name=name,
+        category=category,
+        start_ns=_nanoseconds([event.ts for event in events]),
+        duration_ns=_nanoseconds([event.dur for event in events]),
+        thread=_numbers([event.tid for event in events]),
+        device=_numbers([arg.device for arg in args]),
+        stream=_numbers([arg.stream for arg in args]),
+        correlation=_numbers([arg.correlation for arg in args]),
+        sequence=_numbers([arg.sequence for arg in args]),
+        forward_thread=_numbers([arg.forward_thread for arg in args]),
+        base_ns=trace.baseTimeNanoseconds,
+        devices=trace.deviceProperties,
+    )
+
+
+def _codes(values: Iterable[str]) -> tuple[list[str], Ints]:
+    numbers: dict[str, int] = {}
+    codes = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), dtype=np.int64)
+    return list(numbers), codes
+
+
+def _nanoseconds(microseconds: list[float]) -> Ints:
+    """Times are microseconds, whatever ``displayTimeUnit`` says; exact to the nanosecond below 10^12 of them."""
+    return np.rint(np.asarray(microseconds, dtype=np.float64) * 1e3).astype(np.int64)
+
+
+def _numbers(values: list[_Loose]) -> Ints:
+    """Whole numbers; `MISSING` for none; names get numbers of their own, from -2 down."""
+    try:
+        return np.asarray([MISSING if value is None else value for value in values], dtype=np.int64)
+    except (ValueError, OverflowError, TypeError):
+        names: dict[str, int] = {}
+        return np.asarray([_number(value, names) for value in values], dtype=np.int64)
+
+
+def _number(value: _Loose, names: dict[str, int]) -> int:
+    if value is None:
+        return MISSING
+    if isinstance(value, str):
+        return int(value) if value.lstrip("-").isdecimal() else -2 - names.setdefault(value, len(names))
+    whole = int(value)
+    return whole if -(2**63) <= whole < 2**63 else MISSING

@@ -1,0 +1,1 @@
+"""Drawing: text, HTML, the report in the browser."""

@@ -1,0 +1,158 @@
+"""Numbers to text, one way everywhere: three significant digits and the unit that fits.
+
+Every function takes a number or an unknown (``None``, ``NA``, ``nan``) and gives ``n/a`` for the latter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+#: What stands for a figure that is not known.
+UNKNOWN = "n/a"
+
+#: Words for the passes of a run.
+PASS_WORDS = {"warmup": "warm-up", "timed": "timed", "lead_in": "lead-in", "traced": "traced", "counted": "counted"}
+
+_DECIMAL_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def known(value: Any) -> float | None:
+    """`value` as a finite float, or ``None`` where it is unknown."""
+    if value is None or value is pd.NA:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def rounded(value: float, digits: int = 3) -> float:
+    """`value` to `digits` significant digits."""
+    return float(f"{value:.{digits - 1}e}")
+
+
+def significant(value: Any, *, trim: bool = False) -> str:
+    """Three significant digits, without an exponent between a millionth and a quadrillion.
+
+    Parameters
+    ----------
+    value : number or unknown
+    trim : bool
+        Drop zeros after the decimal point, as fits counts: ``2``, not ``2.00``.
+    """
+    number = known(value)
+    if number is None:
+        return UNKNOWN
+    number = rounded(number)
+    if number == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(number)) + 1e-12)
+    if not -6 <= exponent < 15:
+        return f"{number:.2e}"
+    text = f"{number:,.{max(0, 2 - exponent)}f}"
+    return text.rstrip("0").rstrip(".") if trim and "." in text else text
+
+
+def duration(ms: Any) -> str:
+    """A time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms."""
+    number = known(ms)
+    if number is None:
+        return UNKNOWN
+    factor, unit = _time_unit(number)
+    return f"{significant(number * factor)} {unit}"
+
+
+def interval(ms: Any, bounds: tuple[float, float] | None) -> str:
+    """A time with its confidence interval: ``12.3 ms [12.1, 12.6]``; the time alone where there is none."""
+    return duration(ms) if bounds is None else f"{duration(ms)} {interval_bounds(ms, bounds)}"
+
+
+def interval_bounds(ms: Any, bounds: tuple[float, float]) -> str:
+    """The bounds of an interval, in the unit that `duration` picks for `ms`: ``[12.1, 12.6]``."""
+    factor, _ = _time_unit(known(ms) or 0.0)
+    low, high = (significant(bound * factor) for bound in bounds)
+    return f"[{low}, {high}]"
+
+
+def share(fraction: Any) -> str:
+    """A share of a whole: ``34 %``, one decimal below 10 %, ``<0.1 %`` for what is barely there."""
+    number = known(fraction)
+    if number is None:
+        return UNKNOWN
+    percent = 100.0 * number
+    if percent == 0:
+        return "0 %"
+    if 0 < percent < 0.05:
+        return "<0.1 %"
+    tenths = round(percent, 1)
+    return f"{tenths:.1f} %" if abs(tenths) < 10 else f"{significant(round(percent), trim=True)} %"
+
+
+def size(count_of_bytes: Any) -> str:
+    """An amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``."""
+    number = known(count_of_bytes)
+    if number is None:
+        return UNKNOWN
+    step = 0
+    while step < len(_BYTE_UNITS) - 1 and abs(rounded(number)) >= 1024:
+        number, step = number / 1024, step + 1
+    return f"{significant(number, trim=step == 0)} {_BYTE_UNITS[step]}"
+
+
+def count(value: Any) -> str:
+    """How many: ``12``, ``1.33``, ``4.10 k``, ``124 M``."""
+    number = known(value)
+    if number is None:
+        return UNKNOWN
+    scaled, prefix = _decimal(number)
+    return f"{significant(scaled, trim=not prefix)} {prefix}".rstrip()
+
+
+def flops(value: Any) -> str:
+    """An amount of arithmetic, in powers of 1,000: ``85.2 MFLOP``."""
+    number = known(value)
+    if number is None:
+        return UNKNOWN
+    scaled, prefix = _decimal(number)
+    return f"{significant(scaled, trim=not prefix)} {prefix}FLOP"
+
+
+def rate(per_second: Any, thing: str = "") -> str:
+    """How many a second: ``2,600 samples/s``, ``1.23 M/s``."""
+    number = known(per_second)
+    if number is None:
+        return UNKNOWN
+    scaled, prefix = (number, "") if abs(rounded(number)) < 1e6 else _decimal(number)
+    unit = f"{prefix} {thing}".strip()
+    return f"{significant(scaled, trim=not prefix)} {unit}/s" if unit else f"{significant(scaled, trim=True)} /s"
+
+
+def ratio(value: Any) -> str:
+    """How many times as much: ``1.34 ×``."""
+    number = known(value)
+    return UNKNOWN if number is None else f"{significant(number)} ×"
+
+
+def executions(executed: Mapping[str, int]) -> str:
+    """How often the step ran, and in which pass: ``ran 29 times: 5 warm-up, 20 timed, 4 traced``."""
+    passes = [f"{times:,} {PASS_WORDS.get(name, name)}" for name, times in executed.items() if times]
+    total = sum(executed.values())
+    times = "once" if total == 1 else f"{total:,} times"
+    return f"ran {times}: {', '.join(passes)}" if passes else "did not run"
+
+
+def _time_unit(ms: float) -> tuple[float, str]:
+    magnitude = abs(rounded(ms))
+    if magnitude >= 1000:
+        return 1e-3, "s"
+    return (1e3, "µs") if 0 < magnitude < 0.1 else (1.0, "ms")
+
+
+def _decimal(value: float) -> tuple[float, str]:
+    step = 0
+    while step < len(_DECIMAL_PREFIXES) - 1 and abs(rounded(value)) >= 1000:
+        value, step = value / 1000, step + 1
+    return value, _DECIMAL_PREFIXES[step]

@@ -1,0 +1,150 @@
+"""A report as HTML that needs no script and reads well even where styles are stripped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from perfnb.analysis.summary import Summary
+from perfnb.views import escape, palette
+from perfnb.views import format as fmt
+from perfnb.views.assets import static_style
+from perfnb.views.text import UNKNOWN_NOTE, headline_facts, left_out_text, optional_columns
+from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
+
+#: Greatest number of layers and of lines in their place.
+TABLE_LINES = 60
+
+# Names stay at the left where style sheets are stripped: some hosts keep the one of these, some the other.
+_LEFT = 'align="left" style="text-align:left"'
+_RIGHT = 'align="right"'
+_ROW_HEAD = f'scope="row" {_LEFT}'
+
+_HEADS = {
+    "calls": "calls",
+    "forward_ms": "forward",
+    "backward_ms": "backward",
+    "recompute_ms": "recompute",
+    "gpu_ms": "GPU",
+    "total_ms": "total",
+    "share": "share",
+}
+
+
+def summary_html(summary: Summary) -> str:
+    """The report as tables without scripts: for GitHub, an export, a notebook that is not trusted.
+
+    The element that holds it has the class ``perfnb-static``.
+    """
+    return "".join(
+        [
+            '<div class="perfnb-static">',
+            f"<style>{static_style()}</style>",
+            _headline(summary),
+            _phases(summary),
+            _layers(summary),
+            _notes(summary),
+            "</div>",
+        ]
+    )
+
+
+def _headline(summary: Summary) -> str:
+    step, *facts = headline_facts(summary)
+    what = f"<strong>{escape.html(summary.name)}</strong> · {escape.html(summary.device)}"
+    rest = "".join(f"<br>{escape.html_sentence(fact)}" for fact in facts)
+    return f'<p class="pf-head">{what}<br><strong class="pf-step">{escape.html_sentence(step)}</strong>{rest}</p>'
+
+
+def _phases(summary: Summary) -> str:
+    shown = [(str(name), row) for name, row in summary.phases.iterrows() if (fmt.known(row["ms"]) or 0) > 0]
+    if not shown:
+        return ""
+    widths = [max(0.0, fmt.known(row["share"]) or 0.0) for _, row in shown]
+    total = sum(widths) or 1.0
+    bar = "".join(
+        f'<i class="pf-{palette.mark(name).pattern}" style="{_fill(name, width / total)}"></i>'
+        for (name, _), width in zip(shown, widths, strict=True)
+    )
+    rows = "".join(
+        f'<tr><th {_ROW_HEAD}><i class="pf-key pf-{palette.mark(name).pattern}" style="{_fill(name)}"></i>'
+        f"{escape.html(palette.mark(name).word)}</th><td {_RIGHT}>{fmt.duration(row['ms'])}</td>"
+        f"<td {_RIGHT}>{escape.html(fmt.share(row['share']))}</td></tr>"
+        for name, row in shown
+    )
+    caption = f"Phases of a traced step ({fmt.duration(summary.traced_ms)})"
+    return (
+        f'<div class="pf-bar" aria-hidden="true">{bar}</div>'
+        f"<table><caption>{caption}</caption><thead>{_head_row(['phase', 'time', 'share'])}</thead>"
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def _fill(phase: str, width: float | None = None) -> str:
+    size = "" if width is None else f"width:{100 * width:.2f}%;"
+    return f"{size}background-color:{palette.mark(phase).colour}"
+
+
+def _head_row(words: Sequence[str], names: int = 1) -> str:
+    """A row of column heads, of which the first `names` stand over text."""
+    cells = (f'<th scope="col" {_LEFT if place < names else _RIGHT}>{word}</th>' for place, word in enumerate(words))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _layers(summary: Summary) -> str:
+    modules, special = split_layers(summary.layers)
+    if not len(modules) and not len(special):
+        return ""
+    tree = build_tree(modules)
+    weights = [fmt.known(value) or 0.0 for value in modules["total_ms"]]
+    lines = page_of(tree, weights, summary.hot_path, TABLE_LINES)
+    extra = optional_columns(summary.layers)
+    columns = ["calls", "forward_ms", "backward_ms", *extra, "total_ms", "share"]
+    shares = [fmt.known(value) for value in modules["share"]]
+    rows = [_layer_row(tree, line, modules, columns, shares) for line in lines]
+    rows += [_special_row(str(name), row, columns) for name, row in special.iterrows()]
+    heads = _head_row(["layer", "class", *(_HEADS[column] for column in columns)], names=2)
+    caption = "Layers (times of a traced step, layers inside included)"
+    if any(line.layer < 0 or line.inside for line in lines):
+        caption += ": the heaviest ones; +9 stands for 9 layers inside that are not listed"
+    body = "".join(rows)
+    note = f'<p class="pf-small">{UNKNOWN_NOTE}</p>' if fmt.UNKNOWN in body else ""
+    return f"<table><caption>{caption}</caption><thead>{heads}</thead><tbody>{body}</tbody></table>{note}"
+
+
+def _layer_row(
+    tree: Tree, line: Line, modules: pd.DataFrame, columns: Sequence[str], shares: Sequence[float | None]
+) -> str:
+    # No-break spaces carry the nesting: they survive where styles do not.
+    indent = "&nbsp;" * min(4 * line.depth, 60)
+    if line.layer < 0:
+        words = escape.html_sentence(left_out_text(line, shares))
+        return f'<tr><td colspan="{len(columns) + 2}" {_LEFT}>{indent}<em>… {words}</em></td></tr>'
+    row = modules.iloc[line.layer]
+    kind = "" if pd.isna(row["module"]) else escape.html(row["module"], 60)
+    inside = f" <em>+{line.inside:,}</em>" if line.inside else ""
+    name = (
+        f'{indent}<bdi title="{escape.html(tree.names[line.layer])}">{escape.html(tree.labels[line.layer], 60)}</bdi>'
+    )
+    return f"<tr><th {_ROW_HEAD}>{name}{inside}</th><td {_LEFT}><bdi>{kind}</bdi></td>{_cells(row, columns)}</tr>"
+
+
+def _special_row(name: str, row: Any, columns: Sequence[str]) -> str:
+    return f"<tr><th {_ROW_HEAD}><em>{escape.html(name)}</em></th><td></td>{_cells(row, columns)}</tr>"
+
+
+def _cells(row: Any, columns: Sequence[str]) -> str:
+    return "".join(f"<td {_RIGHT}>{escape.html(_cell(row, column))}</td>" for column in columns)
+
+
+def _cell(row: Any, column: str) -> str:
+    if column == "calls":
+        return fmt.count(row[column])
+    return fmt.share(row[column]) if column == "share" else fmt.duration(row[column])
+
+
+def _notes(summary: Summary) -> str:
+    items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in summary.notes)
+    return f"<p><strong>Notes</strong></p><ul>{items}</ul>" if items else ""

@@ -1,0 +1,48 @@
+"""A report as one HTML file that needs nothing else: no network, no kernel, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+from perfnb.analysis.summary import Summary
+from perfnb.views import escape
+from perfnb.views.assets import report_script, report_style
+from perfnb.views.html import summary_html
+from perfnb.views.report_data import report_data
+
+_REPORT_ID = "page"
+_START = """
+const holder = document.getElementById("perfnb-report");
+const data = JSON.parse(document.getElementById("perfnb-data").textContent);
+report.render({ model: { get: () => data }, el: holder });
+"""
+_PAGE_STYLE = (
+    ":root{color-scheme:light dark;--pf-page:#fff}"
+    "@media (prefers-color-scheme:dark){:root{--pf-page:#16181d}}"
+    "body{margin:0;background:var(--pf-page);font-family:system-ui,sans-serif}"
+    "main{max-width:1480px;margin:0 auto;padding:20px clamp(8px,2vw,32px) 48px}"
+)
+
+
+def standalone_page(summary: Summary) -> str:
+    """The report as a self-contained HTML document, which works from a file and without scripts too.
+
+    Its content security policy lets the report's own script run and nothing else: no other script, no event
+    handler in markup, no request.
+    """
+    script = report_script() + _START
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    data = escape.json_in_script(report_data(summary, _REPORT_ID))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape.html(summary.name)} · perfnb</title>\n"
+        f"<style>{_PAGE_STYLE}{report_style()}</style>\n</head>\n<body>\n<main>\n"
+        f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary)}</div>\n'
+        '<div id="perfnb-report"></div>\n</main>\n'
+        f'<script type="application/json" id="perfnb-data">{data}</script>\n'
+        f'<script type="module">{script}</script>\n</body>\n</html>\n'
+    )

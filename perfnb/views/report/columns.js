@@ -1,0 +1,53 @@
+// Columns that show one figure of each row; a frame's column in which nothing is known gives no column.
+function figureColumn(values, key, head, title, format, more = {}) {
+  return values && {
+    key, head, title, width: 78, value: (i) => values[i], draw: (i) => figure(format(values[i])), ...more,
+  };
+}
+
+// A search box that says how many rows match.
+function searchBox(placeholder, size, noun, search) {
+  const status = h("span", { class: "pf-status", role: "status" });
+  const input = h("input", { type: "search", placeholder, "aria-label": placeholder, spellcheck: "false", autocomplete: "off" });
+  const run = () => {
+    const matches = search(input.value);
+    status.textContent = input.value.trim() ? `${matches.toLocaleString("en-US")} of ${size.toLocaleString("en-US")} ${noun}` : "";
+  };
+  input.addEventListener("input", run);
+  const clear = () => {
+    if (!input.value) return;
+    input.value = "";
+    run();
+  };
+  return { element: h("span", { class: "pf-search" }, input, status), clear };
+}
+
+// A grid with a panel beside or below it that says more about the chosen row.
+function withDetails(toolbar, grid, describe) {
+  const panel = h("aside", { class: "pf-details", "aria-label": "Details", hidden: true });
+  const close = () => {
+    panel.hidden = true;
+    const row = grid.selected;
+    grid.selected = -1;
+    grid.draw(true);
+    if (row >= 0) grid.go(row);
+  };
+  const show = (i) => {
+    const button = h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: close }, "×");
+    panel.replaceChildren(button, ...describe(i));
+    panel.hidden = false;
+    panel.scrollTop = 0;
+  };
+  panel.addEventListener("keydown", (event) => event.key === "Escape" && close());
+  return { show, element: h("div", { class: "pf-view" }, toolbar, h("div", { class: "pf-split" }, grid.element, panel)) };
+}
+
+// A small table of figures in the details panel.
+function smallTable(label, heads, rows) {
+  const narrow = { Direction: 88, Calls: 52, "Self CPU": 74, GPU: 70 };
+  const cell = (tag, content, i) => h(tag, { scope: tag === "th" ? (i ? "col" : "row") : null, class: i < heads.text ? "pf-text" : "" }, content);
+  return h("table", { class: "pf-small", "aria-label": label },
+    h("colgroup", {}, heads.words.map((word) => h("col", { style: narrow[word] ? `width:${narrow[word]}px` : "" }))),
+    h("thead", {}, h("tr", {}, heads.words.map((word, i) => h("th", { scope: "col", class: i < heads.text ? "pf-text" : "" }, word)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((content, i) => cell(i ? "td" : "th", content, i))))));
+}

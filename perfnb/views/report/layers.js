@@ -1,0 +1,151 @@
+// The tab of layers: the model as a tree, and the ops of the chosen layer.
+const SPECIAL_TITLES = {
+  "(loss)": "Time of the loss and its backward pass, outside every layer",
+  "(gradient accumulation)": "Time that the backward pass takes to add gradients to the parameters; it cannot be told by layer",
+  "(autograd engine)": "Time of the autograd engine itself, between the backward ops",
+  "(unattributed)": "Time of the traced step that belongs to no layer and no other row",
+};
+const DIRECTIONS = ["forward", "backward", "recompute"];
+
+function layerFacts(data) {
+  const { layers } = data;
+  const path = (i) => {
+    const parts = [];
+    for (let up = i; up >= 0; up = layers.parent[up]) parts.unshift(layers.label[up]);
+    return parts.join(".");
+  };
+  // As much of the end of a path as tells layers apart: back to the number of a block, two parts at least.
+  const brief = (i) => {
+    const parts = path(i).split(".");
+    const last = parts.length - 1;
+    const from = parts.findLastIndex((part, at) => /^\d+$/.test(part) && at >= last - 2);
+    return parts.slice(Math.max(0, from < 0 ? last - 1 : Math.min(from, last - 1))).join(".");
+  };
+  const special = (i) => i >= layers.modules;
+  const inside = (i) => {
+    const within = new Uint8Array(layers.parent.length);
+    within[i] = 1;
+    for (let j = i + 1; j < within.length; j += 1) if (layers.parent[j] >= 0) within[j] = within[layers.parent[j]];
+    return within;
+  };
+  return { path, brief, special, inside };
+}
+
+function layerColumns(data, facts) {
+  const { layers } = data;
+  const heaviest = Math.max(0, ...layers.parent.map((parent, i) => (parent < 0 && !facts.special(i) ? layers.total_ms?.[i] ?? 0 : 0)));
+  const recomputes = layers.recompute_ms?.some((ms) => ms > 0);
+  const traced = "in a traced step, layers inside included";
+  const number = (key, head, title, format, more) => figureColumn(layers[key], key, head, title, format, more);
+  const parts = (i) => DIRECTIONS.map((kind) => [layers[`${kind}_ms`]?.[i] ?? 0, kind]);
+  return [
+    {
+      key: "label", head: "Layer", title: "Sort by name; a third click gives the order of the model", text: true,
+      value: (i) => layers.label[i].toLowerCase(),
+      draw: (i, query) => h("span", { class: "pf-name", title: SPECIAL_TITLES[facts.special(i) ? layers.label[i] : ""] ?? facts.path(i) },
+        marked(layers.label[i], query)),
+    },
+    {
+      key: "module", head: "Class", title: "Class of the module", text: true, width: 112, drop: 6,
+      value: (i) => layers.module[i]?.toLowerCase(),
+      draw: (i, query) => h("span", { class: "pf-class", title: layers.module[i] }, marked(layers.module[i] ?? "", query)),
+    },
+    number("calls", "Calls", "Calls a step", count, { width: 50, drop: 5 }),
+    {
+      key: "bar", head: "Time", title: "Forward, backward and recompute time; the heaviest root fills the column", width: 96, text: true,
+      value: (i) => -(layers.total_ms?.[i] ?? 0),
+      draw: (i) => {
+        const bar = parts(i);
+        return stackedBar(bar.some(([ms]) => ms > 0) ? bar : [[layers.total_ms?.[i] ?? 0, "other"]], heaviest);
+      },
+    },
+    number("forward_ms", "Forward", `Forward time ${traced}`, duration),
+    number("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
+    recomputes ? number("recompute_ms", "Recomp.", `Time of forward work done again in the backward pass ${traced}`, duration) : null,
+    number("total_ms", "Total", `Forward, backward and recompute time ${traced}`, duration),
+    number("self_ms", "Self", "Time in a traced step, layers inside excluded", duration, { drop: 3 }),
+    number("gpu_ms", "GPU", `GPU time ${traced}`, duration, { drop: 4 }),
+    number("share", "Share", "Share of the step, corrected for the cost of tracing", share, { width: 66 }),
+    number("forward_flops", "FLOPs", "Arithmetic of the forward pass", flopCount, { drop: 1, width: 92 }),
+    number("parameters", "Params", "Parameters, layers inside included", count, { drop: 2, width: 68 }),
+  ].filter(Boolean);
+}
+
+function layersTab(data) {
+  const { layers } = data;
+  const facts = layerFacts(data);
+  const rows = {
+    parent: layers.parent,
+    words: (i, query) => `${query.includes(".") ? facts.path(i) : layers.label[i]}\n${layers.module[i] ?? ""}`,
+    pinned: facts.special,
+  };
+  let view = null;
+  const grid = new Grid({
+    label: "Layers", columns: layerColumns(data, facts), rows, onSelect: (i) => view.show(i),
+    rowClass: (i, before) => (facts.special(i) ? (facts.special(before) ? "pf-special" : "pf-special pf-first") : ""),
+  });
+  const hot = data.hot_path.filter((i) => grid.children[i].length);
+  const containers = layers.parent.map((_, i) => i).filter((i) => grid.children[i].length);
+  const search = searchBox("Search name or class", layers.modules, "layers", (query) => grid.search(query));
+  const button = (word, title, open) => h("button", { type: "button", title, click: () => grid.setOpen(open) }, word);
+  const toolbar = h("div", { class: "pf-toolbar" }, search.element, h("span", { class: "pf-buttons" },
+    button("Heaviest path", "Open the way to the heaviest layer, close the rest", hot),
+    button("Open all", "Open every layer", containers), button("Close all", "Close every layer", [])));
+  grid.setOpen(hot);
+  view = withDetails(toolbar, grid, (i) => layerDetails(data, facts, grid, i));
+  const reveal = (i) => {
+    search.clear();
+    grid.go(i);
+    grid.select(i);
+  };
+  return { element: view.element, reveal, facts, grid };
+}
+
+function layerDetails(data, facts, grid, i) {
+  const { layers } = data;
+  const entry = (word, key, format) => layers[key] && h("div", {}, h("dt", {}, word), h("dd", {}, figure(format(layers[key][i]))));
+  const list = h("dl", {},
+    entry("total", "total_ms", duration), entry("self", "self_ms", duration), entry("share", "share", share),
+    entry("forward", "forward_ms", duration), entry("backward", "backward_ms", duration),
+    entry("recompute", "recompute_ms", duration), entry("GPU", "gpu_ms", duration),
+    entry("calls", "calls", count), entry("ops", "ops", count), entry("kernels", "kernels", count),
+    entry("parameters", "parameters", count), entry("their memory", "parameter_bytes", byteSize),
+    entry("activations", "activation_bytes", byteSize), entry("forward FLOPs", "forward_flops", flopCount),
+    entry("backward FLOPs", "backward_flops", flopCount));
+  const hasInside = grid.children[i].length > 0;
+  const holder = h("div");
+  const drawOps = (inside) => holder.replaceChildren(opsOfLayer(data, inside ? facts.inside(i) : null, i));
+  const box = h("input", { type: "checkbox", checked: hasInside, change: () => drawOps(box.checked) });
+  drawOps(hasInside);
+  const title = facts.special(i) ? SPECIAL_TITLES[layers.label[i]] : layers.module[i];
+  return [
+    h("h3", {}, facts.path(i)), title ? h("p", { class: "pf-quiet" }, title) : null, list,
+    h("div", { class: "pf-ops-head" }, h("h4", {}, "Ops"),
+      hasInside ? h("label", {}, box, "including the layers inside") : null),
+    holder,
+  ].filter(Boolean);
+}
+
+// Ops of layer `i`, or of all layers marked in `within`, heaviest first.
+function opsOfLayer(data, within, i) {
+  const { layer_ops: used, ops } = data;
+  const sums = new Map();
+  used.layer.forEach((owner, at) => {
+    if (owner < 0 || !(within ? within[owner] : owner === i)) return;
+    const key = `${used.op[at]} ${used.direction[at]}`;
+    const sum = sums.get(key) ?? { op: ops.label[used.op[at]], direction: used.direction[at], calls: 0, cpu: null, gpu: null };
+    sum.calls += used.calls?.[at] ?? 0;
+    if (used.self_cpu_ms?.[at] != null) sum.cpu = (sum.cpu ?? 0) + used.self_cpu_ms[at];
+    if (used.gpu_ms?.[at] != null) sum.gpu = (sum.gpu ?? 0) + used.gpu_ms[at];
+    sums.set(key, sum);
+  });
+  if (!sums.size) return h("p", { class: "pf-quiet" }, within ? "No op is recorded here." : "No op of its own is recorded here.");
+  const gpu = used.gpu_ms != null;
+  const weight = (sum) => (gpu ? sum.gpu : sum.cpu) ?? 0;
+  const rows = [...sums.values()].sort((a, b) => weight(b) - weight(a)).map((sum) => [
+    h("span", { class: "pf-name", title: sum.op }, sum.op),
+    h("span", { class: "pf-kind" }, h("i", { class: `pf-key pf-${DIRECTIONS.includes(sum.direction) ? sum.direction : "other"}`, "aria-hidden": "true" }), sum.direction),
+    figure(count(sum.calls)), figure(duration(sum.cpu)), ...(gpu ? [figure(duration(sum.gpu))] : []),
+  ]);
+  return smallTable("Ops of the layer", { words: ["Op", "Direction", "Calls", "Self CPU", ...(gpu ? ["GPU"] : [])], text: 2 }, rows);
+}

@@ -1,0 +1,97 @@
+// The report: headline, phases, tabs, notes.
+function headline(data) {
+  const { step } = data;
+  const steps = step.steps === 1 ? "1 timed step" : `${step.steps.toLocaleString("en-US")} timed steps`;
+  const runs = step.executed.filter(([, times]) => times > 0);
+  const total = runs.reduce((sum, [, times]) => sum + times, 0);
+  const bounds = step.ci_ms && h("span", { class: "pf-interval", title: "95 % confidence interval of the median" },
+    intervalBounds(step.median_ms, step.ci_ms));
+  const basis = step.steps === 0 ? "no timed step" : step.steps === 1 ? steps : `median of ${steps}`;
+  const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more ? h("small", {}, more) : null));
+  return h("header", {},
+    h("p", { class: "pf-title" }, h("b", {}, data.name), h("span", { class: "pf-quiet" }, data.device)),
+    h("dl", { class: "pf-facts" },
+      h("div", { class: "pf-main" }, h("dt", {}, "Step"),
+        h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, timeline(step)),
+          h("small", {}, step.ci_ms ? `${basis}, 95 % interval` : step.steps ? `${basis}, too few for an interval` : basis))),
+      step.batch_size == null ? null
+        : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), `batch of ${step.batch_size.toLocaleString("en-US")}`),
+      fact("Traced step", figure(duration(step.traced_ms)),
+        step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
+      fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "not once", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
+}
+
+// Each timed step as a dot, in the order of execution: drift and outliers show.
+function timeline(step) {
+  const samples = step.samples_ms.filter((ms) => ms != null);
+  if (samples.length < 3) return null;
+  const [low, high] = [Math.min(...samples), Math.max(...samples)];
+  const svg = (tag, props) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(props)) node.setAttribute(key, value);
+    return node;
+  };
+  const y = (ms) => 26 - (24 * (ms - low)) / (high - low || 1) - 1;
+  const picture = svg("svg", { viewBox: "0 0 104 28", width: 104, height: 28, class: "pf-dots-plot", role: "img",
+    "aria-label": `The timed steps, from ${duration(low)} to ${duration(high)}` });
+  const title = svg("title", {});
+  title.textContent = `The timed steps in order, from ${duration(low)} to ${duration(high)}`;
+  picture.append(title);
+  if (step.ci_ms) picture.append(svg("rect", { x: 0, width: 104, y: y(step.ci_ms[1]), height: Math.max(1, y(step.ci_ms[0]) - y(step.ci_ms[1])), class: "pf-band" }));
+  samples.forEach((ms, i) => picture.append(svg("circle", { cx: 3 + (98 * i) / (samples.length - 1), cy: y(ms), r: 1.6 })));
+  return picture;
+}
+
+function phaseBar(data) {
+  const shown = data.phases.filter((phase) => phase.ms > 0);
+  if (!shown.length) return null;
+  const whole = shown.reduce((sum, phase) => sum + Math.max(0, phase.share ?? 0), 0) || 1;
+  const words = shown.map((phase) => `${phase.word} ${duration(phase.ms)}, ${share(phase.share)}`);
+  const light = (i, on) => [bar, legend].forEach((list) => list.children[i].classList.toggle("pf-lit", on));
+  const hover = (i) => ({ pointerenter: () => light(i, true), pointerleave: () => light(i, false) });
+  const fill = (phase) => `background-color:${phase.colour}`;
+  const bar = h("div", { class: "pf-phases", role: "img", "aria-label": `Phases of a traced step: ${words.join("; ")}` },
+    shown.map((phase, i) => h("i", {
+      class: `pf-${phase.pattern}`, title: words[i], ...hover(i),
+      style: `${fill(phase)};flex-grow:${Math.max(0, phase.share ?? 0) / whole}`,
+    })));
+  const legend = h("ul", { class: "pf-legend" }, shown.map((phase, i) => h("li", hover(i),
+    h("i", { class: `pf-key pf-${phase.pattern}`, style: fill(phase), "aria-hidden": "true" }),
+    h("span", { class: "pf-word" }, phase.word), h("b", {}, figure(share(phase.share))), h("span", { class: "pf-quiet" }, figure(duration(phase.ms))))));
+  return h("section", { "aria-label": "Phases" }, bar, legend);
+}
+
+// The static twin gives way while the live report stands; it comes back when the report is removed.
+function hideTwin(id) {
+  if (!/^[\w-]+$/.test(id)) return () => {};
+  const twin = `.perfnb-static-${id}`;
+  const rule = h("style", {}, `${twin}, .jp-OutputArea-child:has(${twin}) { display: none !important; }`);
+  document.head.append(rule);
+  return () => rule.remove();
+}
+
+function render({ model, el }) {
+  const data = model.get("data");
+  const layers = layersTab(data);
+  const showLayer = (i) => {
+    views.choose(0);
+    layers.reveal(i);
+  };
+  const ops = opsTab(data, layers.facts, showLayer);
+  const views = tabs("Tables", [
+    { word: "Layers", size: data.layers.modules.toLocaleString("en-US"), content: layers.element, shown: () => layers.grid.fit() },
+    { word: "Ops", size: data.ops.label.length.toLocaleString("en-US"), content: ops.element, shown: () => ops.grid.fit() },
+  ]);
+  const notes = data.notes.length
+    ? h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, data.notes.map((note) => h("li", {}, note))))
+    : null;
+  // Notebooks take single keys as commands unless told that these are ours.
+  const root = h("article", { class: "perfnb", "aria-label": `Profile ${data.name}`, "data-lm-suppress-shortcuts": "true" },
+    headline(data), phaseBar(data), views.list, views.panels, notes);
+  root.addEventListener("keydown", (event) => event.stopPropagation());
+  el.replaceChildren(root);
+  return hideTwin(data.id);
+}
+
+const report = { render };
+export default report;

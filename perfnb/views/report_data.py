@@ -1,0 +1,114 @@
+"""What the report in the browser is drawn from: short columns of numbers and names, as JSON has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from perfnb.analysis.summary import Summary
+from perfnb.views import escape, palette
+from perfnb.views import format as fmt
+from perfnb.views.tree import build_tree, split_layers
+
+#: Columns of numbers that the browser gets of each frame.
+LAYER_COLUMNS = (
+    "calls", "forward_ms", "backward_ms", "recompute_ms", "total_ms", "self_ms", "share", "self_share",
+    "forward_flops", "backward_flops", "parameters", "parameter_bytes", "activation_bytes", "ops", "kernels", "gpu_ms",
+)  # fmt: skip
+OP_COLUMNS = ("calls", "self_cpu_ms", "total_cpu_ms", "gpu_ms", "flops", "bytes")
+LAYER_OP_COLUMNS = ("calls", "self_cpu_ms", "gpu_ms")
+
+_DIGITS = 4
+_NOWHERE = -1
+_NOT_ATTRIBUTED = {"", "nan", "None", "<NA>"}
+
+
+def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
+    """Everything that the browser shows, ready for JSON; unknown figures are ``None``.
+
+    Parameters
+    ----------
+    summary : Summary
+    report_id : str
+        Ties the live report to its static twin, whose class is ``perfnb-static-<report_id>``.
+    """
+    modules, special = split_layers(summary.layers)
+    layers = pd.concat([modules, special])
+    tree = build_tree(modules)
+    timing = summary.timing
+    places = {name: position for position, name in reversed(list(enumerate(map(str, layers.index))))}
+    op_names = list(dict.fromkeys([*map(str, summary.ops.index), *map(str, summary.layer_ops["op"])]))
+    ops = {name: position for position, name in enumerate(op_names)}
+    layer_ops = summary.layer_ops
+    return {
+        "id": report_id,
+        "name": escape.plain(summary.name),
+        "device": escape.plain(summary.device),
+        "step": {
+            "median_ms": _number(timing.median_ms if timing.steps else None),
+            "ci_ms": [_number(bound) for bound in timing.ci_ms] if timing.steps and timing.ci_ms else None,
+            "samples_ms": _numbers(timing.samples_ms[:500]),
+            "steps": timing.steps,
+            "throughput_per_s": _number(timing.throughput_per_s if timing.steps else None),
+            "batch_size": timing.batch_size,
+            "traced_ms": _number(summary.traced_ms),
+            "slowdown": _number(summary.slowdown),
+            "executed": [[fmt.PASS_WORDS.get(name, escape.plain(name)), n] for name, n in summary.executed.items()],
+        },
+        "phases": [
+            {
+                "word": escape.plain(mark.word),
+                "colour": mark.colour,
+                "pattern": mark.pattern,
+                "ms": _number(row["ms"]),
+                "share": _number(row["share"]),
+            }
+            for mark, row in ((palette.mark(str(name)), row) for name, row in summary.phases.iterrows())
+        ],
+        "layers": {
+            "label": [escape.plain(label) for label in (*tree.labels, *map(str, special.index))],
+            "parent": [*tree.parents, *[_NOWHERE] * len(special)],
+            "module": [None if pd.isna(kind) else escape.plain(kind) for kind in layers["module"]],
+            "modules": len(modules),
+            **_columns(layers, LAYER_COLUMNS),
+        },
+        "ops": {
+            "label": [escape.plain(name) for name in op_names],
+            **_columns(_one_row_each(summary.ops).reindex(op_names), OP_COLUMNS),
+        },
+        "layer_ops": {
+            "layer": [
+                _NOWHERE if str(n) in _NOT_ATTRIBUTED else places.get(str(n), _NOWHERE) for n in layer_ops["layer"]
+            ],
+            "op": [ops[str(name)] for name in layer_ops["op"]],
+            "direction": [str(direction) for direction in layer_ops["direction"]],
+            **_columns(layer_ops, LAYER_OP_COLUMNS),
+        },
+        "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
+        "notes": [escape.plain(note, 2000) for note in summary.notes],
+    }
+
+
+def _one_row_each(frame: pd.DataFrame) -> pd.DataFrame:
+    named = frame.set_axis(frame.index.map(str), axis=0)
+    return named[~named.index.duplicated()]
+
+
+def _columns(frame: pd.DataFrame, names: Iterable[str]) -> dict[str, list[float | None] | None]:
+    """The columns of `frame`; ``None`` for one in which nothing is known."""
+    known = {name: frame[name] for name in names if frame[name].notna().any()}
+    return {name: _numbers(known[name]) if name in known else None for name in names}
+
+
+def _numbers(values: Iterable[Any]) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float | None:
+    number = fmt.known(value)
+    if number is None:
+        return None
+    short = fmt.rounded(number, _DIGITS)
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short

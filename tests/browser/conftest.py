@@ -1,0 +1,121 @@
+"""A browser without a screen, and a JupyterLab of its own, for tests that look at what a reader sees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs playwright")
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+]
+START_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class JupyterLab:
+    """A JupyterLab server without a password; notebooks put into `root` open at `page_of(name)`."""
+
+    url: str
+    root: Path
+
+    def page_of(self, notebook: str) -> str:
+        """The address at which `notebook` opens in a workspace of its own."""
+        return f"{self.url}/lab/workspaces/{Path(notebook).stem}-{time.monotonic_ns()}/tree/{notebook}"
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Headless Chromium."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Page]:
+    """An empty page in a context of its own."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture(scope="session")
+def jupyterlab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
+    """A running JupyterLab on a free port of this machine, with settings and files of its own."""
+    pytest.importorskip("jupyterlab", reason="needs jupyterlab")
+    home = tmp_path_factory.mktemp("jupyter")
+    root = home / "root"
+    root.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    notices = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    notices.parent.mkdir(parents=True)
+    notices.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *("--ServerApp.port_retries=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={root}"),
+        *("--ServerApp.disable_check_xsrf=True", "--LabApp.extension_manager=readonly"),
+        *(f"--LabApp.user_settings_dir={home / 'settings'}", f"--LabApp.workspaces_dir={home / 'workspaces'}"),
+    ]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    environment = {
+        **os.environ,
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "IPYTHONDIR": str(home / "ipython"),
+    }
+    log_path = home / "server.log"
+    with log_path.open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_up(server, url, log_path)
+        yield JupyterLab(url, root)
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait_until_up(server: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{url}/api/status", timeout=5) as reply:
+                if reply.status == 200:
+                    return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    pytest.fail(f"JupyterLab did not start:\n{log_path.read_text(errors='replace')[-3000:]}")

@@ -1,0 +1,79 @@
+"""What perfnb could leave behind in a process, seen before and after."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The state of the process at one moment."""
+
+    hooks: dict[str, frozenset[Any]]
+    profiling: bool
+    threads: dict[int, str]
+    processes: dict[tuple[int, float], str]
+    files: frozenset[str]
+    sigint: Any
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Look around; torch is asked only where it is loaded already."""
+        torch = sys.modules.get("torch")
+        module = torch.nn.modules.module if torch else None
+        return cls(
+            hooks={name: frozenset(getattr(module, name, ())) for name in GLOBAL_HOOKS},
+            profiling=bool(torch and torch.autograd._profiler_enabled()),
+            threads={id(thread): thread.name for thread in threading.enumerate() if not _outlives_tests(thread)},
+            processes=_children(),
+            files=frozenset(path.name for path in Path(tempfile.gettempdir()).glob("perfnb-*")),
+            sigint=signal.getsignal(signal.SIGINT),
+        )
+
+    def changed_since(self, before: Surroundings) -> list[str]:
+        """Say in words what is there now and was not before."""
+        left = [f"torch hook in {name}" for name in GLOBAL_HOOKS if self.hooks[name] - before.hooks[name]]
+        if self.profiling:
+            left.append("a running torch profiler")
+        left += [f"thread {self.threads[key]}" for key in self.threads.keys() - before.threads.keys()]
+        left += [f"process {self.processes[key]}" for key in self.processes.keys() - before.processes.keys()]
+        left += [f"file {name}" for name in sorted(self.files - before.files)]
+        if self.sigint is not before.sigint:
+            left.append(f"SIGINT handler {self.sigint!r}")
+        return left
+
+
+def _outlives_tests(thread: threading.Thread) -> bool:
+    # tqdm starts one monitor with its first bar and keeps it until the interpreter ends.
+    return type(thread).__name__ == "TMonitor"
+
+
+def _children() -> dict[tuple[int, float], str]:
+    """Living child processes, without the tracker that multiprocessing starts once and keeps."""
+    children = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(process.cmdline())
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            key = (process.pid, process.create_time())
+        except psutil.NoSuchProcess:
+            continue
+        if alive and "multiprocessing.resource_tracker" not in command:
+            children[key] = f"{process.pid} ({command[:60]})"
+    return children

@@ -1,0 +1,124 @@
+"""The project as a whole: it names no one's machine, and declares and pins what it uses."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.test_architecture import PACKAGE, imports, sources
+
+ROOT = PACKAGE.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+# Put together from pieces, so that this file does not name what it forbids.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.:/-])/(?:" + "wor" + r"k|ro" + r"ot|hom" + r"e/(?!jovyan\b)\w+|User" + r"s/\w+|tm" + r"p/ipykernel_\d+)\b"
+    r"(?=/)|[A-Z]:\\+User" + r"s\\"
+)
+
+IMPORT_NAMES = {"ipython": "IPython", "nvidia-ml-py": "pynvml"}
+# Part of a dependency's own public face.
+COMES_WITH = {"traitlets": "ipywidgets"}
+
+
+def project_files() -> Iterator[Path]:
+    """What is, or would be, under version control; outside a checkout, all but hidden folders."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        candidates = [ROOT / name for name in names.split("\0") if name]
+    else:
+        candidates = [path for path in ROOT.rglob("*") if not hidden(path.relative_to(ROOT))]
+    yield from (path for path in candidates if path.is_file() and not path.is_symlink())
+
+
+def hidden(path: Path) -> bool:
+    return any(
+        (part.startswith(".") and part != ".ci") or part in ("__pycache__", "build", "dist") for part in path.parts
+    )
+
+
+def machine_paths(path: Path) -> list[str]:
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError):
+            return []  # a damaged file, kept to test the readers
+    return sorted({found[0] for found in MACHINE_PATH.finditer(content.decode("utf-8", "replace"))})
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    lines = list(PROJECT["dependencies"])
+    for extra in extras:
+        lines += PROJECT["optional-dependencies"][extra]
+    return [requirement for line in lines if (requirement := Requirement(line)).name != PROJECT["name"]]
+
+
+def test_no_file_names_a_path_of_a_machine() -> None:
+    files = list(project_files())
+    assert ROOT / "pyproject.toml" in files
+
+    assert {str(path.relative_to(ROOT)): found for path in files if (found := machine_paths(path))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("at /wor" + "k/main/x.py", 1),
+        ('"/hom' + 'e/ada/x"', 1),
+        ("C:\\User" + "s\\ada", 1),
+        ("/tm" + "p/ipykernel_12/3.py", 1),
+        ("https://example.org/wor" + "k/x and notes/hom" + "e/ada/x, /hom" + "e/jovyan/x", 0),
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_machine_path_is_found(tmp_path: Path, text: str, found: int, zipped: bool) -> None:
+    content = text.encode()
+    (tmp_path / "x").write_bytes(gzip.compress(content) if zipped else content)
+
+    assert len(machine_paths(tmp_path / "x")) == found
+
+
+def test_what_is_imported_is_declared() -> None:
+    declared = {IMPORT_NAMES.get(each.name, each.name.replace("-", "_")) for each in requirements()}
+    used = {name.partition(".")[0] for path in sources(PACKAGE) for _, name in imports(path, PACKAGE)}
+    foreign = {COMES_WITH.get(name, name) for name in used - set(sys.stdlib_module_names) - {"perfnb"}}
+
+    assert "torch" in foreign
+    assert foreign - declared == set()
+
+
+def test_constraints_pin_what_is_declared() -> None:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [line for line in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+
+    versions = {canonicalize_name(name): version for name, version in (line.split("==") for line in pins)}
+    for requirement in requirements(*PROJECT["optional-dependencies"]):
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is not pinned"
+        assert requirement.specifier.contains(version), f"{requirement} excludes the pinned {version}"
+
+
+def test_the_wheel_holds_the_whole_package(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("perfnb/")}
+    there = {str(path.relative_to(ROOT)) for path in project_files() if PACKAGE in path.parents}
+    assert "perfnb/py.typed" in there
+    assert packed == there

@@ -1,0 +1,69 @@
+"""The fixture `nothing_left` fails a test for each kind of thing it can leave, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+LEAVES_SOMETHING = """
+import signal, subprocess, sys, tempfile, threading
+import pytest
+import torch
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+kept = []
+
+def test_leaves_nothing():
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *a: None)
+    handle.remove()
+    threading.Thread(target=print).start()
+
+def test_hook():
+    torch.nn.modules.module.register_module_forward_hook(lambda *a: None, always_call=True)
+
+def test_pre_hook():
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda *a: None)
+
+def test_thread():
+    threading.Thread(target=threading.Event().wait, daemon=True, name="sampler").start()
+
+def test_process():
+    kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+
+def test_file():
+    kept.append(tempfile.NamedTemporaryFile(prefix="perfnb-"))
+
+def test_signal():
+    signal.signal(signal.SIGINT, lambda *a: None)
+
+def test_profiler():
+    profiler = torch.profiler.profile()
+    profiler.start()
+    kept.append(profiler)
+
+def test_end():
+    kept[-1].stop()
+    kept[0].kill()
+    kept[0].wait()
+    kept[1].close()
+"""
+
+
+@pytest.mark.slow
+def test_each_leftover_is_reported(pytester: pytest.Pytester) -> None:
+    here = Path(__file__).parent
+    tests = pytester.mkdir("tests")
+    for name in ("conftest.py", "surroundings.py"):
+        (tests / name).write_text((here / name).read_text())
+    (tests / "test_it.py").write_text(LEAVES_SOMETHING)
+
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "pythonpath=.", "tests")
+
+    result.assert_outcomes(passed=9, errors=7)
+    for what in ("torch hook in _global_forward_hooks", "torch hook in _global_forward_pre_hooks", "thread sampler"):
+        result.stdout.fnmatch_lines(f"*left behind: {what}*")
+    for what in ("process *", "file perfnb-*", "SIGINT handler *", "a running torch profiler"):
+        result.stdout.fnmatch_lines(f"*left behind: {what}*")
