@@ -54,15 +54,15 @@ class Profile:
         """Every executed step: its pass, its wall time and its wait for data, in milliseconds."""
         return conform(self._recording.steps, "steps")
 
-    @cached_property
+    @property
     def ops(self) -> pd.DataFrame:
         """Calls and time per operator of a traced step, the heaviest first."""
-        return op_table(self._op_calls, self._attribution.steps, self._on_gpu)
+        return self._op_tables[0]
 
-    @cached_property
+    @property
     def layer_ops(self) -> pd.DataFrame:
         """Calls and time per layer, operator and direction of a traced step, the heaviest first."""
-        return layer_op_table(self._op_calls, self._attribution.steps, self._on_gpu)
+        return self._op_tables[1]
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
@@ -103,12 +103,10 @@ class Profile:
         return attribute(self._recording)
 
     @cached_property
-    def _op_calls(self) -> pd.DataFrame:
-        return op_calls(self._recording, self._attribution)
-
-    @property
-    def _on_gpu(self) -> bool:
-        return bool(self._attribution.cells["kernels"].sum())
+    def _op_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        calls, steps = op_calls(self._recording, self._attribution), self._attribution.steps
+        on_gpu = bool(self._attribution.cells["kernels"].sum())
+        return op_table(calls, steps, on_gpu), layer_op_table(calls, steps, on_gpu)
 
     @cached_property
     def _summary(self) -> Summary:
@@ -193,7 +191,7 @@ def profile_step(
         batches,
         plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s),
         models=models,
-        namespace={**namespace_of(step), **names},
+        namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
         stacks=stacks,
         name=name or str(getattr(step, "__name__", "step")),
     )

@@ -1,7 +1,8 @@
 """What lies between the blocks of a step, so that no time is without a phase.
 
-A gap between a model's forward and the backward that follows it is loss; any other gap belongs to what lies
-around it: to the optimizer inside its step (a closure's surroundings), else to ``other``.
+A gap between a model's forward and the backward that follows it is loss, and so is one between two backward runs (a
+penalty on gradients, a second loss); any other gap belongs to what lies around it: to the optimizer inside its step
+(a closure's surroundings), else to ``other``.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def _gaps(block: int, host: Host, phase: np.ndarray) -> list[tuple[int, int, int
     children = children[np.argsort(starts[children], kind="stable")]
     default = str(phase[block])
     gaps: list[tuple[int, int, int, str]] = []
-    after_forward = NONE  # place in `gaps` of the first gap after a forward that no backward has followed yet
+    # Place in `gaps` of the first gap after a forward, or after a backward, that no backward has followed yet.
+    after_forward = after_backward = NONE
     reached = int(starts[block])
     for child in [*children.tolist(), NONE]:
         until = int(ends[block]) if child == NONE else int(starts[child])
@@ -80,11 +82,15 @@ def _gaps(block: int, host: Host, phase: np.ndarray) -> list[tuple[int, int, int
         if child == NONE:
             break
         reached = max(reached, int(ends[child]))
-        if kinds[child] == Kind.ENGINE and after_forward != NONE:
-            gaps[after_forward:] = [(*gap[:3], "loss") for gap in gaps[after_forward:]]
-            after_forward = NONE
+        if kinds[child] == Kind.ENGINE:
+            first = after_backward if after_forward == NONE else after_forward
+            if first != NONE:
+                gaps[first:] = [(*gap[:3], "loss") for gap in gaps[first:]]
+            after_forward, after_backward = NONE, len(gaps)
         elif kinds[child] == Kind.SPAN and phase[child] == "forward" and after_forward == NONE:
             after_forward = len(gaps)
+        elif kinds[child] == Kind.OPTIMIZER:
+            after_backward = NONE
     return gaps
 
 

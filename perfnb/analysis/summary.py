@@ -57,8 +57,13 @@ class Summary:
 def timing_of(recording: Recording) -> Timing:
     """The step times of the timed pass."""
     steps = recording.steps
-    samples = steps.loc[steps["pass"] == "timed", "wall_ms"]
-    return Timing(tuple(float(value) for value in samples), recording.meta.get("batch_size"))
+    timed = steps[steps["pass"] == "timed"]
+    sizes = [] if timed["samples"].isna().any() else [int(size) for size in timed["samples"]]
+    return Timing(
+        samples_ms=tuple(float(value) for value in timed["wall_ms"]),
+        batch_size=sizes[0] if len(set(sizes)) == 1 else None,
+        samples=sum(sizes) if sizes else None,
+    )
 
 
 def summarize(

@@ -17,11 +17,14 @@ class Timing:
     samples_ms : tuple of float
         Wall time of each step, in the order of execution.
     batch_size : int or None
-        Samples a step works on, where the batches tell.
+        Samples that every step works on; ``None`` where the batches do not tell or differ.
+    samples : int or None
+        Samples of all steps together; ``None`` where the batches do not tell.
     """
 
     samples_ms: tuple[float, ...]
     batch_size: int | None = None
+    samples: int | None = None
 
     @property
     def steps(self) -> int:
@@ -40,8 +43,10 @@ class Timing:
 
     @property
     def throughput_per_s(self) -> float | None:
-        """Samples per second at the median step time; ``None`` where the batch size is unknown."""
-        return None if self.batch_size is None else self.batch_size / self.median_ms * 1e3
+        """Samples per second: at the median step time, or over all steps where batches differ; ``None`` if unknown."""
+        if self.batch_size is not None:
+            return self.batch_size / self.median_ms * 1e3
+        return None if self.samples is None else self.samples / sum(self.samples_ms) * 1e3
 
 
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:

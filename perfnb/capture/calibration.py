@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from perfnb.capture.layers import LayerSpans, others_listen
 
 _REPEATS, _BLOCKS = 100, 7
 
@@ -28,11 +31,20 @@ class Costs(NamedTuple):
         return Costs(max(0.0, self.op_ns - bare.op_ns), max(0.0, self.call_ns - bare.call_ns))
 
 
-def measure_costs() -> Costs:
-    """Least cost over a few blocks of ops and calls, which other work disturbs least; under the tracer active now."""
+def measure_costs(spans: LayerSpans | None = None) -> Costs:
+    """Least cost over a few blocks of ops and calls, which other work disturbs least; under the tracer active now.
+
+    Parameters
+    ----------
+    spans : LayerSpans, optional
+        The layer spans that are entered, if any.
+    """
     number, module = torch.zeros(1), nn.Identity()
+    call: Callable[[Any], Any] = module
+    if others_listen():  # the user's hooks are not to hear of these calls
+        call = module.forward if spans is None else partial(spans.call, module)
     with torch.no_grad():
-        return Costs(_per_call(torch.neg, number), _per_call(module, number))
+        return Costs(_per_call(torch.neg, number), _per_call(call, number))
 
 
 def _per_call(function: Callable[[Any], Any], argument: Any) -> float:

@@ -17,7 +17,12 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.loss import _Loss
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 #: What a layer span's label begins with; the call's number follows.
 LABEL = "pf#"
@@ -42,10 +47,17 @@ class Calls:
         Number of the call, its module, and the number of the call around it.
     loss : set of int
         Numbers of the calls that computed a loss.
+    begins : list of int
+        Number of the first call of each step.
     """
 
     records: list[tuple[int, nn.Module, int | None]] = field(default_factory=list)
     loss: set[int] = field(default_factory=set)
+    begins: list[int] = field(default_factory=list)
+
+    def begin_step(self) -> None:
+        """The calls from here on belong to another step."""
+        self.begins.append(len(self.records))
 
 
 class LayerSpans:
@@ -79,6 +91,13 @@ class LayerSpans:
         for stack in self._stacks:
             _close_down_to(stack, 0)
 
+    def call(self, module: nn.Module, argument: Any) -> Any:
+        """Call a module within a span, and tell no other hook of it."""
+        self._open(module, (argument,))
+        output = module.forward(argument)
+        self._close(module, (argument,), output)
+        return output
+
     def _open(self, module: nn.Module, args: Any) -> None:
         # Runs for every module call: as little as can be.
         if is_compiling() or (self._wanted is not None and id(module) not in self._wanted):
@@ -108,6 +127,12 @@ class LayerSpans:
         span.__exit__(None, None, None)
         if not stack and computes_loss(module, output):
             self.calls.loss.add(number)
+
+
+def others_listen() -> bool:
+    """Whether somebody else's hooks hear of every module call."""
+    hooks = (*_global_forward_pre_hooks.values(), *_global_forward_hooks.values())
+    return any(not isinstance(getattr(hook, "__self__", None), LayerSpans) for hook in hooks)
 
 
 def _close_down_to(stack: Stack, height: int) -> None:

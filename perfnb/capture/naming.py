@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType
@@ -14,6 +16,8 @@ from perfnb.capture.layers import Calls
 
 #: Component that ``torch.compile`` puts between a compiled model and its layers.
 COMPILED_CHILD = "_orig_mod"
+#: Functions that a step calls, directly or not, whose variables are looked at for names.
+_MOST_FUNCTIONS = 50
 
 
 @dataclass(frozen=True)
@@ -42,20 +46,26 @@ class Layer:
     compiled: bool
 
 
-def name_layers(calls: Calls, namespace: Mapping[str, Any]) -> tuple[list[Layer], dict[int, int]]:
+def name_layers(
+    calls: Calls, namespace: Mapping[str, Any], only: list[nn.Module] | None = None
+) -> tuple[list[Layer], dict[int, int]]:
     """All layers of the models that were called, in model order, and the layer of each module (by ``id``).
 
     A model is an outermost called module, or the module bound to a variable of `namespace` that contains it.
-    Modules that no model contains (made while the step ran) become layers below the call around them.
+    Modules that no model contains (made while the step ran) become layers below the call around them, and those that
+    each step makes anew are one layer. `only` restricts the layers to these models.
     """
     modules = {number: module for number, module, _ in calls.records}
+    twins = _made_anew(calls, namespace)
     outermost = [module for number, module, around in calls.records if around is None and number not in calls.loss]
     layers: list[Layer] = []
     places: dict[int, int] = {}
     taken: set[str] = set()
-    for name, model in _models(_unique(outermost), namespace):
+    for name, model in _models(_unique(outermost), namespace, twins):
         _add_model(_free(name, taken), model, layers, places)
     for number, module, around in calls.records:
+        if id(module) in twins:
+            _place_as(twins[id(module)], module, places)
         if id(module) in places or number in calls.loss or around is None:
             continue
         parent = places.get(id(modules[around]))
@@ -66,15 +76,71 @@ def name_layers(calls: Calls, namespace: Mapping[str, Any]) -> tuple[list[Layer]
         else:
             name = _free(f"{layers[parent].name}.({type(module).__name__})", taken)
             _add_model(name, module, layers, places, parent)
-    return _in_order(layers, places)
+    return _restricted(*_in_order(layers, places), only)
 
 
-def _models(outermost: list[nn.Module], namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
+def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Module]:
+    """For each module that a step made like one of an earlier step, by ``id``: that one.
+
+    A module made by a step is part of no model that has a name or is called in two steps. Twins have one class and
+    structure, are called by the same module, and have the same rank among such modules of their steps.
+    """
+    steps = [bisect_right(calls.begins, number) for number, _, _ in calls.records]
+    seen: dict[int, set[int]] = {}
+    for step, (_, module, _) in zip(steps, calls.records, strict=True):
+        seen.setdefault(id(module), set()).add(step)
+    if len(set(steps)) < 2:
+        return {}
+    modules = {number: module for number, module, _ in calls.records}
+    firsts: dict[Any, nn.Module] = {}
+    twins: dict[int, nn.Module] = {}
+    count: Counter[Any] = Counter()
+    known = {id(part) for _, model in _named_modules(namespace) for part in model.modules()}
+    for step, (_, module, around) in zip(steps, calls.records, strict=True):
+        if id(module) in known:
+            continue
+        known |= {id(part) for part in module.modules()}
+        if len(seen[id(module)]) > 1:
+            continue
+        inside = None if around is None else id(twins.get(id(modules[around]), modules[around]))
+        structure = (type(module), inside, tuple(path for path, _ in module.named_modules()))
+        count[step, structure] += 1
+        first = firsts.setdefault((structure, count[step, structure]), module)
+        if first is not module:
+            twins[id(module)] = first
+    return twins
+
+
+def _place_as(first: nn.Module, module: nn.Module, places: dict[int, int]) -> None:
+    """Put a module and all it contains where its twin is."""
+    for one, other in zip(first.modules(), module.modules(), strict=True):
+        if id(one) in places:
+            places[id(other)] = places[id(one)]
+
+
+def _restricted(
+    layers: list[Layer], places: dict[int, int], only: list[nn.Module] | None
+) -> tuple[list[Layer], dict[int, int]]:
+    """The layers that belong to the models `only`, which become roots under their qualified names."""
+    if only is None:
+        return layers, places
+    wanted = {id(module) for model in only for module in model.modules()}
+    kept = sorted({place for key, place in places.items() if key in wanted})
+    new: dict[int | None, int] = {old: place for place, old in enumerate(kept)}
+    moved = [replace(layers[old], parent=new.get(layers[old].parent)) for old in kept]
+    return moved, {key: new[old] for key, old in places.items() if old in new}
+
+
+def _models(
+    outermost: list[nn.Module], namespace: Mapping[str, Any], twins: Mapping[int, nn.Module]
+) -> list[tuple[str, nn.Module]]:
     """The models around the outermost modules, each once, with their names."""
     named = _named_modules(namespace)
     by_id = {id(module): name for name, module in reversed(named)}
     found: dict[int, tuple[str, nn.Module]] = {}
     for module in outermost:
+        if id(module) in twins:
+            continue
         if id(module) in by_id:
             found[id(module)] = (by_id[id(module)], module)
             continue
@@ -166,16 +232,25 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def namespace_of(step: Any) -> dict[str, Any]:
-    """The variables that a function sees by name: the globals and closure that it or a function in it uses, and
-    a method's object."""
-    function = getattr(step, "__func__", step)
+    """The variables that a function sees by name: the globals and closure that it, a function in it or a function that
+    it calls by name uses, and a method's object."""
     seen: dict[str, Any] = {}
-    if isinstance(function, FunctionType):
-        seen = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        seen.update({name: cell.cell_contents for name, cell in cells if not _is_empty(cell)})
+    functions = [getattr(step, "__func__", step)]
+    for function in functions:  # grows; what stands nearer to the step comes first and keeps its name
+        if isinstance(function, FunctionType):
+            new = {name: value for name, value in _variables(function).items() if name not in seen}
+            seen |= new
+            if len(functions) < _MOST_FUNCTIONS:
+                functions += [value for value in new.values() if isinstance(value, FunctionType)]
     owner = getattr(step, "__self__", None)
     return seen if owner is None else {**seen, "self": owner}
+
+
+def _variables(function: FunctionType) -> dict[str, Any]:
+    """The globals that a function's code names, and its closure."""
+    seen = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return seen | {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
 
 
 def _names(code: CodeType) -> list[str]:

@@ -31,6 +31,7 @@ class ExecutedStep(NamedTuple):
     pass_name: str
     wall_ns: int
     data_ns: int
+    samples: int | None
 
 
 @dataclass
@@ -103,7 +104,7 @@ def capture_step(
         warm = session.warm_up()
         timed = session.time(warm)
         calls, tracer = session.trace(timed, models, stacks)
-        layers, places = name_layers(calls, namespace or {})
+        layers, places = name_layers(calls, namespace or {}, models)
         spans = [
             (n, None if n in calls.loss else places.get(id(module)), n in calls.loss) for n, module, _ in calls.records
         ]
@@ -171,9 +172,14 @@ class _Session:
                     if lead_in:
                         self._run("lead_in", 1, lambda times: not times, lambda: nullcontext())
                     numbers = iter(range(count))
-                    self._run("traced", count, lambda times: len(times) < count, lambda: step_span(next(numbers)))
-                with LayerSpans():
-                    traced = measure_costs()
+
+                    def numbered() -> AbstractContextManager[Any]:
+                        spans.calls.begin_step()
+                        return step_span(next(numbers))  # type: ignore[no-any-return]
+
+                    self._run("traced", count, lambda times: len(times) < count, numbered)
+                with LayerSpans() as idle:
+                    traced = measure_costs(idle)
         except BaseException:
             tracer.close()
             raise
@@ -191,7 +197,7 @@ class _Session:
         """Run steps of a pass while `more`, given their durations so far, says so; the durations in ns."""
         __tracebackhide__ = True
         seen: list[int] = []
-        data: list[int] = []
+        rest: list[tuple[int, int | None]] = []
         synchronize()
         clock = StepClock()
         while more(seen):
@@ -203,10 +209,9 @@ class _Session:
                     with span():
                         times = self._runner.run(data_span)
             seen.append(times.end_ns - times.begin_ns)
-            data.append(times.ready_ns - times.begin_ns)
+            rest.append((times.ready_ns - times.begin_ns, times.samples))
             clock.end(seen[-1])
             self._progress(pass_name, len(seen), count)
         durations = clock.durations_ns()
-        self.executed += [ExecutedStep(pass_name, *row) for row in zip(durations, data, strict=True)]
-        self.meta["batch_size"] = self._runner.batch_size
+        self.executed += [ExecutedStep(pass_name, wall, *row) for wall, row in zip(durations, rest, strict=True)]
         return durations

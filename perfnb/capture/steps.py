@@ -16,11 +16,12 @@ _END = object()
 
 
 class StepTimes(NamedTuple):
-    """When a step began, had its batch, and ended (`time.perf_counter_ns`)."""
+    """When a step began, had its batch, and ended (`time.perf_counter_ns`), and how many samples the batch held."""
 
     begin_ns: int
     ready_ns: int
     end_ns: int
+    samples: int | None
 
 
 class BatchSource:
@@ -35,8 +36,8 @@ class BatchSource:
     def __init__(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self._make: Callable[[], Iterable[Any]] = batches if _is_factory(batches) else lambda: batches  # type: ignore[assignment,return-value]
         self._iterator: Iterator[Any] | None = None
+        self._own = False
         self._taken = 0
-        self.size: int | None = None
 
     def next(self) -> Any:
         """The next batch, from the beginning again if the batches ran out."""
@@ -44,7 +45,9 @@ class BatchSource:
         batch = _END if self._iterator is None else next(self._iterator, _END)
         if batch is _END:
             self._iterator = None  # a loader's workers end before new ones start
-            self._iterator = iter(self._make())
+            made = self._make()
+            self._iterator = iter(made)
+            self._own = self._iterator is not made
             batch = next(self._iterator, _END)
         if batch is _END:
             raise BatchesExhaustedError(self._why_exhausted())
@@ -52,8 +55,11 @@ class BatchSource:
         return batch
 
     def close(self) -> None:
-        """Let go of the iterator, which ends a loader's workers."""
-        self._iterator = None
+        """Let go of the iterator, and end a loader's workers: the traceback of an error would keep them."""
+        iterator, self._iterator = self._iterator, None
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None and self._own and not getattr(iterator, "_persistent_workers", True):
+            shut_down()
 
     def _why_exhausted(self) -> str:
         if self._taken == 0:
@@ -74,7 +80,6 @@ class StepRunner:
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
         self._step = step
         self._source = source
-        self.batch_size: int | None = None
 
     def run(self, span: Span | None = None) -> StepTimes:
         """Run one step; `span` opens a span of the given name around the fetching of the batch."""
@@ -82,15 +87,14 @@ class StepRunner:
         if self._source is None:
             begin = time.perf_counter_ns()
             self._step()
-            return StepTimes(begin, begin, time.perf_counter_ns())
+            return StepTimes(begin, begin, time.perf_counter_ns(), None)
         begin = time.perf_counter_ns()
         with nullcontext() if span is None else span("data"):
             batch = self._source.next()
         ready = time.perf_counter_ns()
         self._step(batch)
         end = time.perf_counter_ns()
-        self.batch_size = common_size(batch)
-        return StepTimes(begin, ready, end)
+        return StepTimes(begin, ready, end, common_size(batch))
 
 
 def common_size(batch: Any) -> int | None:

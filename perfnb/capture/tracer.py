@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr-defined]
 
-from perfnb.capture.guard import profiler_active
+from perfnb.capture.guard import InterruptGate, profiler_active
 from perfnb.capture.layers import function_span
 from perfnb.errors import CaptureError
 
@@ -36,12 +35,13 @@ class Tracer:
 
     def __init__(self, *, cuda: bool, stacks: bool = False) -> None:
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
-        self._profile: profile | None = profile(activities=activities, with_stack=stacks)
+        # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
+        self._profile: _KinetoProfile | None = _KinetoProfile(activities=activities, with_stack=stacks)
 
     def __enter__(self) -> Tracer:
         assert self._profile is not None
         with _quiet_kineto():
-            self._profile.__enter__()
+            self._profile.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -55,7 +55,7 @@ class Tracer:
                 )
             return
         with _quiet_kineto():
-            self._profile.__exit__(None, None, None)
+            self._profile.stop()
 
     def export(self, *, exact: bool = False) -> bytes:
         """The trace as Chrome trace JSON.
@@ -64,7 +64,8 @@ class Tracer:
         ``unknown``; `exact` asks for its Python exporter, which is slow and right.
         """
         assert self._profile is not None, "export() after close()"
-        with tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
+        # The gate: an interrupt while the folder is made or removed would leave it behind.
+        with InterruptGate(), tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
             path = Path(folder) / "trace.json"
             options: dict[str, Any] = {"use_python_export": True} if exact else {}
             try:
@@ -77,9 +78,8 @@ class Tracer:
             return path.read_bytes()
 
     def close(self) -> None:
-        """Free what the session holds; without the collection, memory grows with every session."""
+        """Free what the session holds."""
         self._profile = None
-        gc.collect()
 
 
 def step_span(number: int) -> Any:

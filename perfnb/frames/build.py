@@ -35,6 +35,7 @@ def recording_of(capture: Capture, name: str) -> Recording:
             "pass": pd.Categorical([step.pass_name for step in capture.steps]),
             "wall_ms": [step.wall_ns / 1e6 for step in capture.steps],
             "data_ms": [step.data_ns / 1e6 for step in capture.steps],
+            "samples": pd.array([step.samples for step in capture.steps], dtype="Int64"),
         }
     )
     spans = pd.DataFrame(

@@ -20,7 +20,7 @@ class Recording:
         ``duration_ns``, ``thread``, ``device``, ``stream``, ``correlation``, ``sequence``, ``forward_thread`` (-1 where
         the event has none), ``span`` (number of the layer span, else -1).
     steps : DataFrame
-        One row an executed step: ``pass``, ``wall_ms``, ``data_ms``.
+        One row an executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch).
     modules : DataFrame
         One row a layer, in model order: ``name``, ``module``, ``parent`` (row of the layer around it, else -1),
         ``depth``, ``parameters``, ``parameter_bytes``, ``compiled``.

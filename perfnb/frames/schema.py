@@ -50,7 +50,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "gpu_ms": _FLOAT,
         },
         "phases": {"ms": _FLOAT, "share": _FLOAT},
-        "steps": {"pass": _CATEGORY, "wall_ms": _FLOAT, "data_ms": _FLOAT},
+        "steps": {"pass": _CATEGORY, "wall_ms": _FLOAT, "data_ms": _FLOAT, "samples": _INT},
         "ops": {
             "calls": _FLOAT,
             "self_cpu_ms": _FLOAT,

@@ -7,13 +7,17 @@ from typing import Any
 
 def register(shell: Any) -> None:
     """Put perfnb's magics and their completion into an IPython shell."""
-    from perfnb.magics.profile_step import OPTIONS_OF, ProfileStepMagics, complete
+    from perfnb.magics.profile_step import ProfileStepMagics, match_options
 
+    unregister(shell)
     shell.register_magics(ProfileStepMagics)
-    shell.set_hook("complete_command", complete, re_key=OPTIONS_OF)
+    shell.Completer.custom_matchers.append(match_options)
 
 
 def unregister(shell: Any) -> None:
     """Take them out again."""
+    from perfnb.magics.profile_step import match_options
+
     for magics in shell.magics_manager.magics.values():
         magics.pop("profile_step", None)
+    shell.Completer.custom_matchers[:] = [m for m in shell.Completer.custom_matchers if m is not match_options]

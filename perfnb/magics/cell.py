@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import traceback
 from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
@@ -18,17 +19,25 @@ def compile_body(shell: Any, source: str) -> CodeType:
     Raises
     ------
     UsageError
-        If the body awaits at its top level, which a synchronous magic cannot run.
-    SyntaxError
-        If it is no Python.
+        If the body is empty, is no Python, or awaits at its top level, which a synchronous magic cannot run.
     """
-    transformed = shell.transform_cell(source)
-    number = len(shell.history_manager.input_hist_parsed) - 1  # of the cell that runs now
-    name = shell.compile.cache(transformed, number, raw_code=source)
-    tree = shell.transform_ast(shell.compile.ast_parse(transformed, filename=name))
-    if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in _top_level(tree)):
-        raise UsageError("a profiled step cannot use await at its top level: put the call that awaits into a function.")
-    code: CodeType = shell.compile(tree, name, "exec")
+    try:
+        transformed = shell.transform_cell(source)
+        name = shell.compile.cache(transformed, _cell_number(shell), raw_code=source)
+        tree = shell.transform_ast(shell.compile.ast_parse(transformed, filename=name))
+        if not tree.body:
+            raise UsageError("the step is empty: there is nothing to profile.")
+        if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in _top_level(tree)):
+            raise UsageError(
+                "a profiled step cannot use await at its top level: put the call that awaits into a function."
+            )
+        code: CodeType = shell.compile(tree, name, "exec")
+    except SyntaxError as error:
+        # As a UsageError: IPython would list the frames of the magic above the one line that matters.
+        error.filename = f"Cell In[{_cell_number(shell)}]"
+        raise UsageError(
+            "the step is no Python.\n" + "".join(traceback.format_exception_only(error)).rstrip()
+        ) from None
     return code
 
 
@@ -48,7 +57,7 @@ def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) 
     return step
 
 
-def compile_clause(clause: str, namespace: dict[str, Any]) -> tuple[CodeType, Callable[[], Iterable[Any]]]:
+def compile_clause(shell: Any, clause: str) -> tuple[CodeType, Callable[[], Iterable[Any]]]:
     """``for TARGET in ITERABLE`` as code that binds a batch to the target, and a function that evaluates the iterable.
 
     The iterable is evaluated anew each time the batches begin again, so that ``enumerate(loader)`` can.
@@ -58,24 +67,34 @@ def compile_clause(clause: str, namespace: dict[str, Any]) -> tuple[CodeType, Ca
     UsageError
         If the clause is no such thing.
     """
+    refusal = UsageError(f"cannot read {clause!r}: write for TARGET in ITERABLE, as in a for loop.")
+    name = shell.compile.cache(clause, _cell_number(shell))  # so that an error in it shows the clause
     try:
         tree = ast.parse(f"{clause.strip().rstrip(':')}: pass")
-    except SyntaxError as error:
-        raise UsageError(f"cannot read {clause!r}: write for TARGET in ITERABLE, as in a for loop.") from error
-    loop = tree.body[0] if len(tree.body) == 1 else None
-    if not isinstance(loop, ast.For):
-        raise UsageError(f"cannot read {clause!r}: write for TARGET in ITERABLE, as in a for loop.")
-    value = ast.Name(id=_BATCH, ctx=ast.Load())
-    binding = ast.Module([ast.Assign(targets=[loop.target], value=value)], type_ignores=[])
-    assign = compile(ast.fix_missing_locations(binding), "<the target of %%profile_step>", "exec")
-    iterable = compile(ast.Expression(loop.iter), "<the iterable of %%profile_step>", "eval")
+        loop = tree.body[0] if len(tree.body) == 1 else None
+        if not isinstance(loop, ast.For):
+            raise refusal
+        value = ast.Name(id=_BATCH, ctx=ast.Load())
+        binding = ast.Module([ast.Assign(targets=[loop.target], value=value)], type_ignores=[])
+        assign = compile(ast.fix_missing_locations(binding), name, "exec")
+        iterable = compile(ast.Expression(loop.iter), name, "eval")
+    except SyntaxError:
+        raise refusal from None
 
     def batches() -> Iterable[Any]:
         __tracebackhide__ = True
-        result: Iterable[Any] = eval(iterable, namespace)
+        result: Iterable[Any] = eval(iterable, shell.user_ns)
+        if not hasattr(type(result), "__iter__") and not hasattr(type(result), "__getitem__"):
+            raise UsageError(f"{clause!r} gives no batches: {type(result).__name__} is not iterable.")
         return result
 
     return assign, batches
+
+
+def _cell_number(shell: Any) -> int:
+    """The number of the cell that runs now, also where it is not kept in the history."""
+    running = shell.displayhook.exec_result
+    return int(getattr(running, "execution_count", None) or shell.execution_count)
 
 
 def _top_level(tree: ast.AST) -> Iterable[ast.AST]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import shlex
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -30,13 +29,15 @@ def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Nam
         rest = rest[match.end() :]
         if action.nargs != 0:
             value = _VALUE.match(rest)
-            if value is None:
+            if value is None or value[1].startswith("--"):
                 raise UsageError(f"{match[1]} needs a value: {match[1]} {action.metavar or action.dest.upper()}")
-            words.append(_unquoted(value[1]))
+            words[-1] += f"={_unquoted(value[1], match[1])}"
             rest = rest[value.end() :]
         elif match[2] or (rest and not rest[0].isspace()):
             raise UsageError(f"{match[1]} takes no value.")
         rest = rest.lstrip()
+    if rest == "-h":
+        raise UsageError("there is no option -h: %profile_step? shows the help.")
     return parser.parse_args(words), rest
 
 
@@ -50,9 +51,15 @@ def _action(name: str, parser: argparse.ArgumentParser) -> Any:
     if name not in actions:
         near = difflib.get_close_matches(name, option_names(parser), n=1)
         hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(option_names(parser))}."
+        if name == "--help":
+            hint = "%profile_step? shows the help."
         raise UsageError(f"there is no option {name}: {hint}")
     return actions[name]
 
 
-def _unquoted(value: str) -> str:
-    return shlex.split(value)[0] if value[0] in "\"'" and len(value) > 1 and value[0] == value[-1] else value
+def _unquoted(value: str, option: str) -> str:
+    if value[0] not in "\"'":
+        return value
+    if len(value) == 1 or value[0] != value[-1]:
+        raise UsageError(f"the value of {option} begins with a quote that does not end: {value}")
+    return value[1:-1]

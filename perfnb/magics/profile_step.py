@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from typing import Any
 
-from IPython.core.error import TryNext, UsageError
+from IPython.core.completer import SimpleCompletion, context_matcher
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 
@@ -13,7 +15,7 @@ from perfnb.magics.cell import compile_body, compile_clause, step_of
 from perfnb.magics.options import option_names, split_line
 
 #: Lines whose options complete.
-OPTIONS_OF = r"^\s*%%?profile_step\b"
+OPTIONS_OF = re.compile(r"(^|=)\s*%%?profile_step\s(.*\s)?(?P<typed>-[\w-]*)$")
 
 
 @magics_class
@@ -34,7 +36,7 @@ class ProfileStepMagics(Magics):
     @argument("--model", metavar="MODELS", help="Break only these models into layers: names, with commas between.")
     @argument("--quiet", action="store_true", help="Show no progress and, in a cell with --into, no report.")
     @argument(
-        "code", nargs="*", help="%%%%profile_step: for TARGET in ITERABLE. %%profile_step: the statement to profile."
+        "code", nargs="*", help="In a cell: for TARGET in ITERABLE, or nothing. On a line: the statement to profile."
     )
     def profile_step(self, line: str, cell: str | None = None) -> Any:
         """Run a step again and again and show where its time goes, layer by layer, forward and backward.
@@ -58,12 +60,12 @@ class ProfileStepMagics(Magics):
         __tracebackhide__ = True
         from perfnb.capture.budget import Plan
 
-        options, rest = split_line(line, _parser(self.shell))
+        options, rest = split_line(line, _parser())
         try:
             plan = Plan(warmup=options.warmup, steps=options.steps, budget_s=options.budget)
         except ValueError as error:
-            raise UsageError(str(error)) from None
-        if options.into is not None and not options.into.isidentifier():
+            raise UsageError("--" + str(error).replace("budget_s", "budget")) from None
+        if options.into is not None and (not options.into.isidentifier() or keyword.iskeyword(options.into)):
             raise UsageError(f"--into needs a variable's name, not {options.into!r}.")
         if options.quiet and cell is not None and options.into is None:
             raise UsageError("--quiet shows no report, so a cell needs --into NAME beside it.")
@@ -83,18 +85,16 @@ class ProfileStepMagics(Magics):
                 raise UsageError("there is nothing to profile: write a statement after %profile_step.")
             source = rest
         else:
-            if not cell.strip():
-                raise UsageError("the cell is empty: its body is the step to profile.")
             source = cell
             if rest:
-                assign, batches = compile_clause(rest, namespace)
-        models = self._models(options.model)
+                assign, batches = compile_clause(self.shell, rest)
+        models = self._models(options.model) or {}
         return run_profile(
             step_of(compile_body(self.shell, source), namespace, assign),
             batches,
             plan=plan,
-            models=None if models is None else list(models.values()),
-            namespace={**self._variables(), **(models or {})},
+            models=list(models.values()) or None,
+            namespace={**models, **self._variables(), **models},  # the names in --model come first
             name=options.name or "step",
             quiet=options.quiet,
         )
@@ -104,10 +104,10 @@ class ProfileStepMagics(Magics):
         hidden = self.shell.user_ns_hidden
         return {name: value for name, value in self.shell.user_ns.items() if name not in hidden}
 
-    def _models(self, text: str | None) -> dict[str, Any] | None:
+    def _models(self, text: str | None) -> dict[str, Any]:
         """The modules that ``--model`` names."""
         if text is None:
-            return None
+            return {}
         from perfnb.capture.naming import chosen_models
 
         models: dict[str, Any] = {}
@@ -116,18 +116,27 @@ class ProfileStepMagics(Magics):
                 models[name.strip()] = self.shell.ev(name.strip())
                 chosen_models(models[name.strip()])
             except (NameError, AttributeError, SyntaxError, TypeError) as error:
-                raise UsageError(f"--model {name.strip()!r} is no torch module in this notebook: {error}.") from None
+                raise UsageError(
+                    f"--model {name.strip()!r} is no torch module in this notebook: {str(error).rstrip('.')}."
+                ) from None
         return models
 
 
-def complete(shell: Any, event: Any) -> list[str]:
-    """The options that fit what has been typed of one."""
-    typed = re.split(r"\s", event.line)[-1]
-    if not typed.startswith("-"):
-        raise TryNext
-    return [name for name in option_names(_parser(shell)) if name.startswith(typed)]
+@context_matcher()
+def match_options(context: Any) -> Any:
+    """The options that fit what has been typed of one, and nothing else beside them."""
+    match = OPTIONS_OF.search(context.text_until_cursor)
+    if match is None:
+        return {"completions": []}
+    names = [name for name in option_names(_parser()) if name.startswith(match["typed"])]
+    return {
+        "completions": [SimpleCompletion(text=name, type="param") for name in names],
+        "matched_fragment": match["typed"],
+        "suppress": True,
+    }
 
 
-def _parser(shell: Any) -> Any:
+def _parser() -> Any:
     """The parser that the magic's decorators made."""
-    return shell.find_line_magic("profile_step").parser
+    magic: Any = ProfileStepMagics.profile_step
+    return magic.parser

@@ -118,8 +118,8 @@ def decode(data: bytes, source: str = "the trace") -> TraceColumns:
         If `data` is no such JSON; the message names `source` and, where known, the byte.
     """
     collecting = gc.isenabled()
-    gc.disable()  # millions of small objects and no cycles: collecting would only walk them
     try:
+        gc.disable()  # millions of small objects and no cycles: collecting would only walk them
         trace = _decode(data, source)
         return _columns(trace)
     finally:

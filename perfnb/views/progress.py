@@ -49,7 +49,7 @@ class Progress:
     def __call__(self, pass_name: str, done: int, total: int | None = None) -> None:
         """Say that `done` of `total` steps of a pass are done; drawn at most five times a second.
 
-        A pass's first and last call are always drawn.
+        The first call of a pass is always drawn.
         """
         if self._line is None:
             return
@@ -101,7 +101,7 @@ class _TerminalLine:
     def __init__(self) -> None:
         from tqdm import tqdm
 
-        class Bar(tqdm):
+        class Bar(tqdm):  # type: ignore[type-arg]
             monitor_interval = 0  # of this class alone: no monitor thread is started
 
         self._bar = Bar(leave=False, file=sys.stderr, unit="step", mininterval=0, delay=0)

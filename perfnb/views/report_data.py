@@ -20,7 +20,8 @@ LAYER_COLUMNS = (
 OP_COLUMNS = ("calls", "self_cpu_ms", "total_cpu_ms", "gpu_ms", "flops", "bytes")
 LAYER_OP_COLUMNS = ("calls", "self_cpu_ms", "gpu_ms")
 
-_DIGITS = 4
+#: Significant digits of figures in tables, and of the few that stand out and must not be rounded twice.
+_DIGITS, _HEADLINE_DIGITS = 4, 9
 _NOWHERE = -1
 _NOT_ATTRIBUTED = {"", "nan", "None", "<NA>"}
 
@@ -47,14 +48,14 @@ def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
         "name": escape.plain(summary.name),
         "device": escape.plain(summary.device),
         "step": {
-            "median_ms": _number(timing.median_ms if timing.steps else None),
-            "ci_ms": [_number(bound) for bound in timing.ci_ms] if timing.steps and timing.ci_ms else None,
+            "median_ms": _exact(timing.median_ms if timing.steps else None),
+            "ci_ms": [_exact(bound) for bound in timing.ci_ms] if timing.steps and timing.ci_ms else None,
             "samples_ms": _numbers(timing.samples_ms[:500]),
             "steps": timing.steps,
-            "throughput_per_s": _number(timing.throughput_per_s if timing.steps else None),
+            "throughput_per_s": _exact(timing.throughput_per_s if timing.steps else None),
             "batch_size": timing.batch_size,
-            "traced_ms": _number(summary.traced_ms),
-            "slowdown": _number(summary.slowdown),
+            "traced_ms": _exact(summary.traced_ms),
+            "slowdown": _exact(summary.slowdown),
             "executed": [[fmt.PASS_WORDS.get(name, escape.plain(name)), n] for name, n in summary.executed.items()],
         },
         "phases": [
@@ -106,9 +107,13 @@ def _numbers(values: Iterable[Any]) -> list[float | None]:
     return [_number(value) for value in values]
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, digits: int = _DIGITS) -> float | None:
     number = fmt.known(value)
     if number is None:
         return None
-    short = fmt.rounded(number, _DIGITS)
+    short = fmt.rounded(number, digits)
     return int(short) if short.is_integer() and abs(short) < 2**53 else short
+
+
+def _exact(value: Any) -> float | None:
+    return _number(value, _HEADLINE_DIGITS)

@@ -55,7 +55,8 @@ def headline_facts(summary: Summary) -> list[str]:
         step = f"step {fmt.interval(timing.median_ms, timing.ci_ms)} ({bounds}{what})"
     facts = [step]
     if timing.steps and timing.throughput_per_s is not None:
-        facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}, batch of {timing.batch_size:,}")
+        size = "" if timing.batch_size is None else f", batch of {timing.batch_size:,}"
+        facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}{size}")
     facts.append(fmt.executions(summary.executed))
     if summary.slowdown is None:
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}")

@@ -199,6 +199,7 @@ def test_the_unknown_says_why(report):
     page = report(summaries.unknown_figures())
     page.locator("tr[data-row]").first.click()
     expect(page.locator("header")).to_contain_text("too few for an interval")
+    expect(row(page, "model")).to_have_text(re.compile("(n/a){4}$"))
     made = summaries.small_cnn()
     page = report(made)
     unknown = row(page, "(loss)").locator(".pf-unknown").first
@@ -270,8 +271,8 @@ def test_numbers_are_written_as_python_writes_them(page):
     page.set_content("<p></p>")
     written = page.evaluate(
         "([script, figures]) => new Function(script.replace('export default report;', '') + "
-        "'return (figures) => figures.map((n) => [duration(n), count(n), flopCount(n), byteSize(n), share(Math.min(n, 1)), "
-        'rate(n, "samples"), intervalBounds(n, [n / 2, 2 * n])])\')()(figures)',
+        "'return (figures) => figures.map((n) => [duration(n), count(n), flopCount(n), byteSize(n), "
+        'share(Math.min(n, 1)), rate(n, "samples"), intervalBounds(n, [n / 2, 2 * n])])\')()(figures)',
         [report_script(), figures],
     )
     expected = [

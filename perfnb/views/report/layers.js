@@ -37,6 +37,8 @@ function layerColumns(data, facts) {
   const recomputes = layers.recompute_ms?.some((ms) => ms > 0);
   const traced = "in a traced step, layers inside included";
   const number = (key, head, title, format, more) => figureColumn(layers[key], key, head, title, format, more);
+  // These four are always there; a figure that is missing says so.
+  const always = (key, ...rest) => figureColumn(layers[key] ?? layers.parent.map(() => null), key, ...rest);
   const parts = (i) => DIRECTIONS.map((kind) => [layers[`${kind}_ms`]?.[i] ?? 0, kind]);
   return [
     {
@@ -59,13 +61,13 @@ function layerColumns(data, facts) {
         return stackedBar(bar.some(([ms]) => ms > 0) ? bar : [[layers.total_ms?.[i] ?? 0, "other"]], heaviest);
       },
     },
-    number("forward_ms", "Forward", `Forward time ${traced}`, duration),
-    number("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
+    always("forward_ms", "Forward", `Forward time ${traced}`, duration),
+    always("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
     recomputes ? number("recompute_ms", "Recomp.", `Time of forward work done again in the backward pass ${traced}`, duration) : null,
-    number("total_ms", "Total", `Forward, backward and recompute time ${traced}`, duration),
+    always("total_ms", "Total", `Forward, backward and recompute time ${traced}`, duration),
     number("self_ms", "Self", "Time in a traced step, layers inside excluded", duration, { drop: 3 }),
     number("gpu_ms", "GPU", `GPU time ${traced}`, duration, { drop: 4 }),
-    number("share", "Share", "Share of the step, corrected for the cost of tracing", share, { width: 66 }),
+    always("share", "Share", "Share of the step, corrected for the cost of tracing", share, { width: 66 }),
     number("forward_flops", "FLOPs", "Arithmetic of the forward pass", flopCount, { drop: 1, width: 92 }),
     number("parameters", "Params", "Parameters, layers inside included", count, { drop: 2, width: 68 }),
   ].filter(Boolean);
@@ -109,7 +111,7 @@ function layerDetails(data, facts, grid, i) {
     entry("forward", "forward_ms", duration), entry("backward", "backward_ms", duration),
     entry("recompute", "recompute_ms", duration), entry("GPU", "gpu_ms", duration),
     entry("calls", "calls", count), entry("ops", "ops", count), entry("kernels", "kernels", count),
-    entry("parameters", "parameters", count), entry("their memory", "parameter_bytes", byteSize),
+    entry("parameters", "parameters", count), entry("parameter memory", "parameter_bytes", byteSize),
     entry("activations", "activation_bytes", byteSize), entry("forward FLOPs", "forward_flops", flopCount),
     entry("backward FLOPs", "backward_flops", flopCount));
   const hasInside = grid.children[i].length > 0;

@@ -14,8 +14,8 @@ function headline(data) {
       h("div", { class: "pf-main" }, h("dt", {}, "Step"),
         h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, timeline(step)),
           h("small", {}, step.ci_ms ? `${basis}, 95 % interval` : step.steps ? `${basis}, too few for an interval` : basis))),
-      step.batch_size == null ? null
-        : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), `batch of ${step.batch_size.toLocaleString("en-US")}`),
+      step.throughput_per_s == null ? null
+        : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batches differ in size" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
       fact("Traced step", figure(duration(step.traced_ms)),
         step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
       fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "not once", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
@@ -70,6 +70,19 @@ function hideTwin(id) {
   return () => rule.remove();
 }
 
+// Notebooks take single keys as commands ("dd" deletes the cell). Those that listen below the report never hear of
+// ours; those that hear first, as JupyterLab may, ask the focused element for an attribute. Ctrl+S stays a command.
+function keepKeys(root) {
+  const isCommand = (event) => event.ctrlKey || event.metaKey;
+  const mark = (event) => {
+    const [target] = event.composedPath();
+    if (root.contains(target)) target.toggleAttribute("data-lm-suppress-shortcuts", !isCommand(event));
+  };
+  window.addEventListener("keydown", mark, true);
+  root.addEventListener("keydown", (event) => isCommand(event) || event.stopPropagation());
+  return () => window.removeEventListener("keydown", mark, true);
+}
+
 function render({ model, el }) {
   const data = model.get("data");
   const layers = layersTab(data);
@@ -85,12 +98,15 @@ function render({ model, el }) {
   const notes = data.notes.length
     ? h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, data.notes.map((note) => h("li", {}, note))))
     : null;
-  // Notebooks take single keys as commands unless told that these are ours.
-  const root = h("article", { class: "perfnb", "aria-label": `Profile ${data.name}`, "data-lm-suppress-shortcuts": "true" },
+  const root = h("article", { class: "perfnb", "aria-label": `Profile ${data.name}` },
     headline(data), phaseBar(data), views.list, views.panels, notes);
-  root.addEventListener("keydown", (event) => event.stopPropagation());
+  const freeKeys = keepKeys(root);
   el.replaceChildren(root);
-  return hideTwin(data.id);
+  const showTwin = hideTwin(data.id);
+  return () => {
+    freeKeys();
+    showTwin();
+  };
 }
 
 const report = { render };

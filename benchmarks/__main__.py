@@ -1,0 +1,27 @@
+"""``python -m benchmarks [name ...]``: run all benchmarks, or those named."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import torch
+
+from benchmarks import loading, memory, report, spans
+
+_ALL = {"spans": spans.run, "report": report.run, "loading": loading.run, "memory": memory.run}
+
+
+def main(names: list[str]) -> None:
+    """Print the machine and each benchmark's lines."""
+    unknown = [name for name in names if name not in _ALL]
+    if unknown:
+        sys.exit(f"There is no benchmark {unknown[0]!r}; there are {', '.join(_ALL)}.")
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
+    for name in names or _ALL:
+        for line in _ALL[name]():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

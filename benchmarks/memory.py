@@ -1,0 +1,61 @@
+"""Growth of a kernel's resident memory over 50 profiles, each shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+_FIRST, _MORE = 5, 50
+_SETUP = """
+%load_ext perfnb
+import gc, psutil, torch
+from benchmarks.models import gpt
+step = gpt()
+def resident():
+    gc.collect()
+    return psutil.Process().memory_info().rss
+"""
+_PROFILE = "%%profile_step --warmup 1 --steps 2 --into p\nstep()"
+
+
+def run() -> Iterator[str]:
+    """One line: what the 50 profiles after the first five added."""
+    manager = KernelManager()
+    manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]  # type: ignore[misc]
+    manager.start_kernel()
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        _execute(client, _SETUP)
+        sizes = []
+        for count in (_FIRST, _MORE // 2, _MORE // 2):
+            for _ in range(count):
+                _execute(client, _PROFILE)
+            sizes.append(int(_execute(client, "resident()")))
+        first, middle, last = (size / 2**20 for size in sizes)
+        yield (
+            f"memory: {_MORE} profiles added {last - first:.1f} MiB to the kernel "
+            f"({middle - first:+.1f}, then {last - middle:+.1f}; {last:.0f} MiB in all)"
+        )
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def _execute(client: BlockingKernelClient, code: str) -> str:
+    """Run a cell and return its value as text."""
+    value = [""]
+
+    def take(message: dict) -> None:
+        content = message["content"]
+        if message["msg_type"] == "execute_result":
+            value[0] = content["data"]["text/plain"]
+        elif message["msg_type"] == "error":
+            raise RuntimeError("\n".join(content["traceback"]))
+
+    client.execute_interactive(code, timeout=300, output_hook=take)
+    return value[0]

@@ -1,0 +1,57 @@
+"""The steps that the benchmarks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from perfnb.demo import ByteGPT
+
+
+def gpt() -> Callable[[], None]:
+    """The demo's transformer: 38 module calls, ops of some 100 µs."""
+    model = ByteGPT()
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(256, (16, 128))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def bert() -> Callable[[], None]:
+    """A small BERT from transformers: 4 layers of width 128, sequences of 64."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
+    model = BertModel(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(config.vocab_size, (8, 64))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(tokens).last_hidden_state.pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def tiny() -> Callable[[], None]:
+    """The worst case for layer spans: 300 modules that do next to nothing."""
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(100)]
+    model = nn.Sequential(*blocks)
+    batch = torch.randn(4, 16)
+
+    def step() -> None:
+        model(batch).sum().backward()
+
+    return step
+
+
+STEPS = {"ByteGPT": gpt, "BERT (small)": bert, "300 tiny modules": tiny}

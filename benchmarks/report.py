@@ -1,0 +1,48 @@
+"""From the end of the traced pass to the displayed report, against ``prof.key_averages()`` on the same trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.models import STEPS
+from perfnb.capture.budget import Plan
+from perfnb.capture.naming import namespace_of
+from perfnb.capture.run import capture_step
+from perfnb.frames.build import recording_of
+from perfnb.profile import Profile
+from perfnb.views.display import live_bundle, static_bundle
+from perfnb.views.report_data import report_data
+
+
+def run() -> Iterator[str]:
+    """One line a model; the first run, which imports what it needs, is not counted."""
+    _measure(STEPS["ByteGPT"])
+    for name, make in STEPS.items():
+        report_s, averages_s, events = _measure(make)
+        yield (
+            f"report: {name}: report / key_averages(): {report_s / averages_s:.3f} "
+            f"({report_s * 1e3:.0f} ms / {averages_s * 1e3:.0f} ms, {events:,} events)"
+        )
+
+
+def _measure(make: Callable[[], Callable[[], None]]) -> tuple[float, float, int]:
+    """Seconds from trace to report, seconds of ``key_averages()``, number of events."""
+    step = make()
+    capture = capture_step(step, plan=Plan(warmup=3, steps=3, traced=10), namespace=namespace_of(step))
+    profiler: Any = capture.tracer._profile
+    begin = time.perf_counter()
+    events = _report(capture)
+    middle = time.perf_counter()
+    profiler.key_averages()
+    return middle - begin, time.perf_counter() - middle, events
+
+
+def _report(capture: Any) -> int:
+    """What happens between the traced pass and the display of both outputs."""
+    profile = Profile(recording_of(capture, "benchmark"))
+    summary = profile._summary
+    static_bundle(summary, "benchmark")
+    live_bundle(report_data(summary, "benchmark"))
+    return len(profile._recording.events)

@@ -1,0 +1,49 @@
+"""A traced step with layer spans against a bare torch.profiler with the same options."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+from benchmarks.models import STEPS
+from perfnb.capture.layers import LayerSpans
+from perfnb.capture.tracer import Tracer
+
+_SESSIONS, _STEPS = 12, 5
+
+
+def run() -> Iterator[str]:
+    """One line a model: the ratio, session by session, of the median step."""
+    for name, make in STEPS.items():
+        step = make()
+        for _ in range(5):
+            step()
+        ratios, bare_ms = [], []
+        for session in range(_SESSIONS):
+            # Turn about, so that a drift of the machine falls on both.
+            if session % 2:
+                bare, spans = _session(step, nullcontext()), _session(step, LayerSpans())
+            else:
+                spans, bare = _session(step, LayerSpans()), _session(step, nullcontext())
+            ratios.append(spans / bare)
+            bare_ms.append(bare / 1e6)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        yield (
+            f"spans: {name}: traced step with layer spans / without: {middle:.3f} "
+            f"(quartiles {low:.3f} to {high:.3f}; {statistics.median(bare_ms):.2f} ms without)"
+        )
+
+
+def _session(step: Callable[[], None], spans: AbstractContextManager[object]) -> float:
+    """Median duration in ns of the steps of one profiler session, the first left out."""
+    tracer = Tracer(cuda=False)
+    times = []
+    with tracer, spans:
+        for _ in range(_STEPS + 1):
+            begin = time.perf_counter_ns()
+            step()
+            times.append(time.perf_counter_ns() - begin)
+    tracer.close()
+    return statistics.median(times[1:])

@@ -1,0 +1,199 @@
+"""An interrupt ends a profile at once, reaches the caller, and leaves nothing behind, whenever it comes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.capture.guard import InterruptGate, exclusive, profiler_active
+from perfnb.errors import NestedProfilerError
+from tests.capture.models import three_linears, training_step
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(100):  # Python runs the handler between two of these
+        pass
+
+
+def layers_of(step: Callable[..., object], batches: object = None) -> list[str]:
+    p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=2)  # type: ignore[arg-type]
+    layers = p.layers[~p.layers.index.str.startswith("(")]
+    assert layers["calls"].tolist() == [1] * len(layers)
+    assert p.steps["pass"].tolist() == ["warmup", "timed", "lead_in", "traced", "traced"]
+    return layers.index.tolist()
+
+
+def assert_next_profile_is_whole() -> None:
+    names = layers_of(training_step(three_linears(), torch.ones(4, 8)))
+    assert names == ["model", "model.0", "model.1", "model.2"]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_an_interrupt_in_forward_ends_the_profile_there(at: int) -> None:
+    calls = 0
+
+    class Middle(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                interrupt()
+            return x
+
+    with pytest.raises(KeyboardInterrupt):
+        layers_of(training_step(three_linears(Middle()), torch.ones(4, 8)))
+
+    assert calls == at
+    assert_next_profile_is_whole()
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_an_interrupt_in_the_loader_ends_the_profile_there(at: int) -> None:
+    fetched = 0
+
+    def batches() -> Iterator[Tensor]:
+        nonlocal fetched
+        while True:
+            fetched += 1
+            if fetched == at:
+                interrupt()
+            yield torch.ones(4, 8)
+
+    model = three_linears()
+    with pytest.raises(KeyboardInterrupt):
+        layers_of(lambda x: model(x), batches())
+
+    assert fetched == at
+    assert_next_profile_is_whole()
+
+
+def test_interrupts_at_random_instants_leave_nothing_and_the_next_profile_is_whole() -> None:
+    step = training_step(nn.Sequential(*(three_linears() for _ in range(5))), torch.ones(4, 8))
+    assert_next_profile_is_whole()
+    begin = time.perf_counter()
+    perfnb.profile_step(step, warmup=10, steps=10, traced=10)
+    usual_s = time.perf_counter() - begin
+    rng = random.Random(20)
+
+    for _ in range(20):
+        timer = threading.Timer(rng.uniform(0, 1.1 * usual_s), os.kill, (os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            perfnb.profile_step(step, warmup=10, steps=10, traced=10)
+            timer.join()  # where the profile was faster
+            time.sleep(1)
+        timer.join()
+
+        assert not profiler_active()
+        assert gc.isenabled()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert not torch.nn.modules.module._global_forward_hooks
+    assert_next_profile_is_whole()
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["mkdtemp", "_rmtree", "start_trace", "stop_trace", "export_chrome_trace", "register_module_forward_hook"],
+)
+def test_an_interrupt_while_something_is_installed_or_removed_leaves_nothing(function: str) -> None:
+    step = training_step(three_linears(), torch.ones(4, 8))
+    reached = False
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        nonlocal reached
+        if event == "return" and frame.f_code.co_name == function and not reached:
+            reached = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sys.setprofile(watch)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            perfnb.profile_step(step, warmup=1, steps=1, traced=2)
+    finally:
+        sys.setprofile(None)
+
+    assert reached
+    assert_next_profile_is_whole()
+
+
+def test_the_users_own_handler_is_called_and_stays() -> None:
+    heard: list[int] = []
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        heard.append(signum)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        layers_of(lambda: interrupt())
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert heard == [signal.SIGINT] * 5
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        layers_of(lambda: interrupt())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_gate_holds_an_interrupt_back_until_it_is_opened_or_left() -> None:
+    reached: list[str] = []
+    with pytest.raises(KeyboardInterrupt), InterruptGate() as gate:
+        interrupt()
+        reached.append("behind the gate")
+        with gate.opened():
+            reached.append("in the open gate")
+    with pytest.raises(KeyboardInterrupt), InterruptGate():
+        interrupt()
+        reached.append("to the end")
+
+    assert reached == ["behind the gate", "to the end"]
+
+
+def test_a_second_interrupt_cannot_cut_the_removal_short() -> None:
+    removed = False
+    with pytest.raises(KeyboardInterrupt), InterruptGate() as gate:  # noqa: PT012 - the order is what is tested
+        try:
+            with gate.opened():
+                interrupt()
+        finally:
+            interrupt()
+            removed = True
+
+    assert removed
+
+
+def test_an_error_is_not_hidden_by_an_interrupt_that_came_while_it_was_handled() -> None:
+    with pytest.raises(ZeroDivisionError), InterruptGate():
+        interrupt()
+        _ = 1 / 0
+
+
+def test_only_one_capture_runs_at_a_time_and_the_next_may_follow() -> None:
+    with exclusive():
+        with pytest.raises(NestedProfilerError), exclusive():
+            pytest.fail("two captures at once")
+        with pytest.raises(NestedProfilerError), exclusive():
+            pytest.fail("the refused one must not have taken the lock away")
+    with exclusive():
+        pass
