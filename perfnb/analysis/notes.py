@@ -21,7 +21,7 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
     """The sentences that belong to this profile."""
     return (
         *_of_the_passes(recording, timing),
-        *_of_the_tracing(recording, timing),
+        *_of_the_tracing(recording, attribution, timing),
         *_of_the_layers(recording, attribution, layers),
     )
 
@@ -45,13 +45,16 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
         yield f"The budget allowed only {_steps(int(executed.get('traced', 0)))} of tracing."
 
 
-def _of_the_tracing(recording: Recording, timing: Timing) -> Iterator[str]:
+def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timing) -> Iterator[str]:
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
     if slowdown is not None and slowdown > _SLOWDOWN:
+        cells = attribution.cells
+        explained_ms = (cells["ns"].sum() - cells["corrected_ns"].sum()) / attribution.steps / 1e6
         yield (
-            f"Traced steps took {slowdown:.2f} times as long as timed ones. Times by phase and layer are as traced; "
-            f"shares are corrected for what tracing costs here: {cost.get('op_ns', 0) / 1e3:.2f} µs an op, "
-            f"{cost.get('call_ns', 0) / 1e3:.2f} µs a module call."
+            f"Traced steps took {slowdown:.2f} times as long as timed ones: {(slowdown - 1) * timing.median_ms:.3g} ms "
+            f"more, of which tracing itself explains {explained_ms:.3g} ms ({cost.get('op_ns', 0) / 1e3:.2f} µs an op, "
+            f"{cost.get('call_ns', 0) / 1e3:.2f} µs a module call, as measured here). Shares are corrected for that; "
+            "times are as traced."
         )
     if recording.meta.get("stacks"):
         yield "Python calls were recorded too, which slows a traced step by far more than is corrected for."

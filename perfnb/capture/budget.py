@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,8 @@ class Plan:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-        if not self.budget_s > 0 or math.isinf(self.budget_s):
+        seconds: Any = self.budget_s
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ValueError(f"budget_s must be a number of seconds above 0, not {self.budget_s!r}.")
 
     def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:

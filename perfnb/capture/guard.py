@@ -76,6 +76,7 @@ class InterruptGate:
         if self._waiting and exc_info[0] is None:
             self._waiting = False
             raise KeyboardInterrupt
+        self._forget_handler(exc_info[2])
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -88,6 +89,13 @@ class InterruptGate:
             yield
         finally:
             self._open = False
+
+    def _forget_handler(self, trace: Any) -> None:
+        """Let the traceback of an interrupt end in the user's code, not in the handler below."""
+        while trace is not None and trace.tb_next is not None:
+            if trace.tb_next.tb_frame.f_code is InterruptGate._handle.__code__:
+                trace.tb_next = None
+            trace = trace.tb_next
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self._open:

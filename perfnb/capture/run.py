@@ -184,6 +184,7 @@ class _Session:
             tracer.close()
             raise
         self.meta["cost"] = traced.beyond(bare)._asdict()
+        self.meta["stacks"] = stacks
         self.meta["traced_cut_short"] = count < self._plan.traced
         return spans.calls, tracer
 

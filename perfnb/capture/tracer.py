@@ -20,6 +20,7 @@ from perfnb.errors import CaptureError
 STEP_SPAN, DATA_SPAN = "pf_step#", "pf_data"
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+_OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: take it out of the step."
 
 
 class Tracer:
@@ -40,6 +41,8 @@ class Tracer:
 
     def __enter__(self) -> Tracer:
         assert self._profile is not None
+        if profiler_active():
+            raise CaptureError(_OWN_PROFILER)  # started in an earlier pass, and running still
         with _quiet_kineto():
             self._profile.start()
         return self
@@ -50,9 +53,7 @@ class Tracer:
             # A profiler inside the step took the session with it; torch would crash on what is left of this one.
             self._profile = None
             if exc_info[0] is None:
-                raise CaptureError(
-                    "The step runs a torch profiler of its own, and profilers do not nest: take it out of the step."
-                )
+                raise CaptureError(_OWN_PROFILER)
             return
         with _quiet_kineto():
             self._profile.stop()

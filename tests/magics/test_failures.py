@@ -79,7 +79,8 @@ def test_an_error_reaches_the_notebook(kernel: Kernel, where: str, at: int) -> N
 def test_run_all_stops(kernel: Kernel) -> None:
     sources = ["before = 1", f"%%profile_step {SHORT}\ntrain()\n1 / 0", "after = 1"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = NotebookClient(notebook, km=kernel.manager, kc=kernel.client, timeout=90)
+    client = NotebookClient(notebook, km=kernel.manager, timeout=90)
+    client.kc = kernel.client
 
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         client.execute()

@@ -1,0 +1,46 @@
+"""Many profiles in one kernel: nothing piles up."""
+
+from __future__ import annotations
+
+from tests.magics.kernel import Kernel
+
+PROFILES = 10
+MIB = 2**20
+
+
+def test_ten_profiles(kernel: Kernel) -> None:
+    cell = "%%profile_step --steps 5 --warmup 2 --into p for x, y in loader\ntrain()"
+    for _ in range(3):
+        kernel.ok(cell)
+    before = kernel.inside("size()")
+
+    sizes = []
+    for _ in range(PROFILES):
+        kernel.ok(cell)
+        sizes.append(kernel.inside("size()"))
+
+    grown = [size["rss"] / MIB - before["rss"] / MIB for size in sizes]
+    print(f"resident memory after each of {PROFILES} profiles, MiB above the first: {[round(mib, 1) for mib in grown]}")
+    for what in ("files", "threads", "hooks"):
+        assert [size[what] for size in sizes] == [before[what]] * PROFILES, what
+    assert grown[-1] < 60
+    assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
+
+
+def test_a_profile_that_is_forgotten_is_freed(kernel: Kernel) -> None:
+    kernel.ok("%profile_step --steps 2 --warmup 1 --quiet --into p train()\n0")
+    kernel.ok("import gc, weakref\nseen = weakref.ref(p)\ndel p")
+    kernel.ok("gc.collect();")
+
+    assert kernel.value("seen() is None")
+
+
+def test_a_failed_step_keeps_no_batches(kernel: Kernel) -> None:
+    kernel.ok(
+        "import gc, weakref\nclass Rows(list): pass\nmade = []\n"
+        "def fresh():\n    rows = Rows(loader)\n    made.append(weakref.ref(rows))\n    return rows"
+    )
+    kernel.run("%%profile_step --steps 2 --warmup 1 --quiet --into p for x, y in fresh()\ntrain()")
+    kernel.ok("gc.collect();")
+
+    assert kernel.value("[made_one() is None for made_one in made]") == [True] * 3
