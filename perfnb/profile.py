@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from perfnb.analysis.attribution import Attribution, attribute
+from perfnb.analysis.attribution import attribute
 from perfnb.analysis.events import event_table
-from perfnb.analysis.layers import layer_table
-from perfnb.analysis.ops import kernel_table, layer_op_table, op_calls, op_table
-from perfnb.analysis.phases import phase_table
+from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.summary import Summary, summarize, timing_of
 from perfnb.analysis.timing import Timing
 from perfnb.frames import storage
@@ -33,46 +31,47 @@ if TYPE_CHECKING:
 class Profile:
     """Where one step's time goes. Shows itself in a notebook; every table in it is a pandas frame.
 
-    Frames are computed when first asked for; changing one changes nothing else.
+    The tables are computed when first asked for. Each access gives a frame of its own, so that changing one changes
+    nothing else. `events` is computed at each access and kept by nobody, for it is large: bind it to a name.
     """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
-    @cached_property
+    @property
     def layers(self) -> pd.DataFrame:
         """Time per layer in milliseconds of a traced step, forward and backward, and its share of the step."""
-        return layer_table(self._recording, self._attribution)
+        return self._summary.layers.copy()
 
-    @cached_property
+    @property
     def phases(self) -> pd.DataFrame:
         """Time per phase in milliseconds of a traced step; the rows add up to it."""
-        return phase_table(self._attribution)
+        return self._summary.phases.copy()
 
-    @cached_property
+    @property
     def steps(self) -> pd.DataFrame:
-        """Every executed step: its pass, its wall time and its wait for data, in milliseconds."""
+        """Every executed step: its pass, its wall time and wait for data in milliseconds, its batch's samples."""
         return conform(self._recording.steps, "steps")
 
     @property
     def ops(self) -> pd.DataFrame:
         """Calls and time per operator of a traced step, the heaviest first."""
-        return self._op_tables[0]
+        return self._summary.ops.copy()
 
     @property
     def layer_ops(self) -> pd.DataFrame:
         """Calls and time per layer, operator and direction of a traced step, the heaviest first."""
-        return self._op_tables[1]
+        return self._summary.layer_ops.copy()
 
-    @cached_property
+    @property
     def kernels(self) -> pd.DataFrame:
         """Calls and time per GPU kernel, copy or fill of a traced step; empty without a GPU."""
-        return kernel_table(self._recording, self._attribution.steps)
+        return kernel_table(self._recording)
 
-    @cached_property
+    @property
     def events(self) -> pd.DataFrame:
         """Every event of the traced steps with its layer, phase and step; times in nanoseconds."""
-        return event_table(self._recording, self._attribution)
+        return event_table(self._recording, attribute(self._recording))
 
     @property
     def timing(self) -> Timing:
@@ -99,25 +98,8 @@ class Profile:
         return storage.write_text(standalone_page(self._summary), path)
 
     @cached_property
-    def _attribution(self) -> Attribution:
-        return attribute(self._recording)
-
-    @cached_property
-    def _op_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        calls, steps = op_calls(self._recording, self._attribution), self._attribution.steps
-        on_gpu = bool(self._attribution.cells["kernels"].sum())
-        return op_table(calls, steps, on_gpu), layer_op_table(calls, steps, on_gpu)
-
-    @cached_property
     def _summary(self) -> Summary:
-        return summarize(
-            self._recording,
-            self._attribution,
-            phases=self.phases,
-            layers=self.layers,
-            ops=self.ops,
-            layer_ops=self.layer_ops,
-        )
+        return summarize(self._recording)
 
     def __str__(self) -> str:
         return summary_text(self._summary)

@@ -46,7 +46,7 @@ class Host:
     block : ndarray
         Position in `blocks` of the innermost block around or at each host event; -1 outside all.
     is_op : ndarray of bool
-        Whether each host event is an operator and no block.
+        Whether each host event is an operator: no block, or one that copies to a device.
     starts : ndarray
         Start of each host event in nanoseconds.
     blocks : DataFrame
@@ -99,7 +99,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     nearest = innermost(forest, kind != Kind.OP)
     position = np.where(position != NONE, position, np.where(nearest != NONE, position[nearest], NONE))
 
-    is_op = (kind == Kind.OP) & (host["category"] == "cpu_op").to_numpy()
+    is_op = np.isin(kind, (Kind.OP, Kind.COPY)) & (host["category"] == "cpu_op").to_numpy()
     return Host(rows, position, is_op, start, blocks, tree)
 
 

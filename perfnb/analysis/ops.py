@@ -87,9 +87,9 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
     return conform(table.sort_values("self_cpu_ms", ascending=False, kind="stable", ignore_index=True), "layer_ops")
 
 
-def kernel_table(recording: Recording, steps: int) -> pd.DataFrame:
+def kernel_table(recording: Recording) -> pd.DataFrame:
     """The frame ``kernels``: GPU kernels, copies and fills by name, per traced step, the heaviest first."""
-    events = recording.events
+    events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
     kernels = events[events["category"].isin(ON_DEVICE)]
     duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
     table = pd.DataFrame(

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.attribution import attribute
+from perfnb.analysis.layers import layer_table
 from perfnb.analysis.notes import notes, slowdown_of
+from perfnb.analysis.ops import layer_op_table, op_calls, op_table
+from perfnb.analysis.phases import phase_table
 from perfnb.analysis.timing import Timing
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import PASSES
@@ -66,17 +69,11 @@ def timing_of(recording: Recording) -> Timing:
     )
 
 
-def summarize(
-    recording: Recording,
-    attribution: Attribution,
-    *,
-    phases: pd.DataFrame,
-    layers: pd.DataFrame,
-    ops: pd.DataFrame,
-    layer_ops: pd.DataFrame,
-) -> Summary:
-    """Gather what a report shows."""
-    timing = timing_of(recording)
+def summarize(recording: Recording) -> Summary:
+    """Compute what a report shows."""
+    attribution, timing = attribute(recording), timing_of(recording)
+    phases, layers = phase_table(attribution), layer_table(recording, attribution)
+    calls, on_gpu = op_calls(recording, attribution), bool(attribution.cells["kernels"].sum())
     executed = recording.steps["pass"].value_counts()
     return Summary(
         name=str(recording.meta["name"]),
@@ -87,8 +84,8 @@ def summarize(
         device=_device(recording),
         phases=phases,
         layers=layers,
-        ops=ops,
-        layer_ops=layer_ops,
+        ops=op_table(calls, attribution.steps, on_gpu),
+        layer_ops=layer_op_table(calls, attribution.steps, on_gpu),
         hot_path=hot_path(recording, layers),
         notes=notes(recording, attribution, layers, timing),
     )

@@ -47,7 +47,8 @@ class BatchSource:
             self._iterator = None  # a loader's workers end before new ones start
             made = self._make()
             if not any(hasattr(type(made), way) for way in ("__iter__", "__getitem__")):
-                raise TypeError(f"batches must be an iterable or a callable that returns one, not {type(made).__name__}.")
+                kind = type(made).__name__
+                raise TypeError(f"batches must be an iterable or a callable that returns one, not {kind}.")
             self._iterator = iter(made)
             self._own = self._iterator is not made
             batch = next(self._iterator, _END)

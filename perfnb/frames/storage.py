@@ -16,7 +16,16 @@ from perfnb.frames.recording import Recording
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
 _META = "profile.json"
-_FRAMES = ("events", "steps", "modules", "spans")
+#: The frames of a recording and their columns, one file each.
+_FRAMES = {
+    "events": (
+        *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation"),
+        *("sequence", "forward_thread", "span"),
+    ),
+    "steps": ("pass", "wall_ms", "data_ms", "samples"),
+    "modules": ("name", "module", "parent", "depth", "parameters", "parameter_bytes", "compiled"),
+    "spans": ("layer", "loss"),
+}
 
 
 def save(recording: Recording, path: str | Path) -> Path:
@@ -58,11 +67,15 @@ def load(path: str | Path) -> Recording:
     source = Path(path).expanduser()
     meta = _load_meta(source)
     frames: dict[str, pd.DataFrame] = {}
-    for name in _FRAMES:
+    for name, columns in _FRAMES.items():
+        file = source / f"{name}.parquet"
         try:
-            frames[name] = pd.read_parquet(source / f"{name}.parquet", engine="pyarrow")
+            frames[name] = pd.read_parquet(file, engine="pyarrow")
         except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
-            raise RecordingError(f"{source / name}.parquet cannot be read: {error}.") from error
+            raise RecordingError(f"{file} cannot be read: {error}.") from error
+        lacking = [column for column in columns if column not in frames[name].columns]
+        if lacking:
+            raise RecordingError(f"{file} is damaged: it has no column {lacking[0]!r}.")
     return Recording(**frames, meta=meta)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ MISSING = -1
 
 Ints = npt.NDArray[np.int64]
 _Loose = int | float | str | None
+#: A text that is a number, and of no more digits than any that fits.
+_WHOLE = re.compile(r"-?[0-9]{1,30}")
+#: Longest time that fits into nanoseconds.
+_LONGEST_US = 9e15
 
 
 class _Args(msgspec.Struct, frozen=True, gc=False):
@@ -120,8 +125,7 @@ def decode(data: bytes, source: str = "the trace") -> TraceColumns:
     collecting = gc.isenabled()
     try:
         gc.disable()  # millions of small objects and no cycles: collecting would only walk them
-        trace = _decode(data, source)
-        return _columns(trace)
+        return _columns(_decode(data, source), source)
     finally:
         if collecting:
             gc.enable()
@@ -138,7 +142,7 @@ def _decode(data: bytes, source: str) -> _Trace:
         raise TraceError(f"{source} is nested too deeply to be a Chrome trace.") from error
 
 
-def _columns(trace: _Trace) -> TraceColumns:
+def _columns(trace: _Trace, source: str) -> TraceColumns:
     events = [event for event in trace.traceEvents if event.ph == "X" and event.cat != "Trace"]
     names, name = _codes(event.name for event in events)
     categories, category = _codes(event.cat for event in events)
@@ -148,8 +152,8 @@ def _columns(trace: _Trace) -> TraceColumns:
         categories=categories,
         name=name,
         category=category,
-        start_ns=_nanoseconds([event.ts for event in events]),
-        duration_ns=_nanoseconds([event.dur for event in events]),
+        start_ns=_nanoseconds([event.ts for event in events], source),
+        duration_ns=_nanoseconds([event.dur for event in events], source),
         thread=_numbers([event.tid for event in events]),
         device=_numbers([arg.device for arg in args]),
         stream=_numbers([arg.stream for arg in args]),
@@ -167,9 +171,12 @@ def _codes(values: Iterable[str]) -> tuple[list[str], Ints]:
     return list(numbers), codes
 
 
-def _nanoseconds(microseconds: list[float]) -> Ints:
+def _nanoseconds(microseconds: list[float], source: str) -> Ints:
     """Times are microseconds, whatever ``displayTimeUnit`` says; exact to the nanosecond below 10^12 of them."""
-    return np.rint(np.asarray(microseconds, dtype=np.float64) * 1e3).astype(np.int64)
+    times = np.asarray(microseconds, dtype=np.float64)
+    if not (np.abs(times) < _LONGEST_US).all():
+        raise TraceError(f"{source} holds a time that is no number of microseconds: {times[np.abs(times).argmax()]:g}.")
+    return np.rint(times * 1e3).astype(np.int64)
 
 
 def _numbers(values: list[_Loose]) -> Ints:
@@ -185,6 +192,7 @@ def _number(value: _Loose, names: dict[str, int]) -> int:
     if value is None:
         return MISSING
     if isinstance(value, str):
-        return int(value) if value.lstrip("-").isdecimal() else -2 - names.setdefault(value, len(names))
-    whole = int(value)
-    return whole if -(2**63) <= whole < 2**63 else MISSING
+        if not _WHOLE.fullmatch(value):
+            return -2 - names.setdefault(value, len(names))
+        value = int(value)
+    return int(value) if -(2**63) <= value < 2**63 else MISSING

@@ -14,7 +14,7 @@ from perfnb.views.report_data import report_data
 _REPORT_ID = "page"
 _START = """
 const holder = document.getElementById("perfnb-report");
-const data = JSON.parse(document.getElementById("perfnb-data").textContent);
+const data = document.getElementById("perfnb-data").textContent;
 report.render({ model: { get: () => data }, el: holder });
 """
 _PAGE_STYLE = (

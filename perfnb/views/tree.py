@@ -142,19 +142,23 @@ def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: i
         hidden[tree.parents[position]] -= 1
         return grown
 
+    def worth(position: int) -> bool:
+        return everything or weights[position] > 0 or not weighed
+
     places = {name: position for position, name in enumerate(tree.names)}
     everything = len(tree.names) <= limit
+    weighed = any(weight > 0 for weight in weights)
     lines = 0
     for position in [places[name] for name in first if name in places]:
         reachable = tree.parents[position] == _NO_PARENT or tree.parents[position] in shown
-        if reachable and position not in shown and lines + growth(position) <= limit:
+        if reachable and worth(position) and position not in shown and lines + growth(position) <= limit:
             lines += show(position)
     queue = [(-weights[i], i) for i in tree.roots]
     heapq.heapify(queue)
     while queue:
         _, position = heapq.heappop(queue)
         if position not in shown:
-            if not everything and lines + growth(position) > limit:
+            if not everything and (lines + growth(position) > limit or not worth(position)):
                 continue
             lines += show(position)
         for child in tree.children[position]:

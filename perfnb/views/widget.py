@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anywidget
@@ -11,15 +12,21 @@ from perfnb.views.assets import report_script, report_style
 
 
 class ReportWidget(anywidget.AnyWidget):
-    """A report drawn from `data`, as `perfnb.views.report_data.report_data` gives it."""
+    """A report drawn from what `perfnb.views.report_data.report_data` gives.
+
+    The kernel keeps every widget that was shown, so `data` is held as JSON, a tenth of the size of the objects.
+    """
 
     _esm = report_script()
     _css = report_style()
-    data = traitlets.Dict().tag(sync=True)
+    data = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        super().__init__(data=json.dumps(data, allow_nan=False, separators=(",", ":")))
+        self._words = f"ReportWidget({data['name']!r}, {data['layers']['modules']} layers)"
 
     def __repr__(self) -> str:
-        layers = self.data.get("layers", {}).get("modules", 0)
-        return f"ReportWidget({self.data.get('name', '')!r}, {layers} layers)"
+        return self._words
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}

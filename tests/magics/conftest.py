@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.magics.bench import Bench, assert_whole, bench_in
 from tests.magics.kernel import Kernel, started
 
 SETUP = """
@@ -44,3 +45,18 @@ def kernel(shared_kernel: Kernel) -> Iterator[Kernel]:
     shared_kernel.inside("look()")
     yield shared_kernel
     assert shared_kernel.inside("left()") == []
+
+
+@pytest.fixture(scope="session")
+def slow_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with bench_in(tmp_path_factory.mktemp("interrupts")) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(slow_kernel: Bench) -> Iterator[Bench]:
+    """A slow step to interrupt; fails the test if something of perfnb stays, or if the next profile is not whole."""
+    slow_kernel.kernel.inside("tidy()")
+    slow_kernel.kernel.inside("look()")
+    yield slow_kernel
+    assert_whole(slow_kernel.kernel)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import signal
 import sys
 from types import TracebackType
 from typing import Any
@@ -115,8 +114,3 @@ def size() -> dict[str, int]:
         "threads": len(now.threads),
         "hooks": sum(len(hooks) for hooks in now.hooks.values()),
     }
-
-
-def interrupts_are_default() -> bool:
-    """Whether a cell runs with Python's own handler of SIGINT, as ipykernel sets it."""
-    return signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -56,8 +56,13 @@ PREPARE = {
 WARM_UP, TIMED, TRACED = 1, 3, 6
 
 
-@pytest.mark.parametrize("at", [WARM_UP, TIMED, TRACED])
-@pytest.mark.parametrize("where", STEPS)
+@pytest.mark.parametrize(
+    ("where", "at"),
+    [
+        *((where, TRACED) for where in STEPS),
+        *((where, at) for where in ("forward", "loader") for at in (WARM_UP, TIMED)),
+    ],
+)
 def test_an_error_reaches_the_notebook(kernel: Kernel, where: str, at: int) -> None:
     clause, body = STEPS[where]
     kernel.ok(BROKEN.format(at=at, where=where) + PREPARE.get(where, "handle = None"))

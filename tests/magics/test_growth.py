@@ -10,7 +10,7 @@ MIB = 2**20
 
 def test_ten_profiles(kernel: Kernel) -> None:
     cell = "%%profile_step --steps 5 --warmup 2 --into p for x, y in loader\ntrain()"
-    for _ in range(3):
+    for _ in range(2):
         kernel.ok(cell)
     before = kernel.inside("size()")
 

@@ -67,3 +67,10 @@ def test_a_layer_that_is_listed_is_as_heavy_as_its_siblings_that_are_not():
     for line in lines:
         siblings = {i for i in listed if i >= 0 and line.left_out and tree.parents[i] == tree.parents[line.left_out[0]]}
         assert not siblings or min(weights[i] for i in siblings) >= max(weights[i] for i in line.left_out)
+
+
+def test_a_layer_that_took_no_time_takes_no_line_of_a_full_page():
+    tree = build_tree(modules_of(["m", "m.a", "m.b", *(f"m.b.{i}" for i in range(40))]))
+    lines = page_of(tree, [5.0, 0.0, 5.0, *[0.0] * 40], ("m", "m.a"), 10)
+    assert [line.layer for line in lines] == [0, 2, -1]
+    assert [line.layer for line in page_of(tree, [0.0] * 43, (), 10)][:2] == [0, 1]

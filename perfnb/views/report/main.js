@@ -76,7 +76,7 @@ function keepKeys(root) {
   const isCommand = (event) => event.ctrlKey || event.metaKey;
   const mark = (event) => {
     const [target] = event.composedPath();
-    if (root.contains(target)) target.toggleAttribute("data-lm-suppress-shortcuts", !isCommand(event));
+    if (target instanceof Element && root.contains(target)) target.toggleAttribute("data-lm-suppress-shortcuts", !isCommand(event));
   };
   window.addEventListener("keydown", mark, true);
   root.addEventListener("keydown", (event) => isCommand(event) || event.stopPropagation());
@@ -84,7 +84,7 @@ function keepKeys(root) {
 }
 
 function render({ model, el }) {
-  const data = model.get("data");
+  const data = JSON.parse(model.get("data"));
   const layers = layersTab(data);
   const showLayer = (i) => {
     views.choose(0);

@@ -1,0 +1,61 @@
+"""The interval of the median, against ranks from tables and against its own promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from perfnb.analysis.timing import Timing, median_interval
+
+
+# Conover, Practical Nonparametric Statistics; Hahn and Meeker, Statistical Intervals, for 95 %.
+@pytest.mark.parametrize(
+    ("count", "ranks"), [(6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))]
+)
+def test_the_interval_lies_between_the_known_ranks(count: int, ranks: tuple[int, int]) -> None:
+    samples = np.random.default_rng(count).permutation(np.arange(1, count + 1)).astype(float)
+
+    assert median_interval(samples) == ranks
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_fewer_than_six_samples_allow_no_interval(count: int) -> None:
+    assert median_interval(list(range(count))) is None
+
+
+@given(st.integers(6, 400), st.sampled_from([0.9, 0.95, 0.99]))
+def test_the_interval_covers_as_promised_and_the_next_narrower_one_does_not(count: int, confidence: float) -> None:
+    interval = median_interval(np.arange(1, count + 1), confidence)
+
+    def coverage(rank: int) -> float:
+        return float(1 - 2 * binom.cdf(rank - 1, count, 0.5))
+
+    if interval is None:
+        assert coverage(1) < confidence
+        return
+    low, high = map(int, interval)
+    assert low + high == count + 1
+    assert coverage(low) >= confidence
+    assert low == count // 2 or coverage(low + 1) < confidence
+
+
+def test_the_interval_covers_the_true_median_of_skewed_times_in_95_of_100_cases() -> None:
+    rng = np.random.default_rng(7)
+    true = np.exp(0.0)
+    hits = 0
+    for _ in range(1000):
+        low, high = median_interval(rng.lognormal(0.0, 0.5, 20))  # type: ignore[misc]
+        hits += low <= true <= high
+    assert 0.94 <= hits / 1000 <= 0.98  # for 20 samples the exact coverage is 95.9 %
+
+
+def test_timing_tells_median_interval_and_throughput() -> None:
+    timing = Timing(tuple(float(ms) for ms in range(1, 11)), batch_size=32)
+
+    assert (timing.steps, timing.median_ms, timing.ci_ms) == (10, 5.5, (2.0, 9.0))
+    assert timing.throughput_per_s == pytest.approx(32 / 5.5e-3)
+    assert Timing((1.0, 2.0)).ci_ms is None
+    assert Timing((1.0, 2.0)).throughput_per_s is None

@@ -1,0 +1,190 @@
+"""A saved profile is the same when it is loaded, is written whole or not at all, and is open to other tools."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet
+import pytest
+import torch
+
+import perfnb
+from perfnb.errors import RecordingError
+from perfnb.frames import storage
+from tests.capture.models import three_linears, training_step
+
+TABLES = ("layers", "phases", "steps", "ops", "layer_ops", "kernels", "events")
+
+
+@pytest.fixture(scope="module")
+def profile() -> perfnb.Profile:
+    step = training_step(three_linears(), torch.ones(4, 8))
+    return perfnb.profile_step(step, warmup=1, steps=6, traced=2, name="größe/<b>")
+
+
+@pytest.fixture
+def saved(profile: perfnb.Profile, tmp_path: Path) -> Path:
+    return profile.save(tmp_path / "run")
+
+
+def test_all_tables_and_figures_come_back(profile: perfnb.Profile, saved: Path) -> None:
+    again = perfnb.load(saved)
+
+    for table in TABLES:
+        pd.testing.assert_frame_equal(getattr(again, table), getattr(profile, table))
+    assert again.timing == profile.timing
+    assert again.meta == profile.meta
+    assert str(again) == str(profile)
+    assert again._repr_mimebundle_() == profile._repr_mimebundle_()
+
+
+def test_a_loaded_profile_can_be_saved_and_loaded_again(saved: Path, tmp_path: Path) -> None:
+    second = perfnb.load(perfnb.load(saved).save(tmp_path / "second"))
+
+    for table in TABLES:
+        pd.testing.assert_frame_equal(getattr(second, table), getattr(perfnb.load(saved), table))
+
+
+def test_the_files_are_open_to_other_tools(profile: perfnb.Profile, saved: Path) -> None:
+    assert sorted(path.name for path in saved.iterdir()) == [
+        *("events.parquet", "modules.parquet", "profile.json", "spans.parquet", "steps.parquet")
+    ]
+    events = pyarrow.parquet.read_table(saved / "events.parquet")
+    assert events.num_rows == len(profile.events)
+    assert {"name", "start_ns", "duration_ns"} <= set(events.column_names)
+    assert str(events.schema.field("start_ns").type) == "int64"
+    content = json.loads((saved / "profile.json").read_text("utf-8"))
+    assert content["format"] == "perfnb"
+    assert content["version"] == storage.VERSION
+    assert content["meta"]["name"] == "größe/<b>"
+
+
+def test_saving_makes_missing_folders_takes_text_and_returns_the_path(profile: perfnb.Profile, tmp_path: Path) -> None:
+    path = profile.save(str(tmp_path / "a" / "b" / "run"))
+
+    assert path == tmp_path / "a" / "b" / "run"
+    assert perfnb.load(str(path)).timing == profile.timing
+
+
+def test_a_home_folder_may_be_written_with_a_tilde(
+    profile: perfnb.Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert profile.save("~/run") == tmp_path / "run"
+    assert perfnb.load("~/run").timing == profile.timing
+
+
+def test_an_earlier_profile_is_replaced_whole(profile: perfnb.Profile, saved: Path) -> None:
+    (saved / "left over").write_text("from before")
+
+    profile.save(saved)
+
+    assert not (saved / "left over").exists()
+    assert perfnb.load(saved).timing == profile.timing
+    assert [path.name for path in saved.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.write_text("mine")], ids=["folder", "file"])
+def test_something_else_is_never_overwritten(
+    profile: perfnb.Profile, tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "mine"
+    make(path)
+
+    with pytest.raises(
+        RecordingError, match=r"is no perfnb profile: choose another path, or remove it first\.$"
+    ) as caught:
+        profile.save(path)
+
+    assert str(path) in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_place_that_cannot_be_written_is_one_error_that_names_it(profile: perfnb.Profile, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    for save in (profile.save, profile.to_html):
+        with pytest.raises(RecordingError, match="cannot be written") as caught:
+            save(tmp_path / "file" / "run")
+        assert str(tmp_path / "file" / "run") in str(caught.value)
+
+
+def test_a_save_that_fails_leaves_the_earlier_profile(
+    profile: perfnb.Profile, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.raises(RecordingError, match="No space left"):
+        profile.save(saved)
+    monkeypatch.undo()
+
+    assert perfnb.load(saved).timing == profile.timing
+    assert [path.name for path in saved.parent.iterdir()] == ["run"]
+
+
+FILES = ("events.parquet", "steps.parquet", "modules.parquet", "spans.parquet", "profile.json")
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "garbage": lambda path: path.write_bytes(os.urandom(500)),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_is_one_error_that_names_it(saved: Path, file: str, damage: Callable[[Path], object]) -> None:
+    damage(saved / file)
+
+    with pytest.raises(RecordingError) as caught:
+        perfnb.load(saved)
+
+    assert str(saved) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+WRONG = ["[]", "3", "null", "{}", '{"version": 1}', '{"version": "x", "meta": {}}', '{"version": 1, "meta": 3}']
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_profile_json_of_another_shape_is_damaged(saved: Path, text: str) -> None:
+    (saved / "profile.json").write_text(text)
+
+    with pytest.raises(RecordingError, match=r"profile\.json is damaged"):
+        perfnb.load(saved)
+
+
+def test_a_newer_form_asks_for_a_newer_perfnb(saved: Path) -> None:
+    content = json.loads((saved / "profile.json").read_text("utf-8"))
+    (saved / "profile.json").write_text(json.dumps(content | {"version": 99}))
+
+    with pytest.raises(
+        RecordingError, match=r"saved by a newer perfnb \(form 99, this one reads 1\): update perfnb\.$"
+    ):
+        perfnb.load(saved)
+
+
+@pytest.mark.parametrize("frame", ["events", "steps", "modules", "spans"])
+def test_a_frame_without_its_columns_is_damaged(saved: Path, frame: str) -> None:
+    pd.DataFrame({"other": [1]}).to_parquet(saved / f"{frame}.parquet")
+
+    with pytest.raises(RecordingError) as caught:
+        perfnb.load(saved)
+
+    assert f"{frame}.parquet" in str(caught.value)
+
+
+def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(
+            RecordingError, match=r"is no saved perfnb profile: it is not a folder with a profile\.json\.$"
+        ):
+            perfnb.load(path)
