@@ -38,7 +38,8 @@ def test_the_signature_is_the_contract() -> None:
         "stacks": False,
         "name": None,
     }
-    assert [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY][0] == "model"
+    by_keyword = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    assert by_keyword[0] == "model"
 
 
 def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> None:

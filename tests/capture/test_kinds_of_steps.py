@@ -173,6 +173,37 @@ def test_a_penalty_on_gradients_is_loss_and_its_products_are_the_layers() -> Non
     assert "(unattributed)" not in p.layers.index
 
 
+def test_a_layer_whose_error_the_model_handles_is_closed_where_it_failed() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    class Tries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Sequential(nn.Linear(8, 8), Fails()), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return self.first(x)
+            except ValueError:
+                return self.second(x)
+
+    model = Tries()
+
+    p = profile_of(lambda: model(torch.randn(4, 8)).sum().backward())
+
+    layers = modules(p)
+    assert layers["calls"].tolist() == [1] * 5
+    assert products(p) == {"model.second": 1}
+    assert layers.loc["model.first", "backward_ms"] == 0
+    below = layers.loc[["model.first.0", "model.first.1"], "forward_ms"].sum()
+    own = layers.loc["model.first", "self_ms"]
+    assert layers.loc["model.first", "forward_ms"] == pytest.approx(own + below)
+    parts = layers.loc[["model.first", "model.second"], "total_ms"].sum()
+    assert layers.loc["model", "total_ms"] == pytest.approx(layers.loc["model", "self_ms"] + parts)
+
+
 def test_a_step_without_any_module() -> None:
     weight = torch.randn(8, 8, requires_grad=True)
 
