@@ -9,7 +9,7 @@ from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.nesting import NONE, Bools, Floats, Ints, subtree_sums
 from perfnb.frames.recording import Recording
-from perfnb.frames.schema import SPECIAL_ROWS, conform
+from perfnb.frames.schema import SPECIAL_ROWS, UNATTRIBUTED_ROW, conform
 
 _DIRECTIONS = ("forward", "backward", "recompute")
 _KNOWN_WITHOUT_SPANS = ("module", "depth", "parameters", "parameter_bytes")
@@ -143,12 +143,14 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
     total = sums["layer_ns"] / 1e6 / steps
     in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
     share = sums["corrected_layer_ns"] / whole
+    # Only what is unattributed can be part of forward: the others are rows of the backward pass alone.
+    anywhere = sums.index == UNATTRIBUTED_ROW
     rows = pd.DataFrame(
         {
             "depth": 0,
-            "forward_ms": in_forward,
+            "forward_ms": in_forward.where(anywhere),
             "backward_ms": total - in_forward,
-            "recompute_ms": 0.0,
+            "recompute_ms": pd.NA,
             "total_ms": total,
             "self_ms": total,
             "share": share,

@@ -33,14 +33,14 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
     if meta.get("steady") is False:
         yield (f"The step time was not steady after {_steps(warm)} of warm-up: it may have drifted while it was timed.")
     elif meta.get("steady") is None and meta["options"]["warmup"] is None:
-        yield f"{_steps(warm)} of warm-up are too few to tell whether the step time was steady."
+        yield f"The warm-up of {_steps(warm)} was too short to tell whether the step time was steady."
     if meta.get("timed_cut_short"):
         yield (
             f"The budget of {meta['options']['budget_s']:g} s ended the timed pass after {_steps(timing.steps)}; raise "
             "it with budget_s or --budget."
         )
     if timing.ci_ms is None:
-        yield f"{_steps(timing.steps)} of timing are too few for a 95 % interval, which needs 6."
+        yield f"A 95 % interval needs at least 6 timed steps; there were {timing.steps}."
     if meta.get("traced_cut_short"):
         yield f"The budget allowed only {_steps(int(executed.get('traced', 0)))} of tracing."
 

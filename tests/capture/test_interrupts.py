@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import perfnb
 from perfnb.capture.guard import InterruptGate, exclusive, profiler_active
+from perfnb.capture.layers import LayerSpans
 from perfnb.errors import NestedProfilerError
 from tests.capture.models import three_linears, training_step
 
@@ -129,6 +130,22 @@ def test_an_interrupt_while_something_is_installed_or_removed_leaves_nothing(fun
 
     assert reached
     assert_next_profile_is_whole()
+
+
+def test_spans_that_an_interrupt_left_open_end_with_the_layer_spans() -> None:
+    class Interrupts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(Interrupts())
+    with torch.profiler.profile() as profiler:
+        with pytest.raises(KeyboardInterrupt), LayerSpans() as spans:
+            model(torch.ones(1))
+        torch.ones(1)
+
+    events = {event.name: event.time_range for event in profiler.events()}
+    assert events["pf#1"].end <= events["pf#0"].end <= events["aten::ones"].start
+    assert len(spans.calls.records) == 2
 
 
 def test_the_users_own_handler_is_called_and_stays() -> None:
