@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.models import STEPS
 from perfnb.capture.budget import Plan
-from perfnb.capture.naming import namespace_of
+from perfnb.capture.namespace import namespace_of
 from perfnb.capture.run import capture_step
 from perfnb.frames.build import recording_of
 from perfnb.profile import Profile

@@ -164,7 +164,7 @@ def profile_step(
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
     from perfnb.capture.budget import Plan
-    from perfnb.capture.naming import chosen_models, namespace_of
+    from perfnb.capture.namespace import chosen_models, namespace_of
 
     __tracebackhide__ = True
     models, names = chosen_models(model)

@@ -108,7 +108,7 @@ class ProfileStepMagics(Magics):
         """The modules that ``--model`` names."""
         if text is None:
             return {}
-        from perfnb.capture.naming import chosen_models
+        from perfnb.capture.namespace import chosen_models
 
         models: dict[str, Any] = {}
         for name in text.split(","):

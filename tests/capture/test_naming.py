@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
-from perfnb.capture.naming import chosen_models, namespace_of
+from perfnb.capture.namespace import chosen_models, namespace_of
 from tests.capture.models import three_linears
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
