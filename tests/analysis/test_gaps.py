@@ -7,9 +7,9 @@ from tests.analysis.recordings import ByHand
 from tests.analysis.test_attribution import in_us
 
 
-def phases(hand: ByHand) -> dict[str, int]:
+def phases(hand: ByHand) -> dict[str, int | None]:
     """The phases that took any time."""
-    return {name: us for name, us in in_us(Profile(hand.recording()).phases["ms"]).items() if us}
+    return {name: us for name, us in in_us(Profile(hand.recording()).phases["ms"]).items() if us != 0}
 
 
 def begun() -> tuple[ByHand, int]:
