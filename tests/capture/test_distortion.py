@@ -77,7 +77,7 @@ def test_two_layers_of_equal_true_time_have_equal_shares() -> None:
     with torch.no_grad():
         profiles = [perfnb.profile_step(lambda: model(x), warmup=3, steps=3, traced=4) for _ in range(12)]
         large_s, tiny_s = true_times(model, x)
-    calm = sorted(profiles, key=lambda p: p.phases["ms"].sum())[:3]  # other work can only add to a step
+    calm = sorted(profiles, key=lambda p: p.phases["ms"].sum())[:6]  # other work can only add to a step
 
     def gap(column: str) -> float:
         """How much more of the model's time the many tiny ops seem to take; median of the calmest profiles."""
