@@ -26,6 +26,10 @@ class Costs(NamedTuple):
     op_ns: float
     call_ns: float
 
+    def least(self, other: Costs) -> Costs:
+        """The smaller of two measurements: other work can only add to one, and may last longer than it."""
+        return Costs(min(self.op_ns, other.op_ns), min(self.call_ns, other.call_ns))
+
     def beyond(self, bare: Costs) -> Costs:
         """What these cost more than `bare`, never below 0."""
         return Costs(max(0.0, self.op_ns - bare.op_ns), max(0.0, self.call_ns - bare.call_ns))
@@ -44,7 +48,7 @@ def measure_costs(spans: LayerSpans | None = None) -> Costs:
     if others_listen():  # the user's hooks are not to hear of these calls
         call = module.forward if spans is None else partial(spans.call, module)
     with torch.no_grad():
-        return Costs(_per_call(torch.neg, number), _per_call(call, number))
+        return Costs(_per_call(torch.neg_, number), _per_call(call, number))
 
 
 def _per_call(function: Callable[[Any], Any], argument: Any) -> float:

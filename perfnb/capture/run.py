@@ -168,6 +168,8 @@ class _Session:
             with tracer, warnings.catch_warnings():
                 # torch warns that global hooks see a compiled model as one module more; that is what is wanted.
                 warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
+                with LayerSpans() as idle:
+                    traced = measure_costs(idle)
                 with LayerSpans(models) as spans:
                     if lead_in:
                         self._run("lead_in", 1, lambda times: not times, lambda: nullcontext())
@@ -179,7 +181,8 @@ class _Session:
 
                     self._run("traced", count, lambda times: len(times) < count, numbered)
                 with LayerSpans() as idle:
-                    traced = measure_costs(idle)
+                    traced = traced.least(measure_costs(idle))
+            bare = bare.least(measure_costs())
         except BaseException:
             tracer.close()
             raise

@@ -106,6 +106,10 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
 
 
 def _typed(frame: pd.DataFrame, name: str, dtype: str) -> pd.Series:
+    if name in frame.columns and dtype == _TEXT:
+        # pandas 2 would write what is missing as a word.
+        text: pd.Series = frame[name].astype("str")
+        return text.mask(text.isna() | frame[name].isna())
     if name in frame.columns:
         return frame[name].astype(dtype)  # type: ignore[call-overload,no-any-return]
     return pd.Series(pd.NA, index=frame.index, dtype=dtype)
