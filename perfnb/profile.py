@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ class Profile:
     @property
     def meta(self) -> dict[str, Any]:
         """Name, options, environment, and what was found out about the run."""
-        return dict(self._recording.meta)
+        return deepcopy(dict(self._recording.meta))
 
     def save(self, path: str | Path) -> Path:
         """Write the profile to the folder `path` (Parquet and JSON), whole or not at all.

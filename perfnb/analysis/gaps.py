@@ -35,7 +35,9 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
     blocks = host.blocks
     kind = blocks["kind"].to_numpy()
     phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]
-    phase = np.where(blocks["in_backward"], "backward", np.where(loss, "loss", phase))
+    # An optimizer stays one where a hook runs it in the middle of the backward pass.
+    in_backward = blocks["in_backward"].to_numpy() & (kind != Kind.OPTIMIZER)
+    phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
     gaps = [gap for block in _open_blocks(host) for gap in _gaps(block, host, phase)]
     if not gaps:
         return Host(host.rows, host.block, host.is_op, host.starts, blocks.assign(phase=phase), host.forest)

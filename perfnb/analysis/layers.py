@@ -59,18 +59,25 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
         },
         index=pd.Index(modules["name"], dtype="str"),
     )
-    hidden = _hidden(recording, table["total_ms"].to_numpy())
+    hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
     table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
     return pd.concat([conform(table, "layers"), conform(_special_rows(attribution, whole, on_gpu), "layers")])
 
 
-def _hidden(recording: Recording, total: Floats) -> Bools:
-    """Whether each layer lies in a compiled one, where torch.compile hides it, and was not seen."""
-    compiled, parent = recording.modules["compiled"].to_numpy(), recording.modules["parent"].to_numpy()
+def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
+    """Whether a layer ran where it was not seen: in a compiled one, or in a thread that the profiler does not watch."""
+    called = np.isin(np.arange(len(total)), recording.spans["layer"].to_numpy())
+    seen = np.isin(np.arange(len(total)), layer)
+    return np.asarray((inside_compiled(recording.modules) & (total == 0)) | (called & ~seen))
+
+
+def inside_compiled(modules: pd.DataFrame) -> Bools:
+    """Whether each layer lies in a compiled one."""
+    compiled, parent = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
     inside = np.zeros(len(parent), dtype=bool)
     for place, above in enumerate(parent.tolist()):  # parents come first
         inside[place] = above != NONE and (inside[above] or compiled[above])
-    return np.asarray(inside & (total == 0))
+    return inside
 
 
 def _per_span(attribution: Attribution) -> dict[str, Floats]:

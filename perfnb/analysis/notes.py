@@ -8,12 +8,15 @@ import pandas as pd
 
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
+from perfnb.analysis.layers import inside_compiled
 from perfnb.analysis.timing import Timing
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import UNATTRIBUTED_ROW
 
 #: Slowdown of the traced steps above which the report speaks of it.
 _SLOWDOWN = 1.05
+#: Ratio of the longest to the shortest traced step above which they disagree.
+_DISAGREE = 1.5
 _UNATTRIBUTED = 0.05
 
 
@@ -47,11 +50,18 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
 
 def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timing) -> Iterator[str]:
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
+    traced = _traced_ms(recording)
+    if traced.max() > _DISAGREE * traced.min():
+        times = ", ".join(f"{value:.3g}" for value in traced)
+        yield (
+            f"The traced steps took {times} ms: they disagree, and times by phase and layer are their mean. Other work "
+            "on the machine or unlike batches may be the cause; profile again before you trust them."
+        )
     if slowdown is not None and slowdown > _SLOWDOWN:
         cells = attribution.cells
         explained_ms = (cells["ns"].sum() - cells["corrected_ns"].sum()) / attribution.steps / 1e6
         yield (
-            f"Traced steps took {slowdown:.2f} times as long as timed ones: {(slowdown - 1) * timing.median_ms:.3g} ms "
+            f"Traced steps took {slowdown:.3g} times as long as timed ones: {(slowdown - 1) * timing.median_ms:.3g} ms "
             f"more, of which tracing itself explains {explained_ms:.3g} ms ({cost.get('op_ns', 0) / 1e3:.2f} µs an op, "
             f"{cost.get('call_ns', 0) / 1e3:.2f} µs a module call, as measured here). Shares are corrected for that; "
             "times are as traced."
@@ -66,11 +76,17 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     modules = recording.modules
     compiled = modules.loc[modules["compiled"], "name"].tolist()
     if compiled:
-        yield f"Compiled by torch.compile, which hides the layers inside: {', '.join(compiled)}."
-    if modules.empty:
+        yield f"Compiled by torch.compile or TorchScript, which hide the layers inside: {', '.join(compiled)}."
+    unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
+    if unseen.any():
+        names = ", ".join(modules.loc[unseen, "name"].head(5))
+        yield f"Called in threads that the step started, where torch's profiler sees nothing: {names}."
+    if modules.empty and recording.meta.get("models_chosen"):
+        yield "None of the chosen models was called in the step, so there are no layers."
+    elif modules.empty:
         yield (
-            "No module was called in the step, so there are no layers: a model compiled in place (model.compile()) or "
-            "called by its forward() cannot be seen."
+            "No module was called in the step, so there are no layers; a model compiled in place (model.compile()) or "
+            "a compiled function cannot be seen."
         )
     if (layers["recompute_ms"] > 0).any():
         yield "Layers that checkpointing ran again in the backward pass have that time in recompute."
@@ -90,10 +106,15 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
 
 
 def slowdown_of(recording: Recording, timing: Timing) -> float | None:
-    """Median traced step time by the median timed one."""
-    steps = recording.steps
-    traced = steps.loc[steps["pass"] == "traced", "wall_ms"]
-    return None if traced.empty or timing.median_ms == 0 else float(traced.median() / timing.median_ms)
+    """Mean traced step time, which phases and layers add up to, by the median timed one."""
+    traced = _traced_ms(recording)
+    return None if traced.empty or timing.median_ms == 0 else float(traced.mean() / timing.median_ms)
+
+
+def _traced_ms(recording: Recording) -> pd.Series:
+    """Wall time of each traced step."""
+    steps: pd.DataFrame = recording.steps
+    return steps.loc[steps["pass"] == "traced", "wall_ms"]
 
 
 def _steps(count: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timing:
     """Step times of the timed pass: no profiler, no hooks.
 
@@ -25,6 +25,10 @@ class Timing:
     samples_ms: tuple[float, ...]
     batch_size: int | None = None
     samples: int | None = None
+
+    def __repr__(self) -> str:
+        interval = "" if self.ci_ms is None else f" [{self.ci_ms[0]:.3g}, {self.ci_ms[1]:.3g}]"
+        return f"<perfnb.Timing: {self.median_ms:.3g} ms{interval}, {self.steps} steps>"
 
     @property
     def steps(self) -> int:

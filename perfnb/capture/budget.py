@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("steps", 1), ("traced", 1)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}.")
         seconds: Any = self.budget_s
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:

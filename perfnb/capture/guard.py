@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ def exclusive() -> Iterator[None]:
             "take the inner %%profile_step or profile_step() out."
         )
     try:
-        if profiler_active():
+        if profiler_active() or _profiler_prepared():
             raise NestedProfilerError(
                 "A torch profiler is already running and profilers do not nest: stop it before profiling a step."
             )
@@ -44,6 +45,19 @@ def exclusive() -> Iterator[None]:
 def profiler_active() -> bool:
     """Whether torch's profiler is recording in this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+
+
+def _profiler_prepared() -> bool:
+    """Whether a torch profiler is warming up by its schedule, or records in another thread.
+
+    torch does not tell, and a second session then crashes the process when the first one ends.
+    """
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), torch.autograd.profiler.profile):
+            entered = getattr(candidate, "entered", False)
+            if entered and getattr(candidate, "kineto_results", None) is None:
+                return True
+    return False
 
 
 class InterruptGate:

@@ -66,7 +66,7 @@ class LayerSpans:
     Parameters
     ----------
     only : list of Module or None
-        Restrict the spans to these modules and what they contain.
+        Restrict the spans to these modules, what they contain, and outermost calls.
     """
 
     def __init__(self, only: list[nn.Module] | None = None) -> None:
@@ -100,13 +100,16 @@ class LayerSpans:
 
     def _open(self, module: nn.Module, args: Any) -> None:
         # Runs for every module call: as little as can be.
-        if is_compiling() or (self._wanted is not None and id(module) not in self._wanted):
+        if is_compiling():
             return
         try:
             stack = self._local.stack
         except AttributeError:
             stack = self._local.stack = []
             self._stacks.append(stack)
+        # An outermost call has its span in any case: it is forward, whichever models are wanted.
+        if stack and self._wanted is not None and id(module) not in self._wanted:
+            return
         number = next(self._numbers)
         span = function_span(f"{LABEL}{number}")
         self.calls.records.append((number, module, stack[-1][1] if stack else None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -74,17 +74,34 @@ def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Modu
 
 def named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
     """Modules bound to variables, then those one level inside an object, list or dict bound to a variable."""
-    public = [entry for entry in namespace.items() if not entry[0].startswith("_") and entry[0] not in ("In", "Out")]
-    direct = [(name, value) for name, value in public if isinstance(value, nn.Module)]
-    nested = []
+    public = [(name, value) for name, value in namespace.items() if _is_public(name)]
+    direct = [(name, value) for name, value in public if _is_module(value)]
+    nested: list[tuple[str, Any]] = []
     for name, value in public:
-        if isinstance(value, nn.Module) or callable(value):
+        if issubclass(type(value), (nn.Module, FunctionType, ModuleType, type)):
             continue
-        if isinstance(value, dict):
-            nested += [(f"{name}[{key!r}]", item) for key, item in value.items() if isinstance(item, nn.Module)]
-        elif isinstance(value, (list, tuple)):
-            nested += [(f"{name}[{place}]", item) for place, item in enumerate(value) if isinstance(item, nn.Module)]
-        else:
-            parts = getattr(value, "__dict__", {})
-            nested += [(f"{name}.{key}", item) for key, item in parts.items() if isinstance(item, nn.Module)]
-    return direct + nested
+        if issubclass(type(value), dict):
+            nested += [(f"{name}[{key!r}]", item) for key, item in value.items()]
+        elif issubclass(type(value), (list, tuple)):
+            nested += [(f"{name}[{place}]", item) for place, item in enumerate(value)]
+        elif (parts := _attributes(value)) is not None:
+            nested += [(f"{name}.{key}", item) for key, item in parts.items()]
+    return direct + [(name, item) for name, item in nested if _is_module(item)]
+
+
+def _is_public(name: Any) -> bool:
+    return isinstance(name, str) and not name.startswith("_") and name not in ("In", "Out")
+
+
+def _is_module(value: Any) -> bool:
+    # By type: isinstance asks a proxy for its class, and a proxy may have none.
+    return issubclass(type(value), nn.Module)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """An object's own attributes; ``None`` where it has none or will not tell."""
+    try:
+        parts: dict[str, Any] = vars(value)
+        return parts
+    except Exception:
+        return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from perfnb.capture.layers import Calls
@@ -33,7 +34,7 @@ class Layer:
     parameters, parameter_bytes : int
         Of the module with all it contains, a shared parameter counted once.
     compiled : bool
-        Whether the layer is a region of ``torch.compile``.
+        Whether the layer is a region of ``torch.compile`` or TorchScript, which hide the layers inside.
     """
 
     name: str
@@ -183,17 +184,17 @@ def _in_order(layers: list[Layer], places: dict[int, int]) -> tuple[list[Layer],
 
 
 def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
-    compiled = hasattr(module, COMPILED_CHILD)
+    wrapped = getattr(module, COMPILED_CHILD, None)
     parameters: list[Any] = list(module.parameters())
     made = [parameter for parameter in parameters if not is_lazy(parameter)]
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]
     return Layer(
         name=name,
-        module=type(getattr(module, COMPILED_CHILD)).__name__ if compiled else type(module).__name__,
+        module=type(module if wrapped is None else wrapped).__name__,
         parent=parent,
         parameters=sum(count for count, _ in sizes),
         parameter_bytes=sum(count * size for count, size in sizes),
-        compiled=compiled,
+        compiled=wrapped is not None or isinstance(module, ScriptModule),
     )
 
 

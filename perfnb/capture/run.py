@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -96,6 +97,12 @@ def capture_step(
         Whatever the step raises, after everything installed has been removed.
     """
     __tracebackhide__ = True
+    if not callable(step):
+        raise TypeError(
+            f"step must be a function that runs one step, not {type(step).__name__}: pass step, not step()."
+        )
+    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
+        raise TypeError("step must run when it is called: a coroutine or generator function does not.")
     with InterruptGate() as gate, exclusive(), ExitStack() as stack:
         source = None if batches is None else BatchSource(batches)
         if source is not None:
@@ -188,6 +195,7 @@ class _Session:
             raise
         self.meta["cost"] = traced.beyond(bare)._asdict()
         self.meta["stacks"] = stacks
+        self.meta["models_chosen"] = models is not None
         self.meta["traced_cut_short"] = count < self._plan.traced
         return spans.calls, tracer
 

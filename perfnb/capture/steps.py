@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -102,7 +102,10 @@ class StepRunner:
 
 def common_size(batch: Any) -> int | None:
     """Length of the first dimension that all tensors of a batch share; ``None`` where they share none."""
-    sizes = {tensor.shape[0] for tensor in _tensors(batch) if tensor.dim() > 0}
+    try:
+        sizes = {tensor.shape[0] for tensor in _tensors(batch) if tensor.dim() > 0}
+    except Exception:  # a batch may be anything, and its size is not worth a profile
+        return None
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -112,6 +115,6 @@ def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
     elif depth > 0 and isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item, depth - 1)
-    elif depth > 0 and hasattr(value, "values") and callable(value.values):
+    elif depth > 0 and isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors(item, depth - 1)

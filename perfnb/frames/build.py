@@ -50,13 +50,19 @@ def recording_of(capture: Capture, name: str) -> Recording:
 
 
 def _read(capture: Capture) -> TraceColumns:
+    trace: TraceColumns | None = None
     try:
         trace = kineto.decode(capture.tracer.export())
         if _LOST_NAME not in trace.names:
             return trace
     except TraceError:
         pass  # a name with a quote in it; the slow exporter writes it right
-    return kineto.decode(capture.tracer.export(exact=True))
+    try:
+        return kineto.decode(capture.tracer.export(exact=True))
+    except CaptureError:
+        if trace is None:
+            raise
+        return trace  # an older torch: all but the names outside ASCII is there
 
 
 def _modules(capture: Capture) -> pd.DataFrame:

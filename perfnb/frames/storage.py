@@ -15,7 +15,7 @@ from perfnb.frames.recording import Recording
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
-_META = "profile.json"
+_META, _FORMAT = "profile.json", "perfnb"
 #: The frames of a recording and their columns, one file each.
 _FRAMES = {
     "events": (
@@ -37,23 +37,46 @@ def save(recording: Recording, path: str | Path) -> Path:
         If something that is no profile stands at `path`, or it cannot be written.
     """
     target = Path(path).expanduser()
-    if target.exists() and not (target / _META).is_file():
-        raise RecordingError(f"{target} exists and is no perfnb profile: choose another path, or remove it first.")
+    if target.exists() and not _may_replace(target):
+        raise RecordingError(
+            f"{target} exists and is not just a perfnb profile: choose another path, or remove it first."
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
-            fresh = Path(work) / "new"
+            fresh, old = Path(work) / "new", Path(work) / "old"
             fresh.mkdir()
             for name, frame in recording.frames().items():
                 frame.to_parquet(fresh / f"{name}.parquet", engine="pyarrow", compression="zstd")
-            content = {"format": "perfnb", "version": VERSION, "meta": dict(recording.meta)}
-            (fresh / _META).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+            content = {"format": _FORMAT, "version": VERSION, "meta": dict(recording.meta)}
+            (fresh / _META).write_text(json.dumps(content, indent=1), encoding="utf-8")
             if target.exists():
-                os.replace(target, Path(work) / "old")
-            os.replace(fresh, target)
+                os.replace(target, old)
+            try:
+                os.replace(fresh, target)
+            except BaseException:
+                if old.exists():
+                    os.replace(old, target)
+                raise
     except OSError as error:
         raise RecordingError(f"The profile cannot be written to {target}: {error}.") from error
     return target
+
+
+def _may_replace(target: Path) -> bool:
+    """Whether nothing but an earlier profile, or nothing at all, stands in a folder."""
+    if not target.is_dir() or target.is_symlink():
+        return False
+    names = {entry.name for entry in target.iterdir()}
+    if not names:
+        return True
+    if not names <= {_META, *(f"{name}.parquet" for name in _FRAMES)}:
+        return False
+    try:
+        _load_meta(target)
+    except RecordingError:
+        return False
+    return True
 
 
 def load(path: str | Path) -> Recording:
@@ -86,7 +109,11 @@ def _load_meta(source: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         version, meta = int(content["version"]), dict(content["meta"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if content["format"] != _FORMAT:
+            raise ValueError("it is not perfnb's")
+        if version <= VERSION and not {"name", "environment", "options"} <= meta.keys():
+            raise ValueError("it is not whole")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordingError(f"{file} is damaged: {error!r}.") from error
     if version > VERSION:
         raise RecordingError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import traceback
 from collections.abc import Callable, Iterable
 from types import CodeType
@@ -11,6 +12,8 @@ from typing import Any
 from IPython.core.error import UsageError
 
 _BATCH = "__perfnb_batch__"
+#: An option behind a clause, where none belongs.
+_OPTION = re.compile(r"\s--[a-z]")
 
 
 def compile_body(shell: Any, source: str) -> CodeType:
@@ -67,7 +70,8 @@ def compile_clause(shell: Any, clause: str) -> tuple[CodeType, Callable[[], Iter
     UsageError
         If the clause is no such thing.
     """
-    refusal = UsageError(f"cannot read {clause!r}: write for TARGET in ITERABLE, as in a for loop.")
+    how = "options go before for" if _OPTION.search(clause) else "write for TARGET in ITERABLE, as in a for loop"
+    refusal = UsageError(f"cannot read {clause!r}: {how}.")
     name = shell.compile.cache(clause, _cell_number(shell))  # so that an error in it shows the clause
     try:
         tree = ast.parse(f"{clause.strip().rstrip(':')}: pass")

@@ -111,14 +111,21 @@ class ProfileStepMagics(Magics):
         from perfnb.capture.namespace import chosen_models
 
         models: dict[str, Any] = {}
-        for name in text.split(","):
+        for name in (part.strip() for part in text.split(",")):
             try:
-                models[name.strip()] = self.shell.ev(name.strip())
-                chosen_models(models[name.strip()])
-            except (NameError, AttributeError, SyntaxError, TypeError) as error:
-                raise UsageError(
-                    f"--model {name.strip()!r} is no torch module in this notebook: {str(error).rstrip('.')}."
-                ) from None
+                value = self.shell.ev(name)
+                chosen, _ = chosen_models(value)
+                if not chosen:
+                    raise TypeError("it is empty")
+            except Exception as error:  # whatever the user's expression raises
+                words = str(error).rstrip(".") or type(error).__name__
+                raise UsageError(f"--model {name!r} is no torch module in this notebook: {words}.") from None
+            keys = [f"[{key!r}]" for key in (value if isinstance(value, dict) else range(len(chosen)))]
+            models |= (
+                {name: value}
+                if len(chosen) == 1 and chosen[0] is value
+                else {name + key: model for key, model in zip(keys, chosen, strict=True)}
+            )
         return models
 
 

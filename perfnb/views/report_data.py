@@ -21,7 +21,7 @@ OP_COLUMNS = ("calls", "self_cpu_ms", "total_cpu_ms", "gpu_ms", "flops", "bytes"
 LAYER_OP_COLUMNS = ("calls", "self_cpu_ms", "gpu_ms")
 
 #: Significant digits of figures in tables, and of the few that stand out and must not be rounded twice.
-_DIGITS, _HEADLINE_DIGITS = 4, 9
+_DIGITS, _HEADLINE_DIGITS = 6, 9
 _NOWHERE = -1
 _NOT_ATTRIBUTED = {"", "nan", "None", "<NA>"}
 

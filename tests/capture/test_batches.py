@@ -50,6 +50,7 @@ def test_a_loader_is_begun_again_when_it_ends() -> None:
     assert (p.steps["data_ms"] < p.steps["wall_ms"]).all()
 
 
+@pytest.mark.usefixtures("feeders_end")
 def test_a_loaders_workers_start_again_with_it_and_are_gone_in_the_end() -> None:
     loader = DataLoader(dataset(8), batch_size=4, num_workers=1)
 
@@ -59,6 +60,7 @@ def test_a_loaders_workers_start_again_with_it_and_are_gone_in_the_end() -> None
     assert psutil.Process().children() == []
 
 
+@pytest.mark.usefixtures("feeders_end")
 def test_persistent_workers_belong_to_the_loader_and_stay_with_it() -> None:
     loader = DataLoader(dataset(8), batch_size=4, num_workers=1, persistent_workers=True)
 

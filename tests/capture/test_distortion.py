@@ -74,23 +74,26 @@ def test_two_layers_of_equal_true_time_have_equal_shares() -> None:
     tiny = ManyTiny(200)
     model = nn.Sequential(of_equal_time(tiny, x), tiny)
 
+    def gap(large: float, small: float) -> float:
+        """How much more of the model's time the many tiny ops take."""
+        return (small - large) / (small + large)
+
+    runs = []
     with torch.no_grad():
-        profiles = [perfnb.profile_step(lambda: model(x), warmup=3, steps=3, traced=4) for _ in range(12)]
-        large_s, tiny_s = true_times(model, x)
-    calm = sorted(profiles, key=lambda p: p.phases["ms"].sum())[:6]  # other work can only add to a step
+        for _ in range(12):
+            layers = perfnb.profile_step(lambda: model(x), warmup=3, steps=3, traced=4).layers
+            truth = gap(*true_times(model, x))  # right beside it: a busy machine changes its pace
+            found, raw = (gap(*layers.loc[["model.0", "model.1"], name]) for name in ("share", "total_ms"))
+            runs.append((float(layers.loc["model", "total_ms"]), truth, found - truth, raw - truth))
+    calm = sorted(runs)[:6]  # other work can only add to a step
+    _, truth, error, uncorrected = (statistics.median(column) for column in zip(*calm, strict=True))
+    errors = [run[2] for run in calm]
 
-    def gap(column: str) -> float:
-        """How much more of the model's time the many tiny ops seem to take; median of the calmest profiles."""
-        rows = [p.layers[column].astype(float) / p.layers.loc["model", column] for p in calm]
-        return statistics.median(row["model.1"] - row["model.0"] for row in rows)
-
-    truth = (tiny_s - large_s) / (tiny_s + large_s)
-    print(f"gap in truth {truth:+.1%}, in shares {gap('share'):+.1%}, in traced times {gap('total_ms'):+.1%}")
-    traced_large_s = statistics.median(p.layers.loc["model.0", "total_ms"] for p in calm) / 1e3
-    if abs(truth) >= POINTS or not 0.9 < traced_large_s / large_s < 1.1:
-        raise BusyError(f"layers {truth:+.1%} apart, one op of {large_s:.2g} s traced as {traced_large_s:.2g} s")
-    assert abs(gap("share") - truth) <= POINTS
-    assert abs(gap("share") - truth) < abs(gap("total_ms") - truth)
+    print(f"gap in truth {truth:+.1%}; off by {error:+.1%} in shares, by {uncorrected:+.1%} in traced times")
+    if abs(truth) >= POINTS or max(errors) - min(errors) >= 2 * POINTS:
+        raise BusyError(f"layers are {truth:+.1%} apart, profiles are off by {min(errors):+.1%} to {max(errors):+.1%}")
+    assert abs(error) <= POINTS
+    assert abs(error) < abs(uncorrected)
 
 
 def test_costs_are_what_tracing_adds_and_never_negative() -> None:

@@ -198,6 +198,7 @@ def test_a_capture_in_a_thread_leaves_nothing_and_sees_the_layers() -> None:
     assert profiles[0].layers["calls"].dropna().tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.usefixtures("feeders_end")
 def test_a_loaders_forked_workers_deliver_and_are_gone_afterwards() -> None:
     data = TensorDataset(torch.randn(24, 8))
     loader = DataLoader(data, batch_size=4, num_workers=2)
@@ -210,6 +211,7 @@ def test_a_loaders_forked_workers_deliver_and_are_gone_afterwards() -> None:
     assert p.layers["calls"].dropna().tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.usefixtures("feeders_end")
 def test_a_loader_whose_workers_fail_raises_their_error_and_keeps_none() -> None:
     class Broken(torch.utils.data.Dataset[Tensor]):
         def __len__(self) -> int:

@@ -80,28 +80,68 @@ def test_a_home_folder_may_be_written_with_a_tilde(
 
 
 def test_an_earlier_profile_is_replaced_whole(profile: perfnb.Profile, saved: Path) -> None:
-    (saved / "left over").write_text("from before")
+    (saved / "spans.parquet").unlink()
 
     profile.save(saved)
 
-    assert not (saved / "left over").exists()
     assert perfnb.load(saved).timing == profile.timing
     assert [path.name for path in saved.parent.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.write_text("mine")], ids=["folder", "file"])
+def test_an_earlier_profile_stays_if_the_new_one_cannot_take_its_place(
+    profile: perfnb.Profile, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, calls = os.replace, []
+
+    def failing_once(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError("the disk is full")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing_once)
+    with pytest.raises(RecordingError, match="the disk is full"):
+        profile.save(saved)
+
+    assert perfnb.load(saved).timing == profile.timing
+
+
+def test_an_empty_folder_may_be_used(profile: perfnb.Profile, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+
+    assert perfnb.load(profile.save(tmp_path / "run")).timing == profile.timing
+
+
+def _foreign_json(path: Path) -> None:
+    path.mkdir()
+    (path / "profile.json").write_text('{"mine": 1}')
+
+
+def _notes_beside_a_profile(path: Path) -> None:
+    path.mkdir()
+    (path / "profile.json").write_text('{"format": "perfnb", "version": 1, "meta": {}}')
+    (path / "notes.txt").write_text("mine")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_foreign_json, _notes_beside_a_profile, lambda path: path.write_text("mine")],
+    ids=["json", "notes", "file"],
+)
 def test_something_else_is_never_overwritten(
     profile: perfnb.Profile, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
     path = tmp_path / "mine"
     make(path)
+    before = sorted(path.rglob("*"))
 
     with pytest.raises(
-        RecordingError, match=r"is no perfnb profile: choose another path, or remove it first\.$"
+        RecordingError, match=r"is not just a perfnb profile: choose another path, or remove it first\.$"
     ) as caught:
         profile.save(path)
 
     assert str(path) in str(caught.value)
+    assert sorted(path.rglob("*")) == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
 
 

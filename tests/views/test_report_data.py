@@ -34,12 +34,12 @@ def test_columns_have_one_entry_a_row():
         assert lengths == {len(data[table][first])}
 
 
-def test_figures_have_four_digits_and_the_unknown_is_null():
+def test_figures_have_six_digits_and_the_unknown_is_null():
     made = summaries.small_cnn()
     made.layers.loc["model", "forward_ms"] = 1.23456789
     made.layers.loc["model.head", "forward_ms"] = None
     layers = report_data(made)["layers"]
-    assert layers["forward_ms"][layers["label"].index("model")] == 1.235
+    assert layers["forward_ms"][layers["label"].index("model")] == 1.23457
     assert layers["forward_ms"][layers["label"].index("head")] is None
     assert layers["gpu_ms"] is None
 

@@ -1,6 +1,6 @@
 // The tab of layers: the model as a tree, and the ops of the chosen layer.
 const SPECIAL_TITLES = {
-  "(loss)": "Time of the loss and its backward pass, outside every layer",
+  "(loss)": "The backward pass of the loss; its forward is the phase loss",
   "(gradient accumulation)": "Time that the backward pass takes to add gradients to the parameters; it cannot be told by layer",
   "(autograd engine)": "Time of the autograd engine itself, between the backward ops",
   "(unattributed)": "Time of the traced step that belongs to no layer and no other row",
@@ -14,12 +14,18 @@ function layerFacts(data) {
     for (let up = i; up >= 0; up = layers.parent[up]) parts.unshift(layers.label[up]);
     return parts.join(".");
   };
-  // As much of the end of a path as tells layers apart: back to the number of a block, two parts at least.
+  // As much of the end of a path as no other layer shares, two parts at least.
+  const end = (parts, size) => parts.slice(-size).join(".");
+  const sharing = new Map();
+  layers.parent.forEach((_, i) => {
+    const parts = path(i).split(".");
+    for (let size = 1; size <= parts.length; size += 1) sharing.set(end(parts, size), (sharing.get(end(parts, size)) ?? 0) + 1);
+  });
   const brief = (i) => {
     const parts = path(i).split(".");
-    const last = parts.length - 1;
-    const from = parts.findLastIndex((part, at) => /^\d+$/.test(part) && at >= last - 2);
-    return parts.slice(Math.max(0, from < 0 ? last - 1 : Math.min(from, last - 1))).join(".");
+    let size = Math.min(2, parts.length);
+    while (size < parts.length && sharing.get(end(parts, size)) > 1) size += 1;
+    return end(parts, size);
   };
   const special = (i) => i >= layers.modules;
   const inside = (i) => {
