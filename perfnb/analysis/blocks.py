@@ -108,6 +108,11 @@ def _kinds(host: pd.DataFrame) -> Ints:
     labels = host["name"].cat.categories
     by_name = np.array([_kind_of(str(label)) for label in labels], dtype=np.int64)
     kind = by_name[host["name"].cat.codes.to_numpy()]
+    # A range that the user named like one of these is only a range.
+    is_range = (host["category"] == "user_annotation").to_numpy()
+    loader = np.array([str(label).startswith(_LOADER) for label in labels])[host["name"].cat.codes.to_numpy()]
+    spoofed = is_range & (np.isin(kind, (Kind.STEP, Kind.NODE)) | ((kind == Kind.DATA) & ~loader))
+    kind = np.where(spoofed, Kind.OP, kind)
     return np.where(host["span"].to_numpy() != NONE, Kind.SPAN, kind)
 
 

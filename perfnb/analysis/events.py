@@ -37,7 +37,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
         if str(label).startswith("pf_step#"):
             own[str(label)] = "step"
     for label, shown in own.items():
-        chosen = (events["name"] == label).to_numpy()
+        chosen = (events["name"] == label).to_numpy() & (events["category"] != "user_annotation").to_numpy()
         name[chosen] = category[chosen] = shown
     first = attribution.host.blocks.loc[attribution.host.blocks["kind"] == Kind.STEP, "start"].min()
     table = pd.DataFrame(

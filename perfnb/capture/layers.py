@@ -27,8 +27,10 @@ from torch.nn.modules.module import (
 #: What a layer span's label begins with; the call's number follows.
 LABEL = "pf#"
 
-#: A span in a running profiler; the light kind where torch has it, at a third of the cost.
-function_span: Any = getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function)
+#: A span in a running profiler, at a third of the cost of `record_function`. The trace has it in the category of
+#: operators, where no range of the user's can pass for one.
+function_span: Any = torch._C._profiler._RecordFunctionFast
+SPAN_CATEGORY = "cpu_op"
 
 Stack = list[tuple[nn.Module, int, Any]]
 

@@ -18,11 +18,11 @@ def namespace_of(step: Any) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     functions = [getattr(step, "__func__", step)]
     for function in functions:  # grows; what stands nearer to the step comes first and keeps its name
-        if isinstance(function, FunctionType):
+        if type(function) is FunctionType:
             new = {name: value for name, value in _variables(function).items() if name not in seen}
             seen |= new
             if len(functions) < _MOST_FUNCTIONS:
-                functions += [value for value in new.values() if isinstance(value, FunctionType)]
+                functions += [value for value in new.values() if type(value) is FunctionType]
     owner = getattr(step, "__self__", None)
     return seen if owner is None else {**seen, "self": owner}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from perfnb.capture.layers import LABEL
+from perfnb.capture.layers import LABEL, SPAN_CATEGORY
 from perfnb.capture.run import Capture
 from perfnb.capture.tracer import STEP_SPAN
 from perfnb.errors import CaptureError, TraceError
@@ -85,13 +85,14 @@ def _modules(capture: Capture) -> pd.DataFrame:
 
 def _events(trace: TraceColumns) -> pd.DataFrame:
     """The events inside the traced steps, on the host by time, on a device by the launch that they follow."""
-    is_step = np.array([name.startswith(STEP_SPAN) for name in trace.names], dtype=bool)[trace.name]
+    categories = np.array(trace.categories)
+    may_be_ours = (categories == SPAN_CATEGORY)[trace.category]
+    is_step = np.array([name.startswith(STEP_SPAN) for name in trace.names], dtype=bool)[trace.name] & may_be_ours
     if not is_step.any():
         raise CaptureError(
             "The trace holds none of the traced steps: torch's profiler lost them; profile again, and if it stays so, "
             "look for another profiler or tracer in the step."
         )
-    categories = np.array(trace.categories)
     on_device = np.isin(categories, _ON_DEVICE)[trace.category]
     inside = _inside(trace.start_ns, trace.start_ns[is_step], trace.start_ns[is_step] + trace.duration_ns[is_step])
     launches = np.unique(trace.correlation[inside & ~on_device & (trace.correlation != MISSING)])
@@ -111,7 +112,7 @@ def _events(trace: TraceColumns) -> pd.DataFrame:
             "correlation": trace.correlation[rows],
             "sequence": trace.sequence[rows],
             "forward_thread": trace.forward_thread[rows],
-            "span": span[trace.name[rows]],
+            "span": np.where(may_be_ours, span[trace.name], MISSING)[rows],
         }
     )
 

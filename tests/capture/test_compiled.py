@@ -44,7 +44,7 @@ def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
     inner = layers.loc[["model.0", "model.1", "model.2"]]
     assert inner[["calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share", "ops"]].isna().all(axis=None)
     assert inner["parameters"].tolist() == [72, 0, 72]
-    assert "torch.compile, which hides the layers inside: model" in " ".join(str(p).split())
+    assert "which hide the layers inside: model." in " ".join(str(p).split())
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
@@ -58,7 +58,7 @@ def test_the_layers_around_a_compiled_one_are_seen() -> None:
     layers = p.layers[~p.layers.index.str.startswith("(")]
     assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
     assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
-    assert "hides the layers inside: model.1." in " ".join(str(p).split())
+    assert "which hide the layers inside: model.1." in " ".join(str(p).split())
 
 
 def test_a_model_compiled_in_place_has_no_layers_and_the_profile_says_why() -> None:
