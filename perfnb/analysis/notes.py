@@ -68,6 +68,8 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
         )
     if recording.meta.get("stacks"):
         yield "Python calls were recorded too, which slows a traced step by far more than is corrected for."
+    if kind := recording.meta["environment"].get("unwatched_accelerator"):
+        yield f"Work on the accelerator ({kind}) is neither traced nor waited for: a step that uses it is mistimed."
     if recording.meta["environment"].get("debugger_or_tracer"):
         yield "A Python debugger or coverage tool was active and slowed every step."
 

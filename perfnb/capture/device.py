@@ -73,14 +73,22 @@ def describe_environment() -> dict[str, Any]:
         "interop_threads": torch.get_num_interop_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "debugger_or_tracer": sys.gettrace() is not None,
+        "debugger_or_tracer": sys.gettrace() is not None or sys.getprofile() is not None,
         "gpus": [],
+        "unwatched_accelerator": unwatched_accelerator(),
     }
     if cuda_in_use():
         facts["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         facts["cuda"] = torch.version.cuda or torch.version.hip
         facts["cudnn_benchmark"] = torch.backends.cudnn.benchmark
     return facts
+
+
+def unwatched_accelerator() -> str | None:
+    """Kind of an accelerator that perfnb neither waits for nor traces, such as ``mps``; ``None`` if there is none."""
+    accelerator = getattr(torch, "accelerator", None)
+    current = accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
+    return None if current is None or current.type == "cuda" else str(current.type)
 
 
 def _processor() -> str:

@@ -67,7 +67,8 @@ def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Modu
     models = list(names.values()) or ([model] if isinstance(model, nn.Module) else model)
     if not isinstance(models, (list, tuple)) or not all(isinstance(entry, nn.Module) for entry in models):
         raise TypeError(
-            f"model must be a torch module, a list of modules or a dict of them, not {type(model).__name__}."
+            "model must be a torch module, a list of modules or a dict of names to modules, "
+            f"not {type(model).__name__}."
         )
     return list(models), names
 

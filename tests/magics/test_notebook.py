@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def test_the_widgets_state_is_saved(saved: nbformat.NotebookNode) -> None:
     view = saved["cells"][0]["outputs"][2]["data"][WIDGET_VIEW]
     state = saved["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
 
-    assert state[view["model_id"]]["state"]["data"]["name"] == "step"
+    assert json.loads(state[view["model_id"]]["state"]["data"])["name"] == "step"
     assert len(nbformat.writes(saved)) < 400_000
 
 

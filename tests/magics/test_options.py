@@ -80,6 +80,12 @@ def test_a_bad_clause(kernel: Kernel, clause: str) -> None:
     assert kernel.inside("new_names()") == []
 
 
+def test_options_behind_the_clause(kernel: Kernel) -> None:
+    reply = kernel.run("%%profile_step for x in loader --into p\nran = True")
+
+    assert reply.message == "cannot read 'for x in loader --into p': options go before for."
+
+
 @pytest.mark.parametrize(("body", "message"), BODIES)
 def test_a_bad_body(kernel: Kernel, body: str, message: str) -> None:
     reply = kernel.run(f"%%profile_step --steps 5\n{body}")
