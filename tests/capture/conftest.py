@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 
@@ -15,3 +16,10 @@ def feeders_end(nothing_left: None) -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join(5)
+
+
+@pytest.fixture
+def workers() -> Callable[[], list[psutil.Process]]:
+    """The processes that the test has started: others, such as a browser's, may be there already."""
+    before = {process.pid for process in psutil.Process().children()}
+    return lambda: [process for process in psutil.Process().children() if process.pid not in before]

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 Pair = namedtuple("Pair", "x y")
 
+Workers = Callable[[], list[psutil.Process]]
+
 
 def fed(batches: Any, **options: Any) -> tuple[perfnb.Profile, list[Any]]:
     """A profile, and the batches that its steps were given."""
@@ -51,22 +53,22 @@ def test_a_loader_is_begun_again_when_it_ends() -> None:
 
 
 @pytest.mark.usefixtures("feeders_end")
-def test_a_loaders_workers_start_again_with_it_and_are_gone_in_the_end() -> None:
+def test_a_loaders_workers_start_again_with_it_and_are_gone_in_the_end(workers: Workers) -> None:
     loader = DataLoader(dataset(8), batch_size=4, num_workers=1)
 
     _, seen = fed(loader, steps=1)
 
     assert [batch[0][0].item() for batch in seen] == [0, 4, 0, 4]
-    assert psutil.Process().children() == []
+    assert workers() == []
 
 
 @pytest.mark.usefixtures("feeders_end")
-def test_persistent_workers_belong_to_the_loader_and_stay_with_it() -> None:
+def test_persistent_workers_belong_to_the_loader_and_stay_with_it(workers: Workers) -> None:
     loader = DataLoader(dataset(8), batch_size=4, num_workers=1, persistent_workers=True)
 
     fed(loader, steps=1)
 
-    assert len(psutil.Process().children()) == 1
+    assert len(workers()) == 1
     assert [batch[0][0].item() for batch in loader] == [0, 4]
     del loader
 

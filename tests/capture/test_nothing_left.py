@@ -212,7 +212,9 @@ def test_a_loaders_forked_workers_deliver_and_are_gone_afterwards() -> None:
 
 
 @pytest.mark.usefixtures("feeders_end")
-def test_a_loader_whose_workers_fail_raises_their_error_and_keeps_none() -> None:
+def test_a_loader_whose_workers_fail_raises_their_error_and_keeps_none(
+    workers: Callable[[], list[psutil.Process]],
+) -> None:
     class Broken(torch.utils.data.Dataset[Tensor]):
         def __len__(self) -> int:
             return 24
@@ -226,5 +228,5 @@ def test_a_loader_whose_workers_fail_raises_their_error_and_keeps_none() -> None
         profile_of(training(three_linears()), DataLoader(Broken(), batch_size=4, num_workers=2))
 
     assert caught.value.__traceback__ is not None  # it holds the loader's iterator
-    assert psutil.Process().children() == []
+    assert workers() == []
     assert_next_profile_is_whole()

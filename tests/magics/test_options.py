@@ -41,7 +41,7 @@ LINES = [
     (
         "--model model,x train()",
         "--model 'x' is no torch module in this notebook: "
-        "model must be a torch module, a list of modules or a dict of them, not Tensor.",
+        "model must be a torch module, a list of modules or a dict of names to modules, not Tensor.",
     ),
     ("", "there is nothing to profile: write a statement after %profile_step."),
     ("--steps 3", "there is nothing to profile: write a statement after %profile_step."),
