@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -30,6 +31,12 @@ def nothing_left() -> Iterator[None]:
     left = Surroundings.now().changed_since(before)
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+def pytest_configure() -> None:
+    # A shell starts what it puts in the background with interrupts ignored, and Python keeps it so.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
