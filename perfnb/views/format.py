@@ -97,7 +97,7 @@ def size(count_of_bytes: Any) -> str:
     if number is None:
         return UNKNOWN
     step = 0
-    while step < len(_BYTE_UNITS) - 1 and abs(rounded(number)) >= 1024:
+    while step < len(_BYTE_UNITS) - 1 and abs(number) >= 1023.5:
         number, step = number / 1024, step + 1
     return f"{significant(number, trim=step == 0)} {_BYTE_UNITS[step]}"
 

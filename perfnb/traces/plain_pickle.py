@@ -1,0 +1,272 @@
+"""Pickles of plain data, decoded without `pickle`: nothing in the file can be looked up, called or built.
+
+A pickle is a program for a small stack machine. This one knows only the instructions that make dicts, lists, tuples,
+text, bytes, numbers, booleans and ``None``; any other, and first of all those that name, call or rebuild something,
+ends the reading. What is read is measured as it grows, for a few bytes may ask for gigabytes. It is our own machine,
+and not a scan before `pickle.loads`, for two reasons: there is no second reader that could see the file differently,
+and what `pickle` permits inside an allowed instruction (a memo index of two billion, a key nested until hashing it
+overflows the stack) is not there at all. Runs of look-ups in the memo, four fifths of a snapshot, are taken at once.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+import struct
+import sys
+from dataclasses import dataclass
+
+from perfnb.errors import TraceError
+
+#: What a pickle of plain data can hold; containers nest.
+Plain = dict[str, "Plain"] | list["Plain"] | tuple["Plain", ...] | str | bytes | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a pickle may ask for.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        Memory of all that is decoded, as estimated while it grows.
+    text_bytes : int
+        Length of one text.
+    open_values : int
+        Values that wait to be put into a container, which bounds nesting too; picklers write them 1,000 at a time.
+    depth : int
+        Containers being filled at one time.
+    """
+
+    memory_bytes: int = 6 << 30
+    text_bytes: int = 16 << 20
+    open_values: int = 10_000
+    depth: int = 100
+
+
+LIMITS = Limits()
+#: Protocols with a header and binary numbers.
+PROTOCOLS = range(2, 6)
+
+_NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
+_SHORT_GETS = re.compile(rb"(?:h.){0,1000}", re.DOTALL)
+_LONG_GETS = re.compile(rb"(?:j.{4}){0,1000}", re.DOTALL)
+#: Bytes that containers and their members take, rounded up.
+_LIST, _DICT, _TUPLE, _ITEM, _PAIR, _NUMBER, _MEMO = 72, 240, 56, 9, 60, 40, 9
+#: Instructions between two looks at the limits.
+_STRETCH = 4096
+
+
+class _Damaged(Exception):
+    """The bytes are no pickle of plain data; says how."""
+
+
+def decode(data: bytes, source: str = "the pickle", limits: Limits = LIMITS) -> Plain:
+    """The plain data that `data`, a pickle of protocol 2 to 5, holds.
+
+    Raises
+    ------
+    TraceError
+        If it holds anything else, is cut short or damaged, or asks for more than `limits`; the message names `source`.
+    """
+    try:
+        return _Machine(data, limits).run()
+    except _Damaged as error:
+        raise TraceError(f"{source} was not read: {error}.") from error
+    except MemoryError as error:
+        raise TraceError(f"{source} was not read: there is not enough memory for it; record fewer entries.") from error
+
+
+class _Machine:
+    def __init__(self, data: bytes, limits: Limits) -> None:
+        self.data = data
+        self.limits = limits
+        self.at = 0
+
+    def run(self) -> Plain:
+        data = self.data
+        if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
+            raise _Damaged("it does not begin as a pickle of protocol 2 to 5 does; give the file as torch dumped it")
+        try:
+            return self._run()
+        except (IndexError, struct.error) as error:
+            raise _Damaged(
+                f"it breaks off or is damaged at byte {self.at:,} of {len(data):,}; copy or dump it again"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise _Damaged(f"the text at byte {self.at:,} is no UTF-8; copy or dump it again") from error
+
+    def _run(self) -> Plain:
+        """Run the instructions. One loop with everything in local names: a snapshot has a million of them and more."""
+        data, end, limits = self.data, len(self.data), self.limits
+        stack: list[Plain] = []
+        memo: list[Plain] = []
+        marks: list[int] = []  # where in the stack each open mark stands
+        floor = 0  # below it lies what an open mark protects
+        spent, at = 0, 2
+        short_gets, long_gets, unpacked = _SHORT_GETS.match, _LONG_GETS.match, struct.iter_unpack
+        push, lookup, memoize = stack.append, memo.__getitem__, memo.append
+        uint16, int32, uint32, uint64, float64 = (struct.Struct(f).unpack_from for f in ("<H", "<i", "<I", "<Q", ">d"))
+        while True:
+            if len(stack) > limits.open_values or len(marks) > limits.depth:
+                raise _Damaged(
+                    f"at byte {at:,} it is nested too deeply for a memory snapshot, or made to exhaust memory"
+                )
+            if spent > limits.memory_bytes:
+                raise _Damaged(
+                    f"at byte {at:,} its content asks for more than {limits.memory_bytes / 2**30:.3g} GiB of memory; "
+                    "record fewer entries"
+                )
+            for _ in range(_STRETCH):
+                op = data[at]
+                self.at = at
+                at += 1
+                if op == 0x68:  # BINGET
+                    push(memo[data[at]])
+                    at += 1
+                    if data[at] == 0x68:
+                        last = short_gets(data, at).end()  # type: ignore[union-attr]
+                        stack += map(lookup, data[at + 1 : last : 2])
+                        at = last
+                elif op == 0x6A:  # LONG_BINGET
+                    push(memo[uint32(data, at)[0]])
+                    at += 4
+                    if data[at] == 0x6A:
+                        last = long_gets(data, at).end()  # type: ignore[union-attr]
+                        stack += [memo[index] for (index,) in unpacked("<xI", data[at:last])]
+                        at = last
+                elif op == 0x94:  # MEMOIZE
+                    if len(stack) <= floor:
+                        raise IndexError
+                    memoize(stack[-1])
+                    spent += _MEMO
+                elif op == 0x28:  # MARK
+                    floor = len(stack)
+                    marks.append(floor)
+                elif op == 0x8A:  # LONG1
+                    size = data[at]
+                    at += 1 + size
+                    if at > end:
+                        raise IndexError
+                    push(int.from_bytes(data[at - size : at], "little", signed=True))
+                    spent += _NUMBER + size
+                elif op == 0x4A:  # BININT
+                    push(int32(data, at)[0])
+                    at += 4
+                    spent += _NUMBER
+                elif op == 0x4B:  # BININT1
+                    push(data[at])
+                    at += 1
+                elif op == 0x7D or op == 0x5D:  # EMPTY_DICT, EMPTY_LIST
+                    push({} if op == 0x7D else [])
+                    spent += _DICT if op == 0x7D else _LIST
+                    if data[at : at + 2] == b"\x94(":  # MEMOIZE and MARK, which nearly always follow
+                        memoize(stack[-1])
+                        floor = len(stack)
+                        marks.append(floor)
+                        spent += _MEMO
+                        at += 2
+                elif op == 0x75 or op == 0x73:  # SETITEMS, SETITEM
+                    floor = marks.pop() if op == 0x75 else max(floor, len(stack) - 2)
+                    items = stack[floor:]
+                    del stack[floor:]
+                    floor = marks[-1] if marks else 0
+                    target = stack[-1]
+                    if len(stack) <= floor or type(target) is not dict or len(items) % 2 or (op == 0x73 and not items):
+                        raise IndexError
+                    keys = items[::2]
+                    if not {*map(type, keys)} <= {str}:
+                        raise _Damaged(
+                            f"at byte {at - 1:,} a dict has a key that is not text, as no memory snapshot has"
+                        )
+                    target.update(zip(keys, items[1::2], strict=True))  # type: ignore[arg-type]
+                    spent += _PAIR * len(keys)
+                elif op == 0x65 or op == 0x61:  # APPENDS, APPEND
+                    floor = marks.pop() if op == 0x65 else max(floor, len(stack) - 1)
+                    items = stack[floor:]
+                    del stack[floor:]
+                    floor = marks[-1] if marks else 0
+                    target = stack[-1]
+                    if len(stack) <= floor or type(target) is not list or (op == 0x61 and not items):
+                        raise IndexError
+                    target += items
+                    spent += _ITEM * len(items)
+                elif op == 0x4D:  # BININT2
+                    push(uint16(data, at)[0])
+                    at += 2
+                    spent += _NUMBER
+                elif op == 0x89:  # NEWFALSE
+                    push(False)
+                elif op == 0x88:  # NEWTRUE
+                    push(True)
+                elif op == 0x4E:  # NONE
+                    push(None)
+                elif op in _SIZED:
+                    width = _SIZED[op]
+                    size = data[at] if width == 1 else (uint32 if width == 4 else uint64)(data, at)[0]
+                    at += width
+                    if size > end - at:
+                        raise IndexError
+                    if size > limits.text_bytes:
+                        raise _Damaged(f"the text at byte {at:,} is {size:,} bytes long, as in no memory snapshot")
+                    chunk = data[at : at + size]
+                    value = chunk if op in _BYTES else chunk.decode("utf-8", "surrogatepass")
+                    push(value)
+                    at += size
+                    spent += sys.getsizeof(value)
+                elif op in _TUPLES:
+                    if op == 0x74:
+                        floor = marks.pop()
+                    else:
+                        if len(stack) - _TUPLES[op] < floor:
+                            raise IndexError
+                        floor = len(stack) - _TUPLES[op]
+                    value_of_all = tuple(stack[floor:])
+                    del stack[floor:]
+                    floor = marks[-1] if marks else 0
+                    push(value_of_all)
+                    spent += _TUPLE + _ITEM * len(value_of_all)
+                elif op == 0x71 or op == 0x72:  # BINPUT, LONG_BINPUT
+                    index = data[at] if op == 0x71 else uint32(data, at)[0]
+                    at += 1 if op == 0x71 else 4
+                    if len(stack) <= floor:
+                        raise IndexError
+                    if index == len(memo):
+                        memoize(stack[-1])
+                        spent += _MEMO
+                    elif index < len(memo):
+                        memo[index] = stack[-1]
+                    else:
+                        raise _Damaged(f"at byte {at:,} it numbers its values with gaps, as no pickler does")
+                elif op == 0x47:  # BINFLOAT
+                    push(float64(data, at)[0])
+                    at += 8
+                    spent += _NUMBER
+                elif op == 0x95:  # FRAME
+                    if uint64(data, at)[0] > end - at - 8:
+                        raise IndexError
+                    at += 8
+                elif op == 0x2E:  # STOP
+                    if len(stack) != 1 or marks:
+                        raise IndexError
+                    if at != end:
+                        raise _Damaged(f"{end - at:,} bytes follow its end at byte {at:,}; copy or dump it again")
+                    return stack[0]
+                else:
+                    raise _refused(op, at - 1)
+
+
+#: Width of the size that comes before the bytes, by instruction: texts, then bytes.
+_SIZED = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
+_BYTES = (0x43, 0x42, 0x8E)
+#: Number of values in the tuple, by instruction; 0x74 takes all from the last mark.
+_TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3, 0x74: 0}
+
+
+def _refused(op: int, at: int) -> _Damaged:
+    if op not in _NAMES:
+        return _Damaged(f"the byte {op:#04x} at {at:,} is no instruction of a pickle; copy or dump it again")
+    return _Damaged(
+        f"the instruction {_NAMES[op]} at byte {at:,} makes more than plain data, which a memory snapshot never needs "
+        "and which could run a program; nothing in it was run, and you should not open it by other means"
+    )
