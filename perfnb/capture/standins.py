@@ -1,0 +1,142 @@
+"""Fake tensors in the places of a model's real ones, for a while; afterwards everything is as it was."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from perfnb.errors import CaptureError
+
+#: How deep tensors are looked for in the containers that a module holds.
+_NESTING = 3
+
+
+class StandIns:
+    """Makes one fake tensor for each real one; tensors that share memory have stand-ins that share it.
+
+    To be used under a fake tensor mode.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where the stand-ins pretend to be.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the real one's id, which it keeps while it is here
+        self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def all(self) -> list[Tensor]:
+        """Every stand-in made so far."""
+        return [fake for _, fake in self._made.values()]
+
+    def of(self, real: Tensor) -> Tensor:
+        """The stand-in for `real`; a fake tensor stands for itself."""
+        if isinstance(real, FakeTensor):
+            return real
+        if id(real) not in self._made:
+            self._made[id(real)] = real, self._make(real)
+        return self._made[id(real)][1]
+
+    def within(self, value: Any, depth: int = 2 * _NESTING, known: dict[int, Any] | None = None) -> Any:
+        """`value` with stand-ins for the tensors in it; plain containers are copied, anything else is kept."""
+        known = {} if known is None else known
+        if isinstance(value, Tensor):
+            return self.of(value)
+        if not depth or type(value) not in (dict, OrderedDict, defaultdict, list, tuple):
+            return value
+        if id(value) not in known:
+            if isinstance(value, Mapping):
+                copied: Any = copy(value)
+                known[id(value)] = copied
+                for key, item in value.items():
+                    copied[key] = self.within(item, depth - 1, known)
+            else:
+                known[id(value)] = type(value)(self.within(item, depth - 1, known) for item in value)
+        return known[id(value)]
+
+    def _make(self, real: Tensor) -> Tensor:
+        try:
+            storage = real.untyped_storage()
+            stride, offset = real.stride(), real.storage_offset()
+        except (NotImplementedError, RuntimeError):
+            raise CaptureError(
+                f"memory can be estimated for models of dense tensors only, and this one holds a {real.layout} "
+                f"{type(real).__name__}."
+            ) from None
+        # A tensor on the device "meta" has no address, but its storage has an identity.
+        key = storage._cdata, real.dtype
+        with torch.no_grad():
+            if key not in self._memory:
+                length = storage.nbytes() // real.element_size()
+                self._memory[key] = torch.empty(length, dtype=real.dtype, device=self._device)
+            fake = self._memory[key].as_strided(real.shape, stride, offset)
+        if isinstance(real, nn.Parameter):
+            return nn.Parameter(fake, requires_grad=real.requires_grad)
+        return fake.detach().requires_grad_(real.requires_grad) if real.requires_grad else fake
+
+
+@contextmanager
+def replaced(modules: list[nn.Module], stand_ins: StandIns, training: bool | None) -> Iterator[None]:
+    """Within this context the modules hold stand-ins; whatever is set in them meanwhile is undone.
+
+    Parameters
+    ----------
+    modules : list of Module
+        With all modules inside them.
+    training : bool or None
+        Whether to train them meanwhile, ``None``: as each is.
+    """
+    inside = {id(m): m for module in modules for m in module.modules()}.values()
+    kept = [(m, dict(m.__dict__)) for m in inside]
+    known: dict[int, Any] = {}
+    try:
+        for module, attributes in kept:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise CaptureError(
+                    f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: pass the "
+                    "model that it was made from."
+                )
+            faked = {name: stand_ins.within(value, _NESTING, known) for name, value in attributes.items()}
+            module.__dict__.update(faked)
+            if training is not None:
+                module.training = training
+        yield
+    finally:
+        for module, attributes in kept:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+
+
+@contextmanager
+def stepping(optimizer: Any, stand_ins: StandIns, foreach: bool) -> Iterator[None]:
+    """Within this context the optimizer steps stand-ins; afterwards it is as it was.
+
+    Parameters
+    ----------
+    foreach : bool
+        Whether an optimizer that may choose works on all parameters at once, as it does on CUDA.
+    """
+    kept = dict(optimizer.__dict__)
+    try:
+        groups = [stand_ins.within(group) for group in optimizer.param_groups]
+        for group in groups:
+            if foreach and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+        state: defaultdict[Any, Any] = defaultdict(dict)
+        for parameter, values in optimizer.state.items():
+            key = stand_ins.of(parameter) if isinstance(parameter, Tensor) else parameter
+            state[key] = stand_ins.within(values)
+        optimizer.__dict__.update({"param_groups": groups, "state": state})
+        yield
+    finally:
+        optimizer.__dict__.clear()
+        optimizer.__dict__.update(kept)

@@ -1,0 +1,204 @@
+"""`estimate_memory`: what a step will take, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from perfnb.analysis.batch_size import largest_fitting
+from perfnb.errors import CaptureError
+from perfnb.views.estimate import estimate_html, estimate_line, estimate_text
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryEstimate:
+    """The memory of one step, foretold. Shows itself in a notebook.
+
+    Attributes
+    ----------
+    model : str
+        Class of the model.
+    device : str
+        Whose allocator this is for.
+    batch_size : int or None
+        Samples in the batch; ``None`` where the batch has none that can be counted.
+    training : bool
+        Whether this is a training step.
+    optimizer : str or None
+        Class of the optimizer.
+    parameters, gradients, optimizer_state, activations, inputs, temporaries : int
+        The most bytes of each category that are alive at once. Parameters include buffers.
+    buffers : int
+        Bytes of buffers among the parameters.
+    by_category : mapping of str to int
+        Bytes of each category at the step's peak; they add up to `peak_bytes`.
+    peak_bytes : int
+        The most bytes alive at once, in a step after the first.
+    peak_phase : str
+        The phase in which that is.
+    peak_op : str or None
+        The operator that makes the allocation with which the peak is reached.
+    """
+
+    model: str
+    device: str
+    batch_size: int | None
+    training: bool
+    optimizer: str | None
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer_state: int
+    activations: int
+    inputs: int
+    temporaries: int
+    by_category: Mapping[str, int]
+    peak_bytes: int
+    peak_phase: str
+    peak_op: str | None
+    _again: Callable[[int], MemoryEstimate] = field(compare=False)
+
+    def largest_batch(self, bytes: int | float) -> int:
+        """The largest batch whose step fits into so many bytes; 0 where not even one sample does.
+
+        Raises
+        ------
+        CaptureError
+            Where the need of memory does not depend on the batch.
+        """
+        if not bytes >= 0:
+            raise ValueError(f"bytes must be a number that is not negative, not {bytes!r}.")
+        if self.batch_size is None:
+            raise CaptureError("this batch has no first dimension that could be made larger or smaller.")
+        found = largest_fitting(self._need, bytes, self.batch_size)
+        if found is None:
+            raise CaptureError(
+                f"every batch fits into {bytes:,.0f} bytes: the memory of this step does not depend on the batch."
+            )
+        return found
+
+    def with_batch_size(self, batch_size: int) -> MemoryEstimate:
+        """The estimate for another number of samples."""
+        return self if batch_size == self.batch_size else self._again(batch_size)
+
+    def _need(self, batch_size: int) -> float:
+        try:
+            return self.with_batch_size(batch_size).peak_bytes
+        except OverflowError:
+            return float("inf")
+        except CaptureError:
+            raise
+        except Exception:
+            # Some layers refuse a batch of one, such as a normalisation over the batch.
+            if self.batch_size is not None and batch_size < self.batch_size:
+                return float("inf")
+            raise
+
+    def __str__(self) -> str:
+        return estimate_text(self)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.MemoryEstimate {estimate_line(self)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": estimate_text(self), "text/html": estimate_html(self)}
+
+
+def estimate_memory(
+    model: nn.Module,
+    batch: Any,
+    optimizer: str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    training: bool = True,
+    batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    autocast: torch.dtype | None = None,
+) -> MemoryEstimate:
+    """Foretell the memory of one step without running it: nothing is computed, nothing of its size allocated.
+
+    The step is ``zero_grad``, forward, loss, backward and the optimizer's step, and not the first one, so that the
+    optimizer's state is there. The model and the optimizer may be on any device, ``meta`` too, and stay as they are.
+
+    Parameters
+    ----------
+    model : Module
+    batch : tensor, tuple or mapping
+        A tensor is the model's input. Of a tuple the last is the target and the rest are the model's inputs. A mapping
+        holds the model's keyword arguments. A small batch will do, also one on the device ``meta``.
+    optimizer : str, Optimizer, callable, optional
+        A name from ``torch.optim`` (``"adam"``), an optimizer of this model, or a class or function that makes one from
+        parameters.
+    loss : callable, optional
+        ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
+        default ``output.loss`` where there is one, else the sum of the outputs.
+    training : bool
+        ``False``: only forward, without gradients.
+    batch_size : int, optional
+        How many samples to estimate for; by default as many as `batch` holds.
+    device : str or device, optional
+        ``cpu`` or ``cuda``; by default where the parameters are.
+    autocast : dtype, optional
+        Run forward and loss under ``torch.autocast`` with this type.
+
+    Returns
+    -------
+    MemoryEstimate
+
+    Raises
+    ------
+    CaptureError
+        Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
+    Exception
+        Whatever the model or the loss raise.
+    """
+    from perfnb.capture.estimate import StepPlan, device_of, simulate
+    from perfnb.capture.sizing import resized, samples_in
+
+    __tracebackhide__ = True
+    samples = samples_in(batch)
+    if batch_size is not None and samples is None:
+        raise ValueError("batch_size was given, but the batch holds no tensor whose first dimension it could be.")
+    place = device_of(model, device)
+
+    def estimate(size: int | None) -> MemoryEstimate:
+        __tracebackhide__ = True
+        scaled = batch if size is None or samples is None else resized(batch, samples, size)
+        plan = StepPlan(model, scaled, batch, optimizer, loss, training, place, autocast)
+        return _read(simulate(plan), plan, samples if size is None else size, estimate)
+
+    return estimate(batch_size)
+
+
+def _read(simulation: Any, plan: Any, samples: int | None, again: Callable[[int], MemoryEstimate]) -> MemoryEstimate:
+    now = dict.fromkeys(_CATEGORIES, 0) | simulation.resident
+    most, peak, phase, op = dict(now), dict(now), "forward", None
+    total = highest = sum(now.values())
+    for change in simulation.changes:
+        kind = simulation.category[change.allocation]
+        now[kind] += change.size
+        total += change.size
+        most[kind] = max(most[kind], now[kind])
+        if total > highest:
+            highest, peak, phase, op = total, dict(now), change.phase, change.op or None
+    return MemoryEstimate(
+        model=type(plan.model).__name__,
+        device=str(plan.device),
+        batch_size=samples,
+        training=plan.training,
+        optimizer=simulation.optimizer,
+        buffers=simulation.buffers,
+        by_category=peak,
+        peak_bytes=highest,
+        peak_phase=phase,
+        peak_op=op,
+        _again=again,
+        **{name: most[name] for name in _CATEGORIES if name != "other"},
+    )

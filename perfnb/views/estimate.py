@@ -1,0 +1,71 @@
+"""What a memory estimate shows: a line, a table as text, a table as HTML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfnb.views import escape
+from perfnb.views import format as fmt
+
+_WORDS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "activations": "activations",
+    "inputs": "inputs",
+    "temporaries": "temporaries",
+    "other": "other",
+}
+
+
+def estimate_line(estimate: Any) -> str:
+    """The estimate in one line."""
+    peak = f"peak {fmt.size(estimate.peak_bytes)} in {escape.plain(estimate.peak_phase, 20)}"
+    return f"{escape.plain(estimate.model, 40)}: {peak}, {_step(estimate)}"
+
+
+def estimate_text(estimate: Any) -> str:
+    """The estimate as text: the peak, and what each category has at the peak and at most."""
+    rows = [f"{word:<16} {peak:>10} {share:>6} {most:>10}" for word, peak, share, most in _rows(estimate)]
+    return "\n".join([_headline(estimate), f"{'':<16} {'at peak':>10} {'share':>6} {'at most':>10}", *rows])
+
+
+def estimate_html(estimate: Any) -> str:
+    """The estimate as an HTML table that needs neither style sheet nor script."""
+    body = "".join(
+        f'<tr><th scope="row" align="left" style="text-align:left">{escape.html(word)}</th>'
+        + "".join(f'<td align="right">{escape.html(cell)}</td>' for cell in cells)
+        + "</tr>"
+        for word, *cells in _rows(estimate)
+    )
+    heads = "".join(f'<th scope="col" align="right">{head}</th>' for head in ("at peak", "share", "at most"))
+    return (
+        f"<table><caption>{escape.html_sentence(_headline(estimate))}</caption>"
+        f'<thead><tr><th scope="col" align="left">category</th>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    )
+
+
+def _headline(estimate: Any) -> str:
+    at = f" ({escape.plain(estimate.peak_op, 60)})" if estimate.peak_op else ""
+    phase = escape.plain(estimate.peak_phase, 20)
+    return (
+        f"{escape.plain(estimate.model, 40)} · {_step(estimate)} · {escape.plain(estimate.device, 20)} · "
+        f"estimated peak {fmt.size(estimate.peak_bytes)} in {phase}{at}"
+    )
+
+
+def _step(estimate: Any) -> str:
+    size = "" if estimate.batch_size is None else f" with a batch of {estimate.batch_size:,}"
+    if not estimate.training:
+        return f"inference{size}"
+    return f"training{size}" + (f" and {escape.plain(estimate.optimizer, 40)}" if estimate.optimizer else "")
+
+
+def _rows(estimate: Any) -> list[tuple[str, str, str, str]]:
+    whole = estimate.peak_bytes or 1
+    shown = []
+    for name, word in _WORDS.items():
+        peak, most = estimate.by_category[name], getattr(estimate, name, estimate.by_category[name])
+        if peak or most:
+            shown.append((word, fmt.size(peak), fmt.share(peak / whole), fmt.size(most)))
+    return shown
