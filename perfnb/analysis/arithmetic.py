@@ -1,0 +1,215 @@
+"""Arithmetic and traffic of a step: which layer did each counted operator, and what had no formula.
+
+FLOPs of a layer are those of its operators that have a formula; what the others took in time stands in
+`uncounted_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.nesting import NONE, Bools, Floats, Forest, Ints, nest
+from perfnb.analysis.ops import op_calls, owner_names
+from perfnb.frames.recording import Recording
+
+#: What the name of a counted operator's span begins with; its number follows.
+OP_SPAN = "pf_op#"
+
+_DIRECTIONS = ("forward", "backward", "recompute")
+_AMOUNTS = ("flops", "bytes")
+
+
+def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFrame) -> pd.DataFrame:
+    """One row a counted operator, with its owner: ``calls`` and what follows.
+
+    Parameters
+    ----------
+    recording, attribution
+        Of the counted step.
+    calls : DataFrame
+        Indexed by the call's number: ``op``, ``flops`` (NA without a formula), ``bytes``, ``dtype``.
+
+    Returns
+    -------
+    DataFrame
+        `calls` with ``block`` (position among the blocks, -1 outside the step), ``span`` (position of the owning layer
+        span, -1 for none), ``layer`` (row of the layers' table, empty for none), ``direction`` and ``phase``.
+    """
+    block = _block_of_calls(recording, attribution).reindex(calls.index, fill_value=NONE).to_numpy()
+    known, cells = block != NONE, attribution.cells
+    if len(cells) == 0:
+        cells = pd.DataFrame({"span": [NONE], "direction": [""], "phase": [""]})
+        owners = np.array([""], dtype=object)
+    else:
+        owners = owner_names(recording, attribution)
+    return calls.assign(
+        op=calls["op"].astype("str"),
+        dtype=calls["dtype"].astype("str"),
+        flops=calls["flops"].astype("Int64"),
+        bytes=calls["bytes"].astype("int64"),
+        block=block,
+        span=np.where(known, cells["span"].to_numpy()[block], NONE),
+        layer=np.where(known, owners[block], ""),
+        direction=np.where(known, cells["direction"].to_numpy(dtype=object)[block], ""),
+        phase=np.where(known, cells["phase"].to_numpy(dtype=object)[block], ""),
+    )
+
+
+def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series:
+    """Block of each counted operator's span, by the operator's number."""
+    names, host = recording.events["name"], attribution.host
+    labels = names.cat.categories
+    number_of = np.array([_number(str(label)) for label in labels], dtype=np.int64)
+    number = number_of[names.cat.codes.to_numpy()[host.rows]] if len(labels) else np.zeros(0, dtype=np.int64)
+    # A range of the user's may be named alike.
+    ours = (number != NONE) & (recording.events["category"] == "cpu_op").to_numpy()[host.rows]
+    found = pd.Series(host.block[ours], index=number[ours])
+    return found[~found.index.duplicated()]
+
+
+def _number(label: str) -> int:
+    digits = label.removeprefix(OP_SPAN)
+    return int(digits) if label.startswith(OP_SPAN) and digits.isdecimal() and len(digits) < 19 else NONE
+
+
+def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:
+    """What each layer span did itself, by its position among the blocks: ``forward_flops``, ``forward_bytes`` and so on
+    for backward and recompute."""
+    span, direction = counted["span"].to_numpy(), counted["direction"].to_numpy(dtype=object)
+    return {
+        f"{way}_{amount}": _summed(span, counted[amount], (span != NONE) & (direction == way), len(attribution.cells))
+        for amount in _AMOUNTS
+        for way in _DIRECTIONS
+    }
+
+
+def _summed(place: Ints, values: pd.Series, chosen: Bools, length: int) -> Floats:
+    weights = values.fillna(0).to_numpy(dtype=np.float64)[chosen]
+    return np.bincount(place[chosen], weights=weights, minlength=length).astype(np.float64)
+
+
+def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
+    """The same six sums for the rows of the layers' table that are no module, by the row's name.
+
+    What lies in the forward pass outside all layers is forward, everything else backward.
+    """
+    rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
+    forward = rows["phase"] == "forward"
+    sums = {
+        f"{way}_{amount}": rows[amount].fillna(0).where(chosen, 0).groupby(rows["layer"]).sum()
+        for amount in _AMOUNTS
+        for way, chosen in (("forward", forward), ("backward", ~forward), ("recompute", forward & ~forward))
+    }
+    return pd.DataFrame(sums).astype("Int64")
+
+
+def work_by_layer(counted: pd.DataFrame) -> pd.DataFrame:
+    """What each row of the layers' table did, layers inside it not counted.
+
+    ``calls`` of operators, the ``uncounted`` ones among them, ``flops`` of the others, ``bytes`` and ``dtype``.
+    """
+    work = _work(counted[counted["layer"] != ""], "layer")
+    return work.assign(flops=work["flops"].fillna(0))
+
+
+def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
+    """The same of each operator; ``flops`` is missing where no call had a formula."""
+    return _work(counted, "op")
+
+
+def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Sums by a column; the dtype is the one in which most of the arithmetic is done, else most bytes are moved."""
+    groups = counted.groupby(by, sort=False)
+    table = pd.DataFrame(
+        {
+            "calls": groups.size().astype("int64"),
+            "uncounted": counted["flops"].isna().groupby(counted[by], sort=False).sum().astype("int64"),
+            "flops": groups["flops"].sum(min_count=1).astype("Int64"),
+            "bytes": groups["bytes"].sum().astype("Int64"),
+        }
+    )
+    by_dtype = counted.assign(flops=counted["flops"].fillna(0)).groupby([by, "dtype"])[list(_AMOUNTS)].sum()
+    heaviest = by_dtype.sort_values(list(_AMOUNTS), ascending=False, kind="stable").reset_index(level="dtype")
+    heaviest = heaviest[~heaviest.index.duplicated()]
+    return table.assign(dtype=heaviest["dtype"].reindex(table.index).astype("str"))
+
+
+def main_dtype(counted: pd.DataFrame) -> str | None:
+    """The dtype in which most of a step's arithmetic is done; ``None`` if there is none."""
+    flops = counted.groupby("dtype")["flops"].sum()
+    return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
+
+
+def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:
+    """Time of the traced steps by counted operator: ``ms`` on the host and ``gpu_ms``, per step.
+
+    torch's own operators are made of others. All that runs inside the outermost operator that was counted is its time;
+    what runs around it, such as autograd's and the dispatcher's own work, belongs to none.
+
+    Parameters
+    ----------
+    recording, attribution
+        Of the traced steps.
+    names : iterable of str
+        Operators that were counted.
+    """
+    calls = op_calls(recording, attribution)
+    outermost = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
+    inside = calls[outermost != NONE]
+    owner = calls["op"].astype("str").reindex(outermost[outermost != NONE]).to_numpy()
+    sums = inside.groupby(owner)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
+    return pd.DataFrame({"ms": sums["self_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("op")
+
+
+def _outermost_counted(recording: Recording, attribution: Attribution, names: frozenset[str]) -> Ints:
+    """For each host event inside a block, the outermost counted operator at or around it; `NONE` for none."""
+    events, host = recording.events, attribution.host
+    chosen = np.flatnonzero(host.block != NONE)
+    rows = host.rows[chosen]
+    start = host.starts[chosen]
+    forest = nest(events["thread"].to_numpy()[rows], start, start + events["duration_ns"].to_numpy()[rows])
+    is_name = np.array([str(label) in names for label in events["name"].cat.categories], dtype=bool)
+    counted = host.is_op[chosen] & is_name[events["name"].cat.codes.to_numpy()[rows]]
+    return _outermost(forest, counted)
+
+
+def _outermost(forest: Forest, marked: Bools) -> Ints:
+    """Position of the farthest marked ancestor-or-self of each interval."""
+    result = np.where(marked, np.arange(len(marked)), NONE)
+    for level in forest.by_depth()[1:]:
+        above = result[forest.parent[level]]
+        result[level] = np.where(above != NONE, above, result[level])
+    return result
+
+
+def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:
+    """Operators without a formula: ``op``, ``calls``, ``ms`` and ``share`` of a step, the heaviest first.
+
+    Parameters
+    ----------
+    counted : DataFrame
+        As `counted_ops` gives it.
+    times : DataFrame
+        As `time_by_op` gives it.
+    whole_ms : float
+        A traced step's time; with `on_gpu` the time of all that it ran on the GPU.
+    on_gpu : bool
+        Take times on the GPU.
+    """
+    unknown = counted["flops"].isna().groupby(counted["op"]).agg(["sum", "mean"])
+    unknown = unknown[unknown["sum"] > 0]
+    ms = times["gpu_ms" if on_gpu else "ms"].reindex(unknown.index)
+    table = pd.DataFrame(
+        {
+            "op": unknown.index.astype("str"),
+            "calls": unknown["sum"].to_numpy(dtype=np.int64),
+            "ms": pd.array((ms * unknown["mean"]).to_numpy(dtype=float), dtype="Float64"),
+        }
+    )
+    table["ms"] = table["ms"].mask(ms.isna().to_numpy())
+    table["share"] = table["ms"] / whole_ms if whole_ms > 0 else pd.array([pd.NA] * len(table), dtype="Float64")
+    return table.sort_values("ms", ascending=False, kind="stable", ignore_index=True)

@@ -1,0 +1,156 @@
+"""The roofline: how near each layer and operator comes to what the machine can do, and what holds it back.
+
+A machine has two ceilings: its arithmetic, and the bytes that it can move. What does few operations for each byte
+cannot come nearer to the first than the second lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+COMPUTE, MEMORY = "compute", "memory"
+
+#: Columns of `Roofline.points` and their types.
+POINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "kind": "str",
+        "name": "str",
+        "flops": "Int64",
+        "bytes": "Int64",
+        "ms": "Float64",
+        "intensity": "Float64",
+        "achieved_flops_per_s": "Float64",
+        "attainable_flops_per_s": "Float64",
+        "efficiency": "Float64",
+        "bound": "str",
+        "dtype": "str",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The machine's ceilings and where the parts of a step lie under them.
+
+    Attributes
+    ----------
+    device : str
+        Name of the device.
+    peaks : mapping
+        Measured FLOP/s by dtype.
+    bandwidth : float or None
+        Measured bytes/s.
+    points : DataFrame
+        One row a layer or operator that moves something: ``kind`` (layer, op), ``name``, ``flops``, ``bytes``, ``ms``,
+        ``intensity`` (FLOP/byte), ``achieved_flops_per_s``, ``attainable_flops_per_s`` (the roof above it),
+        ``efficiency`` (achieved/attainable), ``bound`` (compute, memory, or NA), ``dtype``. A layer's are its own,
+        without those of the layers inside it.
+    utilisation : float or None
+        Model FLOPs utilisation: the arithmetic that the model needs, recomputation left out, of what the machine could
+        have done in the same time.
+    flops : int or None
+        FLOPs of a step, recomputation included.
+    uncounted : DataFrame
+        Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; the heaviest first.
+    """
+
+    device: str
+    peaks: Mapping[str, float]
+    bandwidth: float | None
+    points: pd.DataFrame
+    utilisation: float | None
+    flops: int | None
+    uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
+
+    def ridge(self, dtype: str) -> float | None:
+        """The intensity from which on arithmetic is the ceiling, not memory."""
+        peak = self.peaks.get(dtype)
+        return peak / self.bandwidth if peak and self.bandwidth else None
+
+
+def roofline_of(
+    layers: pd.DataFrame,
+    ops: pd.DataFrame,
+    uncounted: pd.DataFrame,
+    *,
+    ceilings: Mapping[str, Any] | None,
+    flops: int | None,
+    recompute_flops: int = 0,
+    main_dtype: str | None = None,
+    step_ms: float | None = None,
+) -> Roofline:
+    """The roofline of a step.
+
+    Parameters
+    ----------
+    layers, ops : DataFrame
+        Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` as `work_by_layer` and `work_by_op` give
+        them, and the ``ms`` that they took per step.
+    uncounted : DataFrame
+        Operators without a formula.
+    ceilings : mapping or None
+        ``device``, ``flops_per_s`` by dtype, ``bytes_per_s``; ``None`` where they were not measured.
+    flops, recompute_flops : int
+        Of a step, and those of them that did again what forward had done.
+    main_dtype : str or None
+        The dtype whose ceiling counts for the utilisation.
+    step_ms : float or None
+        A step's time without profiler.
+    """
+    ceilings = ceilings or {}
+    peaks = {str(name): float(rate) for name, rate in (ceilings.get("flops_per_s") or {}).items()}
+    bandwidth = ceilings.get("bytes_per_s")
+    bandwidth = float(bandwidth) if bandwidth else None
+    points = pd.concat(
+        [_points("layer", layers, peaks, bandwidth), _points("op", ops, peaks, bandwidth)], ignore_index=True
+    )
+    utilisation = None
+    peak = peaks.get(main_dtype or "")
+    if peak and step_ms and flops is not None:
+        utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
+    device = str(ceilings.get("device", ""))
+    return Roofline(device, MappingProxyType(peaks), bandwidth, points, utilisation, flops, uncounted)
+
+
+def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
+    """The points of one kind; what moves nothing, such as a layer that only calls others, is none."""
+    work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
+    flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))
+    intensity = flops / moved
+    achieved = flops / (ms.where(ms > 0) / 1e3)
+    peak = pd.Series(work["dtype"].map(dict(peaks)), index=work.index).astype("Float64")
+    # What only moves data waits for memory; of what has no formula nobody knows.
+    roof = pd.Series(pd.NA, index=work.index, dtype="Float64")
+    bound = pd.Series(pd.NA, index=work.index, dtype="object")
+    if bandwidth is not None:
+        under_slope = intensity * bandwidth
+        computes = (under_slope >= peak).fillna(False)
+        roof = under_slope.mask(computes, peak).where(peak.notna())
+        moves_only = (flops == 0).fillna(False) & (work["uncounted"] == 0)
+        told = ((flops > 0).fillna(False) & peak.notna()) | moves_only
+        bound = bound.mask(told.to_numpy(dtype=bool), MEMORY).mask(computes.to_numpy(dtype=bool), COMPUTE)
+    table = pd.DataFrame(
+        {
+            "kind": kind,
+            "name": work.index.astype("str"),
+            "flops": work["flops"].astype("Int64").to_numpy(),
+            "bytes": work["bytes"].astype("Int64").to_numpy(),
+            "ms": ms.array,
+            "intensity": intensity.array,
+            "achieved_flops_per_s": achieved.array,
+            "attainable_flops_per_s": roof.array,
+            "efficiency": (achieved / roof.where(roof > 0)).array,
+            "bound": bound.to_numpy(dtype=object),
+            "dtype": work["dtype"].to_numpy(dtype=object),
+        }
+    )
+    typed = table.astype({name: dtype for name, dtype in POINTS.items() if dtype != "str"})
+    for name in ("kind", "name", "bound", "dtype"):
+        # pandas 2 would write what is missing as a word.
+        typed[name] = typed[name].astype("str").mask(typed[name].isna())
+    return typed

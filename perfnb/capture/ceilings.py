@@ -1,0 +1,217 @@
+"""The machine's two ceilings, measured once and kept: its arithmetic by a large product, its memory by a large copy.
+
+A measurement takes the best of many repetitions, which other work on the machine disturbs least. It draws no random
+numbers and changes no setting: a product runs with the threads and the precision that the user has set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from perfnb.capture.device import describe_environment
+from perfnb.capture.kept import keep, kept
+
+#: The dtypes in which products are measured; in others torch multiplies no matrices, or not by this function.
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+#: Seconds for a ceiling in one turn; turns at least and at most; how much better a turn must be to ask for another.
+_TURN_S, _LEAST_TURNS, _MOST_TURNS, _BETTER = 0.12, 4, 12, 1.03
+#: A product that would take longer is too large.
+_SLOWEST_S = 0.1
+_SIZES, _LARGEST = (256, 512, 1024, 2048, 4096, 8192), {"cpu": 4096, "cuda": 8192}
+_COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+
+#: Does something, and says how many seconds it took.
+_Clock = Callable[[Callable[[], Any]], float]
+
+
+def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False) -> dict[str, Any]:
+    """FLOP/s by dtype and bytes/s that a device reaches; about half a second for each that is not known already.
+
+    Parameters
+    ----------
+    dtypes : iterable of str
+        Such as ``float32``; those in which no product can be measured are left out.
+    device : str
+        ``cpu`` or a CUDA device.
+    refresh : bool
+        Measure again, and keep the better of the two.
+
+    Returns
+    -------
+    dict
+        ``device`` (its name), ``threads``, ``flops_per_s`` by dtype, ``bytes_per_s`` (``None`` if there is no memory
+        for the copy), ``measured_at``; JSON-able.
+    """
+    target = torch.device(device)
+    machine = _machine(target)
+    wanted = [f"flops_per_s/{name}/{_precision(target, name)}" for name in dict.fromkeys(dtypes) if name in DTYPES]
+    names = {key: key.split("/")[1] for key in wanted} | {"bytes_per_s": ""}
+    known = kept(_key(machine))
+    unknown = {key: name for key, name in names.items() if refresh or key not in known}
+    measured = _measure(
+        {key: _Products(target, getattr(torch, name)) if name else _Copy(target) for key, name in unknown.items()}
+    )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    rates = {key: (rate, now) for key, rate in measured.items() if key not in known or rate > known[key][0]}
+    known |= rates
+    if rates:
+        keep(_key(machine), rates)
+    found = [known[key] for key in names if key in known]
+    return {
+        "device": machine["device"],
+        "threads": machine["threads"],
+        "flops_per_s": {name: known[key][0] for key, name in names.items() if name and key in known},
+        "bytes_per_s": known["bytes_per_s"][0] if "bytes_per_s" in known else None,
+        "measured_at": min((at for _, at in found), default=None),
+    }
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """What a ceiling depends on besides the dtype."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "threads": None, "torch": torch.__version__}
+    facts = describe_environment()
+    return {
+        "device": facts["processor"],
+        "threads": facts["threads"],
+        "cpus": facts["cpus"],
+        "torch": torch.__version__,
+    }
+
+
+def _key(machine: dict[str, Any]) -> str:
+    return " | ".join(f"{name} {value}" for name, value in machine.items())
+
+
+def _precision(device: torch.device, dtype: str) -> str:
+    """The settings under which torch may compute a product less exactly than its dtype tells."""
+    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    backend = getattr(backend, "matmul", None)
+    names = {
+        "float32": ("fp32_precision", "allow_tf32"),
+        "float16": ("allow_fp16_reduced_precision_reduction",),
+        "bfloat16": ("allow_bf16_reduced_precision_reduction",),
+    }
+    settings = []
+    for name in names.get(dtype, ()):
+        # Not in another version of torch, or if the user has set it in both of torch's ways.
+        with suppress(AttributeError, AssertionError, RuntimeError):
+            value = getattr(backend, name)
+            settings += [f"{name}={value}"] if value not in ("none", "ieee", False) else []
+    if dtype == "float32":
+        settings.append(_float32_precision())
+    return ",".join(settings) or "exact"
+
+
+def _float32_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "mixed"
+
+
+class _Products:
+    """Products of growing size in one dtype; the best rate that any of them reached."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.rate: float | None = None
+        self._device, self._dtype, self._clock = device, dtype, _clock(device)
+        self._sizes = [size for size in _SIZES if size <= _LARGEST[device.type]]
+        self._runs: list[tuple[float, Callable[[], Any]]] = []
+
+    def measure(self, budget_s: float) -> None:
+        """Run products of all sizes that are not too slow, in turn."""
+        with torch.autocast(self._device.type, enabled=False):
+            begin = time.perf_counter()
+            while True:
+                if not self._runs:
+                    self._grow()
+                for place, (flops, run) in enumerate(self._runs):  # grows
+                    seconds = self._clock(run)
+                    self.rate = max(self.rate or 0.0, flops / seconds)
+                    if place == len(self._runs) - 1 and 8 * seconds < _SLOWEST_S:
+                        self._grow()
+                if time.perf_counter() - begin > budget_s:
+                    return
+
+    def _grow(self) -> None:
+        """Add the next size; its first run is not counted."""
+        if len(self._runs) < len(self._sizes):
+            size = self._sizes[len(self._runs)]
+            self._runs.append((2.0 * size**3, _product(size, self._device, self._dtype)))
+            self._clock(self._runs[-1][1])
+
+
+class _Copy:
+    """A copy too large for any cache; what is read and what is written both count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rate: float | None = None
+        self._device, self._clock = device, _clock(device)
+        self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def measure(self, budget_s: float) -> None:
+        """Copy until the time is over, twice at least."""
+        if self._tensors is None:
+            source = torch.ones(_COPY_BYTES[self._device.type], dtype=torch.uint8, device=self._device)
+            self._tensors = source, torch.zeros_like(source)
+        source, target = self._tensors
+        begin, done = time.perf_counter(), 0
+        while done < 2 or time.perf_counter() - begin < budget_s:
+            rate = 2 * source.numel() / self._clock(lambda: target.copy_(source))
+            self.rate, done = max(self.rate or 0.0, rate), done + 1
+
+
+def _measure(ceilings: dict[str, _Products | _Copy]) -> dict[str, float]:
+    """The rate of each ceiling that can be measured.
+
+    They take turns, so that a burst of other work hits none alone, and one that still got better has more turns.
+    """
+    waiting = dict.fromkeys(ceilings, _LEAST_TURNS)
+    with torch.no_grad():
+        for _ in range(_MOST_TURNS):
+            for name in [name for name, turns in waiting.items() if turns > 0]:
+                ceiling = ceilings[name]
+                before = ceiling.rate
+                try:
+                    ceiling.measure(_TURN_S)
+                except (RuntimeError, MemoryError):  # no such product in this dtype here, or no memory for it
+                    waiting[name] = 0
+                    continue
+                better = before is not None and ceiling.rate is not None and ceiling.rate > _BETTER * before
+                waiting[name] = max(waiting[name] - 1, 2 if better else 0)
+    return {name: ceiling.rate for name, ceiling in ceilings.items() if ceiling.rate is not None}
+
+
+def _product(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
+    """A product of two square matrices of unequal numbers: on equal ones a GPU draws less power and runs faster."""
+    line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
+    left = torch.outer(line, line.flip(0)).to(dtype)
+    right, out = left.t().contiguous(), torch.empty(size, size, dtype=dtype, device=device)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _clock(device: torch.device) -> _Clock:
+    return _on_gpu if device.type == "cuda" else _on_host
+
+
+def _on_host(run: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _on_gpu(run: Callable[[], Any]) -> float:
+    first, second = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    run()
+    second.record()
+    second.synchronize()
+    return float(first.elapsed_time(second)) / 1e3
