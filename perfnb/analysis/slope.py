@@ -1,0 +1,115 @@
+"""How fast memory grows from step to step, with an interval that autocorrelated levels do not fool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+#: Fewest steps that allow an interval: below, a block of steps has no middle.
+FEWEST_STEPS = 15
+#: Stretches of steps whose growth is compared.
+_BLOCKS = 5
+#: How far ahead, in halves of the watched steps, a change of the rate is carried on.
+_AHEAD = 1.5
+
+METHOD = "Theil-Sen slope; 95 % interval over single steps, blocks of steps, and the change between both halves"
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Growth of memory per step.
+
+    Attributes
+    ----------
+    bytes_per_step : float
+        The Theil-Sen slope: the median of the slopes between all pairs of steps.
+    ci_low, ci_high : float or None
+        95 % interval; ``None`` where there are too few steps for one.
+    steps : int
+        Steps with a known level.
+    method : str
+        How slope and interval were found.
+    """
+
+    bytes_per_step: float
+    ci_low: float | None
+    ci_high: float | None
+    steps: int
+    method: str = METHOD
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies wholly above or wholly below zero."""
+        return self.ci_low is not None and self.ci_high is not None and (self.ci_low > 0 or self.ci_high < 0)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the interval lies wholly above zero."""
+        return self.ci_low is not None and self.ci_low > 0
+
+
+def memory_slope(bytes_per_step: Sequence[Any] | np.ndarray[Any, Any]) -> Slope | None:
+    """Slope of a level of memory read after each step, warm-up left out; ``None`` below two known readings.
+
+    Levels of successive steps hang together: memory stays where it is, jumps once, fills a cache ever more slowly,
+    or falls back at each garbage collection. The interval of Theil and Sen takes them for independent and excludes 0
+    in most random walks. So it is joined with two others: the t interval of the mean growth between blocks of steps,
+    which a single jump cannot carry over 0, and the rate to come if it goes on changing as it did from the first
+    half of the steps to the second, which reaches 0 where growth dies away.
+
+    Parameters
+    ----------
+    bytes_per_step : sequence of number
+        One reading a step, in order; an unknown one is ``nan`` or ``None``.
+    """
+    levels = _relative(bytes_per_step)
+    places = np.flatnonzero(np.isfinite(levels)).astype(float)
+    levels = levels[np.isfinite(levels)]
+    if len(levels) < 2:
+        return None
+    slope, low, high = _theil_sen(levels, places)
+    if len(levels) < FEWEST_STEPS:
+        return Slope(slope, None, None, len(levels))
+    block_low, block_high = _between_blocks(levels, places)
+    ahead = _ahead(levels, places)
+    return Slope(slope, min(low, block_low, ahead), max(high, block_high, ahead), len(levels))
+
+
+def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Readings less the first known one, so that no digit is lost to where the level starts; unknown ones ``nan``."""
+    known = np.array([not pd.isna(value) for value in readings], dtype=bool)
+    relative = np.full(len(known), np.nan)
+    if known.any():
+        first = readings[int(np.argmax(known))]
+        relative[known] = [float(value - first) for value, seen in zip(readings, known, strict=True) if seen]
+    return relative
+
+
+def _theil_sen(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    from scipy.stats import theilslopes
+
+    found = theilslopes(levels, places)
+    return float(found[0]), float(found[2]), float(found[3])
+
+
+def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """t interval of the mean growth per step from each block's median to the next one's."""
+    from scipy.special import stdtrit
+
+    middles = [float(np.median(block)) for block in np.array_split(levels, _BLOCKS)]
+    centres = [float(np.mean(block)) for block in np.array_split(places, _BLOCKS)]
+    rates = np.diff(middles) / np.diff(centres)
+    half = float(stdtrit(len(rates) - 1, 0.975) * rates.std(ddof=1) / np.sqrt(len(rates)))
+    return float(rates.mean()) - half, float(rates.mean()) + half
+
+
+def _ahead(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> float:
+    """The rate to come, if the change from the first half to the second goes on."""
+    half = len(levels) // 2
+    early, _, _ = _theil_sen(levels[:half], places[:half])
+    late, _, _ = _theil_sen(levels[-half:], places[-half:])
+    return late + _AHEAD * (late - early)

@@ -1,0 +1,103 @@
+"""`find_leaks`: does memory grow from step to step, and who makes what stays?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb.analysis.leaks import LeakReport, leak_report
+from perfnb.analysis.slope import Slope
+from perfnb.views.leaks import growth, leak_sentence, leaks_html, leaks_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Steps run before the ones that are watched: caches fill and optimizers make their state.
+WARMUP = 10
+
+
+class Leaks:
+    """What many steps leave behind. Shows itself in a notebook; its tables are pandas frames of their own."""
+
+    def __init__(self, report: LeakReport, name: str = "step") -> None:
+        self._report, self._name = report, name
+
+    @property
+    def verdict(self) -> str:
+        """``leak``, ``no leak seen`` or ``inconclusive``."""
+        return self._report.verdict
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with its reason."""
+        return leak_sentence(self._report)
+
+    @property
+    def allocator(self) -> Slope | None:
+        """Growth per step of the memory that torch's allocators gave out; ``None`` if unknown."""
+        return self._report.allocator
+
+    @property
+    def process(self) -> Slope | None:
+        """Growth per step of the process's resident memory; ``None`` if unknown."""
+        return self._report.process
+
+    @property
+    def survivors(self) -> pd.DataFrame:
+        """Layer, phase and op that make, step after step, what stays; the heaviest first."""
+        return self._report.survivors.copy()
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Memory after each watched step."""
+        return self._report.per_step.copy()
+
+    def __str__(self) -> str:
+        return leaks_text(self._report, self._name)
+
+    def __repr__(self) -> str:
+        slope = self.process if self._report.reason in ("outside", "shapes") else self.allocator or self.process
+        return f"<perfnb.Leaks: {self.verdict}{'' if slope is None else f', {growth(slope)}'}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": leaks_html(self._report, self._name)}
+
+
+def find_leaks(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    steps: int = 40,
+    warmup: int | None = None,
+    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None = None,
+    name: str | None = None,
+) -> Leaks:
+    """Run a step many times and find out whether memory grows, and what stays behind of each step.
+
+    A leak is said only where the 95 % interval of the growth excludes 0. Growth of the process alone, while batches of
+    new shapes keep coming, is not called one.
+
+    Parameters
+    ----------
+    step : callable
+        One step: ``step()``, or ``step(batch)`` where there are `batches`.
+    batches : iterable, optional
+        Batches for the steps; begun again when they run out.
+    steps : int
+        Steps to watch; 15 at least, 40 or more to see a leak among levels that vary.
+    warmup : int, optional
+        Steps to run before those, 10 by default.
+    model : Module, list of Module, or dict of name to Module, optional
+        The models to break into layers; by default every module that the step calls.
+    name : str, optional
+        Title.
+    """
+    from perfnb.capture.memory import watch_steps  # type: ignore[attr-defined]
+
+    __tracebackhide__ = True
+    watched = watch_steps(step, batches, steps=steps, warmup=WARMUP if warmup is None else warmup, model=model)
+    allocations = None if watched.allocations is None else pd.DataFrame(watched.allocations)
+    report = leak_report(allocations, watched.process_bytes, steps=steps)
+    return Leaks(report, name or str(getattr(step, "__name__", "step")))

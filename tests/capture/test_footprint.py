@@ -1,0 +1,62 @@
+"""The process's memory, read so that what is kept shows and what is free does not."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from perfnb.capture.footprint import Footprint, _malloc_trim
+
+MIB = 2**20
+HOLDS = 64 * MIB
+
+
+class _Ring:
+    """Garbage that only the collector can free."""
+
+    def __init__(self) -> None:
+        self.me = self
+        self.array = np.ones(HOLDS // 8)
+
+
+@pytest.mark.skipif(_malloc_trim() is None, reason="needs glibc")
+def test_what_is_kept_shows_and_what_was_freed_does_not() -> None:
+    # Many small blocks with one kept at the top: without a trim the freed ones would stay resident.
+    with Footprint() as footprint:
+        before = footprint.read()
+        blocks = [np.ones(4096) for _ in range(HOLDS // (4096 * 8))]
+        top = np.ones(4096)
+        held = footprint.read()
+        del blocks
+        after = footprint.read()
+    assert held - before == pytest.approx(HOLDS, rel=0.1)
+    assert after - before < HOLDS / 10
+    assert top[0] == 1
+
+
+def test_reference_cycles_are_collected() -> None:
+    with Footprint() as footprint:
+        before = footprint.read()
+        _Ring()
+        assert footprint.read() - before < HOLDS / 2
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_collector_is_left_as_it_was() -> None:
+    frozen, on = gc.get_freeze_count(), gc.isenabled()
+    with pytest.raises(KeyboardInterrupt), Footprint():
+        raise KeyboardInterrupt
+    assert (gc.get_freeze_count(), gc.isenabled()) == (frozen, on)
+
+
+def test_what_a_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with Footprint() as footprint:
+            footprint.read()
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
