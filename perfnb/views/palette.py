@@ -41,7 +41,24 @@ MARKS = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
+#: A mark for every category of memory. What a phase makes has that phase's colour; temporaries and parameters,
+#: which no phase makes, have colours that no phase has.
+CATEGORIES = {
+    "parameters": Mark("parameters", "#6E6E6E", "▞", "grid"),
+    "gradients": Mark("gradients", "#D55E00", "▓", "hatch"),
+    "optimizer_state": Mark("optimizer state", "#009E73", "▒", "columns"),
+    "activations": Mark("activations", "#0072B2", "█", "solid"),
+    "inputs": Mark("inputs", "#E69F00", "░", "dots"),
+    "temporaries": Mark("temporaries", "#F0E442", "≈", "rising"),
+    "other": Mark("other", GREY, "·", "none"),
+}
+
 
 def mark(phase: str) -> Mark:
     """The mark of `phase`; an unknown one looks like ``other`` and keeps its name."""
     return MARKS.get(phase) or Mark(phase, GREY, "·", "none")
+
+
+def category(name: str) -> Mark:
+    """The mark of a category of memory; an unknown one looks like ``other`` and keeps its name."""
+    return CATEGORIES.get(name) or Mark(name, GREY, "·", "none")

@@ -1,0 +1,56 @@
+"""Tables of the static twin: they read well even where styles are stripped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perfnb.views import escape
+from perfnb.views.palette import Mark
+
+# Names stay at the left where style sheets are stripped: some hosts keep the one of these, some the other.
+LEFT = 'align="left" style="text-align:left"'
+RIGHT = 'align="right"'
+ROW_HEAD = f'scope="row" {LEFT}'
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """A table; its cells are HTML already.
+
+    Parameters
+    ----------
+    caption : str
+    heads : sequence of str
+        Words over the columns.
+    rows : iterable of sequences of str
+    texts : int
+        The first columns hold text, these many; the others hold figures.
+    """
+    body = "".join(_row(row, texts) for row in rows)
+    return f"<table><caption>{caption}</caption><thead>{head_row(heads, texts)}</thead><tbody>{body}</tbody></table>"
+
+
+def head_row(words: Sequence[str], texts: int = 1) -> str:
+    """A row of column heads, of which the first `texts` stand over text."""
+    cells = (f'<th scope="col" {LEFT if place < texts else RIGHT}>{word}</th>' for place, word in enumerate(words))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def key(mark: Mark) -> str:
+    """The small box that ties a word to what is drawn."""
+    return f'<i class="pf-key pf-{mark.pattern}" style="background-color:{mark.colour}"></i>'
+
+
+def keyed(mark: Mark) -> str:
+    """A mark's box and its word."""
+    return f"{key(mark)}{escape.html(mark.word)}"
+
+
+def name(text: object, width: int = 60) -> str:
+    """A name from a model, in full on hover."""
+    return f'<bdi title="{escape.html(text)}">{escape.html(text, width)}</bdi>'
+
+
+def _row(cells: Sequence[str], texts: int) -> str:
+    first, *rest = cells
+    others = (f"<td {LEFT if place < texts else RIGHT}>{cell}</td>" for place, cell in enumerate(rest, 1))
+    return f"<tr><th {ROW_HEAD}>{first}</th>{''.join(others)}</tr>"

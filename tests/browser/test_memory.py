@@ -1,0 +1,381 @@
+"""The memory view and the roofline in a browser: what is drawn, and what pointer and keys find there."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs playwright")
+from playwright.sync_api import Browser, Page, expect
+
+from perfnb.views import assets, escape
+from perfnb.views import format as fmt
+from perfnb.views.memory_data import memory_data, roofline_data
+from perfnb.views.palette import CATEGORIES
+from tests.browser.test_report import CONTRAST
+from tests.views import memory_samples, roofline_samples
+from tests.views.summaries import HOSTILE
+
+pytestmark = pytest.mark.browser
+
+PARTS = Path(assets.__file__).parent / "report"
+SCRIPTS = ("format.js", "dom.js", "grid.js", "columns.js", "chart.js", "fits.js", "memory.js", "roofline.js")
+STYLES = ("theme.css", "report.css", "charts.css")
+START = """
+const data = JSON.parse(document.getElementById("data").textContent);
+const began = performance.now();
+const tab = KIND(data);
+document.querySelector("main").append(h("article", { class: "perfnb" }, tab.element));
+tab.shown();
+document.body.getBoundingClientRect();
+document.body.dataset.drawnMs = performance.now() - began;
+"""
+
+#: Where a shape lies on the page, its stroke not counted.
+SHAPE = """(shape) => {
+  const [{ x, y, width, height }, page] = [shape.getBBox(), shape.ownerSVGElement.getBoundingClientRect()];
+  return { x: x + page.left, y: y + page.top, width, height };
+}"""
+
+Open = Callable[..., Page]
+
+
+def standalone(kind: str, data: dict[str, Any]) -> str:
+    """A page with one tab and nothing else, under the policy that a report has."""
+    script = "".join((PARTS / name).read_text("utf-8") for name in SCRIPTS) + START.replace("KIND", kind)
+    style = "".join((PARTS / name).read_text("utf-8") for name in STYLES)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return (
+        f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{kind}</title><style>:root{{color-scheme:light dark}}body{{margin:0}}{style}</style><main></main>"
+        f'<script type="application/json" id="data">{escape.json_in_script(data)}</script>'
+        f'<script type="module">{script}</script>'
+    )
+
+
+@pytest.fixture
+def opened(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens a tab on a page of its own, and fails if that asks for anything, says an error or opens a dialog."""
+    contexts, said = [], []
+
+    def open_(kind: str, data: dict[str, Any], **options: Any) -> Page:
+        path = tmp_path / f"{len(contexts)}.html"
+        path.write_text(standalone(kind, data), encoding="utf-8")
+        context = chromium.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: said.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
+        page.goto(path.as_uri())
+        expect(page.locator("article")).to_be_visible()
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def memory(opened: Open, made: memory_samples.Memory, **options: Any) -> Page:
+    return opened("memoryTab", memory_data(made), **options)
+
+
+def alive(page: Page) -> list[tuple[str, str]]:
+    """The listed allocations: name and size."""
+    rows = page.locator(".pf-alive li").all()
+    return [(row.locator("div > span").inner_text(), row.locator("> b").inner_text()) for row in rows]
+
+
+def alive_at(made: memory_samples.Memory, ms: float) -> list[tuple[str, str]]:
+    """What must be listed at an instant, by hand."""
+    rows = made.largest
+    rows = rows[(rows["start_ms"] <= ms) & ((rows["end_ms"] > ms) | (rows["end_ms"] >= made.step_ms))]
+    rows = rows.sort_values("bytes", ascending=False).head(8)
+    names = rows["name"].fillna(rows["layer"]).fillna("no layer")
+    return list(zip(names, map(fmt.size, rows["bytes"]), strict=True))
+
+
+def test_an_area_for_each_category_reaches_the_peak(opened):
+    made = memory_samples.transformer()
+    page = memory(opened, made)
+    areas = page.locator("path.pf-area")
+    assert [area.get_attribute("data-category") for area in areas.all()] == [m.word for m in CATEGORIES.values()]
+    boxes = {name: area.evaluate(SHAPE) for name, area in zip(CATEGORIES, areas.all(), strict=True)}
+    per_pixel = made.timeline["parameters"].max() / boxes["parameters"]["height"]
+    bottom = boxes["parameters"]["y"] + boxes["parameters"]["height"]
+    top = min(box["y"] for box in boxes.values())
+    assert (bottom - top) * per_pixel == pytest.approx(made.peak_bytes, rel=0.002)
+    expect(page.locator(".pf-peak text")).to_have_text(f"peak {fmt.size(made.peak_bytes)}")
+
+
+def test_patterns_and_words_tell_the_categories_apart(opened):
+    page = memory(opened, memory_samples.transformer())
+    fills = page.locator("path.pf-area").evaluate_all("(paths) => paths.map((path) => path.getAttribute('fill'))")
+    assert len(set(fills)) == len(CATEGORIES)
+    assert sum(fill.startswith("url(#") for fill in fills) == 5
+    for fill in filter(lambda fill: fill.startswith("url"), fills):
+        assert page.locator(f"pattern{fill[4:-1]}").count() == 1
+    expect(page.locator(".pf-amounts")).to_contain_text(re.compile("parameters.*gradients.*optimizer state"))
+
+
+def test_phases_stand_below(opened):
+    made = memory_samples.transformer()
+    page = memory(opened, made)
+    strips = page.locator(".pf-phase rect")
+    expect(strips).to_have_count(len(made.phases))
+    expect(page.locator(".pf-phase text")).to_have_text(["data", "forward", "backward", "optimizer"])
+    forward = made.phases[made.phases["phase"] == "forward"].iloc[0]
+    plot = page.locator("path.pf-area").first.evaluate(SHAPE)
+    box = strips.nth(2).bounding_box()
+    assert box["x"] - plot["x"] == pytest.approx(forward["start_ms"] / made.step_ms * plot["width"], abs=2)
+
+
+def test_the_peak_and_its_owners_are_shown_first(opened):
+    made = memory_samples.transformer()
+    page = memory(opened, made)
+    expect(page.locator(".pf-alive h3")).to_have_text("At the peak")
+    assert alive(page) == alive_at(made, made.peak_ms)
+    rows = page.get_by_role("table", name="Owners of the peak").locator("tbody tr")
+    expect(rows).to_have_count(10)
+    expect(rows.first).to_contain_text(re.compile(r"model\.head.*temporaries.*76\.8 MiB.*6\.1 %"))
+    page.get_by_role("button", name=f"Show all {len(made.owners)}").click()
+    expect(rows).to_have_count(len(made.owners))
+
+
+@pytest.mark.parametrize("part", [0.03, 0.2, 0.55, 0.97])
+def test_hovering_lists_the_largest_of_that_instant(opened, part):
+    made = memory_samples.transformer()
+    page = memory(opened, made)
+    plot = page.locator("path.pf-area").first.evaluate(SHAPE)
+    x = plot["x"] + part * plot["width"]
+    page.mouse.move(x, plot["y"] - 60)
+    expect(page.locator(".pf-alive h3")).to_have_text("At this instant")
+    at = int(page.get_by_role("slider").get_attribute("aria-valuenow"))
+    times = list(made.timeline["t_ms"])
+    assert times[at] <= (x - plot["x"]) / plot["width"] * made.step_ms + 1e-6
+    assert alive(page) == alive_at(made, times[at])
+    shown = [figure.inner_text() for figure in page.locator(".pf-amount > b").all()][: len(CATEGORIES)]
+    assert shown == [fmt.size(made.timeline[name].iloc[at]) for name in CATEGORIES]
+    page.mouse.move(2, 2)
+    expect(page.locator(".pf-alive h3")).to_have_text("At the peak")
+
+
+def test_a_click_keeps_the_instant(opened):
+    page = memory(opened, memory_samples.transformer())
+    plot = page.locator("path.pf-area").first.evaluate(SHAPE)
+    page.mouse.click(plot["x"] + 0.3 * plot["width"], plot["y"])
+    expect(page.locator(".pf-alive h3")).to_have_text("At the kept instant")
+    kept = alive(page)
+    page.mouse.move(plot["x"] + 0.8 * plot["width"], plot["y"])
+    page.mouse.move(2, 2)
+    assert alive(page) == kept
+    page.get_by_role("button", name="back to the peak").click()
+    expect(page.locator(".pf-alive h3")).to_have_text("At the peak")
+    expect(page.get_by_role("slider")).to_be_focused()
+
+
+def test_keys_move_the_instant(opened):
+    made = memory_samples.transformer()
+    page = memory(opened, made)
+    slider = page.get_by_role("slider", name="Instant of the step")
+    peak, last = memory_data(made)["peak"]["at"], len(made.timeline) - 1
+    slider.focus()
+    leap = round(last / 20)
+    for key, at in (
+        ("ArrowRight", peak + 1),
+        ("ArrowLeft", peak),
+        ("ArrowLeft", peak - 1),
+        ("PageUp", peak - 1 + leap),
+        ("Shift+ArrowLeft", peak - 1),
+        ("Home", 0),
+        ("ArrowLeft", 0),
+        ("End", last),
+        ("Escape", peak),
+    ):
+        page.keyboard.press(key)
+        expect(slider).to_have_attribute("aria-valuenow", str(at))
+        assert alive(page) == alive_at(made, made.timeline["t_ms"].iloc[at])
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(r"^173 ms, backward, 1\.24 GiB alive$"))
+
+
+def test_a_line_can_be_switched_on_and_off(opened):
+    made = memory_samples.transformer()
+    page = memory(opened, made)
+    switch = page.get_by_role("button", name="process")
+    expect(switch).to_have_attribute("aria-pressed", "true")
+    switch.click()
+    expect(page.locator("path.pf-series")).to_have_count(0)
+    switch.click()
+    expect(page.locator("path.pf-series")).to_have_count(1)
+    far = made.timeline.assign(process=made.timeline["process"] * 20)
+    page = memory(opened, memory_samples.replace(made, timeline=far))
+    expect(page.get_by_role("button", name="process")).to_have_attribute("aria-pressed", "false")
+    expect(page.locator("path.pf-series")).to_have_count(0)
+
+
+def test_what_would_make_it_fit(opened):
+    made = memory_samples.transformer()
+    fits = memory(opened, made).get_by_role("region", name="What would make it fit?")
+    expect(fits.get_by_role("img")).to_have_attribute("aria-label", re.compile("parameters 192 MiB, optimizer state"))
+    for row in made.fits.itertuples():
+        entry = fits.locator("li.pf-fit").filter(has_text=row.option)
+        expect(entry).to_contain_text(row.basis)
+        expect(entry).to_contain_text(f"frees {fmt.size(row.frees_bytes)}")
+        expect(entry).to_contain_text(f"leaves {fmt.size(made.peak_bytes - row.frees_bytes)}")
+        bar, freed = entry.locator(".pf-fit-bar").bounding_box(), entry.locator(".pf-freed").bounding_box()
+        assert freed["width"] / bar["width"] == pytest.approx(row.frees_bytes / made.peak_bytes, abs=0.01)
+
+
+def test_a_failed_step_says_so(opened):
+    page = memory(opened, memory_samples.out_of_memory())
+    expect(page.get_by_role("note")).to_contain_text("Incomplete: the step failed.")
+    expect(page.get_by_role("note")).to_contain_text("Tried to allocate 2.00 GiB")
+    expect(page.locator(".pf-fault text")).to_have_text("failed here")
+
+
+@pytest.mark.parametrize("make", [memory_samples.unknown, memory_samples.empty])
+def test_odd_summaries_are_drawn(opened, make):
+    expect(memory(opened, make()).locator(".pf-view")).to_be_visible()
+
+
+def test_hostile_names_are_text(opened):
+    page = memory(opened, memory_samples.hostile())
+    page.get_by_role("button", name="Show all").click()
+    owners = page.locator(".pf-owners tbody th").all_inner_texts()
+    assert {escape.plain(name) for name in HOSTILE if name} <= set(owners)
+    page.get_by_role("slider").focus()
+    page.keyboard.press("PageUp")
+    roof = opened("rooflineTab", roofline_data(roofline_samples.hostile_roofline()))
+    roof.get_by_label("ops as well").check()
+    for tab in (page, roof):
+        assert tab.evaluate("window.__pwned") is None
+        assert tab.locator("main img, main [onload], main [onerror], main script").count() == 0
+
+
+def test_a_hundred_thousand_allocations_are_drawn(opened):
+    for life_ms in (60.0, 0.3):
+        page = memory(opened, memory_samples.many(100_000, life_ms))
+        expect(page.locator("path.pf-area")).to_have_count(len(CATEGORIES))
+        expect(page.locator(".pf-alive li")).to_have_count(8)
+        print(f"drawn in {float(page.evaluate('document.body.dataset.drawnMs')):.0f} ms")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [700, 1300])
+@pytest.mark.parametrize("kind", ["memory", "failed", "roofline"])
+def test_text_stands_out_and_nothing_is_cut_off(opened, kind, scheme, width):
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
+    if kind == "roofline":
+        page = opened("rooflineTab", roofline_data(roofline_samples.roofline()), **options)
+    else:
+        made = memory_samples.transformer() if kind == "memory" else memory_samples.out_of_memory()
+        page = memory(opened, made, **options)
+    low = page.evaluate(CONTRAST)
+    assert low["checked"] > 40
+    assert low["ratio"] >= 4.5, low
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    cut = "(cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"
+    assert page.locator("td:not(.pf-text)").evaluate_all(cut) == []
+    outside = """(texts) => texts.map((text) => [text.getBoundingClientRect(), text.textContent])
+        .filter(([box]) => box.left < 0 || box.right > innerWidth).map(([, words]) => words)"""
+    assert page.locator("svg text").evaluate_all(outside) == []
+
+
+def test_the_chart_follows_its_width(opened):
+    page = memory(opened, memory_samples.transformer())
+    before = page.locator(".pf-plot svg").bounding_box()["width"]
+    page.set_viewport_size({"width": 700, "height": 900})
+    expect(page.locator(".pf-plot svg")).to_have_attribute("width", re.compile(r"^6\d\d$"))
+    assert page.locator(".pf-plot svg").bounding_box()["width"] < before
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_points_lie_where_their_figures_say(opened):
+    made = roofline_samples.roofline()
+    page = opened("rooflineTab", roofline_data(made))
+    layers = made.points[made.points["kind"] == "layer"]
+    expect(page.locator(".pf-points circle")).to_have_count(len(layers))
+    expect(page.locator(".pf-points rect")).to_have_count(0)
+    page.get_by_label("ops as well").check()
+    expect(page.locator(".pf-points rect")).to_have_count(len(made.points) - len(layers))
+
+    def place(name: str) -> tuple[float, float]:
+        box = page.locator(f'.pf-points [aria-label^="{name},"]').bounding_box()
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    by_name = made.points.set_index("name")
+
+    def logs(name: str) -> tuple[float, float]:
+        row = by_name.loc[name]
+        return math.log10(row["intensity"]), math.log10(row["achieved_flops_per_s"])
+
+    names = ("model.head", "model.blocks.0.ln_1", "aten::add")
+    (x0, y0), (x1, y1), (x2, y2) = map(place, names)
+    (a0, b0), (a1, b1), (a2, b2) = map(logs, names)
+    assert (x1 - x0) / (a1 - a0) == pytest.approx((x2 - x0) / (a2 - a0), rel=0.02)
+    assert (y1 - y0) / (b1 - b0) == pytest.approx((y2 - y0) / (b2 - b0), rel=0.02)
+    inside = """(dots) => dots.every((dot) => {
+      const [box, plot] = [dot.getBoundingClientRect(), dot.ownerSVGElement.getBoundingClientRect()];
+      return plot.top < box.top && box.bottom < plot.bottom && plot.left < box.left && box.right < plot.right;
+    })"""
+    assert page.locator(".pf-points > *").evaluate_all(inside)
+    tick = page.locator("svg text", has_text=re.compile("^100 GFLOP/s$")).bounding_box()
+    assert tick["y"] + tick["height"] / 2 == pytest.approx(y0 + (11 - b0) * (y1 - y0) / (b1 - b0), abs=4)
+    tick = page.locator("svg text", has_text=re.compile("^1$")).bounding_box()
+    assert tick["x"] + tick["width"] / 2 == pytest.approx(x0 + (0 - a0) * (x1 - x0) / (a1 - a0), abs=2)
+
+
+def test_points_say_their_figures_to_pointer_and_keys(opened):
+    made = roofline_samples.roofline()
+    page = opened("rooflineTab", roofline_data(made))
+    tip = page.get_by_role("status")
+    page.locator('.pf-points [aria-label^="model.head,"]').hover()
+    expect(tip).to_contain_text("model.head layer, compute-bound: 106 GFLOP/s (90 % of the roof, 118 GFLOP/s)")
+    page.locator('.pf-points [tabindex="0"]').focus()
+    page.keyboard.press("Home")
+    lowest = made.points[made.points["kind"] == "layer"].sort_values("intensity").iloc[0]
+    expect(tip).to_contain_text(lowest["name"])
+    expect(tip).to_contain_text("memory-bound")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".pf-points :focus")).to_have_class(re.compile("pf-chosen"))
+    page.get_by_role("row", name="model.blocks.2.mlp.up").click()
+    expect(page.locator(".pf-chosen")).to_have_attribute("aria-label", re.compile("^model.blocks.2.mlp.up, layer"))
+
+
+def test_each_roof_has_its_line_and_words(opened):
+    page = opened("rooflineTab", roofline_data(roofline_samples.two_roofs()))
+    lines = page.locator(".pf-roof-line")
+    expect(lines).to_have_count(2)
+    dashes = lines.evaluate_all("(lines) => lines.map((line) => line.getAttribute('stroke-dasharray'))")
+    assert len(set(dashes)) == 2
+    expect(page.locator(".pf-strong")).to_have_text(["bfloat16 612 TFLOP/s", "float32 51.0 TFLOP/s", "2.90 TB/s"])
+
+
+def test_a_roofline_without_ceilings_is_drawn(opened):
+    page = opened("rooflineTab", roofline_data(roofline_samples.unknown_roofline()))
+    expect(page.locator(".pf-points circle")).to_have_count(7)  # one layer has no intensity
+    expect(page.get_by_role("row", name="model.blocks.0.attn.qkv")).to_contain_text("n/a")
+    assert page.locator(".pf-roof-line").count() == 0
+
+
+def test_sums_of_differences_are_the_totals(opened):
+    made = memory_samples.transformer()
+    data = memory_data(made)
+    page = memory(opened, made)
+    slider = page.get_by_role("slider")
+    slider.focus()
+    page.keyboard.press("End")
+    last = list(accumulate(data["instants"]["total"]))[-1]
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(f"{fmt.size(last)} alive$"))
