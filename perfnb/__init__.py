@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
+    from perfnb.estimate import MemoryEstimate, estimate_memory
     from perfnb.profile import Profile, load, profile_step
+    from perfnb.snapshot import MemorySnapshot
 
 __version__ = "0.1.0"
-__all__ = ["PerfnbError", "Profile", "load", "profile_step"]
+__all__ = ["MemoryEstimate", "MemorySnapshot", "PerfnbError", "Profile", "estimate_memory", "load", "profile_step"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +24,14 @@ def __getattr__(name: str) -> Any:
         from perfnb import profile
 
         return getattr(profile, name)
+    if name in ("MemoryEstimate", "estimate_memory"):
+        from perfnb import estimate
+
+        return getattr(estimate, name)
+    if name == "MemorySnapshot":
+        from perfnb import snapshot
+
+        return snapshot.MemorySnapshot
     raise AttributeError(f"module 'perfnb' has no attribute {name!r}")
 
 

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from perfnb.analysis.allocations import allocation_table, watched_memory
 from perfnb.analysis.attribution import attribute
 from perfnb.analysis.events import event_table
+from perfnb.analysis.memory import memory_table
 from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.summary import Summary, summarize, timing_of
 from perfnb.analysis.timing import Timing
 from perfnb.frames import storage
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
+from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
 from perfnb.views.display import show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.progress import Progress
@@ -68,6 +71,24 @@ class Profile:
     def kernels(self) -> pd.DataFrame:
         """Calls and time per GPU kernel, copy or fill of a traced step; empty without a GPU."""
         return kernel_table(self._recording)
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Bytes alive by category at every change in the counted step, per device; empty where memory was not watched.
+
+        Beside them what CUDA's allocator reserved, and on the CPU the process's resident memory.
+        """
+        watched = watched_memory(self._recording)
+        return conform(pd.DataFrame(), "memory") if watched is None else memory_table(watched)
+
+    @property
+    def allocations(self) -> pd.DataFrame:
+        """Every allocation alive at some time in the counted step: its bytes, category, layer, phase, op and life.
+
+        Times are nanoseconds from the step's begin: missing where it was made before, or freed after, what was watched.
+        """
+        watched = watched_memory(self._recording)
+        return conform(pd.DataFrame(), "allocations") if watched is None else allocation_table(watched)
 
     @property
     def events(self) -> pd.DataFrame:
@@ -147,7 +168,8 @@ def profile_step(
     budget_s : float
         Seconds that all steps together may take; each pass runs at least one step.
     memory, flops : bool
-        Whether to run the counted pass. This version has none: memory and FLOP columns are ``NA`` either way.
+        Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
+        operator counted.
     stacks : bool
         Record Python calls in the trace too (in ``events``), at a high cost.
     name : str, optional
@@ -172,7 +194,7 @@ def profile_step(
     return run_profile(
         step,
         batches,
-        plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s),
+        plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
         models=models,
         namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
         stacks=stacks,
@@ -200,15 +222,22 @@ def run_profile(
         capture = capture_step(
             step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
         )
+        if capture.failure is not None:
+            capture.close()
+            raise capture.failure
         return Profile(recording_of(capture, name))
 
 
-def load(path: str | Path) -> Profile:
-    """Load a profile that `Profile.save` wrote.
+def load(path: str | Path) -> Profile | MemorySnapshot:
+    """Load a profile that `Profile.save` wrote, or a snapshot of CUDA's memory.
+
+    Nothing in a snapshot (``torch.cuda.memory._dump_snapshot``, a pickle) is run.
 
     Raises
     ------
     RecordingError
         If there is none at `path`, or it is damaged or of a newer form.
+    TraceError
+        If a snapshot is damaged, too large, or holds more than plain data.
     """
-    return Profile(storage.load(path))
+    return load_snapshot(path) if looks_like_snapshot(path) else Profile(storage.load(path))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest
 
-_HOST_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead")
+_HOST_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead", "memory")
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 _LOADER = "enumerate(DataLoader)#"
 _OPTIMIZER = ("Optimizer.", "aten::_amp_")
@@ -76,7 +76,8 @@ def host_blocks(events: pd.DataFrame) -> Host:
     forest = nest(thread, start, end)
     _mark_copies(events, host, kind, forest)
     node_above = innermost(forest, kind == Kind.NODE)
-    runs = _engine_runs(kind, start, end, thread, node_above)
+    silent = (host["category"] == "memory").to_numpy()  # what is freed between two nodes is no doing of the step's
+    runs = _engine_runs(kind, start, end, thread, node_above, silent)
 
     marked = np.flatnonzero(kind != Kind.OP)
     fields = {
@@ -139,7 +140,7 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
         launch = np.unique(above[(above != NONE) & (kind[above] == Kind.OP)])
 
 
-def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints) -> pd.DataFrame:
+def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools) -> pd.DataFrame:
     """Runs of autograd's engine, on the thread of their step.
 
     A run is a series of outermost backward nodes, on whatever threads, between which the step's thread did nothing.
@@ -152,7 +153,7 @@ def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: I
     if len(outermost) == 0 or len(step_start) == 0:
         return pd.DataFrame({"start": [], "end": [], "thread": []}, dtype="int64")
     step_of = np.searchsorted(step_start, start[outermost], side="right") - 1
-    other = np.sort(start[(node_above == NONE) & (kind != Kind.NODE) & np.isin(thread, step_thread)])
+    other = np.sort(start[(node_above == NONE) & (kind != Kind.NODE) & ~silent & np.isin(thread, step_thread)])
     reached = np.maximum.accumulate(end[outermost])
     # The step's thread began something between the end of all nodes so far and the start of the next.
     began = np.searchsorted(other, start[outermost][1:]) > np.searchsorted(other, reached[:-1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
@@ -27,19 +29,12 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     cells, modules = attribution.cells, recording.modules
     per_span = _per_span(attribution)
     layer = recording.spans["layer"].reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
-    with_children = {name: subtree_sums(attribution.spans, per_span[name]) for name in _MEASURES}
-    parent = modules["parent"].to_numpy()
-    counted = _outermost_of_layer(attribution, layer)
-    sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
+    sums = sums_by_layer(recording, attribution, {name: per_span[name] for name in _MEASURES})
     is_span = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
     repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
     calls = _by_layer(layer[forward], np.ones(int(forward.sum())), len(modules))
     own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in ("own", "own_corrected")}
-    called = _by_layer(layer[is_span], np.ones(int(is_span.sum())), len(modules)) > 0
-    for container, spans in _uncalled(attribution, layer, parent, called).items():
-        for name in _MEASURES:
-            sums[name][container] = with_children[name][spans].sum()
     steps, whole = attribution.steps, float(cells["corrected_ns"].sum())
     on_gpu = bool(cells["kernels"].sum())
     table = pd.DataFrame(
@@ -62,6 +57,28 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
     table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
     return pd.concat([conform(table, "layers"), conform(_special_rows(attribution, whole, on_gpu), "layers")])
+
+
+def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapping[str, Floats]) -> dict[str, Floats]:
+    """What each layer has of measures that layer spans own, the layers inside it included.
+
+    Parameters
+    ----------
+    per_span : mapping of str to ndarray
+        Of each measure, what each span owns itself, by its position among the blocks.
+    """
+    modules = recording.modules
+    parent = modules["parent"].to_numpy()
+    layer = recording.spans["layer"].reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
+    is_span = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
+    with_children = {name: subtree_sums(attribution.spans, values) for name, values in per_span.items()}
+    counted = _outermost_of_layer(attribution, layer)
+    sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
+    called = _by_layer(layer[is_span], np.ones(int(is_span.sum())), len(modules)) > 0
+    for container, spans in _uncalled(attribution, layer, parent, called).items():
+        for name, values in with_children.items():
+            sums[name][container] = values[spans].sum()
+    return sums
 
 
 def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:

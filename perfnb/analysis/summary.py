@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from perfnb.analysis.allocations import watched_memory
 from perfnb.analysis.attribution import attribute
+from perfnb.analysis.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
 from perfnb.analysis.layers import layer_table
+from perfnb.analysis.memory import MemorySummary, memory_summary, memory_table
 from perfnb.analysis.notes import notes, slowdown_of
 from perfnb.analysis.ops import layer_op_table, op_calls, op_table
 from perfnb.analysis.phases import phase_table
@@ -37,6 +40,8 @@ class Summary:
         What the step ran on, in words.
     phases, layers, ops, layer_ops : DataFrame
         As `perfnb.frames.schema` describes them; ``share`` is corrected for the cost of tracing, times are not.
+    memory : MemorySummary or None
+        Where memory was watched.
     hot_path : tuple of str
         Layers from a root to the heaviest layer, the ones that a view opens at first.
     notes : tuple of str
@@ -55,6 +60,7 @@ class Summary:
     layer_ops: pd.DataFrame
     hot_path: tuple[str, ...]
     notes: tuple[str, ...]
+    memory: MemorySummary | None = None
 
 
 def timing_of(recording: Recording) -> Timing:
@@ -74,6 +80,15 @@ def summarize(recording: Recording) -> Summary:
     attribution, timing = attribute(recording), timing_of(recording)
     phases, layers = phase_table(attribution), layer_table(recording, attribution)
     calls, on_gpu = op_calls(recording, attribution), bool(attribution.cells["kernels"].sum())
+    ops = op_table(calls, attribution.steps, on_gpu)
+    if counted := count_ops(recording):
+        layers, ops = with_arithmetic(layers, *counted), ops_with_arithmetic(ops, counted[2])
+    memory: MemorySummary | None = None
+    if watched := watched_memory(recording):
+        table = memory_table(watched)
+        memory = memory_summary(watched, table, timing.batch_size)
+        if memory is not None:
+            layers = with_memory(layers, watched, table, memory.device)
     executed = recording.steps["pass"].value_counts()
     return Summary(
         name=str(recording.meta["name"]),
@@ -84,10 +99,11 @@ def summarize(recording: Recording) -> Summary:
         device=_device(recording),
         phases=phases,
         layers=layers,
-        ops=op_table(calls, attribution.steps, on_gpu),
+        ops=ops,
         layer_ops=layer_op_table(calls, attribution.steps, on_gpu),
         hot_path=hot_path(recording, layers),
         notes=notes(recording, attribution, layers, timing),
+        memory=memory,
     )
 
 

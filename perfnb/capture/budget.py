@@ -18,8 +18,8 @@ FLOOR, FLOOR_GPU = 3, 10
 WARMUP_SHARE = 0.2
 #: Bounds and aim of an automatic timed pass: half-width of the median's 95 % interval.
 FEWEST_TIMED, MOST_TIMED, AIM = 20, 200, 0.02
-#: A traced step is planned to take this much longer than a timed one.
-TRACED_FACTOR = 1.5
+#: A traced step, and a counted one, is planned to take this much longer than a timed one.
+TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Plan:
     steps: int | None = None
     traced: int = 3
     budget_s: float = 30.0
+    memory: bool = True
+    flops: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("steps", 1), ("traced", 1)):
@@ -66,10 +68,11 @@ class Plan:
         return int(np.clip(math.ceil((1.96 * 1.2533 * spread / AIM) ** 2), FEWEST_TIMED, MOST_TIMED))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
-        """Whether the timed pass runs another step; time for the traced pass is kept back."""
+        """Whether the timed pass runs another step; time for the passes after it is kept back."""
         if done == 0:
             return True
-        kept_back = (self.traced + 1) * step_s * TRACED_FACTOR
+        counted = 2 * self.memory + self.flops
+        kept_back = ((self.traced + 1) * TRACED_FACTOR + counted * COUNTED_FACTOR) * step_s
         return done < wanted and spent_s + step_s + kept_back <= self.budget_s
 
     def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
@@ -79,3 +82,7 @@ class Plan:
         )
         lead_in = affordable > self.traced
         return max(1, min(self.traced, affordable)), lead_in
+
+    def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
+        """Whether a step may go before the one whose memory is counted."""
+        return spent_s + (2 + self.flops) * COUNTED_FACTOR * step_s <= self.budget_s

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ class _Handle(Protocol):
 
 @dataclass
 class Calls:
-    """The module calls of the traced pass.
+    """The module calls of the passes that mark layers.
 
     Attributes
     ----------
@@ -69,12 +70,22 @@ class LayerSpans:
     ----------
     only : list of Module or None
         Restrict the spans to these modules, what they contain, and outermost calls.
+    calls : Calls, optional
+        Calls of an earlier pass, to which those of this one are added.
+    outermost : callable, optional
+        Told the positional arguments of each outermost call.
     """
 
-    def __init__(self, only: list[nn.Module] | None = None) -> None:
-        self.calls = Calls()
+    def __init__(
+        self,
+        only: list[nn.Module] | None = None,
+        calls: Calls | None = None,
+        outermost: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.calls = Calls() if calls is None else calls
+        self._outermost = outermost
         self._wanted = None if only is None else {id(module) for model in only for module in model.modules()}
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(len(self.calls.records))
         self._local = threading.local()
         self._stacks: list[Stack] = []
         self._handles: list[_Handle] = []
@@ -112,6 +123,8 @@ class LayerSpans:
         # An outermost call has its span in any case: it is forward, whichever models are wanted.
         if stack and self._wanted is not None and id(module) not in self._wanted:
             return
+        if not stack and self._outermost is not None:
+            self._outermost(args)
         number = next(self._numbers)
         span = function_span(f"{LABEL}{number}")
         self.calls.records.append((number, module, stack[-1][1] if stack else None))

@@ -83,9 +83,23 @@ class StepRunner:
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
         self._step = step
         self._source = source
+        self._last: Any = _END
+        self._repeat = False
 
-    def run(self, span: Span | None = None) -> StepTimes:
-        """Run one step; `span` opens a span of the given name around the fetching of the batch."""
+    def repeat_batch(self) -> None:
+        """Let the next step have the batch of the last one."""
+        self._repeat = self._last is not _END
+
+    def run(self, span: Span | None = None, seen: Callable[[Any], None] | None = None) -> StepTimes:
+        """Run one step.
+
+        Parameters
+        ----------
+        span : callable, optional
+            Opens a span of the given name around the fetching of the batch.
+        seen : callable, optional
+            Told the batch before the step gets it.
+        """
         __tracebackhide__ = True
         if self._source is None:
             begin = time.perf_counter_ns()
@@ -93,28 +107,33 @@ class StepRunner:
             return StepTimes(begin, begin, time.perf_counter_ns(), None)
         begin = time.perf_counter_ns()
         with nullcontext() if span is None else span("data"):
-            batch = self._source.next()
+            batch = self._last if self._repeat else self._source.next()
+            self._last, self._repeat = batch, False  # held no longer than the step itself holds it
         ready = time.perf_counter_ns()
+        if seen is not None:
+            seen(batch)
         self._step(batch)
         end = time.perf_counter_ns()
+        self._last = _END
         return StepTimes(begin, ready, end, common_size(batch))
 
 
 def common_size(batch: Any) -> int | None:
     """Length of the first dimension that all tensors of a batch share; ``None`` where they share none."""
     try:
-        sizes = {tensor.shape[0] for tensor in _tensors(batch) if tensor.dim() > 0}
+        sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim() > 0}
     except Exception:  # a batch may be anything, and its size is not worth a profile
         return None
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, in whatever nest of lists, tuples and mappings they lie."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth > 0 and isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item, depth - 1)
+            yield from tensors_in(item, depth - 1)
     elif depth > 0 and isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item, depth - 1)
+            yield from tensors_in(item, depth - 1)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,17 @@ from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr
 
 from perfnb.capture.guard import InterruptGate, profiler_active
 from perfnb.capture.layers import function_span
+from perfnb.capture.quiet import AllocatorWarning, quiet_kineto
 from perfnb.errors import CaptureError
 
 #: Spans that perfnb opens beside those of the layers: ``pf_step#<n>`` around a step, ``pf_data`` around ``next()``.
 STEP_SPAN, DATA_SPAN = "pf_step#", "pf_data"
 
-_LOG_LEVEL = "KINETO_LOG_LEVEL"
 _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: take it out of the step."
 
 
 class Tracer:
-    """A torch.profiler session without shapes or memory.
+    """A torch.profiler session. It records no shapes, for those keep tensors alive.
 
     Parameters
     ----------
@@ -32,19 +29,26 @@ class Tracer:
         Record the GPU's kernels and copies too.
     stacks : bool
         Record Python calls too, at a high cost.
+    memory : bool
+        Record every allocation and free.
     """
 
-    def __init__(self, *, cuda: bool, stacks: bool = False) -> None:
+    def __init__(self, *, cuda: bool, stacks: bool = False, memory: bool = False) -> None:
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+        self._warning = AllocatorWarning() if memory else None
         # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
-        self._profile: _KinetoProfile | None = _KinetoProfile(activities=activities, with_stack=stacks)
+        self._profile: _KinetoProfile | None = _KinetoProfile(
+            activities=activities, with_stack=stacks, profile_memory=memory
+        )
 
     def __enter__(self) -> Tracer:
         assert self._profile is not None
         if profiler_active():
             raise CaptureError(_OWN_PROFILER)  # started in an earlier pass, and running still
-        with _quiet_kineto():
+        with quiet_kineto():
             self._profile.start()
+        if self._warning is not None:
+            self._warning.spend()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -55,7 +59,7 @@ class Tracer:
             if exc_info[0] is None:
                 raise CaptureError(_OWN_PROFILER)
             return
-        with _quiet_kineto():
+        with quiet_kineto():
             self._profile.stop()
 
     def export(self, *, exact: bool = False) -> bytes:
@@ -91,16 +95,3 @@ def step_span(number: int) -> Any:
 def data_span(_: str) -> Any:
     """The span around the wait for a batch."""
     return function_span(DATA_SPAN)
-
-
-@contextmanager
-def _quiet_kineto() -> Iterator[None]:
-    """Keep Kineto's log lines out of the notebook's output; a level that the user set stays."""
-    before = os.environ.get(_LOG_LEVEL)
-    if before is None:
-        os.environ[_LOG_LEVEL] = "99"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_LOG_LEVEL, None)

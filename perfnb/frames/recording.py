@@ -3,10 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pandas as pd
+
+
+@dataclass(frozen=True)
+class MemoryRecord:
+    """What was seen of memory in the watched steps.
+
+    Attributes
+    ----------
+    events : DataFrame
+        The trace of the watched steps, as `Recording.events`. Allocations and frees are events without duration, named
+        ``[memory]``, in the category ``memory``.
+    changes : DataFrame
+        One row an allocation or free, in order of time: ``event`` (its row in `events`), ``time_ns``, ``address``,
+        ``bytes`` (negative where it is freed), ``device``, ``allocated`` and ``reserved`` (the allocator's totals, -1
+        where it tells none).
+    known : DataFrame
+        One row a block whose owner was seen: ``time_ns``, ``address``, ``bytes``, ``device``, ``category``, ``layer``
+        (row of `Recording.modules`, else -1), ``name``.
+    resident : DataFrame
+        The process's resident memory: ``time_ns``, ``bytes``.
+    """
+
+    events: pd.DataFrame
+    changes: pd.DataFrame
+    known: pd.DataFrame
+    resident: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class ArithmeticRecord:
+    """What was counted of the arithmetic of one step.
+
+    Attributes
+    ----------
+    events : DataFrame
+        The trace of the counted step, as `Recording.events`; operator number n runs in an event named ``pf_op#<n>``.
+    calls : DataFrame
+        One row a call of an operator, indexed by its number: ``op``, ``flops`` (missing where there is no formula),
+        ``bytes`` (that it moves at least), ``dtype``.
+    """
+
+    events: pd.DataFrame
+    calls: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -28,6 +71,10 @@ class Recording:
         One row a layer span, indexed by its number: ``layer`` (row of `modules`, else -1), ``loss``.
     meta : mapping
         Name, options, environment and findings of the run; JSON-able.
+    memory : MemoryRecord or None
+        Where memory was watched.
+    arithmetic : ArithmeticRecord or None
+        Where arithmetic was counted.
     """
 
     events: pd.DataFrame
@@ -35,7 +82,26 @@ class Recording:
     modules: pd.DataFrame
     spans: pd.DataFrame
     meta: Mapping[str, Any]
+    memory: MemoryRecord | None = None
+    arithmetic: ArithmeticRecord | None = None
+
+    @property
+    def traced_steps(self) -> int:
+        """How many steps were traced."""
+        return int((self.steps["pass"] == "traced").sum())
+
+    def of_memory(self) -> Recording | None:
+        """The recording as if the watched steps were the traced ones."""
+        return None if self.memory is None else replace(self, events=self.memory.events)
+
+    def of_arithmetic(self) -> Recording | None:
+        """The recording as if the counted step were the traced one."""
+        return None if self.arithmetic is None else replace(self, events=self.arithmetic.events)
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """The frames by name, as they are saved."""
-        return {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
+        frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
+        for name, part in (("memory", self.memory), ("arithmetic", self.arithmetic)):
+            if part is not None:
+                frames |= {f"{name}_{field.name}": getattr(part, field.name) for field in fields(part)}
+        return frames

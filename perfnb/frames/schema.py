@@ -17,6 +17,9 @@ PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", 
 #: The passes in which a step is executed; ``lead_in`` opens the trace and is not analysed.
 PASSES = ("warmup", "timed", "lead_in", "traced", "counted")
 
+#: What memory is for. Parameters include buffers.
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
+
 #: Rows of ``layers`` that are no module: time of the backward pass that no layer owns.
 LOSS_ROW = "(loss)"
 ACCUMULATION_ROW = "(gradient accumulation)"
@@ -42,9 +45,12 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "self_share": _FLOAT,
             "forward_flops": _INT,
             "backward_flops": _INT,
+            "recompute_flops": _INT,
+            "moved_bytes": _INT,
             "parameters": _INT,
             "parameter_bytes": _INT,
             "activation_bytes": _INT,
+            "peak_bytes": _INT,
             "ops": _FLOAT,
             "kernels": _FLOAT,
             "gpu_ms": _FLOAT,
@@ -66,6 +72,26 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "calls": _FLOAT,
             "self_cpu_ms": _FLOAT,
             "gpu_ms": _FLOAT,
+        },
+        "memory": {
+            "t_ms": _FLOAT,
+            "device": _CATEGORY,
+            **dict.fromkeys(CATEGORIES, _INT),
+            "total": _INT,
+            "reserved": _INT,
+            "process": _INT,
+        },
+        "allocations": {
+            "bytes": "int64",
+            "category": _CATEGORY,
+            "layer": _TEXT,
+            "phase": _CATEGORY,
+            "direction": _CATEGORY,
+            "op": _TEXT,
+            "name": _TEXT,
+            "device": _CATEGORY,
+            "start_ns": _INT,
+            "end_ns": _INT,
         },
         "kernels": {"calls": _FLOAT, "total_ms": _FLOAT, "mean_us": _FLOAT, "max_us": _FLOAT},
         "events": {

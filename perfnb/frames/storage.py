@@ -11,20 +11,38 @@ from typing import Any
 import pandas as pd
 
 from perfnb.errors import RecordingError
-from perfnb.frames.recording import Recording
+from perfnb.frames.recording import ArithmeticRecord, MemoryRecord, Recording
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
 _META, _FORMAT = "profile.json", "perfnb"
+_EVENTS = (
+    *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation"),
+    *("sequence", "forward_thread", "span"),
+)
 #: The frames of a recording and their columns, one file each.
 _FRAMES = {
-    "events": (
-        *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation"),
-        *("sequence", "forward_thread", "span"),
-    ),
+    "events": _EVENTS,
     "steps": ("pass", "wall_ms", "data_ms", "samples"),
     "modules": ("name", "module", "parent", "depth", "parameters", "parameter_bytes", "compiled"),
     "spans": ("layer", "loss"),
+}
+#: Those of its parts that may be absent, by the part's name.
+_PARTS: dict[str, tuple[type, dict[str, tuple[str, ...]]]] = {
+    "memory": (
+        MemoryRecord,
+        {
+            "events": _EVENTS,
+            "changes": ("event", "time_ns", "address", "bytes", "device", "allocated", "reserved"),
+            "known": ("time_ns", "address", "bytes", "device", "category", "layer", "name"),
+            "resident": ("time_ns", "bytes"),
+        },
+    ),
+    "arithmetic": (ArithmeticRecord, {"events": _EVENTS, "calls": ("op", "flops", "bytes", "dtype")}),
+}
+_FILES = {
+    *(f"{name}.parquet" for name in _FRAMES),
+    *(f"{part}_{name}.parquet" for part, (_, frames) in _PARTS.items() for name in frames),
 }
 
 
@@ -70,7 +88,7 @@ def _may_replace(target: Path) -> bool:
     names = {entry.name for entry in target.iterdir()}
     if not names:
         return True
-    if not names <= {_META, *(f"{name}.parquet" for name in _FRAMES)}:
+    if not names <= {_META, *_FILES}:
         return False
     try:
         _load_meta(target)
@@ -89,17 +107,26 @@ def load(path: str | Path) -> Recording:
     """
     source = Path(path).expanduser()
     meta = _load_meta(source)
-    frames: dict[str, pd.DataFrame] = {}
-    for name, columns in _FRAMES.items():
-        file = source / f"{name}.parquet"
-        try:
-            frames[name] = pd.read_parquet(file, engine="pyarrow")
-        except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
-            raise RecordingError(f"{file} cannot be read: {error}.") from error
-        lacking = [column for column in columns if column not in frames[name].columns]
-        if lacking:
-            raise RecordingError(f"{file} is damaged: it has no column {lacking[0]!r}.")
-    return Recording(**frames, meta=meta)
+    frames: dict[str, Any] = {
+        name: _load_frame(source / f"{name}.parquet", columns) for name, columns in _FRAMES.items()
+    }
+    parts: dict[str, Any] = {}
+    for part, (record, tables) in _PARTS.items():
+        files = {name: source / f"{part}_{name}.parquet" for name in tables}
+        if any(file.exists() for file in files.values()):
+            parts[part] = record(**{name: _load_frame(files[name], columns) for name, columns in tables.items()})
+    return Recording(**frames, **parts, meta=meta)
+
+
+def _load_frame(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(file, engine="pyarrow")
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
+        raise RecordingError(f"{file} cannot be read: {error}.") from error
+    lacking = [column for column in columns if column not in frame.columns]
+    if lacking:
+        raise RecordingError(f"{file} is damaged: it has no column {lacking[0]!r}.")
+    return frame
 
 
 def _load_meta(source: Path) -> dict[str, Any]:

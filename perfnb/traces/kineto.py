@@ -27,6 +27,9 @@ Ints = npt.NDArray[np.int64]
 _Loose = int | float | str | None
 #: A text that is a number, and of no more digits than any that fits.
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
+#: An allocation or a free, as an instant; torch's slower exporter gives it a meaningless duration.
+_MEMORY, _INSTANT = "[memory]", "cpu_instant_event"
+_NOT_TIMED = ("Trace", _INSTANT)
 #: Longest time that fits into nanoseconds.
 _LONGEST_US = 9e15
 
@@ -37,6 +40,12 @@ class _Args(msgspec.Struct, frozen=True, gc=False):
     stream: _Loose = None
     sequence: _Loose = msgspec.field(default=None, name="Sequence number")
     forward_thread: _Loose = msgspec.field(default=None, name="Fwd thread id")
+    address: _Loose = msgspec.field(default=None, name="Addr")
+    bytes: _Loose = msgspec.field(default=None, name="Bytes")
+    device_type: _Loose = msgspec.field(default=None, name="Device Type")
+    device_id: _Loose = msgspec.field(default=None, name="Device Id")
+    allocated: _Loose = msgspec.field(default=None, name="Total Allocated")
+    reserved: _Loose = msgspec.field(default=None, name="Total Reserved")
 
 
 _NO_ARGS = _Args()
@@ -59,6 +68,36 @@ class _Trace(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class MemoryColumns:
+    """The allocations and frees (``[memory]``) of a trace, column by column, in order of time.
+
+    Attributes
+    ----------
+    time_ns, thread : ndarray of int64
+        When, and on which thread.
+    address, bytes : ndarray of int64
+        Of the block; `bytes` is negative where it is freed.
+    device_type, device : ndarray of int64
+        torch's number of the kind of device (0 is the CPU, 1 CUDA), and the device's own.
+    allocated, reserved : ndarray of int64
+        The allocator's totals in bytes after the event. The CPU's counts from the begin of the session, and reserves
+        nothing.
+    """
+
+    time_ns: Ints
+    thread: Ints
+    address: Ints
+    bytes: Ints
+    device_type: Ints
+    device: Ints
+    allocated: Ints
+    reserved: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+@dataclass(frozen=True)
 class TraceColumns:
     """The complete events (``ph: X``) of a trace, column by column, in the order of the file.
 
@@ -76,6 +115,8 @@ class TraceColumns:
         What to add to `start_ns` to have nanoseconds since 1970.
     devices : list of dict
         The GPUs as the trace describes them.
+    memory : MemoryColumns
+        What was allocated and freed, where the profiler recorded it.
     """
 
     names: list[str]
@@ -90,6 +131,7 @@ class TraceColumns:
     correlation: Ints
     sequence: Ints
     forward_thread: Ints
+    memory: MemoryColumns
     base_ns: int = 0
     devices: list[dict[str, Any]] = field(default_factory=list)
 
@@ -143,7 +185,8 @@ def _decode(data: bytes, source: str) -> _Trace:
 
 
 def _columns(trace: _Trace, source: str) -> TraceColumns:
-    events = [event for event in trace.traceEvents if event.ph == "X" and event.cat != "Trace"]
+    allocations = [event for event in trace.traceEvents if event.name == _MEMORY and event.cat == _INSTANT]
+    events = [event for event in trace.traceEvents if event.ph == "X" and event.cat not in _NOT_TIMED]
     names, name = _codes(event.name for event in events)
     categories, category = _codes(event.cat for event in events)
     args = [event.args for event in events]
@@ -160,9 +203,27 @@ def _columns(trace: _Trace, source: str) -> TraceColumns:
         correlation=_numbers([arg.correlation for arg in args]),
         sequence=_numbers([arg.sequence for arg in args]),
         forward_thread=_numbers([arg.forward_thread for arg in args]),
+        memory=_memory(allocations, source),
         base_ns=trace.baseTimeNanoseconds,
         devices=trace.deviceProperties,
     )
+
+
+def _memory(events: list[_Event], source: str) -> MemoryColumns:
+    args = [event.args for event in events]
+    time_ns = _nanoseconds([event.ts for event in events], source)
+    columns = {
+        "time_ns": time_ns,
+        "thread": _numbers([event.tid for event in events]),
+        "address": _numbers([arg.address for arg in args]),
+        "bytes": _numbers([arg.bytes for arg in args]),
+        "device_type": _numbers([arg.device_type for arg in args]),
+        "device": _numbers([arg.device_id for arg in args]),
+        "allocated": _numbers([arg.allocated for arg in args]),
+        "reserved": _numbers([arg.reserved for arg in args]),
+    }
+    order = np.argsort(time_ns, kind="stable")
+    return MemoryColumns(**{name: values[order] for name, values in columns.items()})
 
 
 def _codes(values: Iterable[str]) -> tuple[list[str], Ints]:

@@ -7,7 +7,19 @@ import re
 from importlib.resources import files
 
 #: Parts of the report's script, in the order in which they are joined to one module.
-SCRIPTS = ("format.js", "dom.js", "grid.js", "columns.js", "layers.js", "ops.js", "main.js")
+SCRIPTS = (
+    "format.js",
+    "dom.js",
+    "grid.js",
+    "columns.js",
+    "layers.js",
+    "ops.js",
+    "chart.js",
+    "fits.js",
+    "memory.js",
+    "roofline.js",
+    "main.js",
+)
 
 
 @functools.cache
@@ -19,7 +31,7 @@ def report_script() -> str:
 @functools.cache
 def report_style() -> str:
     """The report's style sheet."""
-    return _read("theme.css") + _read("report.css")
+    return _read("theme.css") + _read("report.css") + _read("charts.css")
 
 
 @functools.cache

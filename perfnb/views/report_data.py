@@ -10,12 +10,14 @@ import pandas as pd
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape, palette
 from perfnb.views import format as fmt
+from perfnb.views.memory_data import memory_data
 from perfnb.views.tree import build_tree, split_layers
 
 #: Columns of numbers that the browser gets of each frame.
 LAYER_COLUMNS = (
     "calls", "forward_ms", "backward_ms", "recompute_ms", "total_ms", "self_ms", "share", "self_share",
-    "forward_flops", "backward_flops", "parameters", "parameter_bytes", "activation_bytes", "ops", "kernels", "gpu_ms",
+    "forward_flops", "backward_flops", "recompute_flops", "moved_bytes", "parameters", "parameter_bytes",
+    "activation_bytes", "peak_bytes", "ops", "kernels", "gpu_ms",
 )  # fmt: skip
 OP_COLUMNS = ("calls", "self_cpu_ms", "total_cpu_ms", "gpu_ms", "flops", "bytes")
 LAYER_OP_COLUMNS = ("calls", "self_cpu_ms", "gpu_ms")
@@ -87,6 +89,7 @@ def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
             "direction": [str(direction) for direction in layer_ops["direction"]],
             **_columns(layer_ops, LAYER_OP_COLUMNS),
         },
+        "memory": None if summary.memory is None else memory_data(summary.memory),
         "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
         "notes": [escape.plain(note, 2000) for note in summary.notes],
     }

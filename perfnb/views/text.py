@@ -11,6 +11,7 @@ import pandas as pd
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape, palette
 from perfnb.views import format as fmt
+from perfnb.views.memory import memory_text
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
 
 #: Greatest number of lines of the layer tree.
@@ -39,7 +40,14 @@ def summary_text(summary: Summary, width: int = 100) -> str:
         Greatest width of a line, in character cells; `MIN_WIDTH` at least.
     """
     width = max(MIN_WIDTH, width)
-    parts = [_headline(summary, width), _phases(summary, width), _layers(summary, width), _notes(summary, width)]
+    memory = [] if summary.memory is None else memory_text(summary.memory, width)
+    parts = [
+        _headline(summary, width),
+        _phases(summary, width),
+        _layers(summary, width),
+        memory,
+        _notes(summary, width),
+    ]
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in map(list, parts) if part)
 
 

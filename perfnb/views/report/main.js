@@ -91,9 +91,11 @@ function render({ model, el }) {
     layers.reveal(i);
   };
   const ops = opsTab(data, layers.facts, showLayer);
+  const memory = data.memory && memoryTab(data.memory);
   const views = tabs("Tables", [
     { word: "Layers", size: data.layers.modules.toLocaleString("en-US"), content: layers.element, shown: () => layers.grid.fit() },
     { word: "Ops", size: data.ops.label.length.toLocaleString("en-US"), content: ops.element, shown: () => ops.grid.fit() },
+    ...(memory ? [{ word: "Memory", size: byteSize(data.memory.peak.bytes), content: memory.element, shown: memory.shown }] : []),
   ]);
   const notes = data.notes.length
     ? h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, data.notes.map((note) => h("li", {}, note))))

@@ -1,0 +1,265 @@
+"""Every allocation of the watched steps: whose it is, what for, and how long it lives.
+
+What a block is for is known where a live object was seen to have its address: parameters, gradients, optimizer state,
+inputs. The rest follows from its life: made in forward and alive when backward begins, it is an activation; made and
+freed within a step, a temporary. What neither tells is ``other``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution, attribute
+from perfnb.analysis.blocks import Kind
+from perfnb.analysis.nesting import NONE, Bools, Ints, innermost, nest
+from perfnb.analysis.ops import owner_names
+from perfnb.frames.recording import MemoryRecord, Recording
+from perfnb.frames.schema import CATEGORIES, conform
+
+#: Times of what was made before, or is freed after, all that was watched.
+BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+#: Ops that only fetch memory for the op around them.
+_FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
+#: Which of several owners of one address counts.
+_CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
+#: Phases in which a step makes no inputs.
+_COMPUTING = ("forward", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The watched steps and all that was alive in them.
+
+    Attributes
+    ----------
+    recording : Recording
+        With the events of the watched steps.
+    attribution : Attribution
+        Of those events.
+    blocks : DataFrame
+        One row a block of memory: ``bytes``, ``device``, ``address``, ``start`` and ``end`` (`BEFORE` and `AFTER` where
+        it was made or freed outside the watch), ``place`` (its block in the attribution, -1 for none), ``made_in`` and
+        ``freed_in`` (numbers of the steps, -1 for none), ``layer``, ``phase``, ``direction``, ``op``, ``name`` (missing
+        where there is none) and ``category``.
+    begin, end : int
+        Of the counted step, the last one.
+    """
+
+    recording: Recording
+    attribution: Attribution
+    blocks: pd.DataFrame
+    begin: int
+    end: int
+
+
+def watched_memory(recording: Recording) -> Watched | None:
+    """Pair allocations with frees, and find owner and category of each; ``None`` where memory was not watched."""
+    memory, view = recording.memory, recording.of_memory()
+    if memory is None or view is None:
+        return None
+    attribution = attribute(view)
+    steps = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.STEP].sort_values("start")
+    blocks = _made(paired(memory.changes), memory, view, attribution, steps)
+    blocks = _claimed(blocks, memory.known, recording, int(steps["start"].iloc[-1]))
+    blocks["category"] = _categories(blocks, attribution)
+    return Watched(view, attribution, blocks, int(steps["start"].iloc[-1]), int(steps["end"].iloc[-1]))
+
+
+def paired(changes: pd.DataFrame) -> pd.DataFrame:
+    """One row a block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
+
+    ``event`` is that of the allocation, -1 where a free alone was seen.
+    """
+    order = np.lexsort((np.arange(len(changes)), changes["address"], changes["device"].cat.codes))
+    rows = changes.iloc[order]
+    address, device = rows["address"].to_numpy(), rows["device"].cat.codes.to_numpy()
+    size, time = rows["bytes"].to_numpy(), rows["time_ns"].to_numpy()
+    next_is_same = np.append((address[1:] == address[:-1]) & (device[1:] == device[:-1]), False)
+    made = size > 0
+    # A block that begins where another is alive: that one's free was not seen.
+    ends = np.where(next_is_same, np.append(time[1:], AFTER), AFTER)
+    follows = np.append(False, next_is_same[:-1] & made[:-1]) if len(rows) else np.zeros(0, dtype=bool)
+    orphan = ~made & ~follows
+    blocks = pd.DataFrame(
+        {
+            "bytes": np.abs(size),
+            "device": rows["device"].array,
+            "address": address,
+            "start": np.where(made, time, BEFORE),
+            "end": np.where(made, ends, time),
+            "event": np.where(made, rows["event"].to_numpy(), NONE),
+        }
+    )
+    chosen: pd.DataFrame = blocks.loc[made | orphan].reset_index(drop=True)
+    return chosen
+
+
+def allocation_table(watched: Watched) -> pd.DataFrame:
+    """The frame ``allocations``: what was alive at some time in the counted step, in order of time."""
+    blocks = watched.blocks[(watched.blocks["start"] < watched.end) & (watched.blocks["end"] > watched.begin)]
+    start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
+    before, after = start == BEFORE, end >= watched.end
+    table = blocks.assign(
+        start_ns=pd.arrays.IntegerArray(np.where(before, 0, start) - watched.begin, before),
+        end_ns=pd.arrays.IntegerArray(np.where(after, 0, end) - watched.begin, after),
+    )
+    columns = ["bytes", "category", "layer", "phase", "direction", "op", "name", "device", "start_ns", "end_ns"]
+    return conform(table.iloc[np.argsort(start, kind="stable")][columns].reset_index(drop=True), "allocations")
+
+
+def _made(
+    blocks: pd.DataFrame, memory: MemoryRecord, recording: Recording, attribution: Attribution, steps: pd.DataFrame
+) -> pd.DataFrame:
+    """Add by whom, in which phase and by which op each block was made, and in which steps it was made and freed."""
+    host, cells = attribution.host, attribution.cells
+    of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
+    of_event[host.rows] = np.arange(len(host.rows))
+    place_in_host = of_event[blocks["event"].to_numpy()]
+    place = np.where(place_in_host != NONE, host.block[place_in_host], NONE)
+    known = place != NONE
+    ops = _making_op(memory.events, attribution)
+    starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
+    return blocks.assign(
+        place=place,
+        layer=_text(owner_names(recording, attribution)[place], known),
+        phase=_text(cells["phase"].to_numpy(dtype=object)[place], known),
+        direction=_text(cells["direction"].to_numpy(dtype=object)[place], known),
+        op=_text(np.append(ops, "")[place_in_host], place_in_host != NONE),
+        name=pd.Series(pd.NA, index=blocks.index, dtype="object"),
+        made_in=_step_at(blocks["start"].to_numpy(), starts, ends),
+        freed_in=_step_at(blocks["end"].to_numpy(), starts, ends),
+    )
+
+
+def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
+    """Name of the op around each host event: the innermost one that does more than fetch memory."""
+    host = attribution.host
+    rows = host.rows
+    start = host.starts
+    end = start + events["duration_ns"].to_numpy()[rows]
+    forest = nest(events["thread"].to_numpy()[rows], start, end)
+    labels = events["name"].cat.categories
+    fetches = np.array([str(name).startswith(_FETCHING) for name in labels], dtype=bool)
+    codes = events["name"].cat.codes.to_numpy()[rows]
+    ours = host.is_op & (events["span"].to_numpy()[rows] == NONE)
+    making = innermost(forest, ours & ~fetches[codes])
+    fetching = innermost(forest, ours)
+    found = np.where(making != NONE, making, fetching)
+    names = np.asarray(labels, dtype=object)[codes]
+    return np.where(found != NONE, names[found], "")
+
+
+def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int) -> pd.DataFrame:
+    """Give blocks to the live objects that were seen at their addresses.
+
+    Objects from before the watch are added where they are seen from the look before the counted step on, for frees of
+    what was made before are not all reported.
+    """
+    devices = sorted({*blocks["device"].unique(), *known["device"].unique()})
+    codes = {device: code for code, device in enumerate(devices)}
+    names = np.array([*recording.modules["name"], None], dtype=object)
+    seen = pd.DataFrame(
+        {
+            "at": known["time_ns"].to_numpy(),
+            "key": known["device"].map(codes).astype("int64").to_numpy(),
+            "address": known["address"].to_numpy(),
+            "bytes": known["bytes"].to_numpy(),
+            "device": known["device"].astype("str").to_numpy(dtype=object),
+            "rank": known["category"].map({name: rank for rank, name in enumerate(_CLAIMS)}).astype("int64").to_numpy(),
+            "owner": names[known["layer"].to_numpy()],
+            "called": known["name"].to_numpy(dtype=object),
+        }
+    ).sort_values("at", kind="stable")
+    alive = pd.DataFrame(
+        {
+            "at": blocks["start"].to_numpy(),
+            "key": blocks["device"].map(codes).astype("int64").to_numpy(),
+            "address": blocks["address"].to_numpy(),
+            "row": np.arange(len(blocks)),
+            "until": blocks["end"].to_numpy(),
+        }
+    ).sort_values("at", kind="stable")
+    found = pd.merge_asof(seen, alive, on="at", by=["key", "address"])
+    matched = found["row"].notna().to_numpy() & (found["until"].fillna(BEFORE).to_numpy() > found["at"].to_numpy())
+    computed = blocks["phase"].isin(_COMPUTING).to_numpy()
+    claims = found[matched].assign(row=found.loc[matched, "row"].astype("int64"))
+    claims = claims[~((claims["rank"] == _CLAIMS.index("inputs")) & computed[claims["row"]])]
+    claims = claims[claims["rank"] < _CLAIMS.index("other")]
+    best = claims.sort_values("rank", kind="stable").drop_duplicates("row")
+    blocks = blocks.assign(claim=NONE)
+    for column, values in (("claim", best["rank"]), ("layer", best["owner"]), ("name", best["called"])):
+        filled = blocks[column].to_numpy(dtype=object).copy()
+        filled[best["row"].to_numpy()] = values.to_numpy(dtype=object)
+        blocks[column] = pd.Series(filled, dtype="object")
+    looks = seen["at"].to_numpy()
+    first = looks[looks <= begin].max(initial=BEFORE)
+    added = found[~matched & (found["at"] >= first)].sort_values("at", kind="stable")
+    firsts = added.drop_duplicates(["key", "address"]).set_index(["key", "address"])["at"]
+    added = added.sort_values("rank", kind="stable").drop_duplicates(["key", "address"])
+    since = firsts.reindex(pd.MultiIndex.from_frame(added[["key", "address"]])).to_numpy()
+    # What is first seen in the middle, and was not allocated here, came from elsewhere (a loader's shared memory).
+    late = (added["rank"] == _CLAIMS.index("inputs")).to_numpy() & (since > first)
+    resident = pd.DataFrame(
+        {
+            "bytes": added["bytes"],
+            "device": added["device"],
+            "address": added["address"],
+            "start": np.where(late, since, BEFORE),
+            "end": AFTER,
+            "event": NONE,
+            "place": NONE,
+            "layer": added["owner"],
+            "name": added["called"],
+            "made_in": NONE,
+            "freed_in": NONE,
+            "claim": added["rank"].astype("object"),
+        }
+    )
+    blocks["device"] = blocks["device"].astype("str").astype("object")
+    return pd.concat([blocks, resident.reindex(columns=blocks.columns)], ignore_index=True)
+
+
+def _categories(blocks: pd.DataFrame, attribution: Attribution) -> pd.Categorical:
+    start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
+    phase = blocks["phase"].fillna("").to_numpy(dtype=object)
+    recomputed = (blocks["direction"].fillna("") == "recompute").to_numpy()
+    began = np.sort(attribution.host.blocks.loc[attribution.host.blocks["kind"] == Kind.ENGINE, "start"].to_numpy())
+    backward = np.append(began, AFTER)[np.searchsorted(began, start)]
+    saved = np.isin(phase, ("forward", "loss")) & (end > backward)
+    saved |= recomputed & (end > _end_of_recomputation(blocks["place"].to_numpy(), attribution))
+    in_step = (blocks["made_in"] != NONE) & (blocks["made_in"] == blocks["freed_in"])
+    category = np.where(in_step.to_numpy(), "temporaries", "other").astype(object)
+    category[np.isin(phase, ("data", "host_to_device")) & ~in_step.to_numpy()] = "inputs"
+    category[saved] = "activations"
+    claim = blocks["claim"].to_numpy(dtype=np.int64)
+    claimed = claim != NONE
+    category[claimed] = np.array(_CLAIMS, dtype=object)[claim[claimed]]
+    return pd.Categorical(category, categories=list(CATEGORIES))
+
+
+def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
+    """Where the outermost layer span of a recomputation around each block ends."""
+    host = attribution.host
+    kind, above = host.blocks["kind"].to_numpy(), host.forest.parent
+    at = place.copy()
+    while True:
+        up = np.where(at != NONE, above[at], NONE)
+        climbs = (up != NONE) & (kind[up] == Kind.SPAN)
+        if not climbs.any():
+            return np.where(at != NONE, host.blocks["end"].to_numpy()[at], AFTER)
+        at = np.where(climbs, up, at)
+
+
+def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
+    """Number of the step in which each time lies, -1 for none."""
+    place = np.searchsorted(starts, time, side="right") - 1
+    return np.where((place >= 0) & (time <= ends[place]), place, NONE)
+
+
+def _text(values: np.ndarray, known: Bools) -> pd.Series:
+    """Text that is missing where it is empty or nothing is known."""
+    text = pd.Series(values, dtype="object")
+    return text.mask(~known | (text == ""), pd.NA)

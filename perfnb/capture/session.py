@@ -1,0 +1,245 @@
+"""The passes of a capture, one after the other, over the same step."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from perfnb.capture.arithmetic import OpCall, OpCounter
+from perfnb.capture.budget import Plan
+from perfnb.capture.calibration import measure_costs
+from perfnb.capture.device import StepClock, cuda_in_use, synchronize
+from perfnb.capture.guard import InterruptGate
+from perfnb.capture.layers import Calls, LayerSpans
+from perfnb.capture.memory import MemoryWatch, WatchedMemory, is_out_of_memory
+from perfnb.capture.steady import is_steady
+from perfnb.capture.steps import StepRunner
+from perfnb.capture.tracer import Tracer, data_span, step_span
+
+#: Told of each executed step: the pass, how many of its steps are done, how many are planned (if known).
+Progress = Callable[[str, int, "int | None"], None]
+
+
+class ExecutedStep(NamedTuple):
+    """One executed step, in whatever pass."""
+
+    pass_name: str
+    wall_ns: int
+    data_ns: int
+    samples: int | None
+
+
+class Session:
+    """Runs the passes of one capture and keeps what they share.
+
+    Attributes
+    ----------
+    executed : list of ExecutedStep
+        Every step that ended, in order.
+    calls : Calls
+        The module calls of the passes that mark layers.
+    memory : tuple of WatchedMemory and Tracer, or None
+        What was seen of memory, and its trace.
+    arithmetic : tuple of list of OpCall and Tracer, or None
+        The operators counted, and their trace.
+    meta : dict
+        What was found out about the run; JSON-able.
+    """
+
+    def __init__(
+        self, runner: StepRunner, plan: Plan, models: list[nn.Module] | None, gate: InterruptGate, progress: Progress
+    ) -> None:
+        self.executed: list[ExecutedStep] = []
+        self.calls = Calls()
+        self.memory: tuple[WatchedMemory, Tracer] | None = None
+        self.arithmetic: tuple[list[OpCall], Tracer] | None = None
+        self.meta: dict[str, Any] = {"options": asdict(plan), "models_chosen": models is not None}
+        self._runner, self._plan, self._models, self._gate, self._progress = runner, plan, models, gate, progress
+        self._begin = time.perf_counter()
+
+    def _spent_s(self) -> float:
+        return time.perf_counter() - self._begin
+
+    def warm_up(self) -> list[int]:
+        """Run until steady, at least once unless told otherwise."""
+        __tracebackhide__ = True
+        plan = self._plan
+        times = self._run("warmup", plan.warmup, more=lambda t: plan.goes_on_warming(t, self._spent_s(), cuda_in_use()))
+        self.meta["steady"] = is_steady(times)
+        return times
+
+    def time(self, warm_ns: list[int]) -> list[int]:
+        """Run without profiler and hooks: the honest step time."""
+        __tracebackhide__ = True
+        plan = self._plan
+        wanted = plan.timed_steps(warm_ns)
+
+        def more(times: list[int]) -> bool:
+            recent = times or warm_ns
+            step_s = recent[-1] / 1e9 if recent else 0.0
+            return plan.goes_on_timing(len(times), wanted, self._spent_s(), step_s)
+
+        times = self._run("timed", wanted, more=more)
+        self.meta["timed_cut_short"] = len(times) < wanted
+        return times
+
+    def trace(self, timed_ns: list[int], stacks: bool) -> Tracer:
+        """Run under torch.profiler with layer spans, in one session."""
+        __tracebackhide__ = True
+        count, lead_in = self._plan.traced_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
+        bare = measure_costs()
+        tracer = Tracer(cuda=cuda_in_use(), stacks=stacks)
+        with _closed_on_error(tracer):
+            with tracer, _with_hooks():
+                with LayerSpans() as idle:
+                    traced = measure_costs(idle)
+                with LayerSpans(self._models, self.calls):
+                    if lead_in:
+                        self._run("lead_in", 1, nullcontext)
+                    self._run("traced", count, self._numbered())
+                with LayerSpans() as idle:
+                    traced = traced.least(measure_costs(idle))
+            bare = bare.least(measure_costs())
+        self.meta["cost"] = traced.beyond(bare)._asdict()
+        self.meta["stacks"] = stacks
+        self.meta["traced_cut_short"] = count < self._plan.traced
+        return tracer
+
+    def watch_memory(self, count: int = 1, *, lead_in: bool | None = None) -> None:
+        """Run with every allocation recorded; `memory` holds what was seen, also where a step fails for want of it.
+
+        A step before them, watched but not counted, tells what is alive when they begin.
+        """
+        __tracebackhide__ = True
+        tracer = Tracer(cuda=False, memory=True)
+        if lead_in is None:
+            lead_in = self._plan.affords_lead_in(self._spent_s(), self.executed[-1].wall_ns / 1e9)
+        watch = MemoryWatch(self._called(), self._called)
+        watch.watched.lead_in = int(lead_in)
+
+        @contextmanager
+        def watched(span: AbstractContextManager[Any]) -> Iterator[None]:
+            watch.step_begins()
+            try:
+                with span:
+                    yield
+            finally:
+                watch.step_ends()
+
+        numbered = self._numbered()
+        with _closed_on_error(tracer, spare=is_out_of_memory):
+            self.memory = (watch.watched, tracer)
+            with tracer, _with_hooks(), watch, LayerSpans(self._models, self.calls, outermost=watch.inputs):
+                if lead_in:
+                    self._run("lead_in", 1, lambda: watched(numbered()), watch.inputs)
+                self._run("counted", count, lambda: watched(numbered()), watch.inputs)
+
+    def count_arithmetic(self) -> None:
+        """Run one step with every operator counted; `arithmetic` holds what was seen."""
+        __tracebackhide__ = True
+        tracer = Tracer(cuda=False)
+        spans, counter = LayerSpans(self._models, self.calls), OpCounter()
+        with _closed_on_error(tracer), tracer, _with_hooks(), spans, counter:
+            self._run("counted", 1, self._numbered())
+        self.arithmetic = (counter.calls, tracer)
+
+    def watch_failure(self, error: Exception) -> Exception:
+        """Find out who owned memory when a step failed for want of it; the error to raise.
+
+        Where memory was not watched, the step is run once more on the same batch, after the memory that the first
+        error's traceback holds has been let go, and it is the second error that is raised.
+        """
+        __tracebackhide__ = True
+        if self.memory is not None:
+            return error
+        first = "".join(traceback.format_exception(error))
+        error.__traceback__ = error.__context__ = None
+        self._runner.repeat_batch()
+        try:
+            self.watch_memory(lead_in=False)
+        except Exception as again:
+            return again
+        error.add_note(f"The step was run once more, and memory sufficed. The first time:\n{first}")
+        return error
+
+    def close(self) -> None:
+        """Free what the sessions of the profiler hold."""
+        for session in (self.memory, self.arithmetic):
+            if session is not None:
+                session[1].close()
+
+    def _called(self) -> list[nn.Module]:
+        return list({id(module): module for _, module, _ in self.calls.records}.values())
+
+    def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Gives the span of the next step of a session."""
+        numbers = itertools.count()
+
+        def next_span() -> AbstractContextManager[Any]:
+            self.calls.begin_step()
+            return step_span(next(numbers))  # type: ignore[no-any-return]
+
+        return next_span
+
+    def _run(
+        self,
+        pass_name: str,
+        count: int | None,
+        span: Callable[[], AbstractContextManager[Any]] | None = None,
+        seen: Callable[[Any], None] | None = None,
+        *,
+        more: Callable[[list[int]], bool] | None = None,
+    ) -> list[int]:
+        """Run `count` steps of a pass, or as many as `more`, given their durations, says; the durations in ns."""
+        __tracebackhide__ = True
+        hosts: list[int] = []
+        rest: list[tuple[int, int | None]] = []
+        synchronize()
+        clock = StepClock()
+        try:
+            while more(hosts) if more is not None else len(hosts) < (count or 0):
+                with self._gate.opened():
+                    clock.begin()
+                    if span is None:
+                        times = self._runner.run()
+                    else:
+                        with span():
+                            times = self._runner.run(data_span, seen)
+                hosts.append(times.end_ns - times.begin_ns)
+                rest.append((times.ready_ns - times.begin_ns, times.samples))
+                clock.end(hosts[-1])
+                self._progress(pass_name, len(hosts), count)
+        finally:
+            # Without waiting for a device that may have failed.
+            self.executed += [ExecutedStep(pass_name, wall, *row) for wall, row in zip(hosts, rest, strict=True)]
+        durations = clock.durations_ns()
+        for place, wall in enumerate(durations, start=len(self.executed) - len(durations)):
+            self.executed[place] = self.executed[place]._replace(wall_ns=wall)
+        return durations
+
+
+@contextmanager
+def _closed_on_error(tracer: Tracer, spare: Callable[[BaseException], bool] = lambda _: False) -> Iterator[None]:
+    """Let go of a session's events when what runs under it fails, unless the error is one to `spare`."""
+    try:
+        yield
+    except BaseException as error:
+        if not spare(error):
+            tracer.close()
+        raise
+
+
+@contextmanager
+def _with_hooks() -> Iterator[None]:
+    """torch warns that global hooks see a compiled model as one module more; that is what is wanted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
+        yield
