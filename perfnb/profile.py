@@ -13,7 +13,7 @@ import pandas as pd
 from perfnb.analysis.allocations import allocation_table, watched_memory
 from perfnb.analysis.attribution import attribute
 from perfnb.analysis.events import event_table
-from perfnb.analysis.memory import memory_table
+from perfnb.analysis.memory import memory_summary, memory_table
 from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.summary import Summary, summarize, timing_of
 from perfnb.analysis.timing import Timing
@@ -22,6 +22,7 @@ from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
 from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
 from perfnb.views.display import show, static_bundle
+from perfnb.views.memory import memory_text
 from perfnb.views.page import standalone_page
 from perfnb.views.progress import Progress
 from perfnb.views.text import summary_text
@@ -222,10 +223,19 @@ def run_profile(
         capture = capture_step(
             step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
         )
-        if capture.failure is not None:
-            capture.close()
-            raise capture.failure
-        return Profile(recording_of(capture, name))
+        failure, recording = capture.failure, recording_of(capture, name)
+        if failure is not None:
+            failure.add_note(_owners_at_failure(recording))
+            raise failure
+        return Profile(recording)
+
+
+def _owners_at_failure(recording: Recording) -> str:
+    """Who owned memory when a step failed for want of it, in words."""
+    watched = watched_memory(recording)
+    summary = None if watched is None else memory_summary(watched, memory_table(watched))
+    lines = ["perfnb: nothing is known of memory at the failure."] if summary is None else memory_text(summary)
+    return "\n".join(lines)
 
 
 def load(path: str | Path) -> Profile | MemorySnapshot:

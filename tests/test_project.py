@@ -27,7 +27,7 @@ MACHINE_PATH = re.compile(
     r"(?=/)|[A-Z]:\\+User" + r"s\\"
 )
 
-IMPORT_NAMES = {"ipython": "IPython", "nvidia-ml-py": "pynvml"}
+IMPORT_NAMES = {"ipython": "IPython", "nvidia-ml-py": "pynvml", "pillow": "PIL"}
 # Part of a dependency's own public face.
 COMES_WITH = {"traitlets": "ipywidgets"}
 

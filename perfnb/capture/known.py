@@ -112,7 +112,11 @@ class LiveObjects:
 
 def inputs(mark: int, values: Any) -> Iterator[Known]:
     """The blocks of a batch, or of the arguments of a model's call; what autograd made is no input."""
-    for tensor in tensors_in(values):
+    try:
+        tensors = list(tensors_in(values))
+    except Exception:  # a batch may be anything, and whose memory it is is not worth a profile
+        return
+    for tensor in tensors:
         if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter):
             for address, size, device in storages(tensor):
                 yield Known(mark, address, size, device, "inputs")

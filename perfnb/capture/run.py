@@ -117,7 +117,7 @@ def capture_step(
             stack.callback(source.close)
         session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None))
         tracer, failure = _measure(session, plan, stacks)
-        layers, places = name_layers(session.calls, namespace or {}, models)
+        layers, places = name_layers(session.watched_calls(), namespace or {}, models)
         meta = session.meta | {"environment": describe_environment()}
         if failure is not None:
             meta["failure"] = f"{type(failure).__name__}: {failure}".splitlines()[0]

@@ -64,6 +64,7 @@ class Session:
         self.meta: dict[str, Any] = {"options": asdict(plan), "models_chosen": models is not None}
         self._runner, self._plan, self._models, self._gate, self._progress = runner, plan, models, gate, progress
         self._begin = time.perf_counter()
+        self._uncompiled_from: int | None = None
 
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begin
@@ -146,6 +147,7 @@ class Session:
         """Run one step with every operator counted; `arithmetic` holds what was seen."""
         __tracebackhide__ = True
         tracer = Tracer(cuda=False)
+        self._uncompiled_from = len(self.calls.records)
         spans, counter = LayerSpans(self._models, self.calls), OpCounter()
         with _closed_on_error(tracer), tracer, _with_hooks(), spans, counter:
             self._run("counted", 1, self._numbered())
@@ -175,6 +177,12 @@ class Session:
         for session in (self.memory, self.arithmetic):
             if session is not None:
                 session[1].close()
+
+    def watched_calls(self) -> Calls:
+        """The calls by which layers are named: not those inside compiled regions, which run uncompiled when counted."""
+        until = self._uncompiled_from
+        begins = [begin for begin in self.calls.begins if until is None or begin < until]
+        return Calls(self.calls.records[:until], self.calls.loss, begins)
 
     def _called(self) -> list[nn.Module]:
         return list({id(module): module for _, module, _ in self.calls.records}.values())

@@ -30,7 +30,7 @@ def test_allocations_pair_their_begin_their_end_and_their_block() -> None:
     assert table["start_ns"].tolist() == [10_000, 30_000, pd.NA]
     assert table["end_ns"].tolist() == [pd.NA, 50_000, 20_000]
     assert table["segment"].tolist() == [ADDRESS, pd.NA, pd.NA]
-    assert table["made_at"].fillna("").tolist() == ["/home/me/train.py:42 forward"] * 2 + [""]
+    assert table["made_at"].fillna("").tolist() == ["/code/my/train.py:42 forward"] * 2 + [""]
     assert table["op"].fillna("").tolist() == ["aten::add"] * 2 + [""]
     assert set(table["device"]) == {"cuda:0"}
     unknown = ["category", "layer", "phase", "direction", "name"]

@@ -95,3 +95,7 @@ def next_word_loss(tokens: Tensor) -> Callable[[Tensor], Tensor]:
 
 def three_linears(middle: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), middle or nn.ReLU(), nn.Linear(8, 8))
+
+
+#: The passes of ``warmup=1, steps=1, traced=2``, step by step.
+EVERY_PASS = ["warmup", "timed", "lead_in", "traced", "traced", "lead_in", "counted", "counted"]

@@ -75,7 +75,7 @@ def test_timed_steps_follow_the_spread_of_the_warm_up() -> None:
 
 
 def test_timing_ends_when_what_is_left_is_needed_for_tracing() -> None:
-    plan = Plan(traced=3, budget_s=10)
+    plan = Plan(traced=3, budget_s=10, memory=False, flops=False)
 
     assert plan.goes_on_timing(done=0, wanted=5, spent_s=99, step_s=99)
     assert plan.goes_on_timing(done=4, wanted=5, spent_s=0, step_s=1)
@@ -83,6 +83,9 @@ def test_timing_ends_when_what_is_left_is_needed_for_tracing() -> None:
     # Kept back: four steps of 1.5 s. With the step itself 3 s may be spent.
     assert plan.goes_on_timing(done=1, wanted=5, spent_s=3.0, step_s=1)
     assert not plan.goes_on_timing(done=1, wanted=5, spent_s=3.1, step_s=1)
+    # And three counted steps of 2 s: nothing may be spent before.
+    assert Plan(traced=3, budget_s=13).goes_on_timing(done=1, wanted=5, spent_s=0.0, step_s=1)
+    assert not Plan(traced=3, budget_s=13).goes_on_timing(done=1, wanted=5, spent_s=0.1, step_s=1)
 
 
 def test_traced_steps_are_at_least_one_and_the_lead_in_is_the_first_to_go() -> None:
@@ -140,7 +143,7 @@ def test_explicit_numbers_of_steps_are_honoured(nothing_left: None) -> None:
     p = perfnb.profile_step(lambda: None, warmup=4, steps=9, traced=2)
 
     executed = p.steps["pass"].value_counts()
-    assert executed[["warmup", "timed", "lead_in", "traced"]].tolist() == [4, 9, 1, 2]
+    assert executed[["warmup", "timed", "lead_in", "traced", "counted"]].tolist() == [4, 9, 2, 2, 2]
     assert p.timing.steps == 9
     assert p.timing.ci_ms is not None
     assert p.meta["options"]["steps"] == 9

@@ -194,14 +194,14 @@ def test_no_memory_or_no_such_product_leaves_the_ceiling_out(monkeypatch: pytest
 def test_the_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("PERFNB_CACHE")
-    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("HOME", "/some/one")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert cache_folder() == Path("/elsewhere/perfnb")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path("/home/someone/.cache/perfnb")
+    assert cache_folder() == Path("/some/one/.cache/perfnb")
     monkeypatch.setattr("sys.platform", "darwin")
-    assert cache_folder() == Path("/home/someone/Library/Caches/perfnb")
+    assert cache_folder() == Path("/some/one/Library/Caches/perfnb")
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ import perfnb
 from perfnb.capture.guard import InterruptGate, exclusive, profiler_active
 from perfnb.capture.layers import LayerSpans
 from perfnb.errors import NestedProfilerError
-from tests.capture.models import three_linears, training_step
+from tests.capture.models import EVERY_PASS, three_linears, training_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -35,7 +35,7 @@ def layers_of(step: Callable[..., object], batches: object = None) -> list[str]:
     p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=2)  # type: ignore[arg-type]
     layers = p.layers[~p.layers.index.str.startswith("(")]
     assert layers["calls"].tolist() == [1] * len(layers)
-    assert p.steps["pass"].tolist() == ["warmup", "timed", "lead_in", "traced", "traced"]
+    assert p.steps["pass"].tolist() == EVERY_PASS
     return layers.index.tolist()
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import CaptureError, NestedProfilerError
-from tests.capture.models import three_linears
+from tests.capture.models import EVERY_PASS, three_linears
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -110,7 +110,7 @@ def assert_next_profile_is_whole() -> None:
     assert layers["calls"].tolist() == [1, 1, 1, 1]
     assert layers["depth"].tolist() == [0, 1, 1, 1]
     assert (layers[["forward_ms", "backward_ms"]] > 0).all(axis=None)
-    assert p.steps["pass"].tolist() == ["warmup", "timed", "lead_in", "traced", "traced"]
+    assert p.steps["pass"].tolist() == EVERY_PASS
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])

@@ -20,8 +20,8 @@ STACK = [
     frame("??", 0, "at::_ops::add_Tensor::call(at::Tensor const&)"),
     frame("/x/lib/python3.12/site-packages/torch/nn/modules/linear.py", 125, "forward"),
     frame("??", 0, "at::_ops::mm::call(at::Tensor const&)"),
-    frame("/home/me/train.py", 42, "forward"),
-    frame("/home/me/train.py", 99, "<module>"),
+    frame("/code/my/train.py", 42, "forward"),
+    frame("/code/my/train.py", 99, "<module>"),
 ]
 
 

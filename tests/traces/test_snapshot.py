@@ -49,7 +49,7 @@ def test_a_stack_gives_the_users_line_and_the_operator_outermost_below_python() 
     columns = decode(dumped(snapshots.small()))
 
     number = columns.blocks.stack[0]
-    assert columns.made_at[number] == "/home/me/train.py:42 forward"
+    assert columns.made_at[number] == "/code/my/train.py:42 forward"
     assert columns.ops[number] == "aten::add"
     assert (columns.events.stack == number).all()
 
@@ -65,8 +65,8 @@ def test_a_stack_gives_the_users_line_and_the_operator_outermost_below_python() 
             "/x/site-packages/torch/optim/adam.py:7 step",
         ),
         ([frame("<stdin>", 3, "f")], None, "<stdin>:3 f"),
-        ([frame("C:\\Users\\me\\a.py", 3, "f")], None, "C:\\Users\\me\\a.py:3 f"),
-        ([frame("/home/me/a\udcff.py", 3, "f")], None, "/home/me/a\\udcff.py:3 f"),
+        ([frame("C:\\code\\a.py", 3, "f")], None, "C:\\code\\a.py:3 f"),
+        ([frame("/code/my/a\udcff.py", 3, "f")], None, "/code/my/a\\udcff.py:3 f"),
         ([None, 3, "text", {}, frame("a.py", -1, "f")], None, "a.py f"),  # type: ignore[list-item]
         ([{"name": 3, "filename": [], "line": {}}], None, None),
     ],
@@ -109,7 +109,7 @@ def test_older_forms_are_read() -> None:
     assert columns.blocks.address.tolist() == [a + offset for a in (ADDRESS, 2 * ADDRESS) for offset in offsets]
     assert columns.blocks.requested.tolist() == [1000, MISSING, MISSING] * 2
     assert columns.blocks.states[columns.blocks.state[1]] == "active_awaiting_free"
-    assert columns.made_at[columns.blocks.stack[0]] == "/home/me/train.py:42 forward"
+    assert columns.made_at[columns.blocks.stack[0]] == "/code/my/train.py:42 forward"
     assert columns.segments.device.tolist() == [0, 0]
     assert columns.events.time_us.tolist() == [MISSING] * 2
     assert columns.events.size.tolist() == [1000, 10]

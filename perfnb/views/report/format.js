@@ -31,7 +31,8 @@ function intervalBounds(ms, [low, high]) {
 
 function scaled(value, base, units) {
   let step = 0;
-  while (step < units.length - 1 && Math.abs(Number(value.toPrecision(3))) >= base) {
+  const reached = () => (base === 1024 ? Math.abs(value) >= 1023.5 : Math.abs(Number(value.toPrecision(3))) >= base);
+  while (step < units.length - 1 && reached()) {
     value /= base;
     step += 1;
   }
