@@ -83,7 +83,7 @@ def test_models_that_are_named_are_the_only_ones() -> None:
 
 
 def test_models_without_names_have_their_class_and_a_number() -> None:
-    models = iter([three_linears(), three_linears()] * 4)  # no variable holds them by name
+    models = iter([three_linears(), three_linears()] * 8)  # no variable holds them by name
 
     assert roots_of(lambda: [next(models)(X), next(models)(X)]) == ["Sequential", "Sequential (2)"]
 

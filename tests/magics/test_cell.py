@@ -7,7 +7,7 @@ import pytest
 from tests.magics.kernel import Kernel
 
 SHORT = "--steps 2 --warmup 1 --quiet --into p"
-STEPS = 7  # with the lead-in and three traced ones
+STEPS = 10  # with two lead-ins, three traced and two counted ones
 
 
 def test_ipython_syntax(kernel: Kernel) -> None:

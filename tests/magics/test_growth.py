@@ -43,4 +43,4 @@ def test_a_failed_step_keeps_no_batches(kernel: Kernel) -> None:
     kernel.run("%%profile_step --steps 2 --warmup 1 --quiet --into p for x, y in fresh()\ntrain()")
     kernel.ok("gc.collect();")
 
-    assert kernel.value("[made_one() is None for made_one in made]") == [True] * 3
+    assert kernel.value("[made_one() is None for made_one in made]") == [True] * 4
