@@ -61,7 +61,8 @@ class Surroundings:
 
 def _outlives_tests(thread: threading.Thread) -> bool:
     # tqdm starts one monitor with its first bar and keeps it until the interpreter ends.
-    return type(thread).__name__ == "TMonitor"
+    # Jupyter's own: begins with the first large message that a kernel sends.
+    return type(thread).__name__ in ("TMonitor", "GarbageCollectorThread")
 
 
 def _children() -> dict[tuple[int, float], str]:

@@ -47,7 +47,7 @@ def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> N
 
     text = str(p)
     assert "my step" in text.splitlines()[0]
-    assert "ran 10 times: 1 warm-up, 6 timed, 1 lead-in, 2 traced" in text
+    assert "ran 13 times: 1 warm-up, 6 timed, 2 lead-in, 2 traced, 2 counted" in text
     assert "2 threads" in text
     timed = p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].to_numpy()
     assert p.timing.samples_ms == tuple(timed)
@@ -83,7 +83,7 @@ def test_the_step_time_is_measured_without_hooks_and_profiler() -> None:
 
     p = profile_of(step)
 
-    observed = (p.steps["pass"].isin(["lead_in", "traced"])).tolist()
+    observed = (p.steps["pass"].isin(["lead_in", "traced", "counted"])).tolist()
     assert profiling == observed
     assert [bool(count) for count in hooks] == observed
 
@@ -98,7 +98,7 @@ def test_what_the_step_does_is_the_same_under_observation() -> None:
         if watched:
             profile_of(step)
         else:
-            for _ in range(10):
+            for _ in range(13):
                 step()
         return [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
 
@@ -181,7 +181,7 @@ def test_a_script_writes_nothing_of_its_own(tmp_path: Path) -> None:
         [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, env=environment, timeout=120
     )
 
-    assert (done.returncode, done.stdout) == (0, "model 5\n")
+    assert (done.returncode, done.stdout) == (0, "model 8\n")
     assert done.stderr == ""
 
 

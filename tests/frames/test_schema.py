@@ -52,9 +52,9 @@ def test_the_phases_are_all_there_in_order(profile: perfnb.Profile) -> None:
 
 
 def test_what_this_version_does_not_measure_is_unknown_and_never_zero(profile: perfnb.Profile) -> None:
-    for column in ("forward_flops", "backward_flops", "activation_bytes", "kernels", "gpu_ms"):
+    for column in ("kernels", "gpu_ms"):
         assert profile.layers[column].isna().all(), column
-    for column in ("gpu_ms", "flops", "bytes"):
+    for column in ("gpu_ms",):
         assert profile.ops[column].isna().all(), column
     assert profile.events["device"].isna().all()
 
@@ -64,7 +64,7 @@ def test_a_table_is_the_callers_to_change(profile: perfnb.Profile) -> None:
         frame = getattr(profile, table)
         before = frame.copy(deep=True)
         frame["mine"] = 1
-        frame.iloc[:, 0] = pd.NA
+        frame[frame.columns[0]] = pd.NA
         pd.testing.assert_frame_equal(getattr(profile, table), before)
     assert str(profile)
 

@@ -51,7 +51,9 @@ def test_a_loaded_profile_can_be_saved_and_loaded_again(saved: Path, tmp_path: P
 
 def test_the_files_are_open_to_other_tools(profile: perfnb.Profile, saved: Path) -> None:
     assert sorted(path.name for path in saved.iterdir()) == [
-        *("events.parquet", "modules.parquet", "profile.json", "spans.parquet", "steps.parquet")
+        *("arithmetic_calls.parquet", "arithmetic_events.parquet", "events.parquet", "memory_changes.parquet"),
+        *("memory_events.parquet", "memory_known.parquet", "memory_resident.parquet", "modules.parquet"),
+        *("profile.json", "spans.parquet", "steps.parquet"),
     ]
     events = pyarrow.parquet.read_table(saved / "events.parquet")
     assert events.num_rows == len(profile.events)
