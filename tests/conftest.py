@@ -23,6 +23,14 @@ def _seeded() -> None:
         torch.set_num_threads(2)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests measure of the machine is neither kept for the user nor taken from there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PERFNB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fail the test if it leaves a hook, profiler, thread, process, signal handler or temporary file behind."""

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -21,6 +21,13 @@ GLOBAL_HOOKS = (
 )
 
 
+class Child(NamedTuple):
+    """A living process below this one."""
+
+    what: str
+    above: frozenset[int]
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """The state of the process at one moment."""
@@ -28,7 +35,7 @@ class Surroundings:
     hooks: dict[str, frozenset[Any]]
     profiling: bool
     threads: dict[int, str]
-    processes: dict[tuple[int, float], str]
+    processes: dict[tuple[int, float], Child]
     files: frozenset[str]
     sigint: Any
 
@@ -52,7 +59,10 @@ class Surroundings:
         if self.profiling:
             left.append("a running torch profiler")
         left += [f"thread {self.threads[key]}" for key in self.threads.keys() - before.threads.keys()]
-        left += [f"process {self.processes[key]}" for key in self.processes.keys() - before.processes.keys()]
+        there = {pid for pid, _ in before.processes}
+        fresh = [self.processes[key] for key in self.processes.keys() - before.processes.keys()]
+        # A browser or server that was there before starts processes of its own when it likes.
+        left += [f"process {child.what}" for child in fresh if not child.above & there]
         left += [f"file {name}" for name in sorted(self.files - before.files)]
         if self.sigint is not before.sigint:
             left.append(f"SIGINT handler {self.sigint!r}")
@@ -65,7 +75,7 @@ def _outlives_tests(thread: threading.Thread) -> bool:
     return type(thread).__name__ in ("TMonitor", "GarbageCollectorThread")
 
 
-def _children() -> dict[tuple[int, float], str]:
+def _children() -> dict[tuple[int, float], Child]:
     """Living child processes, without the tracker that multiprocessing starts once and keeps."""
     children = {}
     for process in psutil.Process().children(recursive=True):
@@ -73,8 +83,9 @@ def _children() -> dict[tuple[int, float], str]:
             command = " ".join(process.cmdline())
             alive = process.status() != psutil.STATUS_ZOMBIE
             key = (process.pid, process.create_time())
+            above = frozenset(parent.pid for parent in process.parents())
         except psutil.NoSuchProcess:
             continue
         if alive and "multiprocessing.resource_tracker" not in command:
-            children[key] = f"{process.pid} ({command[:60]})"
+            children[key] = Child(f"{process.pid} ({command[:60]})", above)
     return children

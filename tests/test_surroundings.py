@@ -10,11 +10,21 @@ pytest_plugins = ["pytester"]
 
 LEAVES_SOMETHING = """
 import signal, subprocess, sys, tempfile, threading
+import psutil
 import pytest
 import torch
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 kept = []
+SERVER = "import subprocess, sys; sys.stdin.read(); c = subprocess.Popen(['sleep', '60']); print('up', flush=True)"
+
+@pytest.fixture(scope="session")
+def server():
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", SERVER + "; c.wait()"], stdin=pipe, stdout=pipe) as process:
+        yield process
+        for child in psutil.Process(process.pid).children():
+            child.kill()
 
 def test_leaves_nothing():
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *a: None)
@@ -32,6 +42,11 @@ def test_thread():
 
 def test_process():
     kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+
+def test_children_of_a_process_that_was_there(server):
+    server.stdin.write(b"go")
+    server.stdin.close()
+    assert server.stdout.read(2) == b"up"
 
 def test_file():
     kept.append(tempfile.NamedTemporaryFile(prefix="perfnb-"))
@@ -62,7 +77,7 @@ def test_each_leftover_is_reported(pytester: pytest.Pytester) -> None:
 
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "pythonpath=.", "tests")
 
-    result.assert_outcomes(passed=9, errors=7)
+    result.assert_outcomes(passed=10, errors=7)
     for what in ("torch hook in _global_forward_hooks", "torch hook in _global_forward_pre_hooks", "thread sampler"):
         result.stdout.fnmatch_lines(f"*left behind: {what}*")
     for what in ("process *", "file perfnb-*", "SIGINT handler *", "a running torch profiler"):
