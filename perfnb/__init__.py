@@ -5,34 +5,46 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
     from perfnb.estimate import MemoryEstimate, estimate_memory
+    from perfnb.leaks import Leaks, find_leaks
     from perfnb.profile import Profile, load, profile_step
+    from perfnb.roofline import Roofline
     from perfnb.snapshot import MemorySnapshot
 
 __version__ = "0.1.0"
-__all__ = ["MemoryEstimate", "MemorySnapshot", "PerfnbError", "Profile", "estimate_memory", "load", "profile_step"]
+__all__ = [
+    "Leaks",
+    "MemoryEstimate",
+    "MemorySnapshot",
+    "PerfnbError",
+    "Profile",
+    "Roofline",
+    "estimate_memory",
+    "find_leaks",
+    "load",
+    "profile_step",
+]
+
+#: The modules in which public names live, by name: pandas and the rest load when one is first needed.
+_HOMES = {
+    **dict.fromkeys(("MemoryEstimate", "estimate_memory"), "estimate"),
+    **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
+    **dict.fromkeys(("Profile", "load", "profile_step"), "profile"),
+    "Roofline": "roofline",
+    "MemorySnapshot": "snapshot",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # pandas and the rest load when they are first needed.
-    if name in ("Profile", "load", "profile_step"):
-        from perfnb import profile
-
-        return getattr(profile, name)
-    if name in ("MemoryEstimate", "estimate_memory"):
-        from perfnb import estimate
-
-        return getattr(estimate, name)
-    if name == "MemorySnapshot":
-        from perfnb import snapshot
-
-        return snapshot.MemorySnapshot
-    raise AttributeError(f"module 'perfnb' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'perfnb' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"perfnb.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

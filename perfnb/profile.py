@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,16 @@ import pandas as pd
 from perfnb.analysis.allocations import allocation_table, watched_memory
 from perfnb.analysis.attribution import attribute
 from perfnb.analysis.events import event_table
-from perfnb.analysis.memory import memory_summary, memory_table
+from perfnb.analysis.memory import memory_table
 from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.summary import Summary, summarize, timing_of
 from perfnb.analysis.timing import Timing
 from perfnb.frames import storage
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
+from perfnb.roofline import Roofline
 from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
-from perfnb.views.display import show, static_bundle
-from perfnb.views.memory import memory_text
+from perfnb.views.display import in_notebook, show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.progress import Progress
 from perfnb.views.text import summary_text
@@ -92,8 +93,16 @@ class Profile:
         return conform(pd.DataFrame(), "allocations") if watched is None else allocation_table(watched)
 
     @property
+    def roofline(self) -> Roofline | None:
+        """How near layers and ops come to what the machine can do; ``None`` where arithmetic was not counted."""
+        figures = self._summary.roofline
+        return None if figures is None else Roofline(figures)
+
+    @property
     def events(self) -> pd.DataFrame:
         """Every event of the traced steps with its layer, phase and step; times in nanoseconds."""
+        if self._recording.events.empty:
+            return conform(pd.DataFrame(), "events")
         return event_table(self._recording, attribute(self._recording))
 
     @property
@@ -223,19 +232,27 @@ def run_profile(
         capture = capture_step(
             step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
         )
-        failure, recording = capture.failure, recording_of(capture, name)
-        if failure is not None:
-            failure.add_note(_owners_at_failure(recording))
-            raise failure
-        return Profile(recording)
+        failure, profile = capture.failure, Profile(recording_of(capture, name))
+        if failure is None:
+            return _under_right_ceilings(profile)
+    if in_notebook() and not quiet:
+        show(profile._summary)
+        failure.add_note("perfnb: the profile up to here is shown above; it is incomplete.")
+    else:
+        failure.add_note(f"perfnb: the profile up to here, incomplete:\n\n{profile}")
+    raise failure
 
 
-def _owners_at_failure(recording: Recording) -> str:
-    """Who owned memory when a step failed for want of it, in words."""
-    watched = watched_memory(recording)
-    summary = None if watched is None else memory_summary(watched, memory_table(watched))
-    lines = ["perfnb: nothing is known of memory at the failure."] if summary is None else memory_text(summary)
-    return "\n".join(lines)
+def _under_right_ceilings(profile: Profile) -> Profile:
+    """Measure the machine's ceilings again where a layer or op of the profile computed faster than they allow."""
+    from perfnb.capture.ceilings import measure_ceilings
+
+    roofline, recording = profile._summary.roofline, profile._recording
+    if roofline is None or not roofline.above_ceiling():
+        return profile
+    on = recording.meta["ceilings"]["on"]
+    ceilings = {"on": on, **measure_ceilings(roofline.peaks, on, refresh=True)}
+    return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}))
 
 
 def load(path: str | Path) -> Profile | MemorySnapshot:

@@ -105,21 +105,65 @@ def test_a_temporary_of_one_layer_stands_at_the_peak_and_is_gone_at_the_end() ->
     assert p.layers.loc["model.1", "peak_bytes"] == p.memory["total"].max() > p.layers.loc["model.0", "peak_bytes"]
 
 
+#: The step in which memory runs out, of two warm-up, two timed, one lead-in, three traced and two watched ones; its pass,
+#: and what was executed until then.
+FAILURES = {
+    1: ("warm-up", "did not run"),
+    4: ("timed", "2 warm-up, 1 timed"),
+    6: ("traced", "2 warm-up, 2 timed, 1 lead-in"),
+    10: ("counted", "2 warm-up, 2 timed, 2 lead-in, 3 traced"),
+}
+
+
 @pytest.mark.usefixtures("nothing_left")
-def test_an_error_for_want_of_memory_reaches_the_user_and_says_whose_memory_it_was() -> None:
+@pytest.mark.parametrize("at", FAILURES)
+def test_an_error_for_want_of_memory_reaches_the_user_with_the_profile_up_to_it(at: int) -> None:
     model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    begun = 0
 
     def step() -> None:
-        out = model(torch.ones(4, 256))
-        torch.empty(2**60)
+        nonlocal begun
+        begun += 1
+        optimizer.zero_grad()
+        out = model(torch.ones(32, 256))
+        if begun >= at:
+            torch.empty(2**60)
         out.sum().backward()
+        optimizer.step()
+
+    with pytest.raises(RuntimeError, match="allocate memory") as caught:
+        perfnb.profile_step(step, model={"model": model}, warmup=2, steps=2, traced=3)
+
+    (note,) = caught.value.__notes__
+    pass_name, executed = FAILURES[at]
+    assert "incomplete" in note
+    assert f"memory ran out in the {pass_name} pass" in " ".join(note.split())
+    assert executed in note
+    assert ("Layers (" in note) is (at == 10)
+    owners = [line for line in note.splitlines() if line.startswith("model.")]
+    (kept,) = [line for line in owners if line.startswith("model.1 ") and "activations" in line]
+    assert "64.0 KiB" in kept  # 32 rows of 512 float32: what the second linear layer needs for its backward
+    assert any("optimizer state" in line for line in owners) is (at > 1)
+    assert begun == at + (at != 10)  # once more to watch it, but where memory was watched already
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_memory_that_suffices_the_second_time_is_said() -> None:
+    model = mlp()
+    begun = 0
+
+    def step() -> None:
+        nonlocal begun
+        begun += 1
+        model(torch.ones(4, 256)).sum().backward()
+        if begun == 2:
+            torch.empty(2**60)
 
     with pytest.raises(RuntimeError, match="allocate memory") as caught:
         profile(step)
 
-    note = "\n".join(caught.value.__notes__)
-    assert "model.0" in note
-    assert "parameters" in note
+    assert any("memory sufficed" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.usefixtures("nothing_left")

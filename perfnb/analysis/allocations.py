@@ -1,8 +1,8 @@
 """Every allocation of the watched steps: whose it is, what for, and how long it lives.
 
 What a block is for is known where a live object was seen to have its address: parameters, gradients, optimizer state,
-inputs. The rest follows from its life: made in forward and alive when backward begins, it is an activation; made and
-freed within a step, a temporary. What neither tells is ``other``.
+inputs. The rest follows from its life: made in forward and alive when backward begins, or when the step fails before,
+it is an activation; made and freed within a step, a temporary. What neither tells is ``other``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def watched_memory(recording: Recording) -> Watched | None:
     steps = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.STEP].sort_values("start")
     blocks = _made(paired(memory.changes), memory, view, attribution, steps)
     blocks = _claimed(blocks, memory.known, recording, int(steps["start"].iloc[-1]))
-    blocks["category"] = _categories(blocks, attribution)
+    blocks["category"] = _categories(blocks, attribution, failed="failure" in recording.meta)
     return Watched(view, attribution, blocks, int(steps["start"].iloc[-1]), int(steps["end"].iloc[-1]))
 
 
@@ -108,6 +108,30 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
     )
     columns = ["bytes", "category", "layer", "phase", "direction", "op", "name", "device", "start_ns", "end_ns"]
     return conform(table.iloc[np.argsort(start, kind="stable")][columns].reset_index(drop=True), "allocations")
+
+
+def allocations_by_step(watched: Watched) -> pd.DataFrame:
+    """In which of the watched steps each block was made and freed: what `analysis.leaks.leak_report` judges.
+
+    A row a block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
+    ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
+    after the last one ended). What is freed between two steps belongs to the one before. Of blocks made before the
+    watch only a GPU's are told: torch sees few of the frees on the CPU, and takes some for those of older blocks.
+    """
+    host = watched.attribution.host.blocks
+    starts = np.sort(host.loc[host["kind"] == Kind.STEP, "start"].to_numpy())
+    start, end = watched.blocks["start"].to_numpy(), watched.blocks["end"].to_numpy()
+    made = np.searchsorted(starts, start, side="right") - 1
+    freed = np.where(end > watched.end, len(starts), np.searchsorted(starts, end, side="right") - 1)
+    before, alive = (watched.blocks["event"] == NONE).to_numpy() | (made < 0), end == AFTER
+    table = watched.blocks.assign(
+        made_in_step=pd.arrays.IntegerArray(np.where(before, 0, made), before),
+        freed_in_step=pd.arrays.IntegerArray(np.where(alive, 0, freed), alive),
+    )
+    columns = ["bytes", "device", "layer", "phase", "op", "made_in_step", "freed_in_step"]
+    unsure = before & (alive | (freed < 0) | (watched.blocks["device"] == "cpu").to_numpy())
+    chosen: pd.DataFrame = table.loc[~unsure, columns].reset_index(drop=True)
+    return chosen
 
 
 def _made(
@@ -222,13 +246,15 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     return pd.concat([blocks, resident.reindex(columns=blocks.columns)], ignore_index=True)
 
 
-def _categories(blocks: pd.DataFrame, attribution: Attribution) -> pd.Categorical:
+def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) -> pd.Categorical:
     start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
     phase = blocks["phase"].fillna("").to_numpy(dtype=object)
     recomputed = (blocks["direction"].fillna("") == "recompute").to_numpy()
     began = np.sort(attribution.host.blocks.loc[attribution.host.blocks["kind"] == Kind.ENGINE, "start"].to_numpy())
     backward = np.append(began, AFTER)[np.searchsorted(began, start)]
     saved = np.isin(phase, ("forward", "loss")) & (end > backward)
+    if failed:  # before it came to its backward, for which what forward left is kept
+        saved |= np.isin(phase, ("forward", "loss")) & (end == AFTER)
     saved |= recomputed & (end > _end_of_recomputation(blocks["place"].to_numpy(), attribution))
     in_step = (blocks["made_in"] != NONE) & (blocks["made_in"] == blocks["freed_in"])
     category = np.where(in_step.to_numpy(), "temporaries", "other").astype(object)

@@ -110,14 +110,14 @@ def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
 def work_by_layer(counted: pd.DataFrame) -> pd.DataFrame:
     """What each row of the layers' table did, layers inside it not counted.
 
-    ``calls`` of operators, the ``uncounted`` ones among them, ``flops`` of the others, ``bytes`` and ``dtype``.
+    ``calls`` of operators, the ``uncounted`` ones among them, ``flops`` of the others (missing where no call had a
+    formula), ``bytes`` and ``dtype``.
     """
-    work = _work(counted[counted["layer"] != ""], "layer")
-    return work.assign(flops=work["flops"].fillna(0))
+    return _work(counted[counted["layer"] != ""], "layer")
 
 
 def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same of each operator; ``flops`` is missing where no call had a formula."""
+    """The same of each operator."""
     return _work(counted, "op")
 
 
@@ -142,6 +142,13 @@ def main_dtype(counted: pd.DataFrame) -> str | None:
     """The dtype in which most of a step's arithmetic is done; ``None`` if there is none."""
     flops = counted.groupby("dtype")["flops"].sum()
     return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
+
+
+def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFrame:
+    """Own time of each row of the layers' table: ``ms`` on the host, less tracing's cost, and ``gpu_ms``, per step."""
+    cells = attribution.cells[["corrected_layer_ns", "gpu_ns"]]
+    sums = cells.groupby(owner_names(recording, attribution)).sum() / 1e6 / max(attribution.steps, 1)
+    return pd.DataFrame({"ms": sums["corrected_layer_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("layer")
 
 
 def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:

@@ -34,7 +34,7 @@ class MemorySummary:
     step_ms : float
         Length of the counted step.
     peak_ms, peak_bytes : float, int
-        When most was alive, and how much.
+        When most was alive, and how much; where the step failed, this and what follows is of the failure.
     by_category : mapping of str to int
         Bytes at the peak.
     owners : DataFrame
@@ -96,14 +96,14 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
     device = str(peaks.astype("int64").idxmax())
     line = table[table["device"] == device].drop(columns="device").reset_index(drop=True)
     total = line["total"].to_numpy(dtype=np.int64)
-    top = int(total.argmax())
+    meta = watched.recording.meta
+    top = int(total.argmax()) if "failure" not in meta else len(line) - 1
     peak_ms = float(line["t_ms"].iloc[top])
     blocks = watched.blocks[watched.blocks["device"] == device]
     moment = watched.begin + round(peak_ms * 1e6)
     alive = blocks[(blocks["start"] <= moment) & (blocks["end"] > moment)]
     by_category = {name: int(line[name].iloc[top]) for name in CATEGORIES}
     timeline = _thinned(line, top)
-    meta = watched.recording.meta
     counted = meta.get("allocator", {}).get(device, {})
     reserved = line["reserved"].fillna(0).to_numpy(dtype=np.int64)
     fullest = int(reserved.argmax()) if reserved.any() else None

@@ -29,6 +29,16 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
     )
 
 
+def notes_of_failure(recording: Recording) -> Iterator[str]:
+    """What a reader must know first of a profile that the step's failure ended."""
+    if "failure" in recording.meta:
+        when = {"warmup": "warm-up", "lead_in": "lead-in"}.get(*[recording.meta["failed_in"]] * 2)
+        yield (
+            f"This profile is incomplete: memory ran out in the {when} pass ({recording.meta['failure']}). What was "
+            "measured until then stands; the rest is missing."
+        )
+
+
 def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
     meta = recording.meta
     executed = recording.steps["pass"].value_counts()

@@ -13,7 +13,14 @@ from typing import Any
 
 import pandas as pd
 
+from perfnb.analysis.arithmetic import main_dtype, time_by_layer, time_by_op, uncounted_ops, work_by_layer, work_by_op
+from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.nesting import NONE
+from perfnb.frames.recording import Recording
+
 COMPUTE, MEMORY = "compute", "memory"
+#: Share of a ceiling above which it was measured too low.
+_TOO_LOW = 1.02
 
 #: Columns of `Roofline.points` and their types.
 POINTS: Mapping[str, str] = MappingProxyType(
@@ -67,10 +74,49 @@ class Roofline:
     flops: int | None
     uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
 
+    def above_ceiling(self) -> bool:
+        """Whether something computed faster than the ceiling that was measured, which then was too low."""
+        peak = self.points["dtype"].map(dict(self.peaks)).astype("Float64")
+        return bool((self.points["achieved_flops_per_s"] > _TOO_LOW * peak).fillna(False).any())
+
     def ridge(self, dtype: str) -> float | None:
         """The intensity from which on arithmetic is the ceiling, not memory."""
         peak = self.peaks.get(dtype)
         return peak / self.bandwidth if peak and self.bandwidth else None
+
+
+def step_roofline(
+    recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
+) -> Roofline:
+    """The roofline of a profile: work from the counted step, times from the traced ones.
+
+    Parameters
+    ----------
+    recording, attribution
+        Of the traced steps.
+    counted : DataFrame
+        As `counted_ops` gives it.
+    step_ms : float or None
+        A step's time without profiler.
+    """
+    on_gpu = bool(attribution.cells["kernels"].sum())
+    ceilings, time = recording.meta.get("ceilings"), "gpu_ms" if on_gpu else "ms"
+    if ceilings is not None and ceilings.get("on") != ("cuda" if on_gpu else "cpu"):
+        ceilings = None  # the process has a GPU that the step does not use
+    layers, ops = work_by_layer(counted), work_by_op(counted)
+    by_layer, by_op = time_by_layer(recording, attribution), time_by_op(recording, attribution, ops.index)
+    whole_ms = float(attribution.cells["gpu_ns" if on_gpu else "ns"].sum()) / 1e6 / max(attribution.steps, 1)
+    inside = counted[counted["block"] != NONE]
+    return roofline_of(
+        layers.assign(ms=by_layer[time].reindex(layers.index)),
+        ops.assign(ms=by_op[time].reindex(ops.index)),
+        uncounted_ops(counted, by_op, whole_ms, on_gpu=on_gpu),
+        ceilings=ceilings,
+        flops=int(inside["flops"].sum()),
+        recompute_flops=int(inside.loc[inside["direction"] == "recompute", "flops"].sum()),
+        main_dtype=main_dtype(counted),
+        step_ms=step_ms,
+    )
 
 
 def roofline_of(

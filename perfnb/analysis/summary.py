@@ -12,12 +12,13 @@ from perfnb.analysis.attribution import attribute
 from perfnb.analysis.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
 from perfnb.analysis.layers import layer_table
 from perfnb.analysis.memory import MemorySummary, memory_summary, memory_table
-from perfnb.analysis.notes import notes, slowdown_of
+from perfnb.analysis.notes import notes, notes_of_failure, slowdown_of
 from perfnb.analysis.ops import layer_op_table, op_calls, op_table
 from perfnb.analysis.phases import phase_table
+from perfnb.analysis.roofline import Roofline, step_roofline
 from perfnb.analysis.timing import Timing
 from perfnb.frames.recording import Recording
-from perfnb.frames.schema import PASSES
+from perfnb.frames.schema import PASSES, conform
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Summary:
         Step time of the timed pass.
     executed : mapping of str to int
         How often the step ran, by pass.
-    traced_ms : float
-        Mean wall time of a traced step; the times in `phases` and `layers` add up to it.
+    traced_ms : float or None
+        Mean wall time of a traced step; the times in `phases` and `layers` add up to it. ``None`` if none was traced.
     slowdown : float or None
         Traced step time divided by the timed one.
     device : str
@@ -42,6 +43,8 @@ class Summary:
         As `perfnb.frames.schema` describes them; ``share`` is corrected for the cost of tracing, times are not.
     memory : MemorySummary or None
         Where memory was watched.
+    roofline : Roofline or None
+        Where arithmetic was counted.
     hot_path : tuple of str
         Layers from a root to the heaviest layer, the ones that a view opens at first.
     notes : tuple of str
@@ -51,7 +54,7 @@ class Summary:
     name: str
     timing: Timing
     executed: Mapping[str, int]
-    traced_ms: float
+    traced_ms: float | None
     slowdown: float | None
     device: str
     phases: pd.DataFrame
@@ -61,6 +64,7 @@ class Summary:
     hot_path: tuple[str, ...]
     notes: tuple[str, ...]
     memory: MemorySummary | None = None
+    roofline: Roofline | None = None
 
 
 def timing_of(recording: Recording) -> Timing:
@@ -76,13 +80,20 @@ def timing_of(recording: Recording) -> Timing:
 
 
 def summarize(recording: Recording) -> Summary:
-    """Compute what a report shows."""
-    attribution, timing = attribute(recording), timing_of(recording)
-    phases, layers = phase_table(attribution), layer_table(recording, attribution)
-    calls, on_gpu = op_calls(recording, attribution), bool(attribution.cells["kernels"].sum())
-    ops = op_table(calls, attribution.steps, on_gpu)
-    if counted := count_ops(recording):
-        layers, ops = with_arithmetic(layers, *counted), ops_with_arithmetic(ops, counted[2])
+    """Compute what a report shows; of a capture that failed before a step was traced, what was seen until then."""
+    timing, roofline = timing_of(recording), None
+    tables = ("phases", "layers", "ops", "layer_ops")
+    phases, layers, ops, layer_ops = (conform(pd.DataFrame(), name) for name in tables)
+    said = tuple(notes_of_failure(recording))
+    if len(recording.events):
+        attribution = attribute(recording)
+        phases, layers = phase_table(attribution), layer_table(recording, attribution)
+        calls, on_gpu = op_calls(recording, attribution), bool(attribution.cells["kernels"].sum())
+        ops, layer_ops = (table(calls, attribution.steps, on_gpu) for table in (op_table, layer_op_table))
+        if counted := count_ops(recording):
+            layers, ops = with_arithmetic(layers, *counted), ops_with_arithmetic(ops, counted[2])
+            roofline = step_roofline(recording, attribution, counted[2], timing.median_ms if timing.steps else None)
+        said += notes(recording, attribution, layers, timing)
     memory: MemorySummary | None = None
     if watched := watched_memory(recording):
         table = memory_table(watched)
@@ -94,16 +105,17 @@ def summarize(recording: Recording) -> Summary:
         name=str(recording.meta["name"]),
         timing=timing,
         executed={name: int(executed[name]) for name in PASSES if executed.get(name, 0)},
-        traced_ms=float(phases["ms"].sum()),
+        traced_ms=float(phases["ms"].sum()) if len(phases) else None,
         slowdown=slowdown_of(recording, timing),
         device=_device(recording),
         phases=phases,
         layers=layers,
         ops=ops,
-        layer_ops=layer_op_table(calls, attribution.steps, on_gpu),
-        hot_path=hot_path(recording, layers),
-        notes=notes(recording, attribution, layers, timing),
+        layer_ops=layer_ops,
+        hot_path=hot_path(recording, layers) if len(layers) else (),
+        notes=said,
         memory=memory,
+        roofline=roofline,
     )
 
 

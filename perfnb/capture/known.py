@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from perfnb.capture.steps import tensors_in
+
+_T = TypeVar("_T")
 
 
 class Known(NamedTuple):
@@ -45,7 +47,7 @@ class Known(NamedTuple):
 class LiveObjects:
     """Finds the blocks of the live objects that a step works on.
 
-    Models become known as they are called, optimizers as they step.
+    Models become known as they are called, optimizers as they step; where none steps, those of the known models.
     """
 
     def __init__(self) -> None:
@@ -79,6 +81,15 @@ class LiveObjects:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._parameters.setdefault(id(parameter), parameter)
+
+    def add_optimizers_not_seen(self) -> None:
+        """Know the optimizers of the known models where none has stepped, as in a step that fails before."""
+        if self._optimizers:
+            return
+        ours = self._parameters.keys()
+        for optimizer in _living(torch.optim.Optimizer):
+            if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+                self.add_optimizer(optimizer)
 
     def _add(self, known: dict[int, torch.Tensor], tensor: torch.Tensor, module: nn.Module, name: str) -> None:
         known[id(tensor)] = tensor
@@ -124,10 +135,14 @@ def inputs(mark: int, values: Any) -> Iterator[Known]:
 
 def everything(mark: int) -> Iterator[Known]:
     """The blocks of all tensors that Python knows."""
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), torch.Tensor):
-            for address, size, device in storages(candidate):
-                yield Known(mark, address, size, device, "other")
+    for tensor in _living(torch.Tensor):
+        for address, size, device in storages(tensor):
+            yield Known(mark, address, size, device, "other")
+
+
+def _living(kind: type[_T]) -> Iterator[_T]:
+    """The objects of a class that Python knows; asked for their type only, for some answer `isinstance` with work."""
+    return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:

@@ -98,6 +98,7 @@ class MemoryWatch:
         """Look around after a step, also after one that failed."""
         for module in self._called():
             self._objects.add_model(module)
+        self._objects.add_optimizers_not_seen()
         self._look(self._objects.blocks)
 
     def inputs(self, values: Any) -> None:

@@ -148,10 +148,11 @@ def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None,
                 session.watch_memory()
             if plan.flops:
                 session.count_arithmetic()
+                session.measure_ceilings()
         except Exception as error:
             if not (plan.memory and is_out_of_memory(error)):
                 raise
-            failure = error
+            failure, session.meta["failed_in"] = error, session.running
         if failure is not None:
             failure = session.watch_failure(failure)
         on_error.pop_all()

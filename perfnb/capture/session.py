@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 import traceback
@@ -11,18 +12,25 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import psutil
 from torch import nn
 
 from perfnb.capture.arithmetic import OpCall, OpCounter
 from perfnb.capture.budget import Plan
 from perfnb.capture.calibration import measure_costs
+from perfnb.capture.ceilings import measure_ceilings
 from perfnb.capture.device import StepClock, cuda_in_use, synchronize
+from perfnb.capture.footprint import Footprint
 from perfnb.capture.guard import InterruptGate
 from perfnb.capture.layers import Calls, LayerSpans
 from perfnb.capture.memory import MemoryWatch, WatchedMemory, is_out_of_memory
 from perfnb.capture.steady import is_steady
 from perfnb.capture.steps import StepRunner
 from perfnb.capture.tracer import Tracer, data_span, step_span
+
+#: The profiler takes 1.5 KiB an event, and reading the trace as much again. So many bytes end a recording of many
+#: steps early, once it has as many as allow an interval.
+MOST_RECORDED_BYTES, FEWEST_RECORDED = 512 * 2**20, 15
 
 #: Told of each executed step: the pass, how many of its steps are done, how many are planned (if known).
 Progress = Callable[[str, int, "int | None"], None]
@@ -50,6 +58,8 @@ class Session:
         What was seen of memory, and its trace.
     arithmetic : tuple of list of OpCall and Tracer, or None
         The operators counted, and their trace.
+    running : str
+        The pass that runs, or ran last.
     meta : dict
         What was found out about the run; JSON-able.
     """
@@ -61,6 +71,7 @@ class Session:
         self.calls = Calls()
         self.memory: tuple[WatchedMemory, Tracer] | None = None
         self.arithmetic: tuple[list[OpCall], Tracer] | None = None
+        self.running = "warmup"
         self.meta: dict[str, Any] = {"options": asdict(plan), "models_chosen": models is not None}
         self._runner, self._plan, self._models, self._gate, self._progress = runner, plan, models, gate, progress
         self._begin = time.perf_counter()
@@ -153,6 +164,53 @@ class Session:
             self._run("counted", 1, self._numbered())
         self.arithmetic = (counter.calls, tracer)
 
+    def measure_ceilings(self) -> None:
+        """Find out what the machine can do at most in the dtypes that the counted step computes in; into `meta`."""
+        __tracebackhide__ = True
+        if self.arithmetic is None:
+            return
+        self._progress("ceilings", 0, None)
+        with self._gate.opened():
+            device = "cuda" if cuda_in_use() else "cpu"
+            dtypes = dict.fromkeys(call.dtype for call in self.arithmetic[0] if call.flops)
+            self.meta["ceilings"] = {"on": device, **measure_ceilings(dtypes, device)}
+
+    def read_process(self, count: int) -> list[int]:
+        """Run without profiler and hooks; the process's resident bytes after each step."""
+        __tracebackhide__ = True
+        readings: list[int] = []
+        with Footprint() as footprint:
+            self._run("process", count, after=lambda: readings.append(footprint.read()))
+        return readings
+
+    def record_allocations(self, count: int, at_end: Callable[[], None]) -> int:
+        """Run with every allocation recorded and no object looked at, and at last collect garbage; into `memory`.
+
+        `at_end` is called at the end of each step, within it. Fewer steps are run where the recording grows too large;
+        their number is returned.
+        """
+        __tracebackhide__ = True
+        tracer = Tracer(cuda=False, memory=True)
+        numbered = self._numbered()
+        resident = psutil.Process().memory_info
+        begin = resident().rss
+
+        @contextmanager
+        def recorded() -> Iterator[None]:
+            with numbered():
+                yield
+                at_end()
+
+        def more(times: list[int]) -> bool:
+            done = len(times)
+            return done < min(count, FEWEST_RECORDED) or (done < count and resident().rss - begin < MOST_RECORDED_BYTES)
+
+        with _closed_on_error(tracer), tracer, _with_hooks(), LayerSpans(self._models, self.calls):
+            times = self._run("counted", count, recorded, more=more)
+            gc.collect()
+        self.memory = (WatchedMemory(), tracer)
+        return len(times)
+
     def watch_failure(self, error: Exception) -> Exception:
         """Find out who owned memory when a step failed for want of it; the error to raise.
 
@@ -205,9 +263,14 @@ class Session:
         seen: Callable[[Any], None] | None = None,
         *,
         more: Callable[[list[int]], bool] | None = None,
+        after: Callable[[], None] | None = None,
     ) -> list[int]:
-        """Run `count` steps of a pass, or as many as `more`, given their durations, says; the durations in ns."""
+        """Run `count` steps of a pass, or as many as `more`, given their durations, says; the durations in ns.
+
+        `after` is called when a step has ended, outside its time.
+        """
         __tracebackhide__ = True
+        self.running = pass_name
         hosts: list[int] = []
         rest: list[tuple[int, int | None]] = []
         synchronize()
@@ -224,6 +287,8 @@ class Session:
                 hosts.append(times.end_ns - times.begin_ns)
                 rest.append((times.ready_ns - times.begin_ns, times.samples))
                 clock.end(hosts[-1])
+                if after is not None:
+                    after()
                 self._progress(pass_name, len(hosts), count)
         finally:
             # Without waiting for a device that may have failed.

@@ -34,6 +34,8 @@ class ProfileStepMagics(Magics):
     @argument("--warmup", metavar="N", type=int, help="Steps to warm up; by default until the step time is steady.")
     @argument("--budget", metavar="SECONDS", type=float, default=30.0, help="Seconds for all steps together (30).")
     @argument("--model", metavar="MODELS", help="Break only these models into layers: names, with commas between.")
+    @argument("--no-memory", action="store_true", help="Do not run the steps in which every allocation is recorded.")
+    @argument("--no-flops", action="store_true", help="Do not run the step in which every operator is counted.")
     @argument("--quiet", action="store_true", help="Show no progress and, in a cell with --into, no report.")
     @argument(
         "code", nargs="*", help="In a cell: for TARGET in ITERABLE, or nothing. On a line: the statement to profile."
@@ -62,7 +64,13 @@ class ProfileStepMagics(Magics):
 
         options, rest = split_line(line, _parser())
         try:
-            plan = Plan(warmup=options.warmup, steps=options.steps, budget_s=options.budget)
+            plan = Plan(
+                warmup=options.warmup,
+                steps=options.steps,
+                budget_s=options.budget,
+                memory=not options.no_memory,
+                flops=not options.no_flops,
+            )
         except ValueError as error:
             raise UsageError("--" + str(error).replace("budget_s", "budget")) from None
         if options.into is not None and (not options.into.isidentifier() or keyword.iskeyword(options.into)):

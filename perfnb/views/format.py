@@ -15,7 +15,14 @@ import pandas as pd
 UNKNOWN = "n/a"
 
 #: Words for the passes of a run.
-PASS_WORDS = {"warmup": "warm-up", "timed": "timed", "lead_in": "lead-in", "traced": "traced", "counted": "counted"}
+PASS_WORDS = {
+    "warmup": "warm-up",
+    "timed": "timed",
+    "lead_in": "lead-in",
+    "traced": "traced",
+    "counted": "counted",
+    "ceilings": "measuring ceilings",
+}
 
 _DECIMAL_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")

@@ -12,6 +12,7 @@ from perfnb.views import escape, palette
 from perfnb.views import format as fmt
 from perfnb.views.assets import static_style
 from perfnb.views.memory import memory_html
+from perfnb.views.roofline import roofline_html
 from perfnb.views.text import UNKNOWN_NOTE, headline_facts, left_out_text, optional_columns
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
 
@@ -47,6 +48,7 @@ def summary_html(summary: Summary) -> str:
             _phases(summary),
             _layers(summary),
             "" if summary.memory is None else memory_html(summary.memory),
+            "" if summary.roofline is None else roofline_html(summary.roofline),
             _notes(summary),
             "</div>",
         ]

@@ -21,7 +21,6 @@ OWNERS_IN_HTML, OWNERS_IN_TEXT = 15, 8
 
 _INCHES = (8.8, 3.7)
 _NO_LAYER = "no layer"
-_EACH_ALONE = "each option alone, at the instant of the peak"
 
 
 def memory_html(summary: MemorySummary) -> str:
@@ -36,7 +35,9 @@ def memory_html(summary: MemorySummary) -> str:
             (tables.keyed(palette.category(name)), fmt.size(size), escape.html(fmt.share(size / summary.peak_bytes)))
             for name, size in held
         ]
-        parts.append(tables.table("Memory at the peak, by category", ["category", "memory", "share"], rows))
+        parts.append(
+            tables.table(f"Memory at the {instant_word(summary)}, by category", ["category", "memory", "share"], rows)
+        )
     parts += [_owners_html(summary), _fits_html(summary)]
     return "".join(parts)
 
@@ -50,7 +51,7 @@ def memory_text(summary: MemorySummary, width: int = 100) -> list[str]:
     lines += _curve(summary, width)
     if held := _held(summary):
         marks = [palette.category(name) for name, _ in held]
-        lines += ["at the peak", bars.stacked(marks, [size for _, size in held], width)]
+        lines += [f"at the {instant_word(summary)}", bars.stacked(marks, [size for _, size in held], width)]
         words = max(escape.cells(mark.word) for mark in marks)
         entries = [
             f"{mark.glyph} {escape.fit(mark.word, words)} {fmt.size(size):>8} {fmt.share(size / summary.peak_bytes):>6}"
@@ -65,7 +66,8 @@ def memory_facts(summary: MemorySummary) -> list[str]:
     """The sentences of the headline: how much, when, where, and what the allocator says of itself."""
     phase = phase_at(summary, summary.peak_ms)
     where = f" in {palette.mark(phase).word}" if phase else ""
-    peak = f"peak {fmt.size(summary.peak_bytes)} at {fmt.duration(summary.peak_ms)}{where}"
+    what = "peak" if summary.incomplete is None else "at the failure"
+    peak = f"{what} {fmt.size(summary.peak_bytes)} at {fmt.duration(summary.peak_ms)}{where}"
     facts = [f"{peak if summary.peak_bytes else 'no allocation was seen'}, on {summary.device}"]
     if summary.reserved_peak_bytes is not None:
         unused = "" if summary.fragmentation is None else f", {fmt.share(summary.fragmentation)} of it not in use"
@@ -81,6 +83,11 @@ def memory_facts(summary: MemorySummary) -> list[str]:
     if summary.process_peak_bytes is not None:
         facts.append(f"process {fmt.size(summary.process_peak_bytes)} at most")
     return facts
+
+
+def instant_word(summary: MemorySummary) -> str:
+    """The instant that is told in full: the peak, or where the step failed the failure."""
+    return "peak" if summary.incomplete is None else "failure"
 
 
 def phase_at(summary: MemorySummary, ms: float) -> str | None:
@@ -121,7 +128,8 @@ def _owners_html(summary: MemorySummary) -> str:
         for row in _first(summary.owners, OWNERS_IN_HTML)
     ]
     left = len(summary.owners) - len(rows)
-    caption = "Owners of the peak" + (f": the largest; {left:,} smaller ones are not listed" if left else "")
+    more = f": the largest; {left:,} smaller ones are not listed" if left else ""
+    caption = f"Owners at the {instant_word(summary)}{more}"
     return tables.table(caption, ["layer", "category", "memory", "share", "allocations"], rows, texts=2)
 
 
@@ -136,7 +144,11 @@ def _fits_html(summary: MemorySummary) -> str:
         for row in summary.fits.itertuples()
     ]
     heads = ["option", "why", "basis", "frees", "leaves"]
-    return tables.table(f"What would make it fit? ({_EACH_ALONE})", heads, rows, texts=3) if rows else ""
+    return tables.table(_fits_head(summary), heads, rows, texts=3) if rows else ""
+
+
+def _fits_head(summary: MemorySummary) -> str:
+    return f"What would make it fit? (each option alone, at the instant of the {instant_word(summary)})"
 
 
 def _freed(summary: MemorySummary, row: Any) -> tuple[str, str]:
@@ -155,7 +167,7 @@ def _curve(summary: MemorySummary, width: int) -> list[str]:
     first = np.maximum(np.searchsorted(times, edges[:-1], side="right") - 1, 0)
     last = np.maximum(np.searchsorted(times, edges[1:], side="left"), first + 1)
     most = [totals[a:b].max() if times[a] < end else 0.0 for a, b, end in zip(first, last, edges[1:], strict=True)]
-    lines = ["total alive over the step", bars.heights(most, float(summary.peak_bytes))]
+    lines = ["total alive over the step", bars.heights(most, float(max(most)))]
     shown = [(phase_at(summary, float(middle))) for middle in (edges[:-1] + edges[1:]) / 2]
     if any(shown):
         used = list(dict.fromkeys(name for name in shown if name))
@@ -169,7 +181,7 @@ def _owners_text(summary: MemorySummary, width: int) -> list[str]:
         return []
     words = max(escape.cells(mark.word) for mark in palette.CATEGORIES.values())
     names = width - words - 18
-    lines = [f"{'owners of the peak':<{names}} {'category':<{words}} {'memory':>8} {'share':>6}"]
+    lines = [f"{f'owners at the {instant_word(summary)}':<{names}} {'category':<{words}} {'memory':>8} {'share':>6}"]
     for row in _first(summary.owners, OWNERS_IN_TEXT):
         word = escape.fit(palette.category(str(row.category)).word, words)
         lines.append(f"{escape.fit(_owner(row), names)} {word} {fmt.size(row.bytes):>8} {fmt.share(row.share):>6}")
@@ -181,7 +193,7 @@ def _fits_text(summary: MemorySummary, width: int) -> list[str]:
     if not len(summary.fits):
         return []
     names = min(34, max(escape.cells(escape.plain(option, 34)) for option in summary.fits["option"]))
-    lines = [f"What would make it fit? ({_EACH_ALONE})"]
+    lines = [_fits_head(summary)]
     for row in summary.fits.itertuples():
         frees, leaves = _freed(summary, row)
         basis = escape.fit(row.basis, 9)

@@ -98,7 +98,7 @@ def _peak(axes: Axes, summary: MemorySummary, end: float) -> None:
     axes.plot(summary.peak_ms, summary.peak_bytes, marker="v", markersize=6, color=INK, clip_on=False)
     late = summary.peak_ms > 0.75 * end
     words = axes.annotate(
-        f"peak {fmt.size(summary.peak_bytes)}",
+        f"{'peak' if summary.incomplete is None else 'at the failure'} {fmt.size(summary.peak_bytes)}",
         (summary.peak_ms, summary.peak_bytes),
         (-7 if late else 7, 4),
         textcoords="offset points",

@@ -122,6 +122,8 @@ class _TerminalLine:
 
 def _words(pass_name: str, done: int, total: int | None) -> str:
     name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
+    if not done:
+        return name
     return f"{name}: step {done:,}" if total is None else f"{name}: step {done:,} of {total:,}"
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape, palette
 from perfnb.views import format as fmt
-from perfnb.views.memory_data import memory_data
+from perfnb.views.memory_data import memory_data, roofline_data
 from perfnb.views.tree import build_tree, split_layers
 
 #: Columns of numbers that the browser gets of each frame.
@@ -90,6 +90,7 @@ def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
             **_columns(layer_ops, LAYER_OP_COLUMNS),
         },
         "memory": None if summary.memory is None else memory_data(summary.memory),
+        "roofline": None if summary.roofline is None else roofline_data(summary.roofline),
         "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
         "notes": [escape.plain(note, 2000) for note in summary.notes],
     }

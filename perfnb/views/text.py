@@ -12,6 +12,7 @@ from perfnb.analysis.summary import Summary
 from perfnb.views import escape, palette
 from perfnb.views import format as fmt
 from perfnb.views.memory import memory_text
+from perfnb.views.roofline import roofline_text
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
 
 #: Greatest number of lines of the layer tree.
@@ -46,6 +47,7 @@ def summary_text(summary: Summary, width: int = 100) -> str:
         _phases(summary, width),
         _layers(summary, width),
         memory,
+        [] if summary.roofline is None else roofline_text(summary.roofline, width),
         _notes(summary, width),
     ]
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in map(list, parts) if part)
@@ -66,7 +68,9 @@ def headline_facts(summary: Summary) -> list[str]:
         size = "" if timing.batch_size is None else f", batch of {timing.batch_size:,}"
         facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}{size}")
     facts.append(fmt.executions(summary.executed))
-    if summary.slowdown is None:
+    if summary.traced_ms is None:
+        facts.append("no trace")
+    elif summary.slowdown is None:
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}")
     else:
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}, {fmt.ratio(summary.slowdown)} the timed one")

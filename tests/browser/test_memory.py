@@ -147,7 +147,7 @@ def test_the_peak_and_its_owners_are_shown_first(opened):
     page = memory(opened, made)
     expect(page.locator(".pf-alive h3")).to_have_text("At the peak")
     assert alive(page) == alive_at(made, made.peak_ms)
-    rows = page.get_by_role("table", name="Owners of the peak").locator("tbody tr")
+    rows = page.get_by_role("table", name="Owners at the peak").locator("tbody tr")
     expect(rows).to_have_count(10)
     expect(rows.first).to_contain_text(re.compile(r"model\.head.*temporaries.*76\.8 MiB.*6\.1 %"))
     page.get_by_role("button", name=f"Show all {len(made.owners)}").click()

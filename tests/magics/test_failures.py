@@ -81,6 +81,21 @@ def test_an_error_reaches_the_notebook(kernel: Kernel, where: str, at: int) -> N
     assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
 
 
+def test_out_of_memory_shows_the_profile_up_to_it_and_the_error(kernel: Kernel) -> None:
+    reply = kernel.run("%%profile_step --steps 3 --warmup 1 --into p\ntrain()\ntorch.empty(2**60)")
+
+    assert (reply.status, reply.error) == ("error", "RuntimeError")
+    assert "allocate memory" in reply.message
+    assert reply.traceback.rstrip().endswith("perfnb: the profile up to here is shown above; it is incomplete.")
+    assert "perfnb/" not in reply.traceback
+    assert any("This profile is incomplete: memory ran out" in text for text in reply.shown())
+    assert any("<strong>Memory</strong>" in page for page in reply.shown("text/html"))
+    assert kernel.value("'p' in globals()") is False
+
+    kernel.ok(f"%profile_step {SHORT} train()")
+    assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
+
+
 def test_run_all_stops(kernel: Kernel) -> None:
     sources = ["before = 1", f"%%profile_step {SHORT}\ntrain()\n1 / 0", "after = 1"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])

@@ -112,6 +112,18 @@ def test_name_warmup_and_budget(kernel: Kernel) -> None:
     assert kernel.value("p.meta['timed_cut_short']")
 
 
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [("--no-memory", 1), ("--no-flops", 1), ("--no-flops --no-memory", 0)],
+)
+def test_parts_of_the_counted_pass_that_are_not_wanted(kernel: Kernel, options: str, counted: int) -> None:
+    kernel.ok(f"%%profile_step {SHORT} {options} --quiet --into p\ntrain()")
+
+    assert passes(kernel).get("counted", 0) == counted
+    assert kernel.value("p.memory.empty") is ("--no-memory" in options)
+    assert kernel.value("p.roofline is None") is ("--no-flops" in options)
+
+
 def test_models_that_are_named(kernel: Kernel) -> None:
     kernel.ok("a, b, c = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8)\nnets = {'k': c}")
     body = "c(b(a(loader[0][0]))).sum().backward()"

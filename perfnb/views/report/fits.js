@@ -1,4 +1,4 @@
-// Who owns the peak, and what would make it smaller.
+// Who owns memory at the peak, and what would make it smaller.
 const OWNERS_SHOWN = 10;
 
 function peakOwners(data) {
@@ -29,8 +29,9 @@ function peakOwners(data) {
   if (more) more.textContent = moreWords;
   const left = owners.left_out ? h("p", { class: "pf-quiet" }, `${owners.left_out.toLocaleString("en-US")} smaller owners are not listed.`) : null;
   const heads = [["Layer", "", true], ["Category", 118, true], ["", 70, true], ["Memory", 76], ["Share", 56], ["Count", 48]];
-  return h("section", { class: "pf-owners", "aria-label": "Owners of the peak" }, h("h3", {}, "Owners of the peak"),
-    order.length ? [h("div", { class: "pf-scroll" }, h("table", { class: "pf-small", "aria-label": "Owners of the peak" },
+  const title = `Owners at the ${instantWord(data)}`;
+  return h("section", { class: "pf-owners", "aria-label": title }, h("h3", {}, title),
+    order.length ? [h("div", { class: "pf-scroll" }, h("table", { class: "pf-small", "aria-label": title },
       h("colgroup", {}, heads.map(([, width]) => h("col", { style: width ? `width:${width}px` : "" }))),
       h("thead", {}, h("tr", {}, heads.map(([word, , text]) => h("th", { scope: "col", class: text ? "pf-text" : "" }, word)))), body)), more || null, left]
       : h("p", { class: "pf-quiet" }, "Nothing is known of them."));
@@ -45,7 +46,7 @@ function whatFits(data) {
   const words = held.map((mark) => `${mark.word} ${byteSize(mark.peak)}`).join(", ");
   const now = h("div", { class: "pf-fit pf-now" },
     h("p", {}, h("b", {}, "Now"), h("span", { class: "pf-left" }, figure(byteSize(peak)))),
-    h("div", { class: "pf-fit-bar", role: "img", "aria-label": `The peak: ${words}` },
+    h("div", { class: "pf-fit-bar", role: "img", "aria-label": `The ${instantWord(data)}: ${words}` },
       held.map((mark) => h("i", { class: `pf-${mark.pattern}`, title: `${mark.word} ${byteSize(mark.peak)}, ${share(mark.peak / peak)}`, style: `background-color:${mark.colour};${part(mark.peak)}` }))),
     h("ul", { class: "pf-legend" }, held.filter((mark) => mark.peak >= 0.02 * peak).map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word), h("span", { class: "pf-quiet" }, share(mark.peak / peak))))));
   const options = data.fits.map((fit) => h("li", { class: "pf-fit" },
@@ -56,5 +57,5 @@ function whatFits(data) {
     fit.detail ? h("small", {}, fit.detail) : null));
   return h("section", { class: "pf-fits", "aria-label": "What would make it fit?" }, h("h3", {}, "What would make it fit?"), now,
     options.length ? h("ul", { class: "pf-options" }, options) : null,
-    options.length ? h("p", { class: "pf-quiet" }, "Each option alone, at the instant of the peak; another instant may then be the highest.") : null);
+    options.length ? h("p", { class: "pf-quiet" }, `Each option alone, at the instant of the ${instantWord(data)}; another instant may then be the highest.`) : null);
 }

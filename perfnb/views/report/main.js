@@ -17,7 +17,7 @@ function headline(data) {
       step.throughput_per_s == null ? null
         : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batches differ in size" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
       fact("Traced step", figure(duration(step.traced_ms)),
-        step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
+        step.traced_ms == null ? "none" : step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
       fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "not once", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
 }
 
@@ -92,10 +92,12 @@ function render({ model, el }) {
   };
   const ops = opsTab(data, layers.facts, showLayer);
   const memory = data.memory && memoryTab(data.memory);
+  const roofline = data.roofline && rooflineTab(data.roofline);
   const views = tabs("Tables", [
     { word: "Layers", size: data.layers.modules.toLocaleString("en-US"), content: layers.element, shown: () => layers.grid.fit() },
     { word: "Ops", size: data.ops.label.length.toLocaleString("en-US"), content: ops.element, shown: () => ops.grid.fit() },
     ...(memory ? [{ word: "Memory", size: byteSize(data.memory.peak.bytes), content: memory.element, shown: memory.shown }] : []),
+    ...(roofline ? [{ word: "Roofline", size: share(data.roofline.utilisation), content: roofline.element, shown: roofline.shown }] : []),
   ]);
   const notes = data.notes.length
     ? h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, data.notes.map((note) => h("li", {}, note))))

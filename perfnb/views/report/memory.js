@@ -130,6 +130,9 @@ function instantWords(data, facts, at) {
   return `${duration(facts.t[at] / 1e6)}${phase ? `, ${phase.word}` : ""}`;
 }
 
+// The instant that is told in full: the peak, or where the step failed the failure.
+const instantWord = (data) => (data.incomplete ? "failure" : "peak");
+
 function failure(data) {
   return data.incomplete && h("p", { class: "pf-failed", role: "note" },
     h("b", {}, "Incomplete: the step failed. "), "What is shown is what was alive up to then. ", h("code", {}, data.incomplete));
@@ -144,7 +147,7 @@ function memorySummary(data, facts) {
     data.largest_free == null ? null : `largest free block ${byteSize(data.largest_free)}`,
   ].filter(Boolean).join(", ");
   return h("dl", { class: "pf-facts pf-memory-facts" },
-    fact("Peak", byteSize(data.peak.bytes), `at ${duration(facts.t[peak] / 1e6)}${phase ? `, in ${phase}` : ""}, on ${data.device}`),
+    fact(data.incomplete ? "At the failure" : "Peak", byteSize(data.peak.bytes), `at ${duration(facts.t[peak] / 1e6)}${phase ? `, in ${phase}` : ""}, on ${data.device}`),
     data.reserved_peak == null ? null : fact("Reserved at most", byteSize(data.reserved_peak), reserved),
     data.process_peak == null ? null : fact("Process at most", byteSize(data.process_peak), "all its resident memory"),
     data.retries ? fact("Retries", count(data.retries), "of the allocator, in the counted step") : null,
@@ -196,8 +199,8 @@ function aliveList(data, facts, state, at, words, toPeak) {
   });
   return [
     h("div", { class: "pf-alive-head" },
-      h("h3", {}, here ? "At the peak" : state.pinned ? "At the kept instant" : "At this instant"),
-      state.pinned ? h("button", { type: "button", class: "pf-link", click: toPeak }, "back to the peak") : null,
+      h("h3", {}, here ? `At the ${instantWord(data)}` : state.pinned ? "At the kept instant" : "At this instant"),
+      state.pinned ? h("button", { type: "button", class: "pf-link", click: toPeak }, `back to the ${instantWord(data)}`) : null,
       h("p", {}, h("b", {}, figure(byteSize(facts.total[at]))), h("span", { class: "pf-quiet" }, ` alive · ${words}`))),
     rows.length ? h("ol", { "aria-label": "Largest allocations alive" }, rows) : h("p", { class: "pf-quiet" }, "No allocation is listed here."),
   ];
@@ -293,7 +296,7 @@ function timeTicks(data, x, y0, right) {
 
 function peakMark(data, facts, x, y, left, right) {
   const place = x(facts.t[data.peak.at]);
-  const words = `peak ${byteSize(data.peak.bytes)}`;
+  const words = `${data.incomplete ? "at the failure" : "peak"} ${byteSize(data.peak.bytes)}`;
   const before = place + textWidth(words) + 14 > right;
   return drawn("g", { class: "pf-peak" },
     drawn("line", { x1: left, x2: right, y1: y(data.peak.bytes), y2: y(data.peak.bytes) }),
