@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.analysis.batch_size import largest_fitting
 from perfnb.errors import CaptureError
+from perfnb.frames.schema import CATEGORIES
 from perfnb.views.estimate import estimate_html, estimate_line, estimate_text
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,7 +177,7 @@ def estimate_memory(
 
 
 def _read(simulation: Any, plan: Any, samples: int | None, again: Callable[[int], MemoryEstimate]) -> MemoryEstimate:
-    now = dict.fromkeys(_CATEGORIES, 0) | simulation.resident
+    now = dict.fromkeys(CATEGORIES, 0) | simulation.resident
     most, peak, phase, op = dict(now), dict(now), "forward", None
     total = highest = sum(now.values())
     for change in simulation.changes:
@@ -200,5 +199,5 @@ def _read(simulation: Any, plan: Any, samples: int | None, again: Callable[[int]
         peak_phase=phase,
         peak_op=op,
         _again=again,
-        **{name: most[name] for name in _CATEGORIES if name != "other"},
+        **{name: most[name] for name in CATEGORIES if name != "other"},
     )

@@ -12,10 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.analysis.lifetimes import ACTIVE, STATES, lifetimes_of, words
+from perfnb.frames.schema import CATEGORIES
 from perfnb.traces.snapshot import MISSING, Ints, SnapshotColumns
-
-#: Owners of memory, in the order in which they are listed; a snapshot cannot tell them apart.
-CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
 
 _GROWS = ("segment_alloc", "segment_map")
 _SHRINKS = ("segment_free", "segment_unmap")

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfnb.views import escape
+from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
-
-_WORDS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_state": "optimizer state",
-    "activations": "activations",
-    "inputs": "inputs",
-    "temporaries": "temporaries",
-    "other": "other",
-}
 
 
 def estimate_line(estimate: Any) -> str:
@@ -32,17 +22,8 @@ def estimate_text(estimate: Any) -> str:
 
 def estimate_html(estimate: Any) -> str:
     """The estimate as an HTML table that needs neither style sheet nor script."""
-    body = "".join(
-        f'<tr><th scope="row" align="left" style="text-align:left">{escape.html(word)}</th>'
-        + "".join(f'<td align="right">{escape.html(cell)}</td>' for cell in cells)
-        + "</tr>"
-        for word, *cells in _rows(estimate)
-    )
-    heads = "".join(f'<th scope="col" align="right">{head}</th>' for head in ("at peak", "share", "at most"))
-    return (
-        f"<table><caption>{escape.html_sentence(_headline(estimate))}</caption>"
-        f'<thead><tr><th scope="col" align="left">category</th>{heads}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    rows = [[escape.html(cell) for cell in row] for row in _rows(estimate)]
+    return tables.table(escape.html_sentence(_headline(estimate)), ["category", "at peak", "share", "at most"], rows)
 
 
 def _headline(estimate: Any) -> str:
@@ -64,8 +45,8 @@ def _step(estimate: Any) -> str:
 def _rows(estimate: Any) -> list[tuple[str, str, str, str]]:
     whole = estimate.peak_bytes or 1
     shown = []
-    for name, word in _WORDS.items():
+    for name, mark in palette.CATEGORIES.items():
         peak, most = estimate.by_category[name], getattr(estimate, name, estimate.by_category[name])
         if peak or most:
-            shown.append((word, fmt.size(peak), fmt.share(peak / whole), fmt.size(most)))
+            shown.append((mark.word, fmt.size(peak), fmt.share(peak / whole), fmt.size(most)))
     return shown

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from perfnb.analysis.summary import Summary
-from perfnb.views import escape, palette
+from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
 from perfnb.views.assets import static_style
 from perfnb.views.memory import memory_html
@@ -19,11 +19,6 @@ from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
 #: Greatest number of layers and of lines in their place.
 TABLE_LINES = 60
 
-# Names stay at the left where style sheets are stripped: some hosts keep the one of these, some the other.
-_LEFT = 'align="left" style="text-align:left"'
-_RIGHT = 'align="right"'
-_ROW_HEAD = f'scope="row" {_LEFT}'
-
 _HEADS = {
     "calls": "calls",
     "forward_ms": "forward",
@@ -32,7 +27,18 @@ _HEADS = {
     "gpu_ms": "GPU",
     "total_ms": "total",
     "share": "share",
+    "forward_flops": "forward FLOPs",
+    "backward_flops": "backward FLOPs",
+    "activation_bytes": "saved",
 }
+#: How figures are written, by the last word of their column; the others are times.
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "calls": fmt.count,
+    "share": fmt.share,
+    "flops": fmt.flops,
+    "bytes": fmt.size,
+}
+_COUNTED = ("forward_flops", "backward_flops", "activation_bytes")
 
 
 def summary_html(summary: Summary) -> str:
@@ -72,29 +78,18 @@ def _phases(summary: Summary) -> str:
         f'<i class="pf-{palette.mark(name).pattern}" style="{_fill(name, width / total)}"></i>'
         for (name, _), width in zip(shown, widths, strict=True)
     )
-    rows = "".join(
-        f'<tr><th {_ROW_HEAD}><i class="pf-key pf-{palette.mark(name).pattern}" style="{_fill(name)}"></i>'
-        f"{escape.html(palette.mark(name).word)}</th><td {_RIGHT}>{fmt.duration(row['ms'])}</td>"
-        f"<td {_RIGHT}>{escape.html(fmt.share(row['share']))}</td></tr>"
+    rows = [
+        (tables.keyed(palette.mark(name)), fmt.duration(row["ms"]), escape.html(fmt.share(row["share"])))
         for name, row in shown
-    )
+    ]
     caption = f"Phases of a traced step ({fmt.duration(summary.traced_ms)})"
-    return (
-        f'<div class="pf-bar" aria-hidden="true">{bar}</div>'
-        f"<table><caption>{caption}</caption><thead>{_head_row(['phase', 'time', 'share'])}</thead>"
-        f"<tbody>{rows}</tbody></table>"
+    return f'<div class="pf-bar" aria-hidden="true">{bar}</div>' + tables.table(
+        caption, ["phase", "time", "share"], rows
     )
 
 
-def _fill(phase: str, width: float | None = None) -> str:
-    size = "" if width is None else f"width:{100 * width:.2f}%;"
-    return f"{size}background-color:{palette.mark(phase).colour}"
-
-
-def _head_row(words: Sequence[str], names: int = 1) -> str:
-    """A row of column heads, of which the first `names` stand over text."""
-    cells = (f'<th scope="col" {_LEFT if place < names else _RIGHT}>{word}</th>' for place, word in enumerate(words))
-    return f"<tr>{''.join(cells)}</tr>"
+def _fill(phase: str, width: float) -> str:
+    return f"width:{100 * width:.2f}%;background-color:{palette.mark(phase).colour}"
 
 
 def _layers(summary: Summary) -> str:
@@ -106,10 +101,11 @@ def _layers(summary: Summary) -> str:
     lines = page_of(tree, weights, summary.hot_path, TABLE_LINES)
     extra = optional_columns(summary.layers)
     columns = ["calls", "forward_ms", "backward_ms", *extra, "total_ms", "share"]
+    columns += [name for name in _COUNTED if summary.layers[name].notna().any()]
     shares = [fmt.known(value) for value in modules["share"]]
     rows = [_layer_row(tree, line, modules, columns, shares) for line in lines]
     rows += [_special_row(str(name), row, columns) for name, row in special.iterrows()]
-    heads = _head_row(["layer", "class", *(_HEADS[column] for column in columns)], names=2)
+    heads = tables.head_row(["layer", "class", *(_HEADS[column] for column in columns)], texts=2)
     caption = "Layers (times of a traced step, layers inside included)"
     if any(line.layer < 0 or line.inside for line in lines):
         caption += ": the heaviest ones; +9 stands for 9 layers inside that are not listed"
@@ -125,28 +121,27 @@ def _layer_row(
     indent = "&nbsp;" * min(4 * line.depth, 60)
     if line.layer < 0:
         words = escape.html_sentence(left_out_text(line, shares))
-        return f'<tr><td colspan="{len(columns) + 2}" {_LEFT}>{indent}<em>… {words}</em></td></tr>'
+        return f'<tr><td colspan="{len(columns) + 2}" {tables.LEFT}>{indent}<em>… {words}</em></td></tr>'
     row = modules.iloc[line.layer]
     kind = "" if pd.isna(row["module"]) else escape.html(row["module"], 60)
     inside = f" <em>+{line.inside:,}</em>" if line.inside else ""
     name = (
         f'{indent}<bdi title="{escape.html(tree.names[line.layer])}">{escape.html(tree.labels[line.layer], 60)}</bdi>'
     )
-    return f"<tr><th {_ROW_HEAD}>{name}{inside}</th><td {_LEFT}><bdi>{kind}</bdi></td>{_cells(row, columns)}</tr>"
+    heads = f"<th {tables.ROW_HEAD}>{name}{inside}</th><td {tables.LEFT}><bdi>{kind}</bdi></td>"
+    return f"<tr>{heads}{_cells(row, columns)}</tr>"
 
 
 def _special_row(name: str, row: Any, columns: Sequence[str]) -> str:
-    return f"<tr><th {_ROW_HEAD}><em>{escape.html(name)}</em></th><td></td>{_cells(row, columns)}</tr>"
+    return f"<tr><th {tables.ROW_HEAD}><em>{escape.html(name)}</em></th><td></td>{_cells(row, columns)}</tr>"
 
 
 def _cells(row: Any, columns: Sequence[str]) -> str:
-    return "".join(f"<td {_RIGHT}>{escape.html(_cell(row, column))}</td>" for column in columns)
+    return "".join(f"<td {tables.RIGHT}>{escape.html(_cell(row, column))}</td>" for column in columns)
 
 
 def _cell(row: Any, column: str) -> str:
-    if column == "calls":
-        return fmt.count(row[column])
-    return fmt.share(row[column]) if column == "share" else fmt.duration(row[column])
+    return str(_FORMATS.get(column.rsplit("_")[-1], fmt.duration)(row[column]))
 
 
 def _notes(summary: Summary) -> str:

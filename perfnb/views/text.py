@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from perfnb.analysis.summary import Summary
-from perfnb.views import escape, palette
+from perfnb.views import bars, escape, palette
 from perfnb.views import format as fmt
 from perfnb.views.memory import memory_text
 from perfnb.views.roofline import roofline_text
@@ -109,21 +108,13 @@ def _phases(summary: Summary, width: int) -> list[str]:
     if not shown:
         return []
     shares = [max(0.0, fmt.known(row["share"]) or 0.0) for _, row in shown]
-    bar = "".join(
-        palette.mark(name).glyph * cells for (name, _), cells in zip(shown, _cells_of(shares, width), strict=True)
-    )
+    bar = bars.stacked([palette.mark(name) for name, _ in shown], shares, width)
     figures = [(palette.mark(name), fmt.duration(row["ms"]), fmt.share(row["share"])) for name, row in shown]
     words = max(len(mark.word) for mark, _, _ in figures)
     entries = [f"{mark.glyph} {escape.fit(mark.word, words)} {ms:>8} {part:>6}" for mark, ms, part in figures]
     columns = max(1, (width + 4) // (max(map(escape.cells, entries)) + 4))
     rows = ["    ".join(entries[i : i + columns]) for i in range(0, len(entries), columns)]
     return [f"Phases of a traced step ({fmt.duration(summary.traced_ms)})", bar, *rows]
-
-
-def _cells_of(shares: Sequence[float], width: int) -> list[int]:
-    total = sum(shares) or 1.0
-    edges = [round(width * sum(shares[:i]) / total) for i in range(len(shares) + 1)]
-    return [after - before for before, after in itertools.pairwise(edges)]
 
 
 def _layers(summary: Summary, width: int) -> list[str]:
@@ -142,13 +133,13 @@ def _layers(summary: Summary, width: int) -> list[str]:
     right = f" {'calls':>5} {' '.join(heads)} {'share':>6}"
     classes = max([6, *(escape.cells(escape.plain(value)) for value in modules["module"].dropna())])
     room = width - len(right) - 1
-    bars = 1 + _BAR_CELLS if room - min(classes, 20) - 1 - _BAR_CELLS >= _NAME_CELLS else 0
-    classes = max(6, min(classes, 20, room - bars - _NAME_CELLS))
-    names = room - bars - classes
+    bar_cells = 1 + _BAR_CELLS if room - min(classes, 20) - 1 - _BAR_CELLS >= _NAME_CELLS else 0
+    classes = max(6, min(classes, 20, room - bar_cells - _NAME_CELLS))
+    names = room - bar_cells - classes
     heaviest = max([value for value in shares if value is not None], default=0.0)
     rows = [
         *escape.wrapped(f"Layers (times of a traced step, layers inside included{_legend(lines)})", width),
-        f"{'layer':<{names}} {'class':<{classes}}{right}{' ' * bars}",
+        f"{'layer':<{names}} {'class':<{classes}}{right}{' ' * bar_cells}",
         "─" * width,
     ]
     for line in lines:
@@ -157,7 +148,7 @@ def _layers(summary: Summary, width: int) -> list[str]:
             continue
         row = modules.iloc[line.layer]
         kind = "" if pd.isna(row["module"]) else row["module"]
-        bar = f" {_bar(fmt.known(row['share']), heaviest)}" if bars else ""
+        bar = f" {_bar(fmt.known(row['share']), heaviest)}" if bar_cells else ""
         figures = _figures(row, columns, heads)
         rows.append(f"{_name(tree, line, names)} {escape.fit(kind, classes)}{figures}{bar}")
     for name, row in special.iterrows():
@@ -182,8 +173,8 @@ def _glyphs(line: Line, width: int) -> str:
     step = next((step for step in (3, 2) if step * line.depth <= width), 0)
     if not step:
         return f"{line.depth}: ".rjust(width)
-    bars = "".join((" " if last else "│").ljust(step) for last in line.last[:-1])
-    return bars + ("└" if line.last[-1] else "├") + ("─ " if step == 3 else " ")
+    lines = "".join((" " if last else "│").ljust(step) for last in line.last[:-1])
+    return lines + ("└" if line.last[-1] else "├") + ("─ " if step == 3 else " ")
 
 
 def _figures(row: Any, columns: Sequence[str], heads: Sequence[str]) -> str:

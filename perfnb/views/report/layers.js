@@ -54,11 +54,11 @@ function layerColumns(data, facts) {
         marked(layers.label[i], query)),
     },
     {
-      key: "module", head: "Class", title: "Class of the module", text: true, width: 112, drop: 6,
+      key: "module", head: "Class", title: "Class of the module", text: true, width: 112, drop: 8,
       value: (i) => layers.module[i]?.toLowerCase(),
       draw: (i, query) => h("span", { class: "pf-class", title: layers.module[i] }, marked(layers.module[i] ?? "", query)),
     },
-    number("calls", "Calls", "Calls a step", count, { width: 50, drop: 5 }),
+    number("calls", "Calls", "Calls a step", count, { width: 50, drop: 7 }),
     {
       key: "bar", head: "Time", title: "Forward, backward and recompute time; the heaviest root fills the column", width: 96, text: true,
       value: (i) => -(layers.total_ms?.[i] ?? 0),
@@ -71,11 +71,13 @@ function layerColumns(data, facts) {
     always("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
     recomputes ? number("recompute_ms", "Recomp.", `Time of forward work done again in the backward pass ${traced}`, duration) : null,
     always("total_ms", "Total", `Forward, backward and recompute time ${traced}`, duration),
-    number("self_ms", "Self", "Time in a traced step, layers inside excluded", duration, { drop: 3 }),
-    number("gpu_ms", "GPU", `GPU time ${traced}`, duration, { drop: 4 }),
+    number("self_ms", "Self", "Time in a traced step, layers inside excluded", duration, { drop: 5 }),
+    number("gpu_ms", "GPU", `GPU time ${traced}`, duration, { drop: 6 }),
     always("share", "Share", "Share of the step, corrected for the cost of tracing", share, { width: 66 }),
-    number("forward_flops", "FLOPs", "Arithmetic of the forward pass", flopCount, { drop: 1, width: 92 }),
-    number("parameters", "Params", "Parameters, layers inside included", count, { drop: 2, width: 68 }),
+    number("forward_flops", "Fwd FLOPs", "Arithmetic of the forward pass, layers inside included", flopCount, { drop: 3, width: 92 }),
+    number("backward_flops", "Bwd FLOPs", "Arithmetic of the backward pass, layers inside included", flopCount, { drop: 1, width: 92 }),
+    number("activation_bytes", "Saved", "Memory saved for backward (activations), layers inside included", byteSize, { drop: 2, width: 76 }),
+    number("parameters", "Params", "Parameters, layers inside included", count, { drop: 4, width: 68 }),
   ].filter(Boolean);
 }
 
@@ -119,7 +121,8 @@ function layerDetails(data, facts, grid, i) {
     entry("calls", "calls", count), entry("ops", "ops", count), entry("kernels", "kernels", count),
     entry("parameters", "parameters", count), entry("parameter memory", "parameter_bytes", byteSize),
     entry("activations", "activation_bytes", byteSize), entry("forward FLOPs", "forward_flops", flopCount),
-    entry("backward FLOPs", "backward_flops", flopCount));
+    entry("backward FLOPs", "backward_flops", flopCount), entry("recompute FLOPs", "recompute_flops", flopCount),
+    entry("moved at least", "moved_bytes", byteSize), entry("most alive meanwhile", "peak_bytes", byteSize));
   const hasInside = grid.children[i].length > 0;
   const holder = h("div");
   const drawOps = (inside) => holder.replaceChildren(opsOfLayer(data, inside ? facts.inside(i) : null, i));

@@ -99,7 +99,7 @@ function rooflinePlot(data, rows, width, choose) {
   const on = rows.filter((i) => points.intensity[i] > 0 && points.achieved[i] > 0);
   const roofs = data.peaks.filter(([, peak]) => peak > 0);
   const ridges = data.bandwidth ? roofs.map(([, peak]) => peak / data.bandwidth) : [];
-  const [low, high] = decades([...on.map((i) => points.intensity[i]), ...ridges], 0.35);
+  const [low, high] = decades([...on.map((i) => points.intensity[i]), ...ridges.map((ridge) => ridge / 3)], 0.35);
   const [floor, top_] = decades([...on.map((i) => points.achieved[i]), ...roofs.map(([, peak]) => peak)], 0.28);
   const x = (value) => left + ((x1 - left) * (Math.log10(value) - low)) / (high - low);
   const y = (value) => y0 - (height * (Math.log10(value) - floor)) / (top_ - floor);
