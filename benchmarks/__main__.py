@@ -7,9 +7,17 @@ import sys
 
 import torch
 
-from benchmarks import loading, memory, report, spans
+from benchmarks import counted, loading, memory, memory_view, report, roofline, spans
 
-_ALL = {"spans": spans.run, "report": report.run, "loading": loading.run, "memory": memory.run}
+_ALL = {
+    "spans": spans.run,
+    "report": report.run,
+    "counted": counted.run,
+    "memory-view": memory_view.run,
+    "roofline": roofline.run,
+    "loading": loading.run,
+    "memory": memory.run,
+}
 
 
 def main(names: list[str]) -> None:

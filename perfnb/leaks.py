@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from perfnb.analysis.allocations import allocations_by_step, watched_memory
 from perfnb.analysis.leaks import LeakReport, leak_report
 from perfnb.analysis.slope import Slope
 from perfnb.views.leaks import growth, leak_sentence, leaks_html, leaks_text
+from perfnb.views.progress import Progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,6 +78,9 @@ def find_leaks(
 ) -> Leaks:
     """Run a step many times and find out whether memory grows, and what stays behind of each step.
 
+    After the warm-up the step runs `steps` times while only the process is looked at, and `steps` times with every
+    allocation recorded (fewer, but 15 at least, where the process grows by more than 256 MiB meanwhile).
+
     A leak is said only where the 95 % interval of the growth excludes 0. Growth of the process alone, while batches of
     new shapes keep coming, is not called one.
 
@@ -93,11 +98,31 @@ def find_leaks(
         The models to break into layers; by default every module that the step calls.
     name : str, optional
         Title.
+
+    Raises
+    ------
+    CaptureError
+        Inside another profiler, with batches that run out, or where the step profiles itself.
+    Exception
+        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
-    from perfnb.capture.memory import watch_steps  # type: ignore[attr-defined]
+    from perfnb.capture.many_steps import watch_steps
+    from perfnb.capture.namespace import chosen_models, namespace_of
+    from perfnb.frames.build import recording_of
 
     __tracebackhide__ = True
-    watched = watch_steps(step, batches, steps=steps, warmup=WARMUP if warmup is None else warmup, model=model)
-    allocations = None if watched.allocations is None else pd.DataFrame(watched.allocations)
-    report = leak_report(allocations, watched.process_bytes, steps=steps)
-    return Leaks(report, name or str(getattr(step, "__name__", "step")))
+    models, names = chosen_models(model)
+    title = name or str(getattr(step, "__name__", "step"))
+    with Progress() as progress:
+        seen = watch_steps(
+            step,
+            batches,
+            steps=steps,
+            warmup=WARMUP if warmup is None else warmup,
+            models=models,
+            namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
+            progress=progress,
+        )
+        watched = watched_memory(recording_of(seen.capture, title))
+        allocations = None if watched is None else allocations_by_step(watched)
+        return Leaks(leak_report(allocations, seen.process_bytes, steps=seen.recorded), title)

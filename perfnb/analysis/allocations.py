@@ -14,7 +14,7 @@ import pandas as pd
 
 from perfnb.analysis.attribution import Attribution, attribute
 from perfnb.analysis.blocks import Kind
-from perfnb.analysis.nesting import NONE, Bools, Ints, innermost, nest
+from perfnb.analysis.nesting import NONE, Bools, Ints, innermost, nest, outermost
 from perfnb.analysis.ops import owner_names
 from perfnb.frames.recording import MemoryRecord, Recording
 from perfnb.frames.schema import CATEGORIES, conform
@@ -159,7 +159,7 @@ def _made(
 
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
-    """Name of the op around each host event: the innermost one that does more than fetch memory."""
+    """Name of the op around each host event: the innermost one that does more than fetch memory, else the outermost."""
     host = attribution.host
     rows = host.rows
     start = host.starts
@@ -170,7 +170,7 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
     codes = events["name"].cat.codes.to_numpy()[rows]
     ours = host.is_op & (events["span"].to_numpy()[rows] == NONE)
     making = innermost(forest, ours & ~fetches[codes])
-    fetching = innermost(forest, ours)
+    fetching = outermost(forest, ours)
     found = np.where(making != NONE, making, fetching)
     names = np.asarray(labels, dtype=object)[codes]
     return np.where(found != NONE, names[found], "")

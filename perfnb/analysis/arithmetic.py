@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.attribution import Attribution
-from perfnb.analysis.nesting import NONE, Bools, Floats, Forest, Ints, nest
+from perfnb.analysis.nesting import NONE, Bools, Floats, Ints, nest, outermost
 from perfnb.analysis.ops import op_calls, owner_names
 from perfnb.frames.recording import Recording
 
@@ -165,9 +165,9 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
         Operators that were counted.
     """
     calls = op_calls(recording, attribution)
-    outermost = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
-    inside = calls[outermost != NONE]
-    owner = calls["op"].astype("str").reindex(outermost[outermost != NONE]).to_numpy()
+    around = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
+    inside = calls[around != NONE]
+    owner = calls["op"].astype("str").reindex(around[around != NONE]).to_numpy()
     sums = inside.groupby(owner)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
     return pd.DataFrame({"ms": sums["self_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("op")
 
@@ -181,16 +181,7 @@ def _outermost_counted(recording: Recording, attribution: Attribution, names: fr
     forest = nest(events["thread"].to_numpy()[rows], start, start + events["duration_ns"].to_numpy()[rows])
     is_name = np.array([str(label) in names for label in events["name"].cat.categories], dtype=bool)
     counted = host.is_op[chosen] & is_name[events["name"].cat.codes.to_numpy()[rows]]
-    return _outermost(forest, counted)
-
-
-def _outermost(forest: Forest, marked: Bools) -> Ints:
-    """Position of the farthest marked ancestor-or-self of each interval."""
-    result = np.where(marked, np.arange(len(marked)), NONE)
-    for level in forest.by_depth()[1:]:
-        above = result[forest.parent[level]]
-        result[level] = np.where(above != NONE, above, result[level])
-    return result
+    return outermost(forest, counted)
 
 
 def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:

@@ -37,10 +37,10 @@ class LeakReport:
     reason : str
         What the verdict rests on: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
         (the process grows, torch's allocator does not), ``shapes`` (the same while new shapes kept coming),
-        ``garbage`` (reference cycles wait for the collector), ``unseen`` (the process does not grow with the allocator:
-        frees of what was made before the watch are not seen), ``unexplained`` (the allocator grows and nothing that
-        was watched stays), ``hidden`` (allocations survive, the spread of the levels hides whether that adds up),
-        ``few`` (too few steps), ``unknown`` (nothing was measured) or ``steady``.
+        ``garbage`` (what stays is reference cycles that wait for the collector), ``unseen`` (the process does not grow
+        with the allocator: frees of what was made before the watch are not seen), ``unexplained`` (the allocator grows
+        and nothing that was watched stays), ``hidden`` (allocations survive, the spread of the levels hides whether
+        that adds up), ``few`` (too few steps), ``unknown`` (nothing was measured) or ``steady``.
     allocator, process : Slope or None
         Growth of the bytes that torch's allocators gave out, and of the process's resident memory.
     beyond_bytes : float or None
@@ -49,7 +49,7 @@ class LeakReport:
         Owners of what stays, the heaviest first: device, layer, phase, op, `bytes_per_step`, `count_per_step`,
         `steps` (in how many it was made), and `kind`: ``kept`` or ``growing``.
     garbage_bytes : float
-        Bytes per step that a garbage collection after the last step freed.
+        Bytes that a garbage collection after the last step freed, per watched step: what automatic collections left.
     per_step : DataFrame
         `step`, `allocated_bytes` (beyond those at the first step's begin, so that it may be negative) and
         `process_bytes`.
@@ -76,10 +76,10 @@ def leak_report(
         A row an allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
         `freed_in_step` (``NA``: still alive; `steps` or above: by a garbage collection after the last step).
     process_bytes : sequence of number, optional
-        Resident memory after each step, of as many steps, not necessarily the same ones: a profiler's own memory
-        grows while it records.
+        Resident memory after each step, not necessarily of the same steps: a profiler's own memory grows while it
+        records.
     steps : int
-        Number of watched steps.
+        Number of steps whose allocations were watched.
     """
     process = None if process_bytes is None else memory_slope(process_bytes)
     allocator = cpu = None
@@ -198,10 +198,8 @@ def _steps_of(column: pd.Series, unknown: int) -> Integers:
 
 def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
     made = _steps_of(allocations["made_in_step"], -1)
-    freed = _steps_of(allocations["freed_in_step"], -1)
-    judged = steps - max(1, steps // 5)
-    waited = (made >= 0) & (made < judged) & (freed >= steps)
-    return float(allocations["bytes"].to_numpy()[waited].sum() / max(1, judged))
+    waited = (made >= 0) & (_steps_of(allocations["freed_in_step"], -1) >= steps)
+    return float(allocations["bytes"].to_numpy()[waited].sum() / max(1, steps))
 
 
 def _new_shapes_keep_coming(allocations: pd.DataFrame, steps: int) -> bool:
@@ -236,7 +234,7 @@ def _judged(
         return INCONCLUSIVE, "few"
     if allocator is not None and survivors["bytes_per_step"].sum() > PROCESS_FLOOR_BYTES:
         return INCONCLUSIVE, "hidden"
-    return NO_LEAK, "steady"
+    return NO_LEAK, "garbage" if garbage > PROCESS_FLOOR_BYTES else "steady"
 
 
 def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:

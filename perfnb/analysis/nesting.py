@@ -67,6 +67,15 @@ def innermost(forest: Forest, marked: Bools) -> Ints:
     return result
 
 
+def outermost(forest: Forest, marked: Bools) -> Ints:
+    """Position of the farthest marked ancestor-or-self of each interval."""
+    result = np.where(marked, np.arange(len(marked)), NONE)
+    for level in forest.by_depth()[1:]:
+        above = result[forest.parent[level]]
+        result[level] = np.where(above != NONE, above, result[level])
+    return result
+
+
 def subtree_sums(forest: Forest, values: Floats) -> Floats:
     """Sum of `values` over each node and all below it."""
     sums = values.astype(np.float64).copy()

@@ -7,7 +7,6 @@ records shapes keeps tensors alive.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from perfnb.capture.layers import Calls
 from perfnb.capture.memory import WatchedMemory, is_out_of_memory
 from perfnb.capture.naming import Layer, name_layers
 from perfnb.capture.session import ExecutedStep, Progress, Session
-from perfnb.capture.steps import BatchSource, StepRunner
+from perfnb.capture.steps import BatchSource, StepRunner, require_step
 from perfnb.capture.tracer import Tracer
 
 
@@ -105,12 +104,7 @@ def capture_step(
         want of memory is not raised but stands in the capture.
     """
     __tracebackhide__ = True
-    if not callable(step):
-        raise TypeError(
-            f"step must be a function that runs one step, not {type(step).__name__}: pass step, not step()."
-        )
-    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
-        raise TypeError("step must run when it is called: a coroutine or generator function does not.")
+    require_step(step)
     with InterruptGate() as gate, exclusive(), ExitStack() as stack:
         source = None if batches is None else BatchSource(batches)
         if source is not None:
@@ -126,7 +120,7 @@ def capture_step(
             tracer,
             layers,
             places,
-            _spans(session.calls, places),
+            spans_of(session.calls, places),
             session.memory,
             session.arithmetic,
             meta,
@@ -159,7 +153,7 @@ def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None,
     return tracer, failure
 
 
-def _spans(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
+def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
     """Number, layer and whether it is a loss, of each span."""
     spans = [
         (n, None if n in calls.loss else places.get(id(module)), n in calls.loss) for n, module, _ in calls.records

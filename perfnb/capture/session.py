@@ -28,9 +28,9 @@ from perfnb.capture.steady import is_steady
 from perfnb.capture.steps import StepRunner
 from perfnb.capture.tracer import Tracer, data_span, step_span
 
-#: The profiler takes 1.5 KiB an event, and reading the trace as much again. So many bytes end a recording of many
-#: steps early, once it has as many as allow an interval.
-MOST_RECORDED_BYTES, FEWEST_RECORDED = 512 * 2**20, 15
+#: By how much the process may grow while allocations are recorded over many steps, 0.4 KiB an event: to read the trace
+#: takes seven times as much. Beyond, the recording ends early, but not before there are enough steps for an interval.
+MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 
 #: Told of each executed step: the pass, how many of its steps are done, how many are planned (if known).
 Progress = Callable[[str, int, "int | None"], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,22 @@ class StepTimes(NamedTuple):
     ready_ns: int
     end_ns: int
     samples: int | None
+
+
+def require_step(step: Any) -> None:
+    """Refuse what is no step.
+
+    Raises
+    ------
+    TypeError
+    """
+    __tracebackhide__ = True
+    if not callable(step):
+        raise TypeError(
+            f"step must be a function that runs one step, not {type(step).__name__}: pass step, not step()."
+        )
+    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
+        raise TypeError("step must run when it is called: a coroutine or generator function does not.")
 
 
 class BatchSource:
@@ -69,7 +86,7 @@ class BatchSource:
             return "The batches are empty: profiling a step needs at least one batch."
         return (
             f"The batches ran out after {self._taken} and cannot start again, being an iterator or a generator: "
-            "pass a list or a loader, or ask for fewer steps (warmup=, steps=, traced=)."
+            "pass a list or a loader, or ask for fewer steps."
         )
 
 

@@ -22,6 +22,7 @@ PASS_WORDS = {
     "traced": "traced",
     "counted": "counted",
     "ceilings": "measuring ceilings",
+    "process": "reading the process",
 }
 
 _DECIMAL_PREFIXES = ("", "k", "M", "G", "T", "P", "E")

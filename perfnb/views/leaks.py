@@ -79,7 +79,7 @@ def leak_sentence(report: LeakReport) -> str:
             "Libraries such as oneDNN keep what they prepared for each shape: watch steps of one shape to tell this "
             "from a leak."
         )
-    if report.reason == "garbage":
+    if report.reason == "garbage" and report.allocator is not None and report.allocator.grows:
         return (
             f"No leak seen. Memory grows by {torch} while the steps run, but Python's garbage collector frees it: "
             "tensors in reference cycles wait for that."
@@ -105,6 +105,9 @@ def leak_sentence(report: LeakReport) -> str:
     changes = [f"{what} by {by}" for what, by in (("torch's memory", torch), ("the process's", process)) if by]
     small = report.process is not None and report.process.grows
     note = f" Less than {_size(PROCESS_FLOOR_BYTES)} a step of a process is book-keeping." if small else ""
+    if report.reason == "garbage":
+        waited = _size(report.garbage_bytes * len(report.per_step))
+        note += f" After the last step {waited} waited in reference cycles for Python's garbage collector."
     return f"No leak seen. Change: {', '.join(changes)}.{note}"
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from perfnb.analysis.allocations import AFTER, BEFORE, Watched, allocations_by_step
+from perfnb.analysis.blocks import Kind
 from perfnb.analysis.leaks import PROCESS_FLOOR_BYTES, leak_report, levels_by_step, surviving
 
 MIB = 2**20
@@ -115,6 +120,20 @@ def test_reference_cycles_are_garbage() -> None:
     assert len(report.survivors) == 0
 
 
+def test_reference_cycles_that_a_collection_freed_in_between_are_garbage_still() -> None:
+    garbage = made(EVERY)
+    garbage["freed_in_step"] = pd.array([17] * 17 + [STEPS] * (STEPS - 17), dtype="Int64")
+    report = leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS)
+    assert (report.verdict, report.reason) == ("no leak seen", "garbage")
+    assert report.garbage_bytes == MIB * (STEPS - 17) / STEPS
+
+
+def test_a_cycle_here_and_there_is_not_worth_a_word() -> None:
+    garbage = made([3, 20], 4096)
+    garbage["freed_in_step"] = pd.array([STEPS] * 2, dtype="Int64")
+    assert leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS).reason == "steady"
+
+
 def test_a_leak_whose_owner_changes_with_each_step_is_one() -> None:
     leak = joined(*(made([place], layer=f"layer{place}") for place in EVERY))
     report = leak_report(joined(ORDINARY, leak), None, steps=STEPS)
@@ -208,3 +227,47 @@ def test_the_frame_stays_as_it_was() -> None:
     before = frame.copy()
     leak_report(frame, FLAT, steps=STEPS)
     pd.testing.assert_frame_equal(frame, before)
+
+
+def watched(*blocks: tuple[int, int, int], device: str = "cuda:0") -> Watched:
+    """Blocks by event, start and end, in three steps of 10 ns that begin at 100, 120 and 140."""
+    nobody = pd.Series([pd.NA] * len(blocks), dtype="object")
+    host = pd.DataFrame({"kind": [Kind.STEP, Kind.SPAN, Kind.STEP, Kind.STEP], "start": [140, 103, 100, 120]})
+    attribution: Any = SimpleNamespace(host=SimpleNamespace(blocks=host))
+    frame = pd.DataFrame(blocks, columns=["event", "start", "end"])
+    frame = frame.assign(bytes=8, device=device, layer=nobody, phase=nobody, op=nobody)
+    return Watched(None, attribution, frame, 140, 150)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("block", "made", "freed"),
+    [
+        ((3, 100, 110), 0, 0),
+        ((3, 105, 119), 0, 0),  # freed before the next step begins
+        ((3, 105, 125), 0, 1),
+        ((3, 141, 150), 2, 2),
+        ((3, 125, 151), 1, 3),  # freed by the collection after the last step
+        ((3, 125, AFTER), 1, None),
+        ((-1, BEFORE, 125), None, 1),
+        ((3, 90, 151), None, 3),
+        ((3, 90, AFTER), None, None),
+        ((3, 90, 95), None, None),
+        ((-1, BEFORE, AFTER), None, None),  # a parameter
+        ((-1, 121, AFTER), None, None),  # a batch from a loader's shared memory, never allocated here
+    ],
+)
+def test_blocks_lie_in_the_steps_that_made_and_freed_them(
+    block: tuple[int, int, int], made: int | None, freed: int | None
+) -> None:
+    found = allocations_by_step(watched(block))
+    on_cpu = allocations_by_step(watched(block, device="cpu"))
+    pd.testing.assert_frame_equal(on_cpu, found[found["made_in_step"].notna()].assign(device="cpu"))
+    if made is None and freed is None:
+        assert len(found) == 0
+    else:
+        row = found.iloc[0]
+        assert [None if pd.isna(row[name]) else row[name] for name in ("made_in_step", "freed_in_step")] == [
+            made,
+            freed,
+        ]
+        assert leak_report(found, None, steps=3).verdict == "inconclusive"

@@ -115,7 +115,7 @@ def test_a_generator_that_runs_out_is_an_error_that_says_what_to_do(count: int) 
     assert isinstance(caught.value, CaptureError)
     assert str(caught.value) == (
         f"The batches ran out after {count} and cannot start again, being an iterator or a generator: "
-        "pass a list or a loader, or ask for fewer steps (warmup=, steps=, traced=)."
+        "pass a list or a loader, or ask for fewer steps."
     )
 
 

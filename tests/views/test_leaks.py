@@ -56,6 +56,7 @@ EXAMPLES = {
     "process_only": report("leak", "outside", None, PROCESS),
     "shapes": report("inconclusive", "shapes", FLAT, PROCESS),
     "garbage": report("no leak seen", "garbage", KEPT, NOISY, garbage_bytes=float(MIB)),
+    "collected": report("no leak seen", "garbage", Slope(0.56 * MIB, -MIB, 2.0 * MIB, 40), NOISY, garbage_bytes=6e5),
     "unseen": report("inconclusive", "unseen", KEPT, NOISY, survivors=TWO),
     "unexplained": report("inconclusive", "unexplained", KEPT, NOISY),
     "hidden": report("inconclusive", "hidden", Slope(9e6, -2e6, 2e7, 40), PROCESS, survivors=TWO),

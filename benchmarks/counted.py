@@ -1,0 +1,63 @@
+"""The counted steps with all that is made of them, against torch's profiler with memory and shapes and its averages."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.models import STEPS
+from perfnb.analysis.allocations import allocation_table, watched_memory
+from perfnb.analysis.counted import count_ops
+from perfnb.analysis.memory import memory_summary, memory_table
+from perfnb.capture.budget import Plan
+from perfnb.capture.guard import InterruptGate, exclusive
+from perfnb.capture.run import Capture
+from perfnb.capture.session import Session
+from perfnb.capture.steps import StepRunner
+from perfnb.frames.build import recording_of
+
+_RUNS = 5
+
+
+def run() -> Iterator[str]:
+    """One line a model: medians of runs turn about."""
+    for name, make in STEPS.items():
+        step = make()
+        for _ in range(5):
+            step()
+        _ours(step)
+        pairs = [(_ours(step), _torch(step)) for _ in range(_RUNS)]
+        ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
+        yield (
+            f"counted: {name}: counted steps and their tables / torch's step with memory, shapes and FLOPs and "
+            f"key_averages(): {ours / theirs:.2f} ({ours * 1e3:.0f} ms / {theirs * 1e3:.0f} ms)"
+        )
+
+
+def _ours(step: Callable[[], None]) -> float:
+    """Three steps (one to lead in, one for memory, one for arithmetic) and what a report shows of them."""
+    begin = time.perf_counter()
+    with InterruptGate() as gate, exclusive():
+        session = Session(StepRunner(step, None), Plan(), None, gate, lambda *_: None)
+        session.watch_memory(lead_in=True)
+        session.count_arithmetic()
+    meta = session.meta | {"environment": {}}
+    capture = Capture(session.executed, None, [], {}, [], session.memory, session.arithmetic, meta)
+    recording = recording_of(capture, "benchmark")
+    watched = watched_memory(recording)
+    assert watched is not None
+    memory_summary(watched, memory_table(watched))
+    allocation_table(watched)
+    count_ops(recording)
+    return time.perf_counter() - begin
+
+
+def _torch(step: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_flops=True) as prof:
+        step()
+    prof.key_averages()
+    return time.perf_counter() - begin

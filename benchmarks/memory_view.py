@@ -1,0 +1,77 @@
+"""The memory view of a step with 100,000 allocations: how long until it is drawn, and how large it is when saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.profile import Profile
+from perfnb.views.memory import memory_html, memory_text
+from perfnb.views.memory_data import memory_data
+
+#: Each round makes some 4.5 of them.
+_ROUNDS = 22_200
+
+#: Opens the tab, and waits until the browser has painted it.
+_OPEN = """() => new Promise((done) => {
+  const tab = [...document.querySelectorAll("[role=tab]")].find((each) => each.textContent.startsWith("Memory"));
+  const begin = performance.now();
+  tab.click();
+  requestAnimationFrame(() => setTimeout(() => done(performance.now() - begin)));
+})"""
+
+
+class ManySmallOps(nn.Module):
+    """Keeps half of what it makes, so that the picture has much to show."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for place in range(_ROUNDS):
+            x = x * 1.0001
+            if place % 2:
+                kept.append(x + 1)
+        return x + torch.stack(kept[::100]).sum()
+
+
+def run() -> Iterator[str]:
+    """One line for what the kernel does, one for the browser."""
+    model, x = ManySmallOps(), torch.ones(64)
+    with torch.no_grad():
+        p = perfnb.profile_step(lambda: model(x), steps=1, warmup=1, traced=1, flops=False, budget_s=5)
+    assert isinstance(p, Profile)
+    made = len(p.allocations)
+    summary = p._summary.memory
+    assert summary is not None
+    begin = time.perf_counter()
+    page, text, data = memory_html(summary), memory_text(summary), json.dumps(memory_data(summary))
+    views_s = time.perf_counter() - begin
+    saved = sum(len(part.encode()) for part in (page, "\n".join(text), data))
+    yield (
+        f"memory view: {made:,} allocations: static and live view made in {views_s * 1e3:.0f} ms; "
+        f"saved form {saved / 1e6:.2f} MB, of which live {len(data) / 1e6:.2f} MB"
+    )
+    yield f"memory view: {made:,} allocations: drawn in the browser in {_drawn(p)}"
+
+
+def _drawn(p: Profile) -> str:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        return "n/a (no Chromium is installed)"
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        path = p.to_html(Path(folder) / "page.html")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        page.goto(path.as_uri())
+        ms = page.evaluate(_OPEN)
+        browser.close()
+    return f"{ms:.0f} ms"

@@ -1,0 +1,39 @@
+"""The achieved rate of a product in a profile, against torch.utils.benchmark on the same product."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import torch
+from torch.utils import benchmark
+
+import perfnb
+from perfnb.profile import Profile
+
+_SIZES, _ROUNDS = (512, 1024), 7
+
+
+def run() -> Iterator[str]:
+    """One line a size: the ratio of rates, round by round."""
+    for size in _SIZES:
+        left, right = torch.randn(size, size), torch.randn(size, size)
+        ratios = [_ours(left, right) / _theirs(left, right) for _ in range(_ROUNDS)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        yield (
+            f"roofline: product of size {size}: achieved FLOP/s / torch.utils.benchmark: {middle:.3f} "
+            f"(quartiles {low:.3f} to {high:.3f})"
+        )
+
+
+def _ours(left: torch.Tensor, right: torch.Tensor) -> float:
+    p = perfnb.profile_step(lambda: left @ right, steps=20, traced=20, memory=False)
+    assert isinstance(p, Profile)
+    assert p.roofline is not None
+    points = p.roofline.points.set_index("name")
+    return float(points.loc["aten::mm", "achieved_flops_per_s"])
+
+
+def _theirs(left: torch.Tensor, right: torch.Tensor) -> float:
+    timer = benchmark.Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
+    return float(2 * left.shape[0] ** 3 / timer.blocked_autorange(min_run_time=0.3).mean)
