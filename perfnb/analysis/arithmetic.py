@@ -122,7 +122,10 @@ def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
 
 
 def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Sums by a column; the dtype is the one in which most of the arithmetic is done, else most bytes are moved."""
+    """Sums by a column; the dtype is the one in which most of the arithmetic is done, else most bytes are moved.
+
+    FLOPs are missing where nothing that has a formula did any, and something has none.
+    """
     groups = counted.groupby(by, sort=False)
     table = pd.DataFrame(
         {
@@ -132,6 +135,7 @@ def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
             "bytes": groups["bytes"].sum().astype("Int64"),
         }
     )
+    table["flops"] = table["flops"].mask((table["flops"] == 0) & (table["uncounted"] > 0))
     by_dtype = counted.assign(flops=counted["flops"].fillna(0)).groupby([by, "dtype"])[list(_AMOUNTS)].sum()
     heaviest = by_dtype.sort_values(list(_AMOUNTS), ascending=False, kind="stable").reset_index(level="dtype")
     heaviest = heaviest[~heaviest.index.duplicated()]
