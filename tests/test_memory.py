@@ -84,6 +84,7 @@ def test_flops_of_layers_are_exact() -> None:
     assert layers.loc[["model.0", "model.2"], "forward_flops"].tolist() == [first, second]
     assert layers.loc[["model.0", "model.2"], "backward_flops"].tolist() == [first, 2 * second]  # its input needs none
     assert layers.loc["model", ["forward_flops", "backward_flops"]].tolist() == [first + second, first + 2 * second]
+    assert layers.loc["model.1", ["forward_flops", "backward_flops"]].isna().all()  # an activation has no formula
 
 
 def test_a_temporary_of_one_layer_stands_at_the_peak_and_is_gone_at_the_end() -> None:

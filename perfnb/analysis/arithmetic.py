@@ -77,12 +77,13 @@ def _number(label: str) -> int:
 
 
 def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:
-    """What each layer span did itself, by its position among the blocks: ``forward_flops``, ``forward_bytes`` and so on
-    for backward and recompute."""
+    """What each layer span did itself, by its position among the blocks: ``forward_flops``, ``forward_bytes``,
+    ``forward_uncounted`` (calls without a formula), and so on for backward and recompute."""
     span, direction = counted["span"].to_numpy(), counted["direction"].to_numpy(dtype=object)
+    amounts = counted.assign(uncounted=counted["flops"].isna())
     return {
-        f"{way}_{amount}": _summed(span, counted[amount], (span != NONE) & (direction == way), len(attribution.cells))
-        for amount in _AMOUNTS
+        f"{way}_{amount}": _summed(span, amounts[amount], (span != NONE) & (direction == way), len(attribution.cells))
+        for amount in (*_AMOUNTS, "uncounted")
         for way in _DIRECTIONS
     }
 
@@ -93,15 +94,16 @@ def _summed(place: Ints, values: pd.Series, chosen: Bools, length: int) -> Float
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same six sums for the rows of the layers' table that are no module, by the row's name.
+    """The same sums for the rows of the layers' table that are no module, by the row's name.
 
     What lies in the forward pass outside all layers is forward, everything else backward.
     """
     rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
     forward = rows["phase"] == "forward"
+    rows = rows.assign(uncounted=rows["flops"].isna().astype("int64"))
     sums = {
         f"{way}_{amount}": rows[amount].fillna(0).where(chosen, 0).groupby(rows["layer"]).sum()
-        for amount in _AMOUNTS
+        for amount in (*_AMOUNTS, "uncounted")
         for way, chosen in (("forward", forward), ("backward", ~forward), ("recompute", forward & ~forward))
     }
     return pd.DataFrame(sums).astype("Int64")

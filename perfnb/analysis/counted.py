@@ -30,7 +30,10 @@ def count_ops(recording: Recording) -> tuple[Recording, Attribution, pd.DataFram
 def with_arithmetic(
     layers: pd.DataFrame, view: Recording, attribution: Attribution, counted: pd.DataFrame
 ) -> pd.DataFrame:
-    """The frame ``layers`` with FLOPs and bytes moved, of the ops that have a formula, layers inside included."""
+    """The frame ``layers`` with FLOPs and bytes moved, layers inside included.
+
+    FLOPs are of the ops that have a formula, and missing where none of those did any and others have none.
+    """
     sums = sums_by_layer(view, attribution, arithmetic_per_span(attribution, counted))
     table = _whole_numbers(sums)
     seen = np.isin(np.arange(len(view.modules)), _spans_layer(view, attribution))
@@ -38,6 +41,9 @@ def with_arithmetic(
     table[~inside] = pd.NA
     own = special_arithmetic(counted).reindex(layers.index[len(view.modules) :])
     whole = pd.concat([table, own])
+    for way in _WAYS:
+        unknown = (whole[f"{way}_flops"] == 0) & (whole[f"{way}_uncounted"] > 0)
+        whole[f"{way}_flops"] = whole[f"{way}_flops"].mask(unknown.fillna(False))
     moved = whole[[f"{way}_bytes" for way in _WAYS]].sum(axis=1, min_count=1)
     columns = {f"{way}_flops": whole[f"{way}_flops"].array for way in _WAYS}
     return conform(layers.assign(**columns, moved_bytes=moved.array), "layers")

@@ -11,37 +11,40 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.arithmetic import main_dtype
 from perfnb.analysis.nesting import NONE
 from perfnb.frames.recording import Recording
 
+#: Bytes of a parameter in single precision.
+_WHOLE = 4
 _COLUMNS = ["option", "frees_bytes", "basis", "detail"]
 Option = tuple[str, int, str, str]
 
 
 def fitting_options(
-    alive: pd.DataFrame,
-    by_category: Mapping[str, int],
-    attribution: Attribution,
-    recording: Recording,
-    samples: int | None,
+    alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
 ) -> pd.DataFrame:
     """The changes that would free memory at the peak, the greatest first.
 
     Parameters
     ----------
     alive : DataFrame
-        The blocks of memory alive at the peak.
+        The blocks of memory alive at the peak, in the order in which they were made.
     by_category : mapping
         Bytes at the peak.
     samples : int or None
         Samples in a batch.
+
+    Returns
+    -------
+    DataFrame
+        ``option``, ``frees_bytes``, ``basis``, ``detail``; what frees nothing is left out.
     """
     options = [
         *_smaller_batch(by_category, samples),
-        *_checkpointing(alive, recording),
+        *_checkpointing(alive, recording.modules),
         *_stateless(by_category),
-        *_half_precision(by_category),
+        *_half_precision(by_category, recording),
     ]
     frame = pd.DataFrame([option for option in options if option[1] > 0], columns=_COLUMNS)
     frame = frame.astype({"option": "str", "frees_bytes": "Int64", "basis": "str", "detail": "str"})
@@ -60,29 +63,21 @@ def _smaller_batch(by_category: Mapping[str, int], samples: int | None) -> Itera
         )
 
 
-def _checkpointing(alive: pd.DataFrame, recording: Recording) -> Iterator[Option]:
-    """Of repeated blocks of layers, all activations but each block's last; one block's are made again at a time."""
-    saved = alive[(alive["category"] == "activations") & alive["layer"].notna()]
-    modules = recording.modules
-    names = modules["name"].tolist()
-    parents = modules["parent"].to_numpy()
-    groups: dict[tuple[int, str], list[int]] = {}
-    for row, (parent, kind) in enumerate(zip(parents.tolist(), modules["module"], strict=True)):
-        groups.setdefault((parent, str(kind)), []).append(row)
-    inside = {name: row for row, name in enumerate(names)}
-    line = [set(_line(row, parents)) for row in range(len(names))]
-    owner = saved["layer"].map(inside).fillna(NONE).astype("int64").to_numpy()
-    size = saved["bytes"].to_numpy()
+def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> Iterator[Option]:
+    """Of alike layers beside each other, all activations but each one's last; one's are made again at a time."""
+    parent, depth = modules["parent"].to_numpy(), modules["depth"].to_numpy()
+    row = {name: place for place, name in enumerate(modules["name"])}
+    saved = alive[(alive["category"] == "activations") & alive["layer"].isin(row)]
+    at, size = saved["layer"].map(row).to_numpy(dtype=np.int64), saved["bytes"].to_numpy()
     best: tuple[int, int, str] = (0, 0, "")
-    for (parent, kind), rows in groups.items():
-        if parent == NONE or len(rows) < 2:
-            continue
-        parts = [size[np.array([row in line[at] if at != NONE else False for at in owner], dtype=bool)] for row in rows]
-        sums = [int(part.sum()) for part in parts]
-        kept = [int(part[-1]) if len(part) else 0 for part in parts]
-        frees = sum(sums) - sum(kept) - max(sums)
-        if len(rows) > 1 and any(len(part) > 1 for part in parts) and frees > best[0]:
-            best = (frees, len(rows), kind)
+    for level in range(int(depth.max(initial=0)), 0, -1):
+        at = np.where(depth[at] > level, parent[at], at)  # the layer of this level that each lies in
+        here = depth[at] == level
+        blocks = pd.DataFrame({"row": at[here], "bytes": size[here]}).groupby("row")["bytes"].agg(["sum", "last"])
+        alike = [parent[blocks.index], modules["module"].to_numpy(dtype=object)[blocks.index]]
+        for (_, kind), group in blocks.groupby(alike):
+            frees = int(group["sum"].sum() - group["last"].sum() - group["sum"].max())
+            best = max(best, (frees, len(group), str(kind)))
     if best[0] > 0:
         yield (
             "checkpointing",
@@ -91,12 +86,6 @@ def _checkpointing(alive: pd.DataFrame, recording: Recording) -> Iterator[Option
             f"Keep only the last activation of each of the {best[1]} {best[2]} layers and run their forward again in "
             "the backward pass (torch.utils.checkpoint).",
         )
-
-
-def _line(row: int, parents: np.ndarray) -> Iterator[int]:
-    while row != NONE:
-        yield row
-        row = int(parents[row])
 
 
 def _stateless(by_category: Mapping[str, int]) -> Iterator[Option]:
@@ -108,17 +97,20 @@ def _stateless(by_category: Mapping[str, int]) -> Iterator[Option]:
     )
 
 
-def _half_precision(by_category: Mapping[str, int]) -> Iterator[Option]:
-    whole = ("parameters", "gradients", "optimizer_state")
-    yield (
-        "half precision for the model",
-        sum(by_category[name] for name in whole) // 2,
-        "computed",
-        "Parameters, gradients and optimizer state in bfloat16 take half the bytes of float32.",
-    )
-    yield (
-        "half precision for activations",
-        by_category["activations"] // 2,
-        "estimated",
-        "Under bfloat16 autocast most activations take half the bytes; copies of the weights are added.",
-    )
+def _half_precision(by_category: Mapping[str, int], recording: Recording) -> Iterator[Option]:
+    roots = recording.modules[recording.modules["parent"] == NONE]
+    if roots["parameter_bytes"].sum() >= _WHOLE * roots["parameters"].sum():
+        yield (
+            "half precision for the model",
+            sum(by_category[name] for name in ("parameters", "gradients", "optimizer_state")) // 2,
+            "computed",
+            "Parameters, gradients and optimizer state in bfloat16 take half the bytes of float32.",
+        )
+    counted = recording.arithmetic
+    if counted is None or main_dtype(counted.calls.astype({"dtype": "str"})) not in ("bfloat16", "float16"):
+        yield (
+            "half precision for activations",
+            by_category["activations"] // 2,
+            "estimated",
+            "Under bfloat16 autocast most activations take half the bytes; copies of the weights are added.",
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.allocations import AFTER, BEFORE, Watched
+from perfnb.analysis.allocations import Watched
 from perfnb.analysis.fits import fitting_options
 from perfnb.analysis.nesting import NONE, Ints
 from perfnb.frames.schema import CATEGORIES, PHASES, conform
@@ -117,7 +117,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
         by_category=by_category,
         owners=_owners(alive, by_category, int(total[top])),
         largest=_largest(blocks, timeline["t_ms"].to_numpy(dtype=float), watched),
-        fits=fitting_options(alive, by_category, watched.attribution, watched.recording, samples),
+        fits=fitting_options(alive, by_category, watched.recording, samples),
         process_peak_bytes=_peak(line["process"]),
         reserved_peak_bytes=_peak(line["reserved"]),
         fragmentation=None if fullest is None else 1 - int(total[fullest]) / int(reserved[fullest]),
@@ -277,6 +277,3 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
         ],
         dtype=np.int64,
     )
-
-
-__all__ = ["AFTER", "BEFORE", "MemorySummary", "activation_bytes", "memory_summary", "memory_table", "most_alive"]

@@ -83,6 +83,9 @@ def test_sums_per_span_and_per_row_add_up() -> None:
         "forward_bytes": 1030,
         "backward_bytes": 70,
         "recompute_bytes": 0,
+        "forward_uncounted": 1,
+        "backward_uncounted": 1,
+        "recompute_uncounted": 0,
     }
     inner = int(counted["span"].iloc[0])
     assert (per_span["forward_flops"][inner], per_span["backward_flops"][inner]) == (100, 200)
