@@ -33,3 +33,14 @@ def is_steady(times: Sequence[float]) -> bool | None:
     spread = np.median(np.abs(early - middle)) / middle
     late_spread = np.median(np.abs(late - late_middle)) / late_middle
     return bool(close and abs(late_spread - spread) <= 0.10)
+
+
+def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
+    """Number of the step, `fewest` or later, from which on a window of steps shows no trend; ``None`` while none does.
+
+    The steps before it are the warm-up.
+    """
+    for first in range(fewest, len(times) - WINDOW + 1):
+        if is_steady(times[first : first + WINDOW]):
+            return first
+    return None

@@ -1,0 +1,153 @@
+"""Steps timed side by side, without any instrument: rounds in which each runs once, in whatever order."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from perfnb.capture.conditions import Conditions
+from perfnb.capture.device import StepClock, cuda_in_use, synchronize
+from perfnb.capture.guard import InterruptGate, exclusive
+from perfnb.capture.session import Progress
+from perfnb.capture.steps import BatchSource, common_size, require_step
+
+
+class Bench:
+    """Context manager that runs steps in rounds.
+
+    In a round each step runs once, on the same batch and with the same random numbers, so that no order gives one of
+    them an easier task. The user's interrupts and errors come through after everything installed has been removed.
+
+    Parameters
+    ----------
+    steps : sequence of callable
+        Called without arguments, or with a batch where there are `batches`.
+    batches : iterable, or callable returning one, optional
+        Begun again when they run out.
+    progress : callable, optional
+        Told the pass, the rounds done and the rounds planned.
+
+    Attributes
+    ----------
+    conditions : Conditions
+        What went on beside the steps.
+    sizes : list of (int or None)
+        Samples in the batch of each round.
+    results : list
+        What each step returned in the last round that kept results.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Callable[..., Any]],
+        batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        for step in steps:
+            require_step(step)
+        self.conditions = Conditions()
+        self.sizes: list[int | None] = []
+        self.results: list[Any] = []
+        self._steps = list(steps)
+        self._source = None if batches is None else BatchSource(batches)
+        self._progress = progress or (lambda *_: None)
+        self._gate = InterruptGate()
+        self._installed = ExitStack()
+
+    def __enter__(self) -> Bench:
+        with ExitStack() as stack:
+            stack.enter_context(self._gate)
+            stack.enter_context(exclusive())
+            if self._source is not None:
+                stack.callback(self._source.close)
+            stack.enter_context(self.conditions)
+            self._installed = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> bool | None:
+        return self._installed.__exit__(*exc_info)
+
+    def rounds(
+        self,
+        orders: Iterable[Sequence[int]],
+        *,
+        pass_name: str = "timed",
+        planned: int | None = None,
+        until: float | None = None,
+        keep_results: bool = False,
+    ) -> list[list[int]]:
+        """Run rounds.
+
+        Parameters
+        ----------
+        orders : iterable of sequence of int
+            For each round the numbers of the steps in the order in which they run; asked for as they are needed.
+        until : float, optional
+            Moment (`time.perf_counter`) after which no round begins, but the first.
+        keep_results : bool
+            Keep what the steps return, in `results`.
+
+        Returns
+        -------
+        list of list of int
+            For each step its durations in nanoseconds, a value a round.
+        """
+        __tracebackhide__ = True
+        synchronize()
+        clocks = [StepClock() for _ in self._steps]
+        for done, order in enumerate(orders, start=1):
+            if done > 1 and until is not None and time.perf_counter() > until:
+                break
+            with self._gate.opened():
+                self._round(order, clocks, keep_results)
+            self._progress(pass_name, done, planned)
+        return [clock.durations_ns() for clock in clocks]
+
+    def _round(self, order: Sequence[int], clocks: list[StepClock], keep: bool) -> None:
+        __tracebackhide__ = True
+        alone = len(self._steps) == 1
+        arguments = () if alone else self._batch()
+        numbers = None if alone else _random_state()
+        results: list[Any] = [None] * len(self._steps)
+        for place, number in enumerate(order):
+            if numbers is not None and place:
+                _set_random_state(numbers)
+            step, clock = self._steps[number], clocks[number]
+            clock.begin()
+            begin = time.perf_counter_ns()
+            if alone:
+                arguments = self._batch()  # the wait for it is part of a step, but cannot be shared out among several
+            result = step(*arguments)
+            clock.end(time.perf_counter_ns() - begin)
+            self.conditions.step += 1
+            if keep:
+                results[number] = result
+            del result
+        self.sizes.append(common_size(arguments[0]) if arguments else None)
+        if keep:
+            self.results = results
+
+    def _batch(self) -> tuple[Any, ...]:
+        __tracebackhide__ = True
+        return () if self._source is None else (self._source.next(),)
+
+
+def _random_state() -> tuple[Any, ...]:
+    """The state of the generators of random numbers that the steps share."""
+    on_gpu = torch.cuda.get_rng_state_all() if cuda_in_use() else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+
+
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    of_python, of_numpy, of_torch, on_gpu = state
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    if on_gpu is not None:
+        torch.cuda.set_rng_state_all(on_gpu)

@@ -1,0 +1,150 @@
+"""Rounds of steps: each runs once in each, on the same batch and random numbers, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from perfnb.capture.bench import Bench
+from perfnb.capture.conditions import Conditions
+from perfnb.capture.steady import steady_from
+from perfnb.errors import NestedProfilerError
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def test_each_step_runs_once_a_round_in_the_order_asked_for() -> None:
+    seen: list[tuple[str, int]] = []
+    steps = [lambda batch, name=name: seen.append((name, batch)) for name in "ab"]
+
+    with Bench(steps, [1, 2, 3]) as bench:
+        times = bench.rounds([(0, 1), (1, 0), (0, 1), (1, 0)])
+
+    assert seen == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3), ("b", 1), ("a", 1)]
+    assert [len(each) for each in times] == [4, 4]
+
+
+def test_the_steps_of_a_round_draw_the_same_random_numbers_and_those_of_the_next_others() -> None:
+    drawn: list[tuple[float, ...]] = []
+
+    def step() -> None:
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+
+    with Bench([step, step]) as bench:
+        bench.rounds([(0, 1), (1, 0)])
+
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+    step()
+    assert drawn[4] != drawn[3]
+
+
+def test_durations_are_those_of_the_steps() -> None:
+    with Bench([lambda: time.sleep(0.02), lambda: time.sleep(0.001)]) as bench:
+        slow, fast = bench.rounds([(0, 1), (1, 0)] * 3)
+
+    assert min(slow) >= 20e6 > sorted(fast)[2] >= 1e6
+
+
+def test_the_wait_for_data_belongs_to_a_step_alone() -> None:
+    def batches() -> object:
+        for _ in range(3):
+            time.sleep(0.02)
+            yield torch.ones(4, 2)
+
+    with Bench([lambda batch: None], batches) as bench:
+        (times,) = bench.rounds([(0,)] * 3)
+
+    assert min(times) >= 20e6
+    assert bench.sizes == [4, 4, 4]
+
+
+def test_results_are_kept_where_they_are_wanted() -> None:
+    with Bench([lambda: 1, lambda: 2]) as bench:
+        bench.rounds([(1, 0)])
+        assert bench.results == []
+        bench.rounds([(1, 0)], keep_results=True)
+        assert bench.results == [1, 2]
+
+
+def test_time_that_is_over_ends_the_rounds_after_the_first() -> None:
+    with Bench([lambda: None]) as bench:
+        assert len(bench.rounds([(0,)] * 5, until=0.0)[0]) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt()])
+def test_what_a_step_raises_comes_through(error: BaseException) -> None:
+    def step() -> None:
+        raise error
+
+    with pytest.raises(type(error)), Bench([step]) as bench:
+        bench.rounds([(0,)])
+
+
+def test_an_interrupt_between_steps_waits_for_the_next() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    ran = []
+
+    def interrupted() -> None:
+        with Bench([lambda: ran.append(1)]) as bench:
+            bench.rounds([(0,)])
+            signal.raise_signal(signal.SIGINT)
+            bench.rounds([(0,)])
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    assert ran == [1]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_benches_do_not_nest() -> None:
+    def step() -> None:
+        with Bench([lambda: None]):
+            pass
+
+    with pytest.raises(NestedProfilerError), Bench([step]) as bench:
+        bench.rounds([(0,)])
+
+
+def test_garbage_collections_are_recorded_with_their_step() -> None:
+    conditions = Conditions()
+    gc.disable()
+    try:
+        with conditions:
+            conditions.step = 7
+            gc.collect()
+    finally:
+        gc.enable()
+
+    ((step, pause),) = conditions.facts["gc_pauses"]
+    assert step == 7
+    assert pause > 0
+    assert conditions.facts["cpus"] >= 1
+    assert conditions.facts["involuntary_switches"] >= 0
+    assert conditions._collects not in gc.callbacks
+
+
+@pytest.mark.parametrize(
+    ("series", "least", "most"),
+    [
+        ([30.0] * 10 + [10.0] * 30, 10, 15),
+        ([10 * (1 + 2 * 2.72 ** (-place / 3)) for place in range(60)], 8, 18),
+        ([10.0] * 20, 0, 0),
+    ],
+)
+def test_a_warm_up_ends_where_the_steps_are_alike(series: list[float], least: int, most: int) -> None:
+    jitter = np.random.default_rng(1).normal(1, 0.005, len(series))
+    first = steady_from([value * noise for value, noise in zip(series, jitter, strict=True)])
+    assert first is not None
+    assert least <= first <= most
+
+
+def test_what_is_never_steady_has_no_end_of_its_warm_up() -> None:
+    assert steady_from([10.0 * 1.05**place for place in range(60)]) is None
+    assert steady_from([10.0] * 19) is None
