@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perfnb.profile import Profile, load, profile_step
     from perfnb.roofline import Roofline
     from perfnb.snapshot import MemorySnapshot
+    from perfnb.timing import Timing, time_step
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,10 +26,12 @@ __all__ = [
     "PerfnbError",
     "Profile",
     "Roofline",
+    "Timing",
     "estimate_memory",
     "find_leaks",
     "load",
     "profile_step",
+    "time_step",
 ]
 
 #: The modules in which public names live, by name: pandas and the rest load when one is first needed.
@@ -38,6 +41,7 @@ _HOMES = {
     **dict.fromkeys(("Profile", "load", "profile_step"), "profile"),
     "Roofline": "roofline",
     "MemorySnapshot": "snapshot",
+    **dict.fromkeys(("Timing", "time_step"), "timing"),
 }
 
 

@@ -17,12 +17,12 @@ from perfnb.analysis.events import event_table
 from perfnb.analysis.memory import memory_table
 from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.summary import Summary, summarize, timing_of
-from perfnb.analysis.timing import Timing
 from perfnb.frames import storage
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
 from perfnb.roofline import Roofline
 from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
+from perfnb.timing import Timing, shown
 from perfnb.views.display import in_notebook, show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.progress import Progress
@@ -108,7 +108,7 @@ class Profile:
     @property
     def timing(self) -> Timing:
         """The step time of the timed pass, with its confidence interval."""
-        return timing_of(self._recording)
+        return shown(timing_of(self._recording))
 
     @property
     def meta(self) -> dict[str, Any]:

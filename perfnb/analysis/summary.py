@@ -16,7 +16,7 @@ from perfnb.analysis.notes import notes, notes_of_failure, slowdown_of
 from perfnb.analysis.ops import layer_op_table, op_calls, op_table
 from perfnb.analysis.phases import phase_table
 from perfnb.analysis.roofline import Roofline, step_roofline
-from perfnb.analysis.timing import Timing
+from perfnb.analysis.timing import Timing, timing_of_batches
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import PASSES, conform
 
@@ -70,12 +70,13 @@ class Summary:
 def timing_of(recording: Recording) -> Timing:
     """The step times of the timed pass."""
     steps = recording.steps
-    timed = steps[steps["pass"] == "timed"]
-    sizes = [] if timed["samples"].isna().any() else [int(size) for size in timed["samples"]]
-    return Timing(
-        samples_ms=tuple(float(value) for value in timed["wall_ms"]),
-        batch_size=sizes[0] if len(set(sizes)) == 1 else None,
-        samples=sum(sizes) if sizes else None,
+    timed, warmup = steps[steps["pass"] == "timed"], steps[steps["pass"] == "warmup"]
+    return timing_of_batches(
+        [float(value) for value in timed["wall_ms"]],
+        [None if pd.isna(size) else int(size) for size in timed["samples"]],
+        warmup_ms=tuple(float(value) for value in warmup["wall_ms"]),
+        steady=recording.meta.get("steady"),
+        noise=recording.meta.get("noise", {}),
     )
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+
+from perfnb.analysis.intervals import Interval, interval_of_median, quantile
+from perfnb.analysis.outliers import Outliers, classify_outliers
 
 
 @dataclass(frozen=True, repr=False)
 class Timing:
-    """Step times of the timed pass: no profiler, no hooks.
+    """Step times, measured without profiler and hooks.
 
     Attributes
     ----------
@@ -20,15 +25,26 @@ class Timing:
         Samples that every step works on; ``None`` where the batches do not tell or differ.
     samples : int or None
         Samples of all steps together; ``None`` where the batches do not tell.
+    warmup_ms : tuple of float
+        Wall time of each step of the warm-up, which are not among `samples_ms`.
+    steady : bool or None
+        Whether the last steps of the warm-up showed no trend; ``None`` where there were too few to tell.
+    noise : mapping
+        What went on beside the steps: load, clock, garbage collections, throttling; see `capture.conditions`.
     """
 
     samples_ms: tuple[float, ...]
     batch_size: int | None = None
     samples: int | None = None
+    warmup_ms: tuple[float, ...] = ()
+    steady: bool | None = None
+    noise: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
+        if not self.steps:
+            return "<perfnb.Timing: no step>"
         interval = "" if self.ci_ms is None else f" [{self.ci_ms[0]:.3g}, {self.ci_ms[1]:.3g}]"
-        return f"<perfnb.Timing: {self.median_ms:.3g} ms{interval}, {self.steps} steps>"
+        return f"<perfnb.Timing: {self.median_ms:.3g} ms{interval}, {self.steps} step{'s' * (self.steps > 1)}>"
 
     @property
     def steps(self) -> int:
@@ -42,8 +58,23 @@ class Timing:
 
     @property
     def ci_ms(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the median; ``None`` below 6 steps, which cannot support one."""
-        return median_interval(self.samples_ms)
+        """95 % confidence interval of the median; ``None`` below 6 steps, which cannot support one.
+
+        From order statistics; where successive steps resemble each other, by a moving-block bootstrap.
+        """
+        return None if self._interval is None else self._interval[:2]
+
+    @property
+    def ci_method(self) -> str | None:
+        """How `ci_ms` was found."""
+        return None if self._interval is None else self._interval.method
+
+    def quantile_ms(self, q: float) -> float | None:
+        """The step time that a share `q` of the steps does not exceed.
+
+        ``None`` where so few steps cannot support it: the 90th percentile needs 29, the 95th 59, the 99th 299.
+        """
+        return quantile(self.samples_ms, q)
 
     @property
     def throughput_per_s(self) -> float | None:
@@ -52,21 +83,23 @@ class Timing:
             return self.batch_size / self.median_ms * 1e3
         return None if self.samples is None else self.samples / sum(self.samples_ms) * 1e3
 
+    @cached_property
+    def outliers(self) -> Outliers:
+        """Steps far from the others, by class; none is left out of any figure."""
+        return classify_outliers(self.samples_ms)
 
-def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Confidence interval of the median from order statistics; ``None`` where too few samples allow none.
+    @cached_property
+    def _interval(self) -> Interval | None:
+        return interval_of_median(self.samples_ms)
 
-    The interval from the k-th smallest to the k-th largest of n samples covers the median with
-    probability ``1 - 2 P(Binomial(n, 1/2) < k)`` whatever the distribution (David and Nagaraja,
-    Order Statistics, section 7.1).
-    """
-    from scipy.special import bdtr
 
-    ordered = np.sort(np.asarray(samples, dtype=float))
-    n = len(ordered)
-    ranks = np.arange(1, n // 2 + 1)
-    enough = ranks[1.0 - 2.0 * bdtr(ranks - 1.0, n, 0.5) >= confidence]
-    if len(enough) == 0:
-        return None
-    k = int(enough[-1])
-    return float(ordered[k - 1]), float(ordered[n - k])
+def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: Any) -> Timing:
+    """The timing of steps with the sizes of their batches."""
+    known = [size for size in sizes if size is not None]
+    whole = len(known) == len(sizes) and len(known) > 0
+    return Timing(
+        samples_ms=tuple(samples_ms),
+        batch_size=known[0] if whole and len(set(known)) == 1 else None,
+        samples=sum(known) if whole else None,
+        **rest,
+    )

@@ -119,12 +119,14 @@ class Bench:
             if numbers is not None and place:
                 _set_random_state(numbers)
             step, clock = self._steps[number], clocks[number]
+            self.conditions.running = True
             clock.begin()
             begin = time.perf_counter_ns()
             if alone:
                 arguments = self._batch()  # the wait for it is part of a step, but cannot be shared out among several
             result = step(*arguments)
             clock.end(time.perf_counter_ns() - begin)
+            self.conditions.running = False
             self.conditions.step += 1
             if keep:
                 results[number] = result

@@ -23,7 +23,9 @@ class Conditions:
     Attributes
     ----------
     step : int
-        Number of the step that runs; set by who runs it.
+        Number of the step that runs, or runs next; set by who runs it.
+    running : bool
+        Whether a step runs: what is collected between steps disturbs none.
     facts : dict
         JSON-able, complete when the context is left; what could not be found out is absent. ``load_before`` and
         ``load_after`` (mean number of runnable threads of the machine in the last minute), ``cpus``,
@@ -33,7 +35,7 @@ class Conditions:
     """
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step, self.running = 0, False
         self.facts: dict[str, Any] = {}
         self._pauses: list[list[float]] = []
         self._began = 0.0
@@ -62,7 +64,7 @@ class Conditions:
     def _collects(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
             self._began = time.perf_counter()
-        else:
+        elif self.running:
             self._pauses.append([self.step, round((time.perf_counter() - self._began) * 1e3, 4)])
 
 

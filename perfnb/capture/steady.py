@@ -36,11 +36,9 @@ def is_steady(times: Sequence[float]) -> bool | None:
 
 
 def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
-    """Number of the step, `fewest` or later, from which on a window of steps shows no trend; ``None`` while none does.
+    """Number of the first of the last `WINDOW` steps, `fewest` or later, where these show no trend; else ``None``.
 
-    The steps before it are the warm-up.
+    Asked after each step, it tells where the warm-up ended: with the steps before that number.
     """
-    for first in range(fewest, len(times) - WINDOW + 1):
-        if is_steady(times[first : first + WINDOW]):
-            return first
-    return None
+    first = len(times) - WINDOW
+    return first if first >= fewest and is_steady(times[first:]) else None

@@ -1,0 +1,147 @@
+"""How many steps, or pairs of steps, a measurement needs: planned from a pilot, fixed before looking."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfnb.analysis.intervals import Samples, effective_size
+from perfnb.analysis.signed_rank import FEWEST_PAIRS, spread
+
+#: A pilot's standard deviation is taken at this upper confidence limit: half of all pilots show too little.
+PILOT_CONFIDENCE = 0.8
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How many to measure.
+
+    Attributes
+    ----------
+    count : int
+        What the budget allows of what is needed.
+    needed : int
+        What the aim needs.
+    """
+
+    count: int
+    needed: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether the budget allows for the aim."""
+        return self.count >= self.needed
+
+
+def plan_steps(
+    pilot_ms: Samples,
+    *,
+    half_width: float = 0.02,
+    budget_s: float = math.inf,
+    confidence: float = 0.95,
+    fewest: int = 20,
+    most: int = 1000,
+) -> Planned:
+    """Steps that put the ends of the median's interval `half_width` (0.02 is 2 %) from the median.
+
+    The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (Kendall and
+    Stuart, volume 1, section 10.12); the deviation is that of log times, read from their quartiles. Steps that resemble the one
+    before count for less, by `effective_size`.
+    """
+    from scipy.special import ndtri
+
+    logs = np.log(np.asarray(pilot_ms, dtype=float))
+    low, high = np.percentile(logs, [25, 75])
+    deviation = (high - low) / 1.349
+    inflation = len(logs) / effective_size(logs)
+    z = float(ndtri((1 + confidence) / 2))
+    needed = max(fewest, math.ceil((z * 1.2533 * deviation / math.log1p(half_width)) ** 2 * inflation))
+    return _within(needed, budget_s, float(np.mean(pilot_ms)) / 1e3, most, least=1)
+
+
+def plan_pairs(
+    pilot: Samples,
+    *,
+    equal_within: float = 0.02,
+    power: float = 0.9,
+    confidence: float = 0.95,
+    budget_s: float = math.inf,
+    pair_s: float = 0.0,
+    most: int = 1000,
+) -> Planned:
+    """Pairs that find a difference of `equal_within`, and the lack of one, with probability `power`.
+
+    Parameters
+    ----------
+    pilot : sequence of float
+        Log ratios of a few pairs, at least 2. Their spread is taken at its upper 80 % limit (Browne, 1995).
+    pair_s : float
+        Seconds that a pair takes, out of `budget_s`.
+    """
+    from scipy.special import chdtri
+
+    if len(pilot) < 2:
+        raise ValueError("A pilot needs at least 2 pairs.")
+    if equal_within <= 0:
+        return _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS)
+    freedom = len(pilot) - 1
+    deviation = spread(pilot) * math.sqrt(freedom / float(chdtri(freedom, PILOT_CONFIDENCE)))
+    needed = pairs_needed(deviation, math.log1p(equal_within), power=power, confidence=confidence, most=10 * most)
+    return _within(needed, budget_s, pair_s, most, least=FEWEST_PAIRS)
+
+
+def pairs_needed(
+    deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = 100_000
+) -> int:
+    """Fewest pairs whose paired t-test finds `effect`, and whose two one-sided tests show that none of that size is there.
+
+    Both on the log scale. The power of the paired t-test is that of the noncentral t distribution with noncentrality
+    effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, section 2.5). Each of the two one-sided tests of
+    equivalence must reject with probability (1 + power) / 2 for both to do so where there is no difference (Julious,
+    Statistics in Medicine 23, 2004, section 5).
+    """
+    from scipy.special import stdtrit
+    from scipy.stats import nct
+
+    if deviation <= 0:
+        return FEWEST_PAIRS
+    fewest, beyond = FEWEST_PAIRS - 1, FEWEST_PAIRS
+    tail = (1 - confidence) / 2
+
+    def suffices(n: int) -> bool:
+        shift = effect / deviation * math.sqrt(n)
+        # Far out the distribution is cut off: what is found with certainty needs no integral.
+        if shift > 30:
+            return True
+        finds = float(nct.sf(stdtrit(n - 1, 1 - tail), n - 1, shift))
+        equals = float(nct.sf(stdtrit(n - 1, 1 - 2 * tail), n - 1, shift))
+        return finds >= power and equals >= (1 + power) / 2
+
+    while not suffices(beyond):
+        fewest, beyond = beyond, 2 * beyond
+        if beyond >= most:
+            return most
+    while beyond - fewest > 1:
+        middle = (fewest + beyond) // 2
+        fewest, beyond = (fewest, middle) if suffices(middle) else (middle, beyond)
+    return beyond
+
+
+def smallest_detectable(deviation: float, pairs: int, *, power: float = 0.9, confidence: float = 0.95) -> float:
+    """Smallest relative difference (0.01 is 1 %) that this many pairs find with probability `power`.
+
+    (t_0.975 + t_0.90) deviation / sqrt(n) on the log scale (Bloom, Evaluation Review 19, 1995).
+    """
+    from scipy.special import stdtrit
+
+    if pairs < 2:
+        return math.inf
+    factor = float(stdtrit(pairs - 1, (1 + confidence) / 2) + stdtrit(pairs - 1, power))
+    return math.expm1(factor * deviation / math.sqrt(pairs))
+
+
+def _within(needed: int, budget_s: float, each_s: float, most: int, least: int) -> Planned:
+    affordable = most if each_s <= 0 or math.isinf(budget_s) else int(budget_s / each_s)
+    return Planned(max(least, min(needed, affordable, most)), needed)
