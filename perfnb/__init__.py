@@ -11,36 +11,44 @@ from typing import TYPE_CHECKING, Any
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
+    from perfnb.comparison import ABTest, ab_test
     from perfnb.estimate import MemoryEstimate, estimate_memory
     from perfnb.leaks import Leaks, find_leaks
     from perfnb.profile import Profile, load, profile_step
     from perfnb.roofline import Roofline
+    from perfnb.self_check import SelfCheck, selfcheck
     from perfnb.snapshot import MemorySnapshot
     from perfnb.timing import Timing, time_step
 
 __version__ = "0.1.0"
 __all__ = [
+    "ABTest",
     "Leaks",
     "MemoryEstimate",
     "MemorySnapshot",
     "PerfnbError",
     "Profile",
     "Roofline",
+    "SelfCheck",
     "Timing",
+    "ab_test",
     "estimate_memory",
     "find_leaks",
     "load",
     "profile_step",
+    "selfcheck",
     "time_step",
 ]
 
 #: The modules in which public names live, by name: pandas and the rest load when one is first needed.
 _HOMES = {
     **dict.fromkeys(("MemoryEstimate", "estimate_memory"), "estimate"),
+    **dict.fromkeys(("ABTest", "ab_test"), "comparison"),
     **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
     **dict.fromkeys(("Profile", "load", "profile_step"), "profile"),
     "Roofline": "roofline",
     "MemorySnapshot": "snapshot",
+    **dict.fromkeys(("SelfCheck", "selfcheck"), "self_check"),
     **dict.fromkeys(("Timing", "time_step"), "timing"),
 }
 

@@ -103,10 +103,10 @@ def lag1(samples: Samples) -> float:
 def effective_size(samples: Samples) -> float:
     """How many independent samples would tell as much about the median; n itself where `lag1` is at most 0.2.
 
-    n divided by the sum of the autocorrelations, over all lags, of being above or below the median: the larger one of two
-    estimates. One takes the sequence for a first-order autoregression, where a correlation r of normal values is one of
-    2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as long as sums of
-    pairs are above zero and do not grow (Geyer, 1992, initial monotone sequence), which sees a slow drift
+    n divided by the sum of the autocorrelations, over all lags, of being above or below the median: the larger one of
+    two estimates. One takes the sequence for a first-order autoregression, where a correlation r of normal values is
+    one of 2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as long as
+    sums of pairs are above zero and do not grow (Geyer, 1992, initial monotone sequence), which sees a slow drift
     under much noise.
     """
     n = len(samples)
@@ -134,8 +134,8 @@ def _sum_of_autocorrelations(values: Floats) -> float:
 def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
     """Fewest samples that support a quantile: the largest of n lies above it with probability 1 - q^n.
 
-    The distribution-free one-sided bound for independent samples (Hahn and Meeker, Statistical Intervals,
-    section 5.3); for a quantile below the median, of the smallest.
+    The distribution-free one-sided bound for independent samples (Hahn and Meeker, Statistical Intervals, on
+    one-sided bounds); for a quantile below the median, of the smallest.
     """
     if not 0 < q < 1:
         raise ValueError(f"A quantile lies between 0 and 1, not at {q!r}.")

@@ -46,9 +46,9 @@ def plan_steps(
 ) -> Planned:
     """Steps that put the ends of the median's interval `half_width` (0.02 is 2 %) from the median.
 
-    The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (Kendall and
-    Stuart, volume 1, section 10.12); the deviation is that of log times, read from their quartiles. Steps that resemble the one
-    before count for less, by `effective_size`.
+    The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (David and
+    Nagaraja, Order Statistics, on asymptotic quantiles); the deviation is that of log times, read from their quartiles.
+    Steps that resemble the one before count for less, by `effective_size`.
     """
     from scipy.special import ndtri
 
@@ -95,12 +95,12 @@ def plan_pairs(
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = 100_000
 ) -> int:
-    """Fewest pairs whose paired t-test finds `effect`, and whose two one-sided tests show that none of that size is there.
+    """Fewest pairs whose t-test finds `effect`, and whose two one-sided tests show that none of that size is there.
 
     Both on the log scale. The power of the paired t-test is that of the noncentral t distribution with noncentrality
-    effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, section 2.5). Each of the two one-sided tests of
+    effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, chapter 2). Each of the two one-sided tests of
     equivalence must reject with probability (1 + power) / 2 for both to do so where there is no difference (Julious,
-    Statistics in Medicine 23, 2004, section 5).
+    Statistics in Medicine 23, 2004).
     """
     from scipy.special import stdtrit
     from scipy.stats import nct

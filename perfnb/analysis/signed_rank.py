@@ -37,7 +37,7 @@ def walsh_averages(differences: Samples) -> Floats:
 
 
 def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
-    """Centre of symmetric differences: the median of their Walsh averages, and the interval that inverts Wilcoxon's test.
+    """Centre of symmetric differences: the median of their Walsh averages, and the interval of Wilcoxon's test.
 
     The interval from the k-th smallest to the k-th largest Walsh average covers the centre with probability
     1 - 2 P(W < k), where W is the signed-rank statistic under the null hypothesis (Hollander, Wolfe and Chicken,
@@ -53,7 +53,7 @@ def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
 
 
 def signed_rank_p(differences: Samples) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test that the centre is 0: it agrees with `hodges_lehmann`'s interval.
+    """Two-sided p-value of Wilcoxon's signed-rank test that the centre is 0; it agrees with `hodges_lehmann`.
 
     `scipy.stats.wilcoxon` gives the same without ties and zeros; with them it changes its method and warns, where here
     a Walsh average of 0 counts half to each side.

@@ -60,6 +60,11 @@ class Bench:
         self._gate = InterruptGate()
         self._installed = ExitStack()
 
+    @property
+    def count(self) -> int:
+        """Number of steps."""
+        return len(self._steps)
+
     def __enter__(self) -> Bench:
         with ExitStack() as stack:
             stack.enter_context(self._gate)

@@ -21,6 +21,7 @@ PASS_WORDS = {
     "lead_in": "lead-in",
     "traced": "traced",
     "counted": "counted",
+    "pilot": "pilot",
     "ceilings": "measuring ceilings",
     "process": "reading the process",
 }

@@ -1,0 +1,97 @@
+"""Two steps side by side: what pairs of their times say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from perfnb.analysis.intervals import Floats
+from perfnb.analysis.paired import PairedComparison, compare_pairs
+from perfnb.analysis.planning import smallest_detectable
+from perfnb.analysis.timing import Timing
+
+
+@dataclass(frozen=True)
+class ABFigures:
+    """An experiment of randomised, interleaved pairs.
+
+    Attributes
+    ----------
+    a_name, b_name : str
+        The steps.
+    a_ms, b_ms : tuple of float
+        Their times; pair by pair, in the order of execution.
+    comparison : PairedComparison
+        What the pairs say of b against a.
+    planned, needed : int
+        How many pairs the pilot allowed within the budget, and how many the aim asked for.
+    seed : int
+        Of the order within the pairs.
+    check : str or None
+        How the results of b differ from those of a, in words; empty where they agree, ``None`` where it was not asked.
+    noise : mapping
+        What went on beside the steps.
+    steady : bool or None
+        Whether the warm-up ended with both steady.
+    """
+
+    a_name: str
+    b_name: str
+    a_ms: tuple[float, ...]
+    b_ms: tuple[float, ...]
+    comparison: PairedComparison
+    planned: int
+    needed: int
+    seed: int
+    check: str | None = None
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    steady: bool | None = None
+
+    @property
+    def verdict(self) -> str:
+        """ "faster", "slower", "same" or "inconclusive", of b against a."""
+        return self.comparison.verdict
+
+    @property
+    def a(self) -> Timing:
+        """The times of a."""
+        return Timing(self.a_ms, steady=self.steady, noise=self.noise)
+
+    @property
+    def b(self) -> Timing:
+        """The times of b."""
+        return Timing(self.b_ms, steady=self.steady, noise=self.noise)
+
+    @property
+    def percent(self) -> Floats:
+        """By how many percent b took longer than a, pair by pair."""
+        return 100.0 * (np.asarray(self.b_ms, dtype=np.float64) / np.asarray(self.a_ms, dtype=np.float64) - 1.0)
+
+
+def ab_figures(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: float, **rest: Any) -> ABFigures:
+    """Judge pairs of times; the log of their ratio makes b twice as fast as far from 1 as b twice as slow."""
+    ratios = np.log(np.asarray(b_ms, dtype=float) / np.asarray(a_ms, dtype=float))
+    return ABFigures(
+        a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=compare_pairs(ratios, equal_within=equal_within), **rest
+    )
+
+
+def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """For each of `count` rounds the order of its steps, each as likely as any other."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        yield generator.permutation(steps).tolist()
+
+
+def detectable_in(figures: ABFigures, seconds: float) -> float | None:
+    """The smallest difference that as many pairs as fit into `seconds` find with a probability of 90 %."""
+    pairs, found = figures.comparison.pairs, figures.comparison.smallest_detectable
+    if pairs < 2 or not math.isfinite(found):
+        return None
+    pair_s = (sum(figures.a_ms) + sum(figures.b_ms)) / pairs / 1e3
+    deviation = math.log1p(found) / math.log1p(smallest_detectable(1.0, pairs))
+    return smallest_detectable(deviation, max(2, int(seconds / pair_s)))

@@ -1,0 +1,203 @@
+"""`ab_test`: is b faster than a, by how much, and how sure is that?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.ab import ABFigures, ab_figures, random_orders
+from perfnb.analysis.planning import plan_pairs
+from perfnb.timing import MOST_WARMUP, WARMUP_SHARE, Timing, shown
+from perfnb.views.ab import ab_html, ab_line, ab_text
+from perfnb.views.progress import Progress
+
+#: Pairs of the pilot, which the result does not rest on.
+PILOT_PAIRS = 10
+#: Of the order within the pairs, so that a run can be told again.
+SEED = 20260101
+
+#: Tells how two results differ: nothing or ``True`` if they agree, else ``False`` or an `AssertionError`.
+Check = Callable[[Any, Any], Any]
+
+
+class ABTest:
+    """Step b against step a, from randomised, interleaved pairs. Shows itself in a notebook."""
+
+    def __init__(self, figures: ABFigures) -> None:
+        self._figures = figures
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, ``same`` or ``inconclusive``, of b against a."""
+        return self._figures.verdict
+
+    @property
+    def ratio(self) -> float:
+        """Time of b by time of a: below 1, b is faster."""
+        return self._figures.comparison.ratio
+
+    @property
+    def ratio_ci(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the ratio; ``None`` below 6 pairs, which cannot support one."""
+        return self._figures.comparison.ratio_ci
+
+    @property
+    def p_value(self) -> float:
+        """Of the hypothesis that the ratio is 1 (Wilcoxon's signed ranks)."""
+        return self._figures.comparison.p_value
+
+    @property
+    def smallest_detectable(self) -> float:
+        """The smallest relative difference that these pairs find with a probability of 90 %: 0.01 is 1 %."""
+        return self._figures.comparison.smallest_detectable
+
+    @property
+    def check(self) -> str | None:
+        """How the results of b differ from those of a; empty where they agree, ``None`` where it was not asked."""
+        return self._figures.check
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """A row a pair, in the order of execution: ``a_ms``, ``b_ms``, ``ratio``."""
+        a, b = np.asarray(self._figures.a_ms), np.asarray(self._figures.b_ms)
+        return pd.DataFrame({"a_ms": a, "b_ms": b, "ratio": b / a}).rename_axis("pair")
+
+    @property
+    def a(self) -> Timing:
+        """The times of a."""
+        return shown(self._figures.a)
+
+    @property
+    def b(self) -> Timing:
+        """The times of b."""
+        return shown(self._figures.b)
+
+    def __str__(self) -> str:
+        return ab_text(self._figures)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.ABTest: {ab_line(self._figures)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": ab_html(self._figures)}
+
+
+def ab_test(
+    a: Callable[..., Any],
+    b: Callable[..., Any],
+    *,
+    batches: Iterable[Any] | None = None,
+    budget_s: float = 20.0,
+    equal_within: float = 0.02,
+    check: float | Check | None = None,
+) -> ABTest:
+    """Find out whether step b is faster than step a, by a randomised experiment.
+
+    Both run once in each pair, in random order, on the same batch and with the same random numbers. How many pairs are
+    run is planned from a pilot, to find a difference of `equal_within` in 9 of 10 experiments, and not changed after.
+
+    Parameters
+    ----------
+    a, b : callable
+        One step each: ``a()``, or ``a(batch)`` where there are `batches`.
+    batches : iterable, optional
+        Begun again when they run out; the wait for a batch counts for neither.
+    budget_s : float
+        Seconds that all steps together may take.
+    equal_within : float
+        Largest relative difference that does not matter: 0.02 is 2 %.
+    check : float or callable, optional
+        Compares what the two return after the warm-up, in which both have run equally often. A number is the tolerance,
+        relative to the largest value, within which tensors and numbers must agree. A function is given the two results
+        and raises `AssertionError`, or returns ``False``, where they differ; it may look at the steps' models as well.
+
+    Returns
+    -------
+    ABTest
+
+    Raises
+    ------
+    ValueError
+        For a budget or a band that makes no sense.
+    CaptureError
+        Inside a profiler, or with batches that run out.
+    Exception
+        Whatever the steps raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.capture.bench import Bench
+    from perfnb.capture.budget import Plan
+
+    __tracebackhide__ = True
+    Plan(budget_s=budget_s)
+    if not 0 < equal_within < 1:
+        raise ValueError(f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {equal_within!r}.")
+    begin = time.perf_counter()
+    with Progress() as progress, Bench([a, b], batches, progress) as bench:
+        steady = warm_up(bench, begin, budget_s)
+        said = None if check is None else _said(check, *bench.results)
+        bench.results = []
+        pilot = _milliseconds(bench.rounds(random_orders(PILOT_PAIRS, 2, SEED + 1), pass_name="pilot"))
+        logs, left_s = np.log(pilot[1] / pilot[0]), begin + budget_s - time.perf_counter()
+        plan = plan_pairs(
+            logs, equal_within=equal_within, budget_s=left_s, pair_s=float(pilot.sum(axis=0).mean()) / 1e3
+        )
+        orders = random_orders(plan.count, 2, SEED)
+        times = _milliseconds(bench.rounds(orders, planned=plan.count, until=begin + 1.5 * budget_s))
+    return ABTest(
+        ab_figures(
+            times[0].tolist(),
+            times[1].tolist(),
+            equal_within=equal_within,
+            a_name=_name(a, "a"),
+            b_name=_name(b, "b"),
+            planned=plan.count,
+            needed=plan.needed,
+            seed=SEED,
+            check=said,
+            noise=bench.conditions.facts,
+            steady=steady,
+        )
+    )
+
+
+def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
+    """Run rounds until every step is steady, for a fifth of the budget at most; what they return last is kept."""
+    from perfnb.capture.steady import is_steady, steady_from
+
+    __tracebackhide__ = True
+    series: list[list[int]] = []
+    while len(series) < MOST_WARMUP:
+        order = range(bench.count) if len(series) % 2 else reversed(range(bench.count))
+        series.append([times[0] for times in bench.rounds([list(order)], pass_name="warmup", keep_results=True)])
+        if time.perf_counter() - begin > WARMUP_SHARE * budget_s and len(series) > 1:
+            break
+        if all(steady_from(times) is not None for times in zip(*series, strict=True)):
+            return True
+    verdicts = [is_steady(times) for times in zip(*series, strict=True)]
+    return None if None in verdicts else all(verdicts)
+
+
+def _said(check: float | Check, first: Any, second: Any) -> str:
+    """How the results differ, in words; empty if they do not."""
+    from perfnb.capture.agreement import disagreement
+
+    if not callable(check):
+        return disagreement(first, second, float(check))
+    try:
+        agrees = check(first, second)
+    except AssertionError as error:
+        return " ".join(str(error).split()) or "the check failed"
+    return "the check says that they differ" if agrees is False else ""
+
+
+def _milliseconds(times: list[list[int]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.asarray(times, dtype=np.float64) / 1e6
+
+
+def _name(step: Callable[..., Any], otherwise: str) -> str:
+    name = str(getattr(step, "__name__", otherwise))
+    return otherwise if name == "<lambda>" else name

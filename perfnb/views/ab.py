@@ -1,0 +1,135 @@
+"""An experiment of pairs: the verdict in a sentence, and the distribution of the ratio with the band of equivalence."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfnb.views import escape, palette, tables
+from perfnb.views import format as fmt
+from perfnb.views.picture import LINE, QUIET, picture_html
+from perfnb.views.timing import noise_facts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from perfnb.analysis.ab import ABFigures
+
+_INCHES = (6.4, 2.1)
+_COLOURS = {"faster": "#009E73", "slower": "#D55E00", "same": "#0072B2", "inconclusive": QUIET}
+#: Ratios beyond this many interquartile ranges are drawn at the edge.
+_SHOWN = 6
+
+
+def ab_line(figures: ABFigures) -> str:
+    """The verdict in a few words."""
+    return f"{verdict_words(figures)}: {ratio_words(figures.comparison.ratio, figures.comparison.ratio_ci)}"
+
+
+def ab_sentences(figures: ABFigures) -> list[str]:
+    """What was found, what could have been found, and what to know about it."""
+    comparison = figures.comparison
+    sentences = [f"{ab_line(figures)} of the time of {escape.plain(figures.a_name, 40)}."]
+    if figures.check:
+        sentences.insert(0, f"The results differ: {escape.plain(figures.check, 400)}.")
+    elif figures.check is not None:
+        sentences.append("The results agree.")
+    if math.isfinite(comparison.smallest_detectable):
+        found = fmt.share(comparison.smallest_detectable)
+        sentences.append(
+            f"{comparison.pairs:,} pairs in random order; they find a difference of {found} in 9 of 10 runs."
+        )
+    else:
+        sentences.append(f"{comparison.pairs:,} pairs in random order, too few to find anything.")
+    if figures.needed > len(figures.a_ms):
+        sentences.append(f"The pilot asked for {figures.needed:,} pairs; the budget allowed no more: raise budget_s.")
+    if comparison.correlation:
+        sentences.append("Neighbouring pairs resemble each other, and the interval is wider for it.")
+    if figures.steady is False:
+        sentences.append("The steps were not steady when the warm-up ended.")
+    noise = noise_facts(figures.noise, sum(figures.a_ms) + sum(figures.b_ms))
+    return [*sentences, *(f"{fact[0].upper()}{fact[1:]}." for fact in noise)]
+
+
+def verdict_words(figures: ABFigures) -> str:
+    """``b is faster than a`` and so on."""
+    a, b = (escape.plain(name, 40) for name in (figures.a_name, figures.b_name))
+    band = fmt.share(figures.comparison.equal_within)
+    words = {
+        "faster": f"{b} is faster than {a}",
+        "slower": f"{b} is slower than {a}",
+        "same": f"{b} and {a} are the same within {band}",
+        "inconclusive": f"no difference between {b} and {a} was found, nor that there is none above {band}",
+    }
+    return words[figures.verdict]
+
+
+def ratio_words(ratio: float, bounds: tuple[float, float] | None) -> str:
+    """``0.912 [0.905, 0.921]``."""
+    if not math.isfinite(ratio):
+        return fmt.UNKNOWN
+    return f"{ratio:.3f}" + ("" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]")
+
+
+def ab_text(figures: ABFigures, width: int = 100) -> str:
+    """The experiment as text."""
+    lines = [line for sentence in ab_sentences(figures) for line in escape.wrapped(sentence, width)]
+    rows = _rows(figures)
+    words = max(escape.cells(row[0]) for row in rows)
+    return "\n".join([*lines, *(f"{escape.fit(name, words)}  {step:>30}  {least:>8}" for name, step, least in rows)])
+
+
+def ab_html(figures: ABFigures) -> str:
+    """The experiment as sentences, a picture of the ratios, and a table."""
+    first, *rest = ab_sentences(figures)
+    words = f"<p><strong>{escape.html_sentence(first)}</strong><br>{escape.html_sentence(' '.join(rest))}</p>"
+    if len(figures.a_ms) > 1:
+        alt = (
+            f"The ratios of the pairs' times, how they are distributed, and the band of equivalence; {ab_line(figures)}"
+        )
+        words += f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
+    rows = [[tables.name(name), escape.html(step), escape.html(least)] for name, step, least in _rows(figures)[1:]]
+    return words + tables.table("Step times in the experiment", ["step", "median", "least"], rows)
+
+
+def _rows(figures: ABFigures) -> list[tuple[str, str, str]]:
+    rows = [("step", "median", "least")]
+    for name, timing in ((figures.a_name, figures.a), (figures.b_name, figures.b)):
+        median = fmt.interval(timing.median_ms, timing.ci_ms) if timing.steps else fmt.UNKNOWN
+        rows.append((escape.plain(name, 40), median, fmt.duration(min(timing.samples_ms, default=None))))
+    return rows
+
+
+def _draw(figure: Figure, figures: ABFigures) -> None:
+    comparison = figures.comparison
+    axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    percent = figures.percent
+    low, middle, high = np.percentile(percent, [25, 50, 75])
+    reach = max(_SHOWN * (high - low) / 2, 150 * comparison.equal_within, 0.1)
+    edges = (min(middle - reach, -150 * comparison.equal_within), max(middle + reach, 150 * comparison.equal_within))
+    band = (100 * (1 / (1 + comparison.equal_within) - 1), 100 * comparison.equal_within)
+    colour = _COLOURS[figures.verdict]
+    axes.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
+    axes.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
+    bins = min(40, max(10, len(percent) // 4))
+    axes.hist(np.clip(percent, *edges), bins=bins, range=edges, color=palette.mark("host_to_device").colour)
+    axes.set_ylabel("pairs")
+    axes.text(band[1], 1.0, " the same", transform=axes.get_xaxis_transform(), va="top", color=QUIET)
+    strip.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
+    strip.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
+    if comparison.ratio_ci is not None:
+        strip.plot([100 * (bound - 1) for bound in comparison.ratio_ci], [0, 0], color=colour, linewidth=5, alpha=0.5)
+    strip.plot(100 * (comparison.ratio - 1), 0, marker="D", color=colour, markersize=6)
+    strip.set_yticks([])
+    strip.set_ylabel("95 %", rotation=0, ha="right", va="center")
+    strip.set_xlim(*edges)
+    strip.set_xlabel(f"time of {_short(figures.b_name)} against {_short(figures.a_name)}, %")
+    for part in (axes, strip):
+        part.spines[["top", "right"]].set_visible(False)
+
+
+def _short(name: Any) -> str:
+    return escape.chart(name, 30)
