@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,13 +11,15 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.ab import ABFigures, ab_figures, random_orders
-from perfnb.analysis.planning import plan_pairs
+from perfnb.analysis.intervals import Floats
+from perfnb.analysis.planning import Planned, plan_pairs
+from perfnb.analysis.signed_rank import FEWEST_PAIRS
 from perfnb.timing import MOST_WARMUP, WARMUP_SHARE, Timing, shown
 from perfnb.views.ab import ab_html, ab_line, ab_text
 from perfnb.views.progress import Progress
 
-#: Pairs of the pilot, which the result does not rest on.
-PILOT_PAIRS = 10
+#: Rounds of the pilot, which the result does not rest on, and the share of the budget by which it has ended.
+PILOT_PAIRS, PILOT_SHARE = 10, 0.4
 #: Of the order within the pairs, so that a run can be told again.
 SEED = 20260101
 
@@ -140,13 +143,7 @@ def ab_test(
         steady = warm_up(bench, begin, budget_s)
         said = None if check is None else _said(check, *bench.results)
         bench.results = []
-        pilot = _milliseconds(bench.rounds(random_orders(PILOT_PAIRS, 2, SEED + 1), pass_name="pilot"))
-        logs, left_s = np.log(pilot[1] / pilot[0]), begin + budget_s - time.perf_counter()
-        plan = plan_pairs(
-            logs, equal_within=equal_within, budget_s=left_s, pair_s=float(pilot.sum(axis=0).mean()) / 1e3
-        )
-        orders = random_orders(plan.count, 2, SEED)
-        times = _milliseconds(bench.rounds(orders, planned=plan.count, until=begin + 1.5 * budget_s))
+        plan, times = planned_rounds(bench, begin, budget_s, equal_within)
     return ABTest(
         ab_figures(
             times[0].tolist(),
@@ -181,6 +178,33 @@ def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
     return None if None in verdicts else all(verdicts)
 
 
+def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: float) -> tuple[Planned, Floats]:
+    """Plan from a pilot how many rounds tell apart any two of the steps, and run them.
+
+    Returns
+    -------
+    Planned, ndarray
+        Milliseconds: a row a step, a column a round.
+    """
+    __tracebackhide__ = True
+    count = bench.count
+    orders = random_orders(PILOT_PAIRS, count, SEED + 1)
+    pilot = milliseconds(bench.rounds(orders, pass_name="pilot", until=begin + PILOT_SHARE * budget_s))
+    round_s, left_s = float(pilot.sum(axis=0).mean()) / 1e3, max(0.0, begin + budget_s - time.perf_counter())
+    logs = np.log(pilot)
+    differences = [logs[b] - logs[a] for a, b in itertools.combinations(range(count), 2)] or [logs[0]]
+    plans = [
+        plan_pairs(each, equal_within=equal_within, budget_s=left_s, pair_s=round_s)
+        if len(each) > 1
+        else Planned(FEWEST_PAIRS, FEWEST_PAIRS)
+        for each in differences
+    ]
+    plan = max(plans, key=lambda each: each.needed)
+    # More than twice the time that the pilot foretold is not waited for.
+    until = time.perf_counter() + 2 * max(left_s, round_s)
+    return plan, milliseconds(bench.rounds(random_orders(plan.count, count, SEED), planned=plan.count, until=until))
+
+
 def _said(check: float | Check, first: Any, second: Any) -> str:
     """How the results differ, in words; empty if they do not."""
     from perfnb.capture.agreement import disagreement
@@ -194,7 +218,8 @@ def _said(check: float | Check, first: Any, second: Any) -> str:
     return "the check says that they differ" if agrees is False else ""
 
 
-def _milliseconds(times: list[list[int]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def milliseconds(times: list[list[int]]) -> Floats:
+    """Durations in nanoseconds, a row a step, as milliseconds."""
     return np.asarray(times, dtype=np.float64) / 1e6
 
 

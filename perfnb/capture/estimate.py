@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from perfnb.capture.model_step import call_model, loss_of
 from perfnb.capture.refusals import explained
 from perfnb.capture.simulated import CUDA_GRAIN, Change, Made, SimulatedAllocator
 from perfnb.capture.standins import StandIns, replaced, stepping
@@ -183,7 +184,7 @@ class _Step:
         allocator.phase = "forward"
         if not plan.training:
             with self._casting():
-                _call(plan.model, batch)
+                call_model(plan.model, batch)
             return set(), None
         with self._casting():
             loss = self._loss(batch)
@@ -200,24 +201,11 @@ class _Step:
 
     def _loss(self, batch: Any) -> Any:
         __tracebackhide__ = True
-        plan = self._plan
-        if plan.loss is None:
-            output = _call(plan.model, batch)
+
+        def output_is_there() -> None:
             self._allocator.phase = "loss"
-            own = getattr(output, "loss", None)
-            return own if isinstance(own, Tensor) else _sum(output)
-        target = [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
-        return self._with_loss(batch, target, plan.loss)
 
-    def _with_loss(self, batch: Any, target: list[Any], loss: Callable[..., Any]) -> Any:
-        __tracebackhide__ = True
-
-        def output() -> Any:
-            made = _call(self._plan.model, batch)
-            self._allocator.phase = "loss"
-            return made
-
-        return loss(output(), *target)
+        return loss_of(self._plan.model, batch, self._plan.loss, output_is_there)
 
     def _casting(self) -> Any:
         kind = self._plan.device.type if torch.cuda.is_available() else "cpu"
@@ -233,23 +221,6 @@ class _Step:
 
 def _plain(batch: Any) -> Any:
     return dict(batch) if isinstance(batch, Mapping) else batch
-
-
-def _call(model: nn.Module, batch: Any) -> Any:
-    __tracebackhide__ = True
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, (tuple, list)):
-        return model(*(batch[:-1] if len(batch) > 1 else batch))
-    return model(batch)
-
-
-def _sum(output: Any) -> Any:
-    values = output.values() if isinstance(output, Mapping) else tree_leaves(output)
-    parts = [t.sum() for t in values if isinstance(t, Tensor) and t.requires_grad]
-    if not parts:
-        raise CaptureError("the model's output requires no gradient: give training=False, or a loss.")
-    return sum(parts[1:], parts[0])
 
 
 def _kind(made: Made, saved: bool, training: bool) -> str:

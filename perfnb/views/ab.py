@@ -62,7 +62,7 @@ def verdict_words(figures: ABFigures) -> str:
         "faster": f"{b} is faster than {a}",
         "slower": f"{b} is slower than {a}",
         "same": f"{b} and {a} are the same within {band}",
-        "inconclusive": f"no difference between {b} and {a} was found, nor that there is none above {band}",
+        "inconclusive": f"no difference between {b} and {a} was found, nor was it shown to be below {band}",
     }
     return words[figures.verdict]
 

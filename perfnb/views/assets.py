@@ -1,4 +1,4 @@
-"""The report's scripts and styles, read from the files that are shipped beside this module."""
+"""The scripts and styles of what is drawn in the browser, read from the files that are shipped beside this module."""
 
 from __future__ import annotations
 
@@ -6,32 +6,44 @@ import functools
 import re
 from importlib.resources import files
 
+#: Parts that every view in the browser uses.
+_SHARED = ("format.js", "dom.js", "grid.js", "columns.js", "layers.js", "chart.js", "notebook.js")
+
 #: Parts of the report's script, in the order in which they are joined to one module.
-SCRIPTS = (
-    "format.js",
-    "dom.js",
-    "grid.js",
-    "columns.js",
-    "layers.js",
-    "ops.js",
-    "chart.js",
-    "fits.js",
-    "memory.js",
-    "roofline.js",
-    "main.js",
+SCRIPTS = (*_SHARED, "ops.js", "fits.js", "memory.js", "roofline.js", "main.js")
+
+#: Parts of the script of the comparison of architectures.
+ARCHITECTURES_SCRIPTS = (
+    *_SHARED,
+    "architecture_shares.js",
+    "architecture_metrics.js",
+    "architecture_trees.js",
+    "architectures.js",
 )
 
 
 @functools.cache
 def report_script() -> str:
     """The report's script: one ES module whose default export has ``render``."""
-    return "".join(_read(name) for name in SCRIPTS)
+    return "".join(map(_read, SCRIPTS))
 
 
 @functools.cache
 def report_style() -> str:
     """The report's style sheet."""
     return _read("theme.css") + _read("report.css") + _read("charts.css")
+
+
+@functools.cache
+def architectures_script() -> str:
+    """The script of the comparison of architectures: a module as the report's."""
+    return "".join(map(_read, ARCHITECTURES_SCRIPTS))
+
+
+@functools.cache
+def architectures_style() -> str:
+    """The style sheet of the comparison of architectures."""
+    return report_style() + _read("architectures.css")
 
 
 @functools.cache

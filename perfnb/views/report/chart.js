@@ -58,10 +58,45 @@ function roundSize(value, most) {
   return value ? `${significant(value / 1024 ** power, true)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0";
 }
 
+// Ticks from 10^low to 10^high: [value, has it a text?].
+function logTicks(low, high) {
+  const wide = high - low > 7 ? 2 : 1;
+  const ticks = [];
+  for (let power = Math.floor(low); power <= high; power += 1) {
+    for (const factor of high - low < 5 ? [1, 2, 5] : [1]) {
+      const value = factor * 10 ** power;
+      const text = factor === 1 ? power % wide === 0 : high - low < 1.6;
+      if (Math.log10(value) >= low && Math.log10(value) <= high) ticks.push([value, text]);
+    }
+  }
+  return ticks;
+}
+
 const roundNumber = (text) => text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
 
 // About the width of a text in pixels, at 11.5px.
 const textWidth = (text) => 6.3 * text.length;
+
+// The names of at most `most` dots, beside or below them, where they cover nothing.
+function namesBeside(dots, most, [left, right, top]) {
+  const taken = dots.map(({ at: [x, y], radius }) => [x - radius, y - radius, x + radius, y + radius]);
+  const labels = [];
+  for (const { at: [x, y], radius, name } of dots) {
+    if (labels.length === most) break;
+    const text = name.length > 26 ? `…${name.slice(-25)}` : name;
+    const wide = textWidth(text);
+    const places = [[x + radius + 5, y + 4, "start", 0], [x - radius - 5, y + 4, "end", -wide], [x, y + radius + 14, "middle", -wide / 2]];
+    const boxOf = ([px, py, , shift]) => [px + shift, py - 11, px + shift + wide, py + 3];
+    const place = places.find((one) => {
+      const box = boxOf(one);
+      return box[0] > left && box[2] < right && box[1] > top && taken.every((other) => box[0] > other[2] || box[2] < other[0] || box[1] > other[3] || box[3] < other[1]);
+    });
+    if (!place) continue;
+    taken.push(boxOf(place));
+    labels.push(drawn("text", { class: "pf-halo", x: place[0], y: place[1], "text-anchor": place[2], "aria-hidden": "true" }, text));
+  }
+  return labels;
+}
 
 // Calls draw(width) whenever the holder has another width; nothing is drawn while it is not shown.
 function drawnToFit(holder, draw) {

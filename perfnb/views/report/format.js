@@ -71,3 +71,7 @@ function share(fraction) {
   const tenths = Math.round(percent * 10) / 10;
   return Math.abs(tenths) < 10 ? `${tenths.toFixed(1)} %` : `${significant(Math.round(percent), true)} %`;
 }
+
+const flopRate = (value) => (value == null ? UNKNOWN : `${flopCount(value)}/s`);
+const byteRate = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}B/s`);
+const intensityWords = (value) => (value == null ? UNKNOWN : `${significant(value)} FLOP/B`);

@@ -3,10 +3,6 @@ const ROOF = { left: 74, right: 18, top: 18, height: 330, below: 46, labels: 6, 
 const DASHES = ["", "7 4", "2 4", "10 3 2 3"];
 const BOUND_WORDS = { compute: "compute-bound", memory: "memory-bound" };
 
-const flopRate = (value) => (value == null ? UNKNOWN : `${flopCount(value)}/s`);
-const byteRate = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}B/s`);
-const intensityWords = (value) => (value == null ? UNKNOWN : `${significant(value)} FLOP/B`);
-
 function rooflineTab(data) {
   const { points } = data;
   const all = points.name.map((_, i) => i);
@@ -120,20 +116,6 @@ function rooflinePlot(data, rows, width, choose) {
   return { element, mark: dots.mark };
 }
 
-// Ticks from 10^low to 10^high: [value, has it a text?].
-function logTicks(low, high) {
-  const wide = high - low > 7 ? 2 : 1;
-  const ticks = [];
-  for (let power = Math.floor(low); power <= high; power += 1) {
-    for (const factor of high - low < 5 ? [1, 2, 5] : [1]) {
-      const value = factor * 10 ** power;
-      const text = factor === 1 ? power % wide === 0 : high - low < 1.6;
-      if (Math.log10(value) >= low && Math.log10(value) <= high) ticks.push([value, text]);
-    }
-  }
-  return ticks;
-}
-
 // The roof of one type of numbers, and below it what can be reached.
 function roofLine(data, peak, i, { x, y, low, high, y0 }) {
   const [from, to] = [10 ** low, 10 ** high];
@@ -218,30 +200,10 @@ function pointDots(data, on, x, y, choose) {
 }
 
 // The names of the heaviest, where they have room.
-function dotLabels(data, on, x, y, radius, [left, x1, top]) {
+function dotLabels(data, on, x, y, radius, bounds) {
   const { points } = data;
-  const taken = on.map((i) => {
-    const [cx, cy, r] = [x(points.intensity[i]), y(points.achieved[i]), radius(i)];
-    return [cx - r, cy - r, cx + r, cy + r];
-  });
-  const labels = [];
-  for (const i of on) {
-    if (labels.length === ROOF.labels) break;
-    const full = points.name[i];
-    const text = full.length > 26 ? `…${full.slice(-25)}` : full;
-    const wide = textWidth(text);
-    const [cx, cy] = [x(points.intensity[i]), y(points.achieved[i])];
-    const places = [[cx + radius(i) + 5, cy + 4, "start", 0], [cx - radius(i) - 5, cy + 4, "end", -wide], [cx, cy + radius(i) + 14, "middle", -wide / 2]];
-    const free = places.find(([px, py, , shift]) => {
-      const box = [px + shift, py - 11, px + shift + wide, py + 3];
-      return box[0] > left && box[2] < x1 && box[1] > top && taken.every((other) => box[0] > other[2] || box[2] < other[0] || box[1] > other[3] || box[3] < other[1]);
-    });
-    if (!free) continue;
-    const [px, py, anchor, shift] = free;
-    taken.push([px + shift, py - 11, px + shift + wide, py + 3]);
-    labels.push(drawn("text", { class: "pf-halo", x: px, y: py, "text-anchor": anchor, "aria-hidden": "true" }, text));
-  }
-  return labels;
+  const dots = on.map((i) => ({ at: [x(points.intensity[i]), y(points.achieved[i])], radius: radius(i), name: points.name[i] }));
+  return namesBeside(dots, ROOF.labels, bounds);
 }
 
 function rooflineGrid(data, rows, choose) {

@@ -1,0 +1,83 @@
+"""One step of a model on a batch: forward, a loss, backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from perfnb.errors import CaptureError
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """The model's output. Of a tuple the last part is the target, if there is another; a mapping holds keywords."""
+    __tracebackhide__ = True
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*(batch[:-1] if len(batch) > 1 else batch))
+    return model(batch)
+
+
+def loss_of(
+    model: nn.Module, batch: Any, loss: Callable[..., Any] | None, output_is_there: Callable[[], None] = lambda: None
+) -> Any:
+    """The loss of a model on a batch.
+
+    Parameters
+    ----------
+    loss : callable or None
+        ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. Without
+        one ``output.loss`` where there is one, else the sum of the outputs.
+    output_is_there : callable
+        Called between the model and the loss.
+    """
+    __tracebackhide__ = True
+    if loss is None:
+        output = call_model(model, batch)
+        output_is_there()
+        own = getattr(output, "loss", None)
+        return own if isinstance(own, Tensor) else _sum(output)
+    target = [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
+
+    def output_of() -> Any:  # nothing but the graph holds the output when backward begins
+        made = call_model(model, batch)
+        output_is_there()
+        return made
+
+    return loss(output_of(), *target)
+
+
+def model_step(
+    model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
+) -> Callable[[], None]:
+    """A step of a model that changes nothing in it but its gradients.
+
+    Parameters
+    ----------
+    training : bool
+        Forward, loss and backward, the gradients cleared first; or forward alone, without gradients.
+    """
+
+    def train() -> None:
+        __tracebackhide__ = True
+        model.zero_grad(set_to_none=True)
+        loss_of(model, batch, loss).backward()
+
+    def infer() -> None:
+        __tracebackhide__ = True
+        with torch.no_grad():
+            call_model(model, batch)
+
+    return train if training else infer
+
+
+def _sum(output: Any) -> Any:
+    values = output.values() if isinstance(output, Mapping) else tree_leaves(output)
+    parts = [t.sum() for t in values if isinstance(t, Tensor) and t.requires_grad]
+    if not parts:
+        raise CaptureError("the model's output requires no gradient: give training=False, or a loss.")
+    return sum(parts[1:], parts[0])
