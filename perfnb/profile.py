@@ -16,10 +16,12 @@ from perfnb.analysis.attribution import attribute
 from perfnb.analysis.events import event_table
 from perfnb.analysis.memory import memory_table
 from perfnb.analysis.ops import kernel_table
+from perfnb.analysis.profile_diff import diff_profiles
 from perfnb.analysis.summary import Summary, summarize, timing_of
 from perfnb.frames import storage
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
+from perfnb.profile_diff import ProfileComparison
 from perfnb.roofline import Roofline
 from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
 from perfnb.timing import Timing, shown
@@ -109,6 +111,15 @@ class Profile:
     def timing(self) -> Timing:
         """The step time of the timed pass, with its confidence interval."""
         return shown(timing_of(self._recording))
+
+    def compare(self, other: Profile) -> ProfileComparison:
+        """Set `other` beside this profile, layer by layer: what grew, what shrank.
+
+        Layers are matched by name, and what is left by class, depth and place.
+        """
+        if not isinstance(other, Profile):
+            raise TypeError(f"compare takes another profile, not {type(other).__name__}.")
+        return ProfileComparison(diff_profiles(self._summary, other._summary))
 
     @property
     def meta(self) -> dict[str, Any]:

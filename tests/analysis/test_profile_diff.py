@@ -1,0 +1,58 @@
+"""Layers of two profiles are matched by name, then by class and place; what only one has took no time in the other."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from perfnb.analysis.profile_diff import diff_layers, match_layers
+from perfnb.frames.schema import conform
+
+
+def layers(*rows: tuple[str, str, int, float]) -> pd.DataFrame:
+    names, modules, depths, times = zip(*rows, strict=True)
+    frame = pd.DataFrame({"module": modules, "depth": depths, "self_ms": times, "total_ms": times}, index=list(names))
+    return conform(frame, "layers")
+
+
+OLD = layers(
+    ("net", "Net", 0, 1.0), ("net.a", "Linear", 1, 2.0), ("net.b", "Linear", 1, 3.0), ("net.c", "ReLU", 1, 0.5)
+)
+
+
+def test_the_same_profile_matches_by_name_and_grew_by_nothing() -> None:
+    table = diff_layers(OLD, OLD)
+
+    assert table["matched"].eq("name").all()
+    assert table["a"].tolist() == table["b"].tolist() == ["net", "net.a", "net.b", "net.c"]
+    assert table["grew_ms"].eq(0).all()
+
+
+def test_what_has_another_name_is_matched_by_class_and_place() -> None:
+    new = layers(
+        ("net", "Net", 0, 1.0), ("net.x", "Linear", 1, 5.0), ("net.b", "Linear", 1, 3.0), ("net.y", "GELU", 1, 0.7)
+    )
+
+    table = diff_layers(OLD, new).set_index("a", drop=False)
+
+    assert table.loc["net.a", ["b", "matched", "grew_ms"]].tolist() == ["net.x", "place", 3.0]
+    assert table.loc["net.b", ["b", "matched", "grew_ms"]].tolist() == ["net.b", "name", 0.0]
+    assert pd.isna(table.loc["net.c", "b"])
+    assert table.loc["net.c", "grew_ms"] == -0.5
+    assert pd.isna(table.loc["net.c", "self_ms_b"])
+    (added,) = table[table["a"].isna()].to_dict("records")
+    assert (added["b"], added["grew_ms"]) == ("net.y", 0.7)
+
+
+def test_swapping_the_two_turns_growth_around() -> None:
+    new = layers(("net", "Net", 0, 4.0), ("net.a", "Linear", 1, 1.0))
+    there, back = diff_layers(OLD, new), diff_layers(new, OLD)
+
+    assert there["grew_ms"].sum() == pytest.approx(-back["grew_ms"].sum())
+    assert len(match_layers(OLD, new)) == len(match_layers(new, OLD)) == 4
+
+
+def test_special_rows_are_matched_by_name_only() -> None:
+    old, new = layers(("(loss)", "", 0, 1.0)), layers(("(unattributed)", "", 0, 1.0))
+
+    assert diff_layers(old, new)["matched"].isna().all()
