@@ -14,6 +14,7 @@ from perfnb.frames.build import recording_of
 from perfnb.profile import Profile
 from perfnb.views.display import live_bundle, static_bundle
 from perfnb.views.report_data import report_data
+from perfnb.views.widget import ReportWidget
 
 
 def run() -> Iterator[str]:
@@ -43,6 +44,6 @@ def _report(capture: Any) -> int:
     """What happens between the traced pass and the display of both outputs."""
     profile = Profile(recording_of(capture, "benchmark"))
     summary = profile._summary
-    static_bundle(summary, "benchmark")
-    live_bundle(report_data(summary, "benchmark"))
+    static_bundle(summary)
+    live_bundle(lambda view_id: ReportWidget(report_data(summary, view_id)), "benchmark")
     return len(profile._recording.events)

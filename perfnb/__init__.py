@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
+    from perfnb.architectures import ArchitectureComparison, compare_architectures
     from perfnb.comparison import ABTest, ab_test
     from perfnb.estimate import MemoryEstimate, estimate_memory
     from perfnb.leaks import Leaks, find_leaks
     from perfnb.profile import Profile, load, profile_step
+    from perfnb.profile_diff import ProfileComparison
     from perfnb.roofline import Roofline
+    from perfnb.scaling import ScalingStudy, scaling_study
     from perfnb.self_check import SelfCheck, selfcheck
     from perfnb.snapshot import MemorySnapshot
     from perfnb.timing import Timing, time_step
@@ -23,19 +26,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ABTest",
+    "ArchitectureComparison",
     "Leaks",
     "MemoryEstimate",
     "MemorySnapshot",
     "PerfnbError",
     "Profile",
+    "ProfileComparison",
     "Roofline",
+    "ScalingStudy",
     "SelfCheck",
     "Timing",
     "ab_test",
+    "compare_architectures",
     "estimate_memory",
     "find_leaks",
     "load",
     "profile_step",
+    "scaling_study",
     "selfcheck",
     "time_step",
 ]
@@ -44,10 +52,13 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("MemoryEstimate", "estimate_memory"), "estimate"),
     **dict.fromkeys(("ABTest", "ab_test"), "comparison"),
+    **dict.fromkeys(("ArchitectureComparison", "compare_architectures"), "architectures"),
     **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
     **dict.fromkeys(("Profile", "load", "profile_step"), "profile"),
     "Roofline": "roofline",
     "MemorySnapshot": "snapshot",
+    "ProfileComparison": "profile_diff",
+    **dict.fromkeys(("ScalingStudy", "scaling_study"), "scaling"),
     **dict.fromkeys(("SelfCheck", "selfcheck"), "self_check"),
     **dict.fromkeys(("Timing", "time_step"), "timing"),
 }

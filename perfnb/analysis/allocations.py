@@ -63,9 +63,10 @@ def watched_memory(recording: Recording) -> Watched | None:
     attribution = attribute(view)
     steps = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.STEP].sort_values("start")
     blocks = _made(paired(memory.changes), memory, view, attribution, steps)
-    blocks = _claimed(blocks, memory.known, recording, int(steps["start"].iloc[-1]))
+    begin, finish = int(steps["start"].iloc[-1]), int(steps["end"].iloc[-1])
+    blocks = _claimed(blocks, memory.known, recording, begin, finish)
     blocks["category"] = _categories(blocks, attribution, failed="failure" in recording.meta)
-    return Watched(view, attribution, blocks, int(steps["start"].iloc[-1]), int(steps["end"].iloc[-1]))
+    return Watched(view, attribution, blocks, begin, finish)
 
 
 def paired(changes: pd.DataFrame) -> pd.DataFrame:
@@ -168,15 +169,14 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
     labels = events["name"].cat.categories
     fetches = np.array([str(name).startswith(_FETCHING) for name in labels], dtype=bool)
     codes = events["name"].cat.codes.to_numpy()[rows]
-    ours = host.is_op & (events["span"].to_numpy()[rows] == NONE)
-    making = innermost(forest, ours & ~fetches[codes])
-    fetching = outermost(forest, ours)
+    making = innermost(forest, host.is_op & ~fetches[codes])
+    fetching = outermost(forest, host.is_op)
     found = np.where(making != NONE, making, fetching)
     names = np.asarray(labels, dtype=object)[codes]
     return np.where(found != NONE, names[found], "")
 
 
-def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int) -> pd.DataFrame:
+def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
     """Give blocks to the live objects that were seen at their addresses.
 
     Objects from before the watch are added where they are seen from the look before the counted step on, for frees of
@@ -221,18 +221,32 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     looks = seen["at"].to_numpy()
     first = looks[looks <= begin].max(initial=BEFORE)
     added = found[~matched & (found["at"] >= first)].sort_values("at", kind="stable")
-    firsts = added.drop_duplicates(["key", "address"]).set_index(["key", "address"])["at"]
+    sightings = added.groupby(["key", "address"])["at"].agg(["min", "max"])
     added = added.sort_values("rank", kind="stable").drop_duplicates(["key", "address"])
-    since = firsts.reindex(pd.MultiIndex.from_frame(added[["key", "address"]])).to_numpy()
+    since, last = sightings.reindex(pd.MultiIndex.from_frame(added[["key", "address"]])).to_numpy(dtype=np.int64).T
     # What is first seen in the middle, and was not allocated here, came from elsewhere (a loader's shared memory).
     late = (added["rank"] == _CLAIMS.index("inputs")).to_numpy() & (since > first)
+    # Another block that begins at the address: the free was not seen.
+    later = pd.merge_asof(
+        added[["key", "address"]].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
+        alive,
+        on="at",
+        by=["key", "address"],
+        direction="forward",
+    ).sort_values("place")["row"]
+    again = later.fillna(NONE).to_numpy(dtype=np.int64)
+    # The look after the step is at all of a model's and an optimizer's: what it does not find is gone.
+    gone = (
+        (added["rank"] < _CLAIMS.index("inputs")).to_numpy() & (last < finish) & (looks.max(initial=BEFORE) >= finish)
+    )
+    end = np.where(again == NONE, AFTER, np.append(blocks["start"].to_numpy(), AFTER)[again])
     resident = pd.DataFrame(
         {
             "bytes": added["bytes"],
             "device": added["device"],
             "address": added["address"],
             "start": np.where(late, since, BEFORE),
-            "end": AFTER,
+            "end": np.where(gone, np.minimum(end, np.maximum(last, begin) + 1), end),
             "event": NONE,
             "place": NONE,
             "layer": added["owner"],

@@ -32,14 +32,18 @@ def with_arithmetic(
 ) -> pd.DataFrame:
     """The frame ``layers`` with FLOPs and bytes moved, layers inside included.
 
-    FLOPs are of the ops that have a formula, and missing where none of those did any and others have none.
+    FLOPs are of the ops that have a formula, and missing where none of those did any and others have none. A row that
+    is no module has none in a direction in which it has no time.
     """
     sums = sums_by_layer(view, attribution, arithmetic_per_span(attribution, counted))
     table = _whole_numbers(sums)
     seen = np.isin(np.arange(len(view.modules)), _spans_layer(view, attribution))
     inside = seen | _contains(view, seen)
     table[~inside] = pd.NA
-    own = special_arithmetic(counted).reindex(layers.index[len(view.modules) :])
+    special = layers.iloc[len(view.modules) :]
+    own = special_arithmetic(counted).reindex(special.index)
+    for way in _WAYS:
+        own[f"{way}_flops"] = own[f"{way}_flops"].mask(special[f"{way}_ms"].isna())
     whole = pd.concat([table, own])
     for way in _WAYS:
         unknown = (whole[f"{way}_flops"] == 0) & (whole[f"{way}_uncounted"] > 0)
@@ -83,7 +87,7 @@ def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
         np.maximum.at(most, span[ran], most_alive(memory, device, starts / 1e6, ends / 1e6))
     for level in reversed(attribution.spans.by_depth()[1:]):
         np.maximum.at(most, attribution.spans.parent[level], most[level])
-    layer = view.spans["layer"].reindex(blocks["span"], fill_value=NONE).to_numpy()
+    layer = _spans_layer(view, attribution)
     known = (blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
     peaks = np.full(len(view.modules), NONE, dtype=np.int64)
     np.maximum.at(peaks, layer[known], most[known])

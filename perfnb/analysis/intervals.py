@@ -148,6 +148,12 @@ def quantile(samples: Samples, q: float) -> float | None:
 
 
 def relative_standard_error(samples: Samples) -> float | None:
-    """Standard error of the median as a share of it, read from its 95 % interval; ``None`` where there is none."""
+    """Standard error of the median as a share of it; ``None`` where there is no interval, or a sample of 0.
+
+    Read from the 95 % interval's width on the log scale, so that the median of steps of which half stall is known to be
+    unknown, whichever half it fell in.
+    """
     interval = interval_of_median(samples)
-    return None if interval is None else (interval.high - interval.low) / (2 * 1.96 * float(np.median(samples)))
+    if interval is None or interval.low <= 0:
+        return None
+    return math.log(interval.high / interval.low) / (2 * 1.96)

@@ -101,7 +101,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
     peak_ms = float(line["t_ms"].iloc[top])
     blocks = watched.blocks[watched.blocks["device"] == device]
     moment = watched.begin + round(peak_ms * 1e6)
-    alive = blocks[(blocks["start"] <= moment) & (blocks["end"] > moment)]
+    alive = blocks[(blocks["start"] <= moment) & (blocks["end"] > moment)].sort_values("start", kind="stable")
     by_category = {name: int(line[name].iloc[top]) for name in CATEGORIES}
     timeline = _thinned(line, top)
     counted = meta.get("allocator", {}).get(device, {})
@@ -217,7 +217,8 @@ def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> p
     unowned = by_category["other"] - int(table.loc[table["category"] == "other", "bytes"].sum())
     if unowned > 0:
         rest = pd.DataFrame({"category": ["other"], "layer": [""], "bytes": [unowned], "count": [0]})
-        table = pd.concat([table.astype({"category": "str"}), rest], ignore_index=True)
+        table = pd.concat([table.astype({"category": "str"}), rest])
+        table = table.groupby(["category", "layer"], as_index=False, sort=False).sum()
     table["layer"] = table["layer"].mask(table["layer"] == "", pd.NA)
     table["share"] = table["bytes"] / max(peak, 1)
     return table.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)

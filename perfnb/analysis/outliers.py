@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Outliers:
 def classify_outliers(samples: Samples) -> Outliers:
     """Sort samples by Tukey's fences: mild beyond 1.5, severe beyond 3 interquartile ranges from the quartiles.
 
-    Tukey, Exploratory Data Analysis, section 2D. Where more than half of the samples are equal, the fences lie on that
+    Tukey, Exploratory Data Analysis. Where more than half of the samples are equal, the fences lie on that
     value, and whatever differs is severe. Fewer than 4 samples have no quartiles to speak of and no outliers.
     """
     values = np.asarray(samples, dtype=float)
@@ -68,5 +69,8 @@ def classify_outliers(samples: Samples) -> Outliers:
     low_severe, high_severe = values < low - 3 * spread, values > high + 3 * spread
     low_mild = (values < low - 1.5 * spread) & ~low_severe
     high_mild = (values > high + 1.5 * spread) & ~high_severe
-    places = (tuple(np.flatnonzero(kind).tolist()) for kind in (low_severe, low_mild, high_mild, high_severe))
-    return Outliers(*places, len(values))
+
+    def places(kind: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(kind).tolist())
+
+    return Outliers(places(low_severe), places(low_mild), places(high_mild), places(high_severe), len(values))

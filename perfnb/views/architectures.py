@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfnb.views import bars, escape, tables
@@ -17,6 +17,8 @@ from perfnb.views.architectures_data import (
     part_times,
     ratio_rule,
     ratio_words,
+    smallest_detectable,
+    told_apart,
 )
 from perfnb.views.architectures_picture import draw_architectures, inches
 from perfnb.views.assets import static_style
@@ -38,6 +40,13 @@ _FORMS: dict[str, Callable[[Any], str]] = {
     "size": fmt.size,
     "count": fmt.count,
 }
+#: Tables of figures: caption and columns.
+_TABLES = {
+    "Speed and arithmetic of a step, the time with its 95 % interval": (
+        "throughput_per_s", "step_flops", "forward_flops", "backward_flops", "achieved_flops_per_s", "intensity",
+    ),
+    "Size and memory": ("parameters", "parameter_bytes", "peak_bytes", "activation_bytes", "launches_or_ops"),
+}  # fmt: skip
 #: Columns of the table in text, most wanted first: key, head, width.
 _TEXT_COLUMNS = (
     ("throughput_per_s", "throughput", 16),
@@ -64,7 +73,8 @@ def architectures_html(figures: ArchitectureFigures) -> str:
     if len(figures.table):
         draw = functools.partial(draw_architectures, figures=figures)
         parts.append(f"<p>{picture_html(draw, inches(figures), _alt(figures))}</p>")
-        parts += [_figures_table(figures), *(_shares_table(figures, by) for by in SHARED_BY), _pairs_table(figures)]
+        parts += [_figures_table(figures, caption, keys) for caption, keys in _TABLES.items()]
+        parts += [*(_shares_table(figures, by) for by in SHARED_BY), _pairs_table(figures)]
     parts += [f'<p class="pf-small">{escape.html_sentence(note)}</p>' for note in figures.notes]
     return f'<div class="perfnb-static"><style>{static_style()}</style>{"".join(parts)}</div>'
 
@@ -107,7 +117,7 @@ def _differ(figures: ArchitectureFigures, *places: int) -> bool:
     """Whether the times of two architectures were told apart, as far as they were compared."""
     pair = {str(figures.table.index[place]) for place in places}
     compared = [row for row in figures.ratios.itertuples(index=False) if {str(row.a), str(row.b)} == pair]
-    return all(str(row.verdict) in ("faster", "slower") for row in compared)
+    return all(map(told_apart, compared))
 
 
 def _title(figures: ArchitectureFigures) -> str:
@@ -124,15 +134,13 @@ def _times(figures: ArchitectureFigures) -> list[str]:
     ]
 
 
-def _figures_table(figures: ArchitectureFigures) -> str:
-    keys = [key for key in METRICS if key != "median_ms"]
+def _figures_table(figures: ArchitectureFigures, caption: str, keys: Sequence[str]) -> str:
     written = [[_FORMS[METRICS[key].form](value) for value in metric_values(figures, key)] for key in keys]
     rows = [
         (tables.name(name), *map(escape.html, cells))
         for name, *cells in zip(figures.table.index, _times(figures), *written, strict=True)
     ]
-    heads = ["architecture", "time of a step", *(METRICS[key].word for key in keys)]
-    return tables.table("Figures of a step, the time with its 95 % interval", heads, rows)
+    return tables.table(caption, ["architecture", "time of a step", *(METRICS[key].word for key in keys)], rows)
 
 
 def _shares_table(figures: ArchitectureFigures, by: str) -> str:
@@ -140,10 +148,10 @@ def _shares_table(figures: ArchitectureFigures, by: str) -> str:
     if not parts:
         return ""
     rows = [
-        (tables.name(name), *(escape.html(_share_words(*times[place])) for times in parts.values()))
-        for place, name in enumerate(figures.table.index)
+        (tables.name(name), time, *(escape.html(_share_words(*times[place])) for times in parts.values()))
+        for place, (name, time) in enumerate(zip(figures.table.index, _times(figures), strict=True))
     ]
-    heads = ["architecture", *(tables.keyed(part_mark(by, part)) for part in parts)]
+    heads = ["architecture", "time of a step", *(tables.keyed(part_mark(by, part)) for part in parts)]
     return tables.table(f"Where the time goes, by {SHARED_BY[by][0]}", heads, rows)
 
 
@@ -155,10 +163,13 @@ def _pairs_table(figures: ArchitectureFigures) -> str:
     rows = []
     for row in figures.ratios.itertuples(index=False):
         before, figure, after = (escape.html_sentence(words) for words in ratio_words(row, figures.equal_within))
-        rows.append((f"{before} <strong>{figure}</strong> {after}", fmt.significant(row.p_holm)))
+        least = escape.html(fmt.share(smallest_detectable(row)))
+        rows.append((f"{before} <strong>{figure}</strong> {after}", fmt.significant(row.p_holm), least))
     if not rows:
         return ""
-    table = tables.table("Pair by pair", ["", "p, corrected" if len(rows) > 1 else "p"], rows)
+    table = tables.table(
+        "Pair by pair", ["", "p, corrected" if len(rows) > 1 else "p", "smallest difference that can be seen"], rows
+    )
     return f'{table}<p class="pf-small">{escape.html_sentence(ratio_rule(figures))}</p>'
 
 

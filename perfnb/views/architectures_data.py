@@ -93,9 +93,10 @@ def architectures_data(figures: ArchitectureFigures, view_id: str = "architectur
             {
                 "pair": [_place(names, row.a), _place(names, row.b)],
                 "ratio": _number(row.ratio),
-                "verdict": escape.plain(row.verdict, 20),
+                "told": told_apart(row),
                 "words": ratio_words(row, figures.equal_within),
                 "p": _number(row.p_holm),
+                "detectable": _number(smallest_detectable(row)),
             }
             for row in figures.ratios.itertuples(index=False)
         ],
@@ -158,11 +159,25 @@ def ratio_words(row: Any, equal_within: float, width: int = 60) -> tuple[str, st
     verdict = str(row.verdict)
     if verdict == "same":
         verdict = f"the same within {fmt.share(equal_within)}"
+    elif verdict == "inconclusive" and not low <= 1 <= high:
+        verdict = "likely " + ("slower" if ratio > 1 else "faster") + ", but not certain after correction"
     elif verdict == "inconclusive":
         unseen = max(abs(low - 1), abs(high - 1))
         verdict = f"no detectable difference, but one of up to {fmt.share(unseen)} is possible"
     figure = f"{fmt.ratio(ratio)} [{fmt.significant(low)}, {fmt.significant(high)}]"
     return f"{b} takes", figure, f"the time of {a}: {escape.plain(verdict)}"
+
+
+def told_apart(row: Any) -> bool:
+    """Whether the times of a pair differ: by its verdict, or at least by its interval."""
+    low, high = fmt.known(row.ci_low), fmt.known(row.ci_high)
+    aside = low is not None and high is not None and not low <= 1 <= high
+    return str(row.verdict) in ("faster", "slower") or (str(row.verdict) == "inconclusive" and aside)
+
+
+def smallest_detectable(row: Any) -> float | None:
+    """The least relative difference that a pair's measurements could find."""
+    return fmt.known(getattr(row, "smallest_detectable", None))
 
 
 def ratio_rule(figures: ArchitectureFigures) -> str:

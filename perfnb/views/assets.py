@@ -21,6 +21,9 @@ ARCHITECTURES_SCRIPTS = (
     "architectures.js",
 )
 
+#: Parts of the script of a study of sizes.
+SCALING_SCRIPTS = ("format.js", "dom.js", "chart.js", "notebook.js", "scaling.js")
+
 
 @functools.cache
 def report_script() -> str:
@@ -44,6 +47,18 @@ def architectures_script() -> str:
 def architectures_style() -> str:
     """The style sheet of the comparison of architectures."""
     return report_style() + _read("architectures.css")
+
+
+@functools.cache
+def scaling_script() -> str:
+    """The script of a study of sizes: a module as the report's."""
+    return "".join(map(_read, SCALING_SCRIPTS))
+
+
+@functools.cache
+def scaling_style() -> str:
+    """The style sheet of a study of sizes."""
+    return report_style() + _read("scaling.css")
 
 
 @functools.cache

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from perfnb.analysis.summary import Summary
 from perfnb.views.html import summary_html
 from perfnb.views.report_data import report_data
 from perfnb.views.text import summary_text
+
+#: What a notebook shows, by mime type.
+Bundle = dict[str, str]
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -25,42 +29,54 @@ def show(summary: Summary) -> None:
     if not in_notebook():
         print_text(summary_text(summary))
         return
+    show_live(static_bundle(summary), lambda report_id: _report(summary, report_id))
+
+
+def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
+    """Show a live view after its static twin, which it hides while it stands.
+
+    Parameters
+    ----------
+    static : dict of str to str
+        The twin as a display bundle of text and HTML.
+    widget_of : callable
+        Makes the widget, given the id by which it finds its twin.
+    """
     from IPython.display import display
 
-    report_id = uuid.uuid4().hex[:12]
-    live = live_bundle(report_data(summary, report_id))
-    display(static_bundle(summary, report_id if live else None), raw=True)
+    view_id = uuid.uuid4().hex[:12]
+    live = live_bundle(widget_of, view_id)
+    if live:
+        page = f'<div class="perfnb-static-live perfnb-static-{view_id}">{static["text/html"]}</div>'
+        static = static | {"text/html": page}
+    display(static, raw=True)
     if live:
         display(live, raw=True)
 
 
-def static_bundle(summary: Summary, report_id: str | None = None) -> dict[str, str]:
-    """The report as a display bundle of text and HTML.
-
-    Parameters
-    ----------
-    summary : Summary
-    report_id : str, optional
-        Id of the live report that follows as the next output, if one does.
-    """
-    page = summary_html(summary)
-    if report_id is not None:
-        page = f'<div class="perfnb-static-live perfnb-static-{report_id}">{page}</div>'
-    return {"text/plain": summary_text(summary), "text/html": page}
+def static_bundle(summary: Summary) -> Bundle:
+    """The report as a display bundle of text and HTML."""
+    return {"text/plain": summary_text(summary), "text/html": summary_html(summary)}
 
 
-def live_bundle(data: dict[str, Any]) -> dict[str, Any] | None:
-    """The live report as a display bundle; ``None`` where widgets are not installed.
+def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any] | None:
+    """A live view as a display bundle; ``None`` where widgets are not installed.
 
     The bundle holds no text: its static twin says everything, so that a front end without widgets shows nothing
     more.
     """
     try:
-        from perfnb.views.widget import ReportWidget
+        widget = widget_of(view_id)
     except ImportError:
         return None
-    bundle, _ = ReportWidget(data=data)._repr_mimebundle_()
+    bundle, _ = widget._repr_mimebundle_()
     return {_WIDGET_VIEW: bundle[_WIDGET_VIEW]}
+
+
+def _report(summary: Summary, view_id: str) -> Any:
+    from perfnb.views.widget import ReportWidget
+
+    return ReportWidget(report_data(summary, view_id))
 
 
 def in_notebook() -> bool:

@@ -27,8 +27,8 @@ def selfcheck_sentences(check: Any) -> list[str]:
     test = check.test
     timing, count = test.a, len(test.pairs)
     sentences = [
-        f"A step against itself: {test.verdict}, {_MEANING[test.verdict]}. The ratio is {ratio_words(test.ratio, test.ratio_ci)} in "
-        f"{count:,} pairs of steps of {fmt.duration(timing.median_ms)}.",
+        f"A step against itself: {test.verdict}, {_MEANING[test.verdict]}. The ratio is "
+        f"{ratio_words(test.ratio, test.ratio_ci)} in {count:,} pairs of steps of {fmt.duration(timing.median_ms)}.",
         f"Noise floor: half of the single pairs differ by more than {fmt.share(check.noise_floor)}.",
     ]
     if check.outliers.count:

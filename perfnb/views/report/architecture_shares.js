@@ -5,7 +5,7 @@ const SHARES = { total: 72, gap: 12, letter: 6.6 };
 const namesWidth = (data, width) => Math.ceil(Math.min(0.28 * width, Math.max(70, ...data.names.map((name) => 7.6 * name.length + 6))));
 
 function architectureShares(data) {
-  const state = { by: 0, whole: false, a: -1, b: -1 };
+  const state = { by: 0, whole: false, a: -1, b: -1, told: false };
   const time = data.metrics[0].values;
   const order = data.names.map((_, i) => i).filter((i) => time[i] != null).sort((a, b) => time[b] - time[a]);
   if (order.length > 1) [state.a, state.b] = [order[0], order.at(-1)];
@@ -58,7 +58,8 @@ function whyQuestion(data, state, update) {
   const ask = () => {
     const pair = data.ratios.find(({ pair: [x, y] }) => (x === state.a && y === state.b) || (x === state.b && y === state.a));
     const more = data.metrics[0].values[state.a] - data.metrics[0].values[state.b];
-    const told = state.a !== state.b && (!pair || ["faster", "slower"].includes(pair.verdict));
+    const told = state.a !== state.b && (!pair || pair.told);
+    state.told = told;
     before.textContent = told ? "Why is" : "Where does";
     between.textContent = told ? `${more < 0 ? "faster" : "slower"} than` : "differ from";
     after.textContent = told || state.a === state.b ? "?" : "? There is no detectable difference in all.";
@@ -75,14 +76,13 @@ function whyQuestion(data, state, update) {
 
 const signedDuration = (ms) => `${ms < 0 ? "−" : "+"}${duration(Math.abs(ms))}`;
 
-// The parts that time can go to, as a legend; with two architectures, how much more each takes, most first.
+// The parts that time can go to, as a legend; of two that were told apart, how much more each takes, most first.
 function differences(data, state, light) {
   const { parts } = data.shares[state.by];
   const shown = parts.map((part, at) => ({ part, at })).filter(({ part }) => part.ms.some((ms) => ms > 0));
-  const pair = state.a >= 0 && state.a !== state.b;
   for (const entry of shown) {
     const [a, b] = [entry.part.ms[state.a], entry.part.ms[state.b]];
-    entry.more = pair && a != null && b != null && (a || b) ? a - b : null;
+    entry.more = state.told && a != null && b != null && (a || b) ? a - b : null;
   }
   const known = shown.filter(({ more }) => more != null);
   const total = known.reduce((sum, { more }) => sum + more, 0);

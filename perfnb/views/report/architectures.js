@@ -14,8 +14,9 @@ function architecturesView(data) {
 function architectureRatios(data) {
   const far = ({ ratio }) => (ratio > 0 ? Math.abs(Math.log(ratio)) : -1);
   const sorted = data.ratios.length > MOST_PAIRS ? [...data.ratios].sort((a, b) => far(b) - far(a)) : data.ratios;
-  const list = h("ul", { class: "pf-pairs" }, sorted.map(({ words: [before, figures, after], verdict, p }, at) => h("li", {
-    hidden: at >= MOST_PAIRS, title: p == null ? null : `p = ${significant(p)}`, "data-verdict": verdict,
+  const list = h("ul", { class: "pf-pairs" }, sorted.map(({ words: [before, figures, after], told, p, detectable }, at) => h("li", {
+    hidden: at >= MOST_PAIRS, class: told ? "" : "pf-not-told", title: [p == null ? null : `p = ${significant(p)}`,
+      detectable == null ? null : `The smallest difference that these measurements can see: ${share(detectable)}`].filter(Boolean).join("\n"),
   }, `${before} `, h("b", {}, figures), ` ${after}`)));
   const more = sorted.length > MOST_PAIRS ? h("button", { type: "button", class: "pf-link", "aria-expanded": "false", click: () => {
     const open = more.getAttribute("aria-expanded") === "false";
