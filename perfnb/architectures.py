@@ -12,7 +12,7 @@ from perfnb.analysis.architecture_table import architecture_figures
 from perfnb.analysis.architectures import ArchitectureFigures
 from perfnb.comparison import planned_rounds, warm_up
 from perfnb.profile import Profile, run_profile
-from perfnb.views.architectures import architectures_html, architectures_text
+from perfnb.views.architectures import architectures_html, architectures_text, show_architectures
 from perfnb.views.progress import Progress
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ class ArchitectureComparison:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": architectures_html(self._figures)}
+
+    def _ipython_display_(self) -> None:
+        show_architectures(self._figures)
 
 
 def compare_architectures(

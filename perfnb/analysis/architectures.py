@@ -25,14 +25,14 @@ class ArchitectureFigures:
         Where the time goes: ``name``, ``by`` (kind or phase), ``part`` (one of `KINDS`, or a phase), ``ms``,
         ``share``. For one name and ``by`` the shares add up to 1, and the times to the median.
     ratios : DataFrame
-        Pairs: ``a``, ``b``, ``ratio`` (time of b by time of a), ``ci_low``, ``ci_high``, ``p_value``, ``p_holm``,
-        ``verdict`` of b against a (faster, slower, same, inconclusive).
+        Pairs: ``a``, ``b``, ``ratio`` (time of b by time of a), ``ci_low``, ``ci_high``, ``p_holm``, ``verdict`` of b
+        against a (faster, slower, same, inconclusive), ``smallest_detectable`` (relative).
     layers : mapping of str to DataFrame
         Each model's frame ``layers``, with a column ``kind``.
     samples_ms : mapping of str to tuple of float
         The times of each model's steps; those in one place were measured side by side.
     training : bool
-        With backward pass and optimizer, or the forward pass alone.
+        With loss and backward pass, or the forward pass alone.
     device : str
         Name of the device.
     batch : str

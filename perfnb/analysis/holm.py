@@ -42,7 +42,7 @@ def compare_all(
     dict
         By (baseline, candidate). ``ratio_ci`` and ``equivalence_ci`` are simultaneous by Bonferroni: of m comparisons
         each leaves out an m-th part of 5 (or twice 5) %. ``p_value`` is Holm's, which rejects more than those
-        intervals do, and decides whether there is a difference; so an interval may hold 1, by a little, where the
+        intervals do; there is a difference where either says so, and an interval may hold 1, by a little, where the
         verdict is "faster" or "slower".
     """
     logs = {name: np.log(np.asarray(samples, dtype=float)) for name, samples in times.items()}
@@ -56,10 +56,20 @@ def compare_all(
         pair: replace(
             comparison,
             p_value=float(p_value),
-            verdict=judge(comparison.ratio_ci, p_value <= 1 - confidence, comparison.ratio, comparison.equivalent),
+            verdict=judge(
+                comparison.ratio_ci,
+                p_value <= 1 - confidence or _excludes_one(comparison.ratio_ci),
+                comparison.ratio,
+                comparison.equivalent,
+            ),
         )
         for pair, comparison, p_value in zip(pairs, found, adjusted, strict=True)
     }
+
+
+def _excludes_one(ratio_ci: tuple[float, float] | None) -> bool:
+    """Whether a simultaneous interval says by itself that there is a difference."""
+    return ratio_ci is not None and not ratio_ci[0] <= 1 <= ratio_ci[1]
 
 
 def ratio_table(comparisons: Mapping[tuple[str, str], PairedComparison]) -> pd.DataFrame:

@@ -17,7 +17,8 @@ _CLASSES = {
     "embedding": r"embed",
     "linear": r"linear|^dense$|^conv1d$",
     "activation": (
-        r"(re|ge|se|ce|si|gl|pre)lu|tanh|sigmoid|softmax|softplus|softsign|swish|mish|activation|^hard|threshold"
+        r"(re|ge|se|ce|si|gl|pre)lu|tanh|sigmoid|softmax|softplus|softsign|swish|mish|activation|^hard|threshold|"
+        r"dropout"  # element by element too, and as cheap
     ),
 }
 #: The same of operators, for layers whose class says nothing; autograd's names are among them.

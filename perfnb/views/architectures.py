@@ -11,6 +11,7 @@ from perfnb.views import format as fmt
 from perfnb.views.architectures_data import (
     METRICS,
     SHARED_BY,
+    architectures_data,
     comparison_facts,
     metric_values,
     part_mark,
@@ -22,6 +23,7 @@ from perfnb.views.architectures_data import (
 )
 from perfnb.views.architectures_picture import draw_architectures, inches
 from perfnb.views.assets import static_style
+from perfnb.views.display import in_notebook, print_text, show_live
 from perfnb.views.picture import picture_html
 from perfnb.views.roofline import flop_rate, intensity
 
@@ -245,3 +247,18 @@ def _alt(figures: ArchitectureFigures) -> str:
     named = zip(figures.table.index, _times(figures), strict=True)
     times = "; ".join(f"{escape.plain(name, 60)} {time}" for name, time in named)
     return f"Time of a step by kind of layer and by phase: {times}. {' '.join(why_words(figures))}"
+
+
+def show_architectures(figures: ArchitectureFigures) -> None:
+    """Show the comparison: live in a notebook, after its static twin; as text elsewhere."""
+    if not in_notebook():
+        print_text(architectures_text(figures))
+        return
+    static = {"text/plain": architectures_text(figures), "text/html": architectures_html(figures)}
+    show_live(static, lambda view_id: _widget(figures, view_id))
+
+
+def _widget(figures: ArchitectureFigures, view_id: str) -> Any:
+    from perfnb.views.widget import ArchitecturesWidget
+
+    return ArchitecturesWidget(architectures_data(figures, view_id))

@@ -128,7 +128,8 @@ def metric_values(figures: ArchitectureFigures, key: str) -> list[float | None]:
 def part_times(figures: ArchitectureFigures, by: str) -> dict[str, list[tuple[float | None, float | None]]]:
     """Milliseconds and share of each part in each architecture, in the order of the parts' marks.
 
-    A part that an architecture does not have takes no time; where nothing is known of it, all is unknown.
+    A part that an architecture does not have takes no time; where nothing is known of it, all is unknown. Parts that
+    take no time in any are left out.
     """
     rows = figures.shares[figures.shares["by"] == by]
     known = {
@@ -137,7 +138,8 @@ def part_times(figures: ArchitectureFigures, by: str) -> dict[str, list[tuple[fl
     }
     measured = {name for name, _ in known}
     order = list(SHARED_BY[by][1])
-    parts = sorted({part for _, part in known}, key=lambda part: order.index(part) if part in order else len(order))
+    taken = {part for (_, part), (ms, _) in known.items() if ms != 0}
+    parts = sorted(taken, key=lambda part: order.index(part) if part in order else len(order))
     nothing = {True: (0.0, 0.0), False: (None, None)}
     names = [str(name) for name in figures.table.index]
     return {part: [known.get((name, part), nothing[name in measured]) for name in names] for part in parts}
@@ -182,10 +184,10 @@ def smallest_detectable(row: Any) -> float | None:
 
 def ratio_rule(figures: ArchitectureFigures) -> str:
     """How the sentences about pairs are to be read."""
-    pairs = len(figures.ratios)
-    corrected = f"; verdicts corrected for {pairs} comparisons (Holm)" if pairs > 1 else ""
-    same = f"“the same” means within {fmt.share(figures.equal_within)}"
-    return f"In brackets 95 % intervals; {same}{corrected}."
+    pairs, same = len(figures.ratios), f"“the same” means within {fmt.share(figures.equal_within)}"
+    if pairs < 2:
+        return f"In brackets a 95 % interval; {same}."
+    return f"In brackets intervals that hold for all {pairs} pairs together (95 %); {same}; verdicts corrected (Holm)."
 
 
 def _shared(figures: ArchitectureFigures, by: str, marks: Mapping[str, Mark]) -> list[dict[str, Any]]:

@@ -1,0 +1,163 @@
+"""Timing and comparing real steps: verdicts, checks, and what is told beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import perfnb
+from perfnb.errors import CaptureError
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def busy(ms: float) -> Callable[..., float]:
+    """A step that computes for so long, by the clock of the process: sleeping would not feel other work."""
+
+    def step(*_: Any) -> float:
+        until = time.perf_counter() + ms / 1e3
+        while time.perf_counter() < until:
+            pass
+        return ms
+
+    return step
+
+
+def test_a_step_is_timed_with_its_warm_up_apart() -> None:
+    count = 0
+
+    def step(_: torch.Tensor) -> None:
+        nonlocal count
+        count += 1
+        busy(8.0 if count <= 10 else 2.0)()
+
+    timing = perfnb.time_step(step, [torch.ones(16, 2)], budget_s=3)
+
+    assert 10 <= len(timing.warmup_ms) <= 30
+    assert min(timing.warmup_ms[:10]) >= 8.0
+    assert 2.0 <= timing.median_ms < 6.0
+    assert timing.batch_size == 16
+    assert timing.throughput_per_s == pytest.approx(16e3 / timing.median_ms)
+    assert len(timing.warmup_ms) + timing.steps == count
+    assert timing.noise["cpus"] >= 1
+    assert "of warm-up" in str(timing)
+    assert "<img alt=" in timing._repr_mimebundle_()["text/html"]
+
+
+def test_as_many_steps_are_timed_as_were_asked_for() -> None:
+    timing = perfnb.time_step(busy(0.2), steps=50, budget_s=20)
+
+    assert timing.steps == 50
+    assert timing.quantile_ms(0.9) is not None
+    assert timing.quantile_ms(0.99) is None
+
+
+def test_a_budget_that_is_too_small_times_one_step() -> None:
+    timing = perfnb.time_step(lambda: time.sleep(0.05), budget_s=0.01)
+
+    assert timing.steps == 1
+    assert timing.ci_ms is None
+    assert timing.steady is None
+
+
+def test_a_step_of_half_the_time_is_faster_and_one_of_twice_the_time_slower() -> None:
+    long, short = (lambda: time.sleep(4e-3)), (lambda: time.sleep(2e-3))
+    faster = perfnb.ab_test(long, short, budget_s=4)
+    slower = perfnb.ab_test(short, long, budget_s=4)
+
+    assert (faster.verdict, slower.verdict) == ("faster", "slower")
+    assert 0.4 < faster.ratio < 0.7
+    assert faster.ratio_ci is not None
+    assert faster.ratio_ci[0] <= faster.ratio <= faster.ratio_ci[1]
+    assert faster.pairs.columns.tolist() == ["a_ms", "b_ms", "ratio"]
+    assert faster.check is None
+    assert faster.a.median_ms >= 4.0
+    assert 2.0 <= faster.b.median_ms < faster.a.median_ms
+
+
+def test_both_steps_see_the_same_batches_and_random_numbers() -> None:
+    seen: dict[str, list[tuple[int, float]]] = {"a": [], "b": []}
+
+    def step(name: str) -> Callable[[int], None]:
+        return lambda batch: seen[name].append((batch, float(torch.rand(()))))
+
+    perfnb.ab_test(step("a"), step("b"), batches=[1, 2, 3], budget_s=0.3)
+
+    assert seen["a"] == seen["b"]
+    assert len(set(seen["a"])) == len(seen["a"]) > 3
+
+
+def test_results_that_differ_stand_before_the_verdict() -> None:
+    x = torch.ones(4)
+
+    wrong = perfnb.ab_test(lambda: x * 2, lambda: x * 3, budget_s=0.3, check=1e-6)
+    right = perfnb.ab_test(lambda: x * 2, lambda: x + x, budget_s=0.3, check=1e-6)
+
+    assert wrong.check == "the result differs by up to 0.5 of the largest value"
+    assert str(wrong).startswith("The results differ: the result differs by up to 0.5")
+    assert right.check == ""
+    assert "The results agree." in str(right)
+
+
+def test_a_check_of_the_users_own_may_look_at_models() -> None:
+    models = [torch.nn.Linear(4, 4) for _ in range(2)]
+
+    def step(model: torch.nn.Module) -> Callable[[], Any]:
+        return lambda: model(torch.ones(2, 4))
+
+    def same_parameters(*_: Any) -> None:
+        torch.testing.assert_close(models[0].weight, models[1].weight)
+
+    differing = perfnb.ab_test(step(models[0]), step(models[1]), budget_s=0.3, check=same_parameters)
+    assert differing.check is not None
+    assert differing.check.startswith("Tensor-likes are not close!")
+    models[1].load_state_dict(models[0].state_dict())
+    assert perfnb.ab_test(step(models[0]), step(models[1]), budget_s=0.3, check=same_parameters).check == ""
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="budget_s must be"):
+        perfnb.ab_test(busy(1), busy(1), budget_s=0)
+    with pytest.raises(ValueError, match="equal_within must lie"):
+        perfnb.ab_test(busy(1), busy(1), equal_within=2)
+    with pytest.raises(TypeError, match="step must be a function"):
+        perfnb.time_step(3)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="batches"):
+        perfnb.time_step(busy(1), [])
+
+
+def test_a_step_against_itself() -> None:
+    check = perfnb.selfcheck(busy(1.0), budget_s=2)
+
+    found = [check.detectable_in(seconds) for seconds in (10, 60)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0] > found[1] > 0
+    assert "A step against itself:" in str(check)
+    assert "finds in 9 of 10 runs: " in str(check)
+    assert "<table>" in check._repr_mimebundle_()["text/html"]
+
+
+def test_a_scaling_study_finds_the_exponent_of_planted_work() -> None:
+    def make(size: float) -> Callable[[], float]:
+        return busy(0.02 * size**1.5)
+
+    study = perfnb.scaling_study(make, [4, 8, 16, 24, 32], budget_s=6)
+
+    assert study.exponent == pytest.approx(1.5, abs=0.25)
+    assert study.exponent_ci is not None
+    assert study.table["size"].tolist() == [4, 8, 16, 24, 32]
+    inside, outside = study.predict(20), study.predict(300)
+    assert inside.ci_ms[0] < 0.02 * 20**1.5 * 1.2
+    assert outside.ci_ms[1] / outside.ci_ms[0] > inside.ci_ms[1] / inside.ci_ms[0]
+    with pytest.raises(ValueError, match="at least two different numbers"):
+        perfnb.scaling_study(make, [4])
+
+
+def test_every_public_name_is_there() -> None:
+    for name in perfnb.__all__:
+        assert getattr(perfnb, name).__name__ == name
