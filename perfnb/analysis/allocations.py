@@ -210,6 +210,11 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     matched = found["row"].notna().to_numpy() & (found["until"].fillna(BEFORE).to_numpy() > found["at"].to_numpy())
     computed = blocks["phase"].isin(_COMPUTING).to_numpy()
     claims = found[matched].assign(row=found.loc[matched, "row"].astype("int64"))
+    # Of what was made before the watch torch tells a size that the address had in an earlier one.
+    old = claims[(blocks["event"].to_numpy()[claims["row"]] == NONE) & (claims["device"] == "cpu").to_numpy()]
+    sizes = blocks["bytes"].to_numpy().copy()
+    sizes[old["row"]] = old["bytes"]
+    blocks = blocks.assign(bytes=sizes)
     claims = claims[~((claims["rank"] == _CLAIMS.index("inputs")) & computed[claims["row"]])]
     claims = claims[claims["rank"] < _CLAIMS.index("other")]
     best = claims.sort_values("rank", kind="stable").drop_duplicates("row")

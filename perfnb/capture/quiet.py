@@ -39,7 +39,8 @@ class AllocatorWarning:
     """
 
     def __init__(self) -> None:
-        self._blocks = [torch.empty(1) for _ in range(_FREES_PER_WARNING)]
+        # No tensors: those would be seen among the user's.
+        self._blocks = [torch.UntypedStorage(4) for _ in range(_FREES_PER_WARNING)]
 
     def spend(self) -> None:
         """Free the blocks; call this when the session has begun."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.frames.recording import Recording
+from perfnb.frames.recording import MemoryRecord, Recording
 
 US = 1000
 NODE = "autograd::engine::evaluate_function: "
@@ -21,6 +21,9 @@ class ByHand:
         self.rows: list[dict[str, Any]] = []
         self.modules: list[dict[str, Any]] = []
         self.spans: list[tuple[int, bool]] = []
+        self.changes: list[dict[str, Any]] = []
+        self.seen: list[dict[str, Any]] = []
+        self.resident: list[tuple[int, int]] = []
 
     def event(self, name: str, begin: float, end: float, category: str = "cpu_op", **rest: int) -> ByHand:
         columns = ("device", "stream", "correlation", "sequence", "forward_thread", "span")
@@ -59,11 +62,36 @@ class ByHand:
         self.event("cudaLaunchKernel", launch, launch + 1, "cuda_runtime", thread=thread, correlation=number)
         return self.event(name, begin, end, category, thread=-1, device=0, stream=7, correlation=number)
 
+    def alloc(
+        self, at: float, address: int, size: int, device: str = "cpu", *, allocated: int = -1, reserved: int = -1
+    ) -> ByHand:
+        """A block of memory is given out (or taken back, where `size` is negative), in the main thread."""
+        change = {"time_ns": round(at * US), "address": address, "bytes": size, "device": device}
+        self.changes.append(change | {"allocated": allocated, "reserved": reserved, "row": len(self.rows)})
+        return self.event("[memory]", at, at, "memory")
+
+    def block(self, begin: float, end: float | None, address: int, size: int, device: str = "cpu") -> ByHand:
+        """A block of memory with its life; without an end it is never taken back."""
+        self.alloc(begin, address, size, device)
+        return self if end is None else self.alloc(end, address, -size, device)
+
+    def known(
+        self, at: float, address: int, size: int, category: str, layer: int = -1, name: str | None = None
+    ) -> ByHand:
+        """A live object is seen to have that block on the CPU."""
+        block = {"time_ns": round(at * US), "address": address, "bytes": size, "device": "cpu", "category": category}
+        self.seen.append(block | {"layer": layer, "name": name})
+        return self
+
+    def process(self, at: float, size: int) -> ByHand:
+        self.resident.append((round(at * US), size))
+        return self
+
     def recording(self, **meta: Any) -> Recording:
         events = pd.DataFrame(self.rows)
-        events = events.sample(frac=1, random_state=3, ignore_index=True)  # no order is promised
-        for name in ("name", "category"):
-            events[name] = pd.Categorical(events[name])
+        events = events.sample(frac=1, random_state=3)  # no order is promised
+        memory = self._memory(events) if self.changes or self.seen else None
+        events = _frame_of_events(events[events["category"] != "memory"])
         modules = pd.DataFrame(self.modules, columns=[*MODULES]).astype(MODULES)
         spans = pd.DataFrame(self.spans, columns=["layer", "loss"]).astype({"layer": np.int64, "loss": bool})
         spans.index = spans.index.rename("span")
@@ -85,9 +113,34 @@ class ByHand:
             "base_ns": 0,
             "steady": True,
         }
-        return Recording(events, passes, modules, spans, known | meta)
+        return Recording(events, passes, modules, spans, known | meta, memory)
+
+    def _memory(self, events: pd.DataFrame) -> MemoryRecord:
+        place = pd.Series(np.arange(len(events)), index=events.index)
+        changes = pd.DataFrame(self.changes, columns=[*CHANGES]).sort_values("time_ns", kind="stable")
+        changes.insert(0, "event", place.reindex(changes["row"]).to_numpy(dtype=np.int64))
+        return MemoryRecord(
+            _frame_of_events(events),
+            changes.drop(columns="row").astype({"device": "category"}).reset_index(drop=True),
+            pd.DataFrame(self.seen, columns=[*SEEN]).astype(SEEN),
+            pd.DataFrame(self.resident, columns=["time_ns", "bytes"]).astype("int64"),
+        )
 
 
+def _frame_of_events(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.reset_index(drop=True).astype({"name": "category", "category": "category"})
+
+
+CHANGES = ("time_ns", "address", "bytes", "device", "allocated", "reserved", "row")
+SEEN = {
+    "time_ns": "int64",
+    "address": "int64",
+    "bytes": "int64",
+    "device": "category",
+    "category": "category",
+    "layer": "int64",
+    "name": "object",
+}
 MODULES = {
     "name": "str",
     "module": "str",

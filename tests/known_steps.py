@@ -1,0 +1,86 @@
+"""Steps of which shapes tell every byte and operation, and what a profile says of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.capture.known import everything
+from perfnb.frames.schema import CATEGORIES
+
+FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
+BATCH = 8
+#: Bytes of the parameters of `mlp`, layer by layer, and of a batch for it.
+FIRST, LAST = 4 * (16 * 32 + 32), 4 * (32 * 4 + 4)
+WHOLE, INPUTS = FIRST + LAST, 4 * BATCH * 16
+
+
+def mlp(middle: nn.Module | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 32), middle or nn.ReLU(), nn.Linear(32, 4))
+
+
+def linear(rows: int, inputs: int, outputs: int) -> int:
+    """FLOPs of a linear layer's forward; its backward takes as many for the weights, and again for its input."""
+    return 2 * rows * inputs * outputs
+
+
+def profile(
+    step: Callable[..., object], batches: Iterable[Any] | None = None, *, all_seen: bool = True
+) -> perfnb.Profile:
+    """Of a step that leaves what it found: at its end, as much was alive as all tensors take that are alive now."""
+    gc.collect()  # what other tests left is no part of the step
+    p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=1)
+    gc.collect()
+    alive = sum({(block.device, block.address): block.bytes for block in everything(0)}.values())
+    assert not all_seen or p.memory["total"].iloc[-1] == alive
+    return p
+
+
+def batches() -> list[Tensor]:
+    return [torch.randn(BATCH, 16)]
+
+
+def at_end(p: perfnb.Profile) -> dict[str, int]:
+    """Bytes by category at the end of the step, without ``other`` and what is 0."""
+    memory = p.memory
+    assert (memory[list(CATEGORIES)].sum(axis=1) == memory["total"]).all()
+    return {name: int(size) for name, size in memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}
+
+
+def flops(p: perfnb.Profile) -> dict[str, list[int]]:
+    """Forward, backward and recomputation of each layer that counts any; together they are all that was counted."""
+    roots = p.layers[p.layers["depth"] == 0]
+    assert roots[FLOPS].sum().sum() == p.ops["flops"].sum()
+    rows = {str(layer): [int(value) for value in row] for layer, row in p.layers[FLOPS].fillna(0).iterrows()}
+    return {layer: row for layer, row in rows.items() if any(row)}
+
+
+def saved(p: perfnb.Profile) -> dict[str, int]:
+    column = p.layers["activation_bytes"].dropna()
+    return {str(layer): int(size) for layer, size in column.items()}
+
+
+def bytes_of(p: perfnb.Profile, category: str, **columns: str) -> int:
+    """Of the allocations made in the step."""
+    table = table[(table["category"] == category) & (table["start_ns"] >= 0).fillna(False)]
+    for name, value in columns.items():
+        table = table[table[name] == value]
+    return int(table["bytes"].sum())
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
