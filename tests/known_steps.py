@@ -67,6 +67,7 @@ def saved(p: perfnb.Profile) -> dict[str, int]:
 
 def bytes_of(p: perfnb.Profile, category: str, **columns: str) -> int:
     """Of the allocations made in the step."""
+    table = p.allocations
     table = table[(table["category"] == category) & (table["start_ns"] >= 0).fillna(False)]
     for name, value in columns.items():
         table = table[table[name] == value]
