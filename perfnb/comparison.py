@@ -20,6 +20,8 @@ from perfnb.views.progress import Progress
 
 #: Rounds of the pilot, which the result does not rest on, and the share of the budget by which it has ended.
 PILOT_PAIRS, PILOT_SHARE = 10, 0.4
+#: Greatest number of pairs, however short the steps.
+MOST_PAIRS = 10_000
 #: Of the order within the pairs, so that a run can be told again.
 SEED = 20260101
 
@@ -194,7 +196,7 @@ def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: floa
     logs = np.log(pilot)
     differences = [logs[b] - logs[a] for a, b in itertools.combinations(range(count), 2)] or [logs[0]]
     plans = [
-        plan_pairs(each, equal_within=equal_within, budget_s=left_s, pair_s=round_s)
+        plan_pairs(each, equal_within=equal_within, budget_s=left_s, pair_s=round_s, most=MOST_PAIRS)
         if len(each) > 1
         else Planned(FEWEST_PAIRS, FEWEST_PAIRS)
         for each in differences

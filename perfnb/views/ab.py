@@ -45,7 +45,7 @@ def ab_sentences(figures: ABFigures) -> list[str]:
     else:
         sentences.append(f"{comparison.pairs:,} pairs in random order, too few to find anything.")
     if figures.needed > len(figures.a_ms):
-        sentences.append(f"The pilot asked for {figures.needed:,} pairs; the budget allowed no more: raise budget_s.")
+        sentences.append(f"The pilot asked for {figures.needed:,} pairs, more than the budget allowed: raise budget_s.")
     if comparison.correlation:
         sentences.append("Neighbouring pairs resemble each other, and the interval is wider for it.")
     if figures.steady is False:

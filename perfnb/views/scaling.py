@@ -36,7 +36,7 @@ def scaling_sentences(figures: ScalingFigures) -> list[str]:
     if figures.memory_law is not None:
         sentences.append(f"The peak of memory grows as size^{figures.memory_law.exponent:.2f}.")
     if figures.law.warning is not None:
-        sentences.append(f"One law does not hold: {figures.law.warning}")
+        sentences.append(figures.law.warning)
     return [*sentences, *figures.notes]
 
 
