@@ -29,7 +29,9 @@ def server():
 def test_leaves_nothing():
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *a: None)
     handle.remove()
-    threading.Thread(target=print).start()
+    thread = threading.Thread(target=print)
+    thread.start()
+    thread.join()
 
 def test_hook():
     torch.nn.modules.module.register_module_forward_hook(lambda *a: None, always_call=True)

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from perfnb.capture.device import cuda_in_use
+from perfnb.capture.guard import loses_exceptions
 
 #: Where version 2 and version 1 of cgroups tell how often the process had to wait for its share of the CPU.
 _CPU_STAT = ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu,cpuacct/cpu.stat")
@@ -61,6 +62,7 @@ class Conditions:
         if cuda_in_use() and (reasons := _gpu_throttle_reasons()) is not None:
             self.facts["gpu_throttle_reasons"] = reasons
 
+    @loses_exceptions
     def _collects(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
             self._began = time.perf_counter()

@@ -7,8 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
 
@@ -58,6 +58,19 @@ def _profiler_prepared() -> bool:
             if entered and getattr(candidate, "kineto_results", None) is None:
                 return True
     return False
+
+
+#: Code in which Python would lose an exception.
+_LOSES_EXCEPTIONS: set[CodeType] = set()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def loses_exceptions(function: _Function) -> _Function:
+    """Mark a callback of the garbage collector: an interrupt that comes while it runs waits until later."""
+    _LOSES_EXCEPTIONS.add(function.__code__)  # type: ignore[attr-defined]
+    return function
 
 
 class InterruptGate:
@@ -112,7 +125,7 @@ class InterruptGate:
             trace = trace.tb_next
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if not self._open:
+        if not self._open or (frame is not None and frame.f_code in _LOSES_EXCEPTIONS):
             self._waiting = True
             return
         # Closed before the handler raises: a second interrupt cannot cut the removal short.

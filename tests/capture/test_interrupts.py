@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
-from perfnb.capture.guard import InterruptGate, exclusive, profiler_active
+from perfnb.capture.guard import InterruptGate, exclusive, loses_exceptions, profiler_active
 from perfnb.capture.layers import LayerSpans
 from perfnb.errors import NestedProfilerError
 from tests.capture.models import EVERY_PASS, three_linears, training_step
@@ -83,6 +83,16 @@ def test_an_interrupt_in_the_loader_ends_the_profile_there(at: int) -> None:
     assert_next_profile_is_whole()
 
 
+@pytest.fixture
+def no_foreign_callbacks() -> Iterator[None]:
+    """Without callbacks of the garbage collector that others left, in which Python loses an interrupt."""
+    kept = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = kept
+
+
+@pytest.mark.usefixtures("no_foreign_callbacks")
 def test_interrupts_at_random_instants_leave_nothing_and_the_next_profile_is_whole() -> None:
     step = training_step(nn.Sequential(*(three_linears() for _ in range(5))), torch.ones(4, 8))
     assert_next_profile_is_whole()
@@ -185,6 +195,22 @@ def test_the_gate_holds_an_interrupt_back_until_it_is_opened_or_left() -> None:
         reached.append("to the end")
 
     assert reached == ["behind the gate", "to the end"]
+
+
+def test_an_interrupt_in_a_callback_that_would_lose_it_waits() -> None:
+    reached: list[str] = []
+
+    @loses_exceptions
+    def callback() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):
+            pass
+        reached.append("after the callback")
+
+    with pytest.raises(KeyboardInterrupt), InterruptGate() as gate, gate.opened():
+        callback()
+
+    assert reached == ["after the callback"]
 
 
 def test_a_second_interrupt_cannot_cut_the_removal_short() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.magics.kernel import Kernel, started
 
 HEAVY = ("torch", "pandas", "matplotlib", "ipywidgets", "anywidget", "pyarrow", "scipy")
-OPTIONS = ["--budget", "--into", "--model", "--name", "--quiet", "--steps", "--warmup"]
+OPTIONS = ["--budget", "--into", "--model", "--name", "--no-flops", "--no-memory", "--quiet", "--steps", "--warmup"]
 
 
 def test_load_reload_unload(tmp_path: Path) -> None:
