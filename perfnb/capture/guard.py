@@ -69,7 +69,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def loses_exceptions(function: _Function) -> _Function:
     """Mark a callback of the garbage collector: an interrupt that comes while it runs waits until later."""
-    _LOSES_EXCEPTIONS.add(function.__code__)  # type: ignore[attr-defined]
+    _LOSES_EXCEPTIONS.add(function.__code__)
     return function
 
 
