@@ -32,7 +32,7 @@ def run() -> Iterator[str]:
         pairs = [(_ours(step), _torch(step)) for _ in range(_RUNS)]
         ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
         yield (
-            f"counted: {name}: counted steps and their tables / torch's step with memory, shapes and FLOPs and "
+            f"counted: {name}: counted steps and their tables / torch's step with memory and shapes and "
             f"key_averages(): {ours / theirs:.2f} ({ours * 1e3:.0f} ms / {theirs * 1e3:.0f} ms)"
         )
 
@@ -57,7 +57,7 @@ def _ours(step: Callable[[], None]) -> float:
 
 def _torch(step: Callable[[], None]) -> float:
     begin = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_flops=True) as prof:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as prof:
         step()
     prof.key_averages()
     return time.perf_counter() - begin

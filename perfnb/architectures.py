@@ -71,8 +71,8 @@ def compare_architectures(
     """Set models side by side on one batch: time, memory, arithmetic, and where the time goes.
 
     The times come from rounds in which each model runs once, in random order, so that a drift of the machine falls on
-    all alike; layers, memory and FLOPs from one profile of each. The models' parameters stay as they are, their
-    gradients do not.
+    all alike; layers, memory and FLOPs from one profile of each. The models' parameters and buffers are left as they
+    were, their gradients are not.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def compare_architectures(
         A tensor is the models' input. Of a tuple the last is the target and the rest are inputs. A mapping holds
         keyword arguments.
     training : bool
-        Forward, loss and backward; ``False``: forward alone, without gradients.
+        Forward, loss and backward; ``False``: forward alone, without gradients, in evaluation mode.
     loss : callable, optional
         ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
         default ``output.loss`` where there is one, else the sum of the outputs.
@@ -105,7 +105,7 @@ def compare_architectures(
     from perfnb.capture.bench import Bench
     from perfnb.capture.budget import Plan
     from perfnb.capture.device import describe_environment
-    from perfnb.capture.model_step import model_step
+    from perfnb.capture.model_step import left_as_they_were, model_step
     from perfnb.capture.steps import common_size
 
     __tracebackhide__ = True
@@ -113,7 +113,8 @@ def compare_architectures(
     pairs = _with_batches(models, batch)
     steps = {name: model_step(model, own, loss, training=training) for name, (model, own) in pairs.items()}
     begin = time.perf_counter()
-    with Progress() as progress:
+    chosen = [model for model, _ in pairs.values()]
+    with Progress() as progress, left_as_they_were(chosen, training=training):
         with Bench(list(steps.values()), progress=progress) as bench:
             steady = warm_up(bench, begin, TIMED_SHARE * budget_s)
             _, samples = planned_rounds(bench, begin, TIMED_SHARE * budget_s, EQUAL_WITHIN)

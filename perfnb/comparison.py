@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,10 @@ def ab_test(
         Largest relative difference that does not matter: 0.02 is 2 %.
     check : float or callable, optional
         Compares what the two return after the warm-up, in which both have run equally often. A number is the tolerance,
-        relative to the largest value, within which tensors and numbers must agree. A function is given the two results
-        and raises `AssertionError`, or returns ``False``, where they differ; it may look at the steps' models as well.
+        relative to the largest value, within which the tensors and numbers that the steps return must agree. A function
+        is given the two results and raises `AssertionError`, or returns ``False``, where they differ; it may compare
+        the parameters of the steps' models as well. Two training steps need a model each, of equal weights: on one
+        model the second goes on where the first has stopped, and their results differ rightly.
 
     Returns
     -------
@@ -138,6 +141,9 @@ def ab_test(
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
+    given: Any = check
+    if isinstance(given, bool) or not (given is None or callable(given) or isinstance(given, Real)):
+        raise TypeError(f"check must be a tolerance such as 1e-5, or a function of the two results, not {check!r}.")
     if not 0 < equal_within < 1:
         raise ValueError(f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {equal_within!r}.")
     begin = time.perf_counter()
@@ -151,8 +157,7 @@ def ab_test(
             times[0].tolist(),
             times[1].tolist(),
             equal_within=equal_within,
-            a_name=_name(a, "a"),
-            b_name=_name(b, "b"),
+            **_names(a, b),
             planned=plan.count,
             needed=plan.needed,
             seed=SEED,
@@ -209,9 +214,13 @@ def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: floa
 
 def _said(check: float | Check, first: Any, second: Any) -> str:
     """How the results differ, in words; empty if they do not."""
-    from perfnb.capture.agreement import disagreement
+    from perfnb.capture.agreement import disagreement, holds_numbers
 
     if not callable(check):
+        if not holds_numbers(first) or not holds_numbers(second):
+            return (
+                "nothing was compared, for a step returns no tensor and no number: return the loss, or give a function"
+            )
         return disagreement(first, second, float(check))
     try:
         agrees = check(first, second)
@@ -225,6 +234,9 @@ def milliseconds(times: list[list[int]]) -> Floats:
     return np.asarray(times, dtype=np.float64) / 1e6
 
 
-def _name(step: Callable[..., Any], otherwise: str) -> str:
-    name = str(getattr(step, "__name__", otherwise))
-    return otherwise if name == "<lambda>" else name
+def _names(a: Callable[..., Any], b: Callable[..., Any]) -> dict[str, str]:
+    """What the two steps are called; by their places where they have no names, or the same."""
+    names = [str(getattr(step, "__name__", "<lambda>")) for step in (a, b)]
+    if names[0] == names[1] != "<lambda>":
+        names = [f"{name} ({place})" for name, place in zip(names, "ab", strict=True)]
+    return {f"{place}_name": place if name == "<lambda>" else name for name, place in zip(names, "ab", strict=True)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import pandas as pd
@@ -13,6 +15,7 @@ from perfnb.analysis.ab import random_orders
 from perfnb.analysis.scaling import ScalingFigures, scaling_figures
 from perfnb.comparison import SEED, milliseconds, warm_up
 from perfnb.profile import run_profile
+from perfnb.views import format as fmt
 from perfnb.views.progress import Progress
 from perfnb.views.scaling import scaling_html, scaling_line, scaling_text, show_scaling
 
@@ -22,7 +25,7 @@ TIMED_SHARE = 0.7
 FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """What a step of some size will need.
 
@@ -33,14 +36,18 @@ class Prediction:
         Median step time.
     ci_ms : tuple of float
         95 % prediction interval of that median; wider outside the sizes that were measured.
-    peak_bytes : float or None
+    peak_bytes : int or None
         The most memory alive; ``None`` if unknown.
     """
 
     size: float
     median_ms: float
     ci_ms: tuple[float, float]
-    peak_bytes: float | None
+    peak_bytes: int | None
+
+    def __repr__(self) -> str:
+        peak = "" if self.peak_bytes is None else f", peak memory {fmt.size(self.peak_bytes)}"
+        return f"<perfnb.Prediction: size {self.size:g}: {fmt.interval(self.median_ms, self.ci_ms)}{peak}>"
 
 
 class ScalingStudy:
@@ -77,7 +84,7 @@ class ScalingStudy:
     def predict(self, size: float) -> Prediction:
         """What a step of that size will need."""
         found, memory = self._figures.law.predict(size), self._figures.memory_law
-        peak = None if memory is None else memory.predict(size).median
+        peak = None if memory is None else round(memory.predict(size).median)
         return Prediction(float(size), found.median, (found.low, found.high), peak)
 
     def __str__(self) -> str:
@@ -127,9 +134,11 @@ def scaling_study(
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
-    chosen = sorted(set(sizes))
-    if len(chosen) < 2 or not chosen[0] > 0:
+    chosen: list[Any] = list(set(sizes))
+    numbers = all(isinstance(size, Real) and 0 < float(size) < math.inf for size in chosen)
+    if len(chosen) < 2 or not numbers:
         raise ValueError(f"sizes must be at least two different numbers above 0, not {chosen}.")
+    chosen.sort()
     steps = [make_step(size) for size in chosen]
     begin = time.perf_counter()
     with Progress() as progress:

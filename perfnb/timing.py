@@ -97,6 +97,7 @@ def time_step(
             warmup_ms=tuple(series[:warm]),
             steady=None if len(series) < WINDOW else first is not None,
             noise=noise,
+            wanted=wanted,
         )
     )
 

@@ -98,7 +98,7 @@ def test_results_that_differ_stand_before_the_verdict() -> None:
     right = perfnb.ab_test(lambda: x * 2, lambda: x + x, budget_s=0.3, check=1e-6)
 
     assert wrong.check == "the result differs by up to 0.5 of the largest value"
-    assert str(wrong).startswith("The results differ: the result differs by up to 0.5")
+    assert str(wrong).startswith("Check: the result differs by up to 0.5")
     assert right.check == ""
     assert "The results agree." in str(right)
 
@@ -117,6 +117,69 @@ def test_a_check_of_the_users_own_may_look_at_models() -> None:
     assert differing.check.startswith("Tensor-likes are not close!")
     models[1].load_state_dict(models[0].state_dict())
     assert perfnb.ab_test(step(models[0]), step(models[1]), budget_s=0.3, check=same_parameters).check == ""
+
+
+def test_steps_that_return_nothing_are_not_said_to_agree() -> None:
+    test = perfnb.ab_test(busy(0.1), lambda: None, budget_s=0.2, check=1e-5)
+
+    assert test.check is not None
+    assert test.check.startswith("nothing was compared")
+    assert "The results agree" not in str(test)
+
+
+def test_steps_of_one_name_are_told_apart_by_their_places() -> None:
+    test = perfnb.ab_test(busy(0.1), busy(0.1), budget_s=0.2)
+
+    assert "step (a)" in str(test)
+    assert "step (b)" in str(test)
+
+
+def test_a_step_that_is_never_steady_is_flagged_and_ends() -> None:
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        busy(0.2 * 1.03**count)()
+
+    timing = perfnb.time_step(step, budget_s=2)
+
+    assert timing.steady is False
+    assert "never steady" in str(timing)
+
+
+def test_a_budget_that_ends_the_steps_is_said() -> None:
+    timing = perfnb.time_step(busy(5), steps=5000, budget_s=0.5)
+
+    assert "the budget ended it before the 5,000 steps that were wanted" in str(timing)
+
+
+def test_two_profiles_are_set_side_by_side() -> None:
+    def profile(width: int) -> perfnb.Profile:
+        model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 8))
+        x = torch.randn(256, 64)
+        step = lambda: model(x).sum().backward()  # noqa: E731
+        return perfnb.profile_step(step, model={"m": model}, warmup=1, steps=2, traced=1, name=f"width {width}")
+
+    narrow, wide = profile(16), profile(1024)
+    comparison = narrow.compare(wide)
+
+    layers = comparison.layers.set_index("a")
+    assert layers.loc["m.0", "b"] == "m.0"
+    assert layers.loc["m.0", "forward_flops_b"] == 64 * layers.loc["m.0", "forward_flops_a"]
+    assert layers.loc["m.0", "grew_ms"] == pytest.approx(
+        layers.loc["m.0", "self_ms_b"] - layers.loc["m.0", "self_ms_a"]
+    )
+    assert "width 1024 against width 16" in str(comparison)
+    assert "<table>" in comparison._repr_mimebundle_()["text/html"]
+    with pytest.raises(TypeError, match="compare takes another profile"):
+        narrow.compare(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("check", [True, "x", [1]])
+def test_a_check_that_is_none_is_refused(check: Any) -> None:
+    with pytest.raises(TypeError, match="check must be a tolerance"):
+        perfnb.ab_test(busy(1), busy(1), check=check)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -13,9 +13,9 @@ from perfnb.frames.schema import SPECIAL_ROWS
 _CLASSES = {
     "attention": r"attention|attn|^MHA",
     "normalisation": r"norm",
-    "convolution": r"conv\d|conv.*\dd|^conv(?!1d$)",
+    "convolution": r"conv",
     "embedding": r"embed",
-    "linear": r"linear|^dense$|^conv1d$",
+    "linear": r"linear|^dense$",
     "activation": (
         r"(re|ge|se|ce|si|gl|pre)lu|tanh|sigmoid|softmax|softplus|softsign|swish|mish|activation|^hard|threshold|"
         r"dropout"  # element by element too, and as cheap
@@ -37,8 +37,8 @@ def kind_of_class(name: str) -> str | None:
 
     ``Conv1D`` is what transformers calls a linear layer; torch's convolution is ``Conv1d``.
     """
-    if name == "Conv1d":
-        return "convolution"
+    if name == "Conv1D":
+        return "linear"
     return next((kind for kind, words in _CLASSES.items() if re.search(words, name, re.IGNORECASE)), None)
 
 

@@ -34,6 +34,15 @@ def disagreement(first: Any, second: Any, tolerance: float, where: str = "the re
     return next(filter(None, (disagreement(a, b, tolerance, place) for a, b, place in pairs)), "")
 
 
+def holds_numbers(value: Any) -> bool:
+    """Whether a result holds a tensor or a number to compare."""
+    if isinstance(value, Mapping):
+        return any(map(holds_numbers, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_numbers, value))
+    return isinstance(value, torch.Tensor) or _is_number(value)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Number) and not isinstance(value, bool)
 

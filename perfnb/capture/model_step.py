@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ def loss_of(
         Called between the model and the loss.
     """
     __tracebackhide__ = True
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}.")
     if loss is None:
         output = call_model(model, batch)
         output_is_there()
@@ -51,10 +54,28 @@ def loss_of(
     return loss(output_of(), *target)
 
 
+@contextmanager
+def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
+    """Put models in training or evaluation mode; modes and buffers (running means) are put back in the end."""
+    modules = [module for model in models for module in model.modules()]
+    modes = [module.training for module in modules]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
+    try:
+        for module in modules:
+            module.training = training and module.training
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+
+
 def model_step(
     model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
 ) -> Callable[[], None]:
-    """A step of a model that changes nothing in it but its gradients.
+    """A step of a model that changes nothing in it but its gradients and buffers.
 
     Parameters
     ----------

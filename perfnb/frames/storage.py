@@ -131,6 +131,8 @@ def _load_frame(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
 
 def _load_meta(source: Path) -> dict[str, Any]:
     file = source / _META
+    if not source.exists():
+        raise RecordingError(f"{source} does not exist.")
     if not file.is_file():
         raise RecordingError(f"{source} is no saved perfnb profile: it is not a folder with a {_META}.")
     try:

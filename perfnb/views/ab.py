@@ -34,7 +34,7 @@ def ab_sentences(figures: ABFigures) -> list[str]:
     comparison = figures.comparison
     sentences = [f"{ab_line(figures)} of the time of {escape.plain(figures.a_name, 40)}."]
     if figures.check:
-        sentences.insert(0, f"The results differ: {escape.plain(figures.check, 400)}.")
+        sentences.insert(0, f"Check: {escape.plain(figures.check, 400)}.")
     elif figures.check is not None:
         sentences.append("The results agree.")
     if math.isfinite(comparison.smallest_detectable):
@@ -44,7 +44,7 @@ def ab_sentences(figures: ABFigures) -> list[str]:
         )
     else:
         sentences.append(f"{comparison.pairs:,} pairs in random order, too few to find anything.")
-    if figures.needed > len(figures.a_ms):
+    if figures.needed > len(figures.a_ms) and figures.verdict == "inconclusive":
         sentences.append(f"The pilot asked for {figures.needed:,} pairs, more than the budget allowed: raise budget_s.")
     if comparison.correlation:
         sentences.append("Neighbouring pairs resemble each other, and the interval is wider for it.")
@@ -62,7 +62,7 @@ def verdict_words(figures: ABFigures) -> str:
         "faster": f"{b} is faster than {a}",
         "slower": f"{b} is slower than {a}",
         "same": f"{b} and {a} are the same within {band}",
-        "inconclusive": f"no difference between {b} and {a} was found, nor was it shown to be below {band}",
+        "inconclusive": f"inconclusive: no difference between {b} and {a} was found, nor shown to be below {band}",
     }
     return words[figures.verdict]
 

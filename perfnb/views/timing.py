@@ -34,6 +34,8 @@ def timing_facts(timing: Timing) -> list[str]:
     median = f"median of {timing.steps:,} steps" if timing.steps > 1 else "1 step"
     known = f"95 % interval, {median}" if timing.ci_ms else f"too few steps for an interval, {median}"
     facts = [f"{fmt.interval(timing.median_ms, timing.ci_ms)} ({known})"]
+    if timing.wanted is not None and timing.steps < timing.wanted:
+        facts.append(f"the budget ended it before the {timing.wanted:,} steps that were wanted: raise budget_s")
     if timing.throughput_per_s is not None:
         facts.append(fmt.rate(timing.throughput_per_s, "samples"))
     tails = [(q, timing.quantile_ms(q)) for q in _QUANTILES]
