@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from benchmarks import counted, loading, memory, memory_view, report, roofline, spans
+from benchmarks import counted, loading, measurements, memory, memory_view, report, roofline, spans
 
 _ALL = {
     "spans": spans.run,
@@ -15,6 +15,7 @@ _ALL = {
     "counted": counted.run,
     "memory-view": memory_view.run,
     "roofline": roofline.run,
+    "measurements": measurements.run,
     "loading": loading.run,
     "memory": memory.run,
 }

@@ -78,7 +78,8 @@ def test_a_tensor_of_1_mib_kept_in_a_layer_is_a_leak_with_its_owner(vary: bool) 
     leaks = find_leaks(training(lambda x: kept.append(torch.ones(MIB // 4)), vary))
     assert leaks.verdict == "leak", str(leaks)
     assert_tight(leaks, "allocator")
-    assert_tight(leaks, "process")
+    if not vary:  # batches that vary move the process's own level by more than a leak of some steps
+        assert_tight(leaks, "process")
     assert leaks.survivors.drop(columns="device").to_dict("records") == [
         {
             "layer": "model.2",

@@ -1,0 +1,57 @@
+"""What perfnb's measurements are worth: step times beside torch's, and laws that foretell sizes left out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.utils import benchmark
+
+import perfnb
+from benchmarks.models import STEPS
+
+_ALTERNATIONS, _STUDIES = 20, 20
+_SIZES, _LEFT_OUT = (128, 160, 203, 256, 323, 406, 512), 287
+
+
+def run() -> Iterator[str]:
+    """A line a model, then two about products of growing size."""
+    for name in ("ByteGPT", "BERT (small)"):
+        step = STEPS[name]()
+        timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
+        ratios = []
+        for _ in range(_ALTERNATIONS):
+            ours = perfnb.time_step(step, budget_s=1.0).median_ms
+            ratios.append(ours / 1e3 / timer.blocked_autorange(min_run_time=1.0).median)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        yield (
+            f"measurements: {name}: time_step / torch.utils.benchmark: {middle:.3f} "
+            f"(median of {_ALTERNATIONS} alternations; quartiles {low:.3f} to {high:.3f})"
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from _studies()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _studies() -> Iterator[str]:
+    inside, exponents, flagged = 0, [], 0
+    for _ in range(_STUDIES):
+        study = perfnb.scaling_study(_product, _SIZES, budget_s=4.0)
+        exponents.append(study.exponent)
+        flagged += study.warning is not None
+        low, high = study.predict(_LEFT_OUT).ci_ms
+        inside += low <= perfnb.time_step(_product(_LEFT_OUT), budget_s=0.5).median_ms <= high
+    yield (
+        f"measurements: product of sizes {_SIZES[0]} to {_SIZES[-1]}, 1 thread: exponent {min(exponents):.2f} to "
+        f"{max(exponents):.2f} in {_STUDIES} studies; {flagged} flagged"
+    )
+    yield f"measurements: size {_LEFT_OUT}, left out: inside its prediction interval in {inside} of {_STUDIES}"
+
+
+def _product(size: float) -> Callable[[], torch.Tensor]:
+    left, right = torch.randn(int(size), int(size)), torch.randn(int(size), int(size))
+    return lambda: left @ right
