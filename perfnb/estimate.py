@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from perfnb.analysis.batch_size import largest_fitting
@@ -72,7 +73,8 @@ class MemoryEstimate:
         CaptureError
             Where the need of memory does not depend on the batch.
         """
-        if not bytes >= 0:
+        room: Any = bytes
+        if isinstance(room, bool) or not isinstance(room, Real) or not float(room) >= 0:
             raise ValueError(f"bytes must be a number that is not negative, not {bytes!r}.")
         if self.batch_size is None:
             raise CaptureError("this batch has no first dimension that could be made larger or smaller.")
@@ -162,6 +164,10 @@ def estimate_memory(
     from perfnb.capture.sizing import resized, samples_in
 
     __tracebackhide__ = True
+    if not hasattr(model, "named_parameters"):
+        raise TypeError(f"model must be a torch module, not {type(model).__name__}.")
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}.")
     samples = samples_in(batch)
     if batch_size is not None and samples is None:
         raise ValueError("batch_size was given, but the batch holds no tensor whose first dimension it could be.")
