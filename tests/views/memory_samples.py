@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from perfnb.analysis.memory import MemorySummary
 from perfnb.views.palette import CATEGORIES
 from tests.views.summaries import HOSTILE
 
@@ -20,32 +21,9 @@ _PHASES = (("data", 0.04), ("host_to_device", 0.02), ("forward", 0.34), ("loss",
 _OPS = {"Linear": "aten::addmm", "GELU": "aten::gelu", "LayerNorm": "aten::native_layer_norm"}
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What `perfnb.analysis.memory.MemorySummary` promises."""
-
-    device: str
-    timeline: pd.DataFrame
-    phases: pd.DataFrame
-    step_ms: float
-    peak_ms: float
-    peak_bytes: int
-    by_category: Mapping[str, int]
-    owners: pd.DataFrame
-    largest: pd.DataFrame
-    fits: pd.DataFrame
-    process_peak_bytes: int | None = None
-    reserved_peak_bytes: int | None = None
-    fragmentation: float | None = None
-    retries: int | None = None
-    ooms: int | None = None
-    largest_free_bytes: int | None = None
-    incomplete: str | None = None
-
-
 def transformer(
     blocks: int = 6, step_ms: float = 412.0, *, instants: int = 1500, gpu: bool = False, scale: float = 1.0
-) -> Memory:
+) -> MemorySummary:
     """A step of a transformer with Adam: activations grow in forward and go in backward."""
     phases = _phases(step_ms)
     rows = _allocations(blocks, {name: (start, end) for name, start, end in phases}, step_ms, scale)
@@ -57,7 +35,7 @@ def transformer(
     return replace(made, timeline=timeline, process_peak_bytes=int(resident.max()))
 
 
-def many(count: int = 100_000, life_ms: float = 60.0) -> Memory:
+def many(count: int = 100_000, life_ms: float = 60.0) -> MemorySummary:
     """A step with `count` allocations of odd sizes and life times, thinned as a summary's are."""
     rng = np.random.default_rng(0)
     step = 5000.0
@@ -79,7 +57,7 @@ def many(count: int = 100_000, life_ms: float = 60.0) -> Memory:
     return summarise(frame, phases, step, 1500, "cpu")
 
 
-def out_of_memory() -> Memory:
+def out_of_memory() -> MemorySummary:
     """A step that failed in its forward pass, on a GPU."""
     whole, end = 412.0, 133.4
     spans = {name: (start, stop) for name, start, stop in _phases(whole)}
@@ -91,7 +69,7 @@ def out_of_memory() -> Memory:
     return replace(made, incomplete=words, ooms=1)
 
 
-def on_gpu(made: Memory) -> Memory:
+def on_gpu(made: MemorySummary) -> MemorySummary:
     """The same, with what only a GPU's allocator tells."""
     reserved = (made.timeline["total"].cummax() / (64 * MIB)).apply(np.ceil) * 64 * MIB + 64 * MIB
     return replace(
@@ -106,7 +84,7 @@ def on_gpu(made: Memory) -> Memory:
     )
 
 
-def hostile() -> Memory:
+def hostile() -> MemorySummary:
     """Every name that a stranger could choose, chosen."""
     made = transformer(2, instants=80)
     names = [HOSTILE[i % len(HOSTILE)] for i in range(len(made.largest))]
@@ -120,7 +98,7 @@ def hostile() -> Memory:
     )
 
 
-def unknown() -> Memory:
+def unknown() -> MemorySummary:
     """One instant, nothing else known."""
     made = transformer(1)
     return replace(
@@ -134,7 +112,7 @@ def unknown() -> Memory:
     )
 
 
-def empty() -> Memory:
+def empty() -> MemorySummary:
     """Nothing was allocated."""
     made = unknown()
     return replace(made, timeline=made.timeline.iloc[:0], peak_bytes=0, by_category={}, fits=made.fits.iloc[:0])
@@ -142,7 +120,7 @@ def empty() -> Memory:
 
 def summarise(
     rows: pd.DataFrame, phases: list[tuple[str, float, float]], step_ms: float, instants: int, device: str
-) -> Memory:
+) -> MemorySummary:
     """Thin a frame of allocations as the analysis does."""
     times = np.unique(np.concatenate([rows["start_ms"], rows["end_ms"][rows["end_ms"] < step_ms]]))
     alive: dict[str, Any] = {}
@@ -175,7 +153,7 @@ def summarise(
     groups = rows[living].groupby(["category", "layer"], dropna=False)["bytes"].agg(["sum", "count"]).reset_index()
     owners = groups.rename(columns={"sum": "bytes"}).sort_values("bytes", ascending=False, ignore_index=True)
     by_category = {name: int(alive[name][at]) for name in CATEGORIES}
-    return Memory(
+    return MemorySummary(
         device=device,
         timeline=timeline,
         phases=pd.DataFrame(phases, columns=["phase", "start_ms", "end_ms"]),

@@ -37,13 +37,7 @@ function architectureNotes(data) {
 function render({ model, el }) {
   const data = JSON.parse(model.get("data"));
   const root = architecturesView(data);
-  const freeKeys = keepKeys(root);
-  el.replaceChildren(root);
-  const showTwin = hideTwin(data.id);
-  return () => {
-    freeKeys();
-    showTwin();
-  };
+  return settle(root, data.id, el);
 }
 
 const architectures = { render };

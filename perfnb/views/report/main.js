@@ -82,13 +82,7 @@ function render({ model, el }) {
     : null;
   const root = h("article", { class: "perfnb", "aria-label": `Profile ${data.name}` },
     headline(data), phaseBar(data), views.list, views.panels, notes);
-  const freeKeys = keepKeys(root);
-  el.replaceChildren(root);
-  const showTwin = hideTwin(data.id);
-  return () => {
-    freeKeys();
-    showTwin();
-  };
+  return settle(root, data.id, el);
 }
 
 const report = { render };

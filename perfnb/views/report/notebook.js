@@ -21,3 +21,14 @@ function keepKeys(root) {
   root.addEventListener("keydown", (event) => isCommand(event) || event.stopPropagation());
   return () => window.removeEventListener("keydown", mark, true);
 }
+
+// Puts a view into its place in the page; the function that takes it out again.
+function settle(root, id, el) {
+  const freeKeys = keepKeys(root);
+  el.replaceChildren(root);
+  const showTwin = hideTwin(id);
+  return () => {
+    freeKeys();
+    showTwin();
+  };
+}

@@ -80,14 +80,9 @@ function scalingPlot(data, width) {
 function render({ model, el }) {
   const data = JSON.parse(model.get("data"));
   const view = scalingView(data);
-  const freeKeys = keepKeys(view.root);
-  el.replaceChildren(view.root);
+  const leave = settle(view.root, data.id, el);
   view.refit();
-  const showTwin = hideTwin(data.id);
-  return () => {
-    freeKeys();
-    showTwin();
-  };
+  return leave;
 }
 
 const scaling = { render };
