@@ -225,8 +225,7 @@ def test_a_frame_without_its_columns_is_damaged(saved: Path, frame: str) -> None
 
 
 def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(
-            RecordingError, match=r"is no saved perfnb profile: it is not a folder with a profile\.json\.$"
-        ):
-            perfnb.load(path)
+    with pytest.raises(RecordingError, match=r"is no saved perfnb profile: it is not a folder with a profile\.json\.$"):
+        perfnb.load(tmp_path)
+    with pytest.raises(RecordingError, match=r"missing does not exist\.$"):
+        perfnb.load(tmp_path / "missing")
