@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tests.magics.bench import ALL, TIMED, WARMUP, Bench, assert_whole
 
-INSTANTS = 10
+INSTANTS = 14
 
 
 def where(functions: list[str]) -> str:
