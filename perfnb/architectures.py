@@ -10,6 +10,7 @@ import pandas as pd
 
 from perfnb.analysis.architecture_table import architecture_figures
 from perfnb.analysis.architectures import ArchitectureFigures
+from perfnb.analysis.summary import device_words
 from perfnb.comparison import planned_rounds, warm_up
 from perfnb.profile import Profile, run_profile
 from perfnb.views.architectures import architectures_html, architectures_text, show_architectures
@@ -131,14 +132,13 @@ def compare_architectures(
             )
             for name, step in steps.items()
         }
-    environment = describe_environment()
     figures = architecture_figures(
         {name: profile._summary for name, profile in profiles.items()},
         {name: times.tolist() for name, times in zip(steps, samples, strict=True)},
         {name: common_size(own) for name, (_, own) in pairs.items()},
         equal_within=EQUAL_WITHIN,
         training=training,
-        device=", ".join(environment["gpus"]) or f"CPU ({environment['processor']}), {environment['threads']} threads",
+        device=device_words(describe_environment()),
         batch=_batch_words(batch),
         notes=() if steady is not False else ("Not all models were steady when the warm-up ended.",),
     )

@@ -13,6 +13,7 @@ import pandas as pd
 
 from perfnb.analysis.ab import random_orders
 from perfnb.analysis.scaling import ScalingFigures, scaling_figures
+from perfnb.analysis.summary import device_words
 from perfnb.comparison import SEED, milliseconds, warm_up
 from perfnb.profile import run_profile
 from perfnb.views import format as fmt
@@ -153,14 +154,12 @@ def scaling_study(
         for done, (size, step) in enumerate(zip(chosen, steps, strict=True), start=1):
             peaks[size], flops[size] = _counted(step)
             progress("counted", done, len(steps))
-    environment = describe_environment()
     return ScalingStudy(
         scaling_figures(
             {size: row.tolist() for size, row in zip(chosen, times, strict=True)},
             peaks,
             flops,
-            device=", ".join(environment["gpus"])
-            or f"CPU ({environment['processor']}), {environment['threads']} threads",
+            device=device_words(describe_environment()),
             notes=() if steady is not False else ("Not all sizes were steady when the warm-up ended.",),
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -108,7 +109,7 @@ def summarize(recording: Recording) -> Summary:
         executed={name: int(executed[name]) for name in PASSES if executed.get(name, 0)},
         traced_ms=float(phases["ms"].sum()) if len(phases) else None,
         slowdown=slowdown_of(recording, timing),
-        device=_device(recording),
+        device=device_words(recording.meta["environment"]),
         phases=phases,
         layers=layers,
         ops=ops,
@@ -134,8 +135,8 @@ def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
         path.append(str(modules["name"].iloc[inside]))
 
 
-def _device(recording: Recording) -> str:
-    environment = recording.meta["environment"]
+def device_words(environment: Mapping[str, Any]) -> str:
+    """What ran the steps, from what `capture.device.describe_environment` tells."""
     if environment.get("gpus"):
         return ", ".join(environment["gpus"])
     threads = environment["threads"]
