@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from perfnb.errors import CaptureError
 from perfnb.estimate import estimate_memory
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def test_what_is_no_model_no_loss_and_no_number_of_bytes_is_refused() -> None:
@@ -18,3 +23,23 @@ def test_what_is_no_model_no_loss_and_no_number_of_bytes_is_refused() -> None:
     for wrong in ("8GiB", -1, float("nan")):
         with pytest.raises(ValueError, match="bytes must be a number that is not negative"):
             estimate_memory(nn.Linear(4, 4), batch).largest_batch(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [(lambda h: h[h > 0].sum(), "nonzero"), (lambda h: h * h.sum().item(), "_local_scalar_dense"),
+     (lambda h: h + float(h.detach().numpy().sum()), "its code")],
+)  # fmt: skip
+def test_what_depends_on_numbers_is_refused_in_one_sentence(forward: Callable[[Tensor], Tensor], says: str) -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(self.linear(x))
+
+    model = nn.Sequential(nn.Linear(4, 4), Picky())
+
+    with pytest.raises(CaptureError, match=rf"{says}.* in 1 \(Picky\) depends on the numbers"):
+        estimate_memory(model, torch.randn(2, 4))
