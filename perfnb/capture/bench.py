@@ -13,7 +13,8 @@ import torch
 
 from perfnb.capture.conditions import Conditions
 from perfnb.capture.device import StepClock, cuda_in_use, synchronize
-from perfnb.capture.guard import InterruptGate, exclusive
+from perfnb.capture.gate import InterruptGate
+from perfnb.capture.guard import exclusive
 from perfnb.capture.session import Progress
 from perfnb.capture.steps import BatchSource, common_size, require_step
 

@@ -17,7 +17,8 @@ from torch import nn
 
 from perfnb.capture.budget import Plan
 from perfnb.capture.device import describe_environment
-from perfnb.capture.guard import InterruptGate, exclusive
+from perfnb.capture.gate import InterruptGate
+from perfnb.capture.guard import exclusive
 from perfnb.capture.layers import Calls
 from perfnb.capture.naming import name_layers
 from perfnb.capture.run import Capture, spans_of

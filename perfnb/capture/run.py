@@ -17,7 +17,8 @@ from torch import nn
 from perfnb.capture.arithmetic import OpCall
 from perfnb.capture.budget import Plan
 from perfnb.capture.device import describe_environment
-from perfnb.capture.guard import InterruptGate, exclusive
+from perfnb.capture.gate import InterruptGate
+from perfnb.capture.guard import exclusive
 from perfnb.capture.layers import Calls
 from perfnb.capture.memory import WatchedMemory, is_out_of_memory
 from perfnb.capture.naming import Layer, name_layers

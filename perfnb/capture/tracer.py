@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr-defined]
 
-from perfnb.capture.guard import InterruptGate, profiler_active
+from perfnb.capture.gate import InterruptGate
+from perfnb.capture.guard import profiler_active
 from perfnb.capture.layers import function_span
 from perfnb.capture.quiet import AllocatorWarning, quiet_kineto
 from perfnb.errors import CaptureError

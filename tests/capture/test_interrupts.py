@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
-from perfnb.capture.guard import InterruptGate, exclusive, loses_exceptions, profiler_active
+from perfnb.capture.gate import InterruptGate, loses_exceptions
+from perfnb.capture.guard import exclusive, profiler_active
 from perfnb.capture.layers import LayerSpans
 from perfnb.errors import NestedProfilerError
 from tests.capture.models import EVERY_PASS, three_linears, training_step
