@@ -6,16 +6,14 @@ import gc
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from perfnb.capture.device import cuda_in_use
-from perfnb.capture.guard import loses_exceptions
-
-#: Where version 2 and version 1 of cgroups tell how often the process had to wait for its share of the CPU.
-_CPU_STAT = ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu,cpuacct/cpu.stat")
+from perfnb.capture.gate import loses_exceptions
+from perfnb.capture.sampler.cgroup import throttled
+from perfnb.capture.sampler.nvml_throttle import throttle_words
 
 
 class Conditions:
@@ -45,7 +43,7 @@ class Conditions:
 
     def __enter__(self) -> Conditions:
         self.facts = {"cpus": _cpus(), **_now("before")}
-        self._throttled, self._switches = _throttled(), _involuntary_switches()
+        self._throttled, self._switches = throttled(), _involuntary_switches()
         gc.callbacks.append(self._collects)
         return self
 
@@ -53,12 +51,12 @@ class Conditions:
         gc.callbacks.remove(self._collects)
         self.facts |= _now("after")
         self.facts["gc_pauses"] = self._pauses
-        throttled, switches = _throttled(), _involuntary_switches()
+        stopped, switches = throttled(), _involuntary_switches()
         if switches is not None and self._switches is not None:
             self.facts["involuntary_switches"] = switches - self._switches
-        if throttled is not None and self._throttled is not None:
-            self.facts["throttled_periods"] = throttled[0] - self._throttled[0]
-            self.facts["throttled_ms"] = round(throttled[1] - self._throttled[1], 3)
+        if stopped is not None and self._throttled is not None:
+            self.facts["throttled_periods"] = stopped[0] - self._throttled[0]
+            self.facts["throttled_ms"] = round(stopped[1] - self._throttled[1], 3)
         if cuda_in_use() and (reasons := _gpu_throttle_reasons()) is not None:
             self.facts["gpu_throttle_reasons"] = reasons
 
@@ -92,17 +90,6 @@ def _involuntary_switches() -> int | None:
         return None
 
 
-def _throttled() -> tuple[int, float] | None:
-    """How often the cgroup's limit has stopped the process, and for how many milliseconds; ``None`` without one."""
-    for name in _CPU_STAT:
-        with suppress(OSError, ValueError):
-            rows = dict(line.split() for line in Path(name).read_text(encoding="ascii").splitlines())
-            if "nr_throttled" in rows:
-                microseconds = int(rows.get("throttled_usec", 0)) or int(rows.get("throttled_time", 0)) / 1e3
-                return int(rows["nr_throttled"]), microseconds / 1e3
-    return None
-
-
 def _gpu_throttle_reasons() -> list[str] | None:
     """Why the current GPU runs below its clock, in NVML's words; ``None`` if that cannot be known."""
     try:
@@ -118,7 +105,4 @@ def _gpu_throttle_reasons() -> list[str] | None:
             pynvml.nvmlShutdown()
     except Exception:  # no driver, a MIG slice, an older library: nothing is known
         return None
-    idle = ("None", "All", "GpuIdle", "ApplicationsClocksSetting")
-    names = [name for name in dir(pynvml) if name.startswith("nvmlClocksThrottleReason")]
-    words = {name.removeprefix("nvmlClocksThrottleReason"): int(getattr(pynvml, name)) for name in names}
-    return sorted(word for word, bit in words.items() if word not in idle and bits & bit)
+    return throttle_words(bits)
