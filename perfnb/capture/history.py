@@ -1,0 +1,134 @@
+"""Readings of many hours in bounded memory: the older they are, the longer the time that a kept row stands for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Bytes that all readings together may take: a day at 2 Hz is kept within them.
+MOST_BYTES = 32 * 2**20
+#: Rows are kept as they came at least this long, however many devices there are.
+FEWEST_ROWS = 512
+
+#: Columns beside the metrics: when the reading was taken, the time that its rates cover, how long it took, by how much
+#: it was late, how many ticks were left out before it, and how many readings the row stands for.
+_OWN = ("t_s", "window_s", "read_ms", "late_ms", "missed_ticks", "readings")
+_T, _WINDOW, _READ, _LATE, _MISSED, _READINGS = range(len(_OWN))
+#: Metrics that are no means over time: of two rows the later one's value, or every bit of both.
+_LAST, _BITS = {"energy_j"}, {"throttle_reasons"}
+
+Floats = NDArray[np.float64]
+
+
+class History:
+    """The readings of some devices.
+
+    A full table makes room by joining the rows of its older half in pairs. Joined rows hold means weighted by time, so
+    that integrals over them stay as they were.
+
+    Parameters
+    ----------
+    devices : int
+        How many there are.
+    most_bytes : int
+        What they may take together.
+    """
+
+    def __init__(self, devices: int, most_bytes: int = MOST_BYTES) -> None:
+        self._share = most_bytes // max(1, devices)
+        self._tables: dict[str, _Table] = {}
+        self._lock = threading.Lock()
+
+    def append(self, device: str, own: Mapping[str, float], values: Mapping[str, float | None]) -> None:
+        """Add a reading.
+
+        Parameters
+        ----------
+        device : str
+        own : mapping
+            ``t_s``, ``window_s`` (``nan`` at first), ``read_ms``, ``late_ms``, ``missed_ticks``.
+        values : mapping
+            The metrics, the same ones at each reading.
+        """
+        with self._lock:
+            table = self._tables.get(device)
+            if table is None:
+                table = self._tables[device] = _Table(tuple(values), self._share)
+            table.append(own, values)
+
+    def columns(self) -> dict[str, dict[str, Floats]]:
+        """A copy of what is kept: by device and column; ``nan`` where a metric was not read."""
+        with self._lock:
+            return {device: table.columns() for device, table in self._tables.items()}
+
+    def nbytes(self) -> int:
+        """Bytes that the tables take."""
+        with self._lock:
+            return sum(table.rows.nbytes for table in self._tables.values())
+
+    def unlock_in_child(self) -> None:
+        """A forked process inherits the lock, maybe held by a thread that it does not have."""
+        self._lock = threading.Lock()
+
+
+class _Table:
+    def __init__(self, metrics: tuple[str, ...], most_bytes: int) -> None:
+        self.names = (*_OWN, *metrics)
+        self.most = max(FEWEST_ROWS, most_bytes // (8 * len(self.names))) // 4 * 4
+        self.rows: Floats = np.empty((min(64, self.most), len(self.names)))
+        self.length = 0
+
+    def append(self, own: Mapping[str, float], values: Mapping[str, float | None]) -> None:
+        if self.length == len(self.rows):
+            if self.length < self.most:
+                larger = np.empty((min(2 * self.length, self.most), len(self.names)))
+                larger[: self.length] = self.rows
+                self.rows = larger
+            else:
+                self._coarsen()
+        row = [own[name] for name in _OWN[:-1]]
+        row += [1.0]
+        row += [np.nan if (value := values.get(name)) is None else value for name in self.names[len(_OWN) :]]
+        self.rows[self.length] = row
+        self.length += 1
+
+    def columns(self) -> dict[str, Floats]:
+        return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
+
+    def _coarsen(self) -> None:
+        half = self.length // 2
+        joined = _in_pairs(self.rows[:half], self.names)
+        rest = self.rows[half : self.length].copy()
+        self.rows[: len(joined)] = joined
+        self.rows[len(joined) : len(joined) + len(rest)] = rest
+        self.length = len(joined) + len(rest)
+
+
+def _in_pairs(rows: Floats, names: tuple[str, ...]) -> Floats:
+    """Rows 0 and 1 as one, 2 and 3 as one, and so on."""
+    pairs = rows.reshape(-1, 2, rows.shape[1])
+    first, second = pairs[:, 0], pairs[:, 1]
+    windows = np.nan_to_num(pairs[:, :, _WINDOW])
+    # The very first reading covers no time; its levels still count.
+    weights = np.where(windows > 0, windows, np.where(windows.max(axis=1, keepdims=True) > 0, 1e-9, 1.0))[:, :, None]
+    known = ~np.isnan(pairs)
+    share = known * weights
+    with np.errstate(invalid="ignore", divide="ignore"):
+        joined: Floats = (np.nan_to_num(pairs) * share).sum(axis=1) / share.sum(axis=1)
+    joined[:, _T] = second[:, _T]
+    joined[:, _WINDOW] = windows.sum(axis=1)
+    for place in (_READ, _LATE):
+        joined[:, place] = pairs[:, :, place].max(axis=1)
+    for place in (_MISSED, _READINGS):
+        joined[:, place] = pairs[:, :, place].sum(axis=1)
+    for place, name in enumerate(names):
+        if name in _LAST:
+            joined[:, place] = np.where(np.isnan(second[:, place]), first[:, place], second[:, place])
+        elif name in _BITS:
+            bits = np.nan_to_num(pairs[:, :, place]).astype(np.int64)
+            either = (bits[:, 0] | bits[:, 1]).astype(np.float64)
+            joined[:, place] = np.where(known[:, :, place].any(axis=1), either, np.nan)
+    return joined

@@ -1,0 +1,66 @@
+"""Names for stretches of time, one inside the other."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+#: Marks that are kept; of more, the oldest that have ended are dropped.
+MOST_MARKS = 10_000
+
+
+class Mark(NamedTuple):
+    """A stretch of time with a name; `end_s` is ``None`` while it lasts, `depth` counts the marks around it."""
+
+    name: str
+    depth: int
+    start_s: float
+    end_s: float | None
+
+
+class Marks:
+    """The marks of a watch.
+
+    Attributes
+    ----------
+    dropped : int
+        How many were dropped because there were too many.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._ended: list[Mark] = []
+        self._open: dict[int, Mark] = {}
+        self._next = 0
+        self._lock = threading.RLock()
+
+    def begin(self, name: str, now_s: float) -> int:
+        """A mark begins, inside those that are open; the number by which to end it."""
+        with self._lock:
+            self._next += 1
+            self._open[self._next] = Mark(name, len(self._open), now_s, None)
+            return self._next
+
+    def end(self, number: int, now_s: float) -> None:
+        """A mark ends; nothing to do if it has ended."""
+        with self._lock:
+            mark = self._open.pop(number, None)
+            if mark is None:
+                return
+            self._ended.append(mark._replace(end_s=now_s))
+            if len(self._ended) > MOST_MARKS:
+                fewer = MOST_MARKS // 2
+                self.dropped += len(self._ended) - fewer
+                del self._ended[:-fewer]
+
+    def end_all(self, now_s: float) -> None:
+        """All marks end."""
+        with self._lock:
+            for number in sorted(self._open, reverse=True):
+                self.end(number, now_s)
+
+    def all(self) -> list[Mark]:
+        """The marks in the order of their beginnings, outer ones first."""
+        with self._lock:
+            marks = [*self._ended, *self._open.values()]
+        return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))

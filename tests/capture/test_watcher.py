@@ -1,0 +1,299 @@
+"""The sampler keeps its ticks whatever the kernel does, and ends with it however that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from perfnb.capture.sampler import loop
+from perfnb.capture.sampler.readings import Lost, Values
+from perfnb.capture.watcher import Watcher
+from perfnb.errors import CaptureError
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ROOT = Path(__file__).parents[2]
+
+
+def hold_the_interpreter(seconds: int) -> None:
+    """Sleep in C without letting other threads of this process run."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+def own(watcher: Watcher, column: str, device: str = "process") -> np.ndarray:
+    return watcher.columns()[device][column]
+
+
+def test_readings_come_on_one_clock_with_this_process() -> None:
+    begin = time.perf_counter_ns()
+    with Watcher(0.05) as watcher:
+        time.sleep(0.5)
+    end = time.perf_counter_ns()
+
+    times = own(watcher, "t_s") * 1e9 + watcher.zero_ns
+    assert begin < times[0]
+    assert times[-1] < end
+    assert (np.diff(times) > 0).all()
+    assert np.isnan(own(watcher, "window_s")[0])
+    np.testing.assert_allclose(own(watcher, "window_s")[1:], np.diff(own(watcher, "t_s")), rtol=1e-9)
+    assert (own(watcher, "read_ms") > 0).all()
+    assert not watcher.running
+
+
+def test_ticks_are_kept_while_this_process_holds_the_interpreter() -> None:
+    with Watcher(0.1) as watcher:
+        begin = watcher.now_s()
+        hold_the_interpreter(3)
+        end = watcher.now_s()
+
+    times = own(watcher, "t_s")
+    inside = times[(times > begin) & (times < end)]
+    assert len(inside) >= 0.9 * 30
+    # Ticks lie at whole multiples of the interval from the first one on, also behind a delay.
+    late = own(watcher, "late_ms")[:-1] / 1e3
+    assert np.median(late) < 0.02
+
+
+def test_what_does_not_fit_into_the_pipe_is_kept_and_sent_later() -> None:
+    reader, writer = os.pipe()
+    outbox = loop.Outbox(writer)
+    for tick in range(3_000):
+        assert outbox.send({"rows": [["host", tick, tick, {"cpu_percent": 1.0}]]})
+    assert outbox.waiting
+
+    received = b""
+    while outbox.waiting or not received.endswith(b"]}\n"):
+        received += os.read(reader, 1 << 20)
+        outbox.push()
+        if received.count(b"\n") == 3_000:
+            break
+    assert [json.loads(line)["rows"][0][1] for line in received.splitlines()] == list(range(3_000))
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_reading_that_takes_long_misses_ticks_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        name, notes = "slow", list[str]()
+
+        def read(self, device: str, now_ns: int) -> Values:
+            time.sleep(0.13 if len(sent) == 2 else 0.0)
+            return {"load": 1.0}
+
+        def devices(self) -> list[str]:
+            return ["host"]
+
+        def facts(self, device: str) -> dict[str, float]:
+            return {}
+
+        def close(self) -> None:
+            pass
+
+    sent: list[dict] = []
+    box = _Sent(sent, until=5)
+    _stopped_by(box, monkeypatch)
+    loop.Sampler([Slow()], {}, box, 0.05, os.getppid()).run()  # type: ignore[arg-type]
+
+    rows = [message for message in sent if "rows" in message]
+    assert [row["missed"] for row in rows][:4] == [0, 0, 2, 0]
+    zero = sent[0]["hello"]["zero_ns"]
+    assert [round((row["due"] - zero) / 5e7) for row in rows][:4] == [0, 1, 4, 5]
+
+
+def test_a_device_that_is_lost_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two:
+        name, notes = "two", ["one note"]
+
+        def read(self, device: str, now_ns: int) -> Values:
+            if device == "gone" and len(sent) > 3:
+                raise Lost("it fell off the bus")
+            if device == "broken" and len(sent) > 3:
+                raise ZeroDivisionError("a fault")
+            return {"load": 1.0}
+
+        def devices(self) -> list[str]:
+            return ["gone", "broken", "there"]
+
+        def facts(self, device: str) -> dict[str, float]:
+            return {}
+
+        def close(self) -> None:
+            pass
+
+    sent: list[dict] = []
+    box = _Sent(sent, until=9)
+    _stopped_by(box, monkeypatch)
+    loop.Sampler([Two()], {}, box, 0.02, os.getppid()).run()  # type: ignore[arg-type]
+
+    assert {"note": "one note"} in sent
+    assert {"lost": "gone", "note": "it fell off the bus"} in sent
+    assert {"lost": "broken", "note": "broken cannot be read any longer: ZeroDivisionError: a fault"} in sent
+    assert [row[0] for row in sent[-1]["rows"]] == ["there"]
+
+
+class _Sent(loop.Outbox):
+    """Keeps what is sent, and has the sampler stop after some messages."""
+
+    def __init__(self, messages: list[dict], until: int) -> None:
+        self.messages, self.until = messages, until
+        self.pipe, self.waiting, self.lost = -1, bytearray(), 0
+
+    def send(self, message: dict) -> bool:
+        self.messages.append(message)
+        return True
+
+    def flush(self, most_s: float) -> None:
+        pass
+
+
+def _stopped_by(box: _Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(until: int) -> bool:
+        time.sleep(max(0.0, (until - time.perf_counter_ns()) / 1e9))
+        return len(box.messages) < box.until
+
+    monkeypatch.setattr(loop.Sampler, "_wait", lambda self, until: wait(until))
+
+
+def test_started_and_stopped_often_leaves_nothing() -> None:
+    with Watcher(1.0):
+        pass  # what the first one imports may open files
+    gc.collect()
+    process = psutil.Process()
+    files, threads = process.num_fds(), process.num_threads()
+    for _ in range(25):
+        with Watcher(1.0):
+            pass
+    assert process.num_fds() <= files
+    assert process.num_threads() <= threads
+    assert not [child for child in process.children() if "perfnb.capture.sampler" in " ".join(child.cmdline())]
+
+
+PARENT = """
+import os, sys, time, torch
+from torch.utils.data import DataLoader
+from perfnb.capture.watcher import Watcher
+watcher = Watcher(0.5)
+workers = iter(DataLoader(range(1000), num_workers=1)) if {workers} else None  # holds the ends of the pipes, too
+next(workers) if workers else None
+print(watcher._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_the_sampler_ends_with_a_parent_that_is_killed(workers: bool) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(workers=workers)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert parent.stdout is not None
+    sampler = psutil.Process(int(parent.stdout.readline()))
+    below = psutil.Process(parent.pid).children(recursive=True)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+    try:
+        _, alive = psutil.wait_procs([sampler], timeout=2)
+        assert not alive
+    finally:
+        for process in below:
+            if process.is_running():
+                process.kill()
+
+
+def test_an_interrupt_of_the_process_group_does_not_end_it() -> None:
+    with Watcher(0.05) as watcher:
+        assert watcher._process is not None
+        os.kill(watcher._process.pid, signal.SIGINT)
+        time.sleep(0.2)
+        assert watcher.running
+
+
+def test_a_sampler_that_is_killed_is_told_of() -> None:
+    with Watcher(0.05) as watcher:
+        time.sleep(0.2)
+        assert watcher._process is not None
+        watcher._process.kill()
+        watcher._thread.join(5)
+        assert not watcher.running
+        assert watcher.notes == [f"The sampler ended by itself after {watcher.meta['ticks']} readings."]
+
+
+def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.capture.watcher._BOOT", "raise ImportError('no module named psutil')")
+    with pytest.raises(CaptureError, match="gave no reading: ImportError: no module named psutil"):
+        Watcher(0.5)
+
+
+@pytest.mark.parametrize("interval", [0.0, -1.0, 0.01, 4000.0, float("nan")])
+def test_an_interval_out_of_bounds_is_refused(interval: float) -> None:
+    with pytest.raises(ValueError, match=r"interval_s must lie between 0\.02 and 3600 seconds"):
+        Watcher(interval)
+
+
+def test_the_sampler_loads_nothing_heavy() -> None:
+    heavy = ("torch", "numpy", "pandas", "matplotlib", "IPython")
+    config = {"parent": os.getpid(), "visible": None}
+    code = f"import sys, perfnb.capture.sampler.loop as loop; loop.open_sources({config})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print([name for name in {heavy!r} if name in sys.modules])"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_module_beside_the_notebook_does_not_get_into_the_sampler(tmp_path: Path) -> None:
+    (tmp_path / "psutil.py").write_text("raise RuntimeError('not the real one')")
+    in_a_notebook = f"import sys; sys.path[:] = ['', *sys.path[1:], {str(ROOT)!r}]; "
+    watch = "import perfnb.capture.watcher as w\nwith w.Watcher(0.5) as watcher: print(*watcher.columns())"
+    run = {"cwd": tmp_path, "capture_output": True, "text": True}
+    assert "not the real one" in subprocess.run([sys.executable, "-c", "import psutil"], **run).stderr
+
+    done = subprocess.run([sys.executable, "-c", in_a_notebook + watch], **run)
+    assert {"host", "process"} <= set(done.stdout.split()), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("feeders_end")
+def test_forked_workers_under_watch_do_not_hang() -> None:
+    with Watcher(0.02) as watcher:
+        for _ in range(25):
+            loader = DataLoader(torch.arange(8.0), batch_size=2, num_workers=2)
+            assert len(list(loader)) == 4
+    assert watcher.meta["ticks"] > 20
+
+
+def test_a_forked_process_has_no_part_in_the_watch(workers: Callable[[], list[psutil.Process]]) -> None:
+    with Watcher(0.05) as watcher:
+        context = multiprocessing.get_context("fork")
+        with context.Pool(1) as pool:
+            assert pool.apply(_state_in_child, (id(watcher),)) is True
+            pool.close()
+            pool.join()
+        time.sleep(0.2)
+        assert watcher.running
+
+
+def _state_in_child(_: int) -> bool:
+    watchers = [thing for thing in gc.get_objects() if type(thing) is Watcher]
+    for watcher in watchers:
+        watcher.stop()  # ends nothing
+        watcher.history.columns()
+    return all(watcher._process is None for watcher in watchers)
