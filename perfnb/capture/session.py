@@ -21,7 +21,7 @@ from perfnb.capture.calibration import measure_costs
 from perfnb.capture.ceilings import measure_ceilings
 from perfnb.capture.device import StepClock, cuda_in_use, synchronize
 from perfnb.capture.footprint import Footprint
-from perfnb.capture.guard import InterruptGate
+from perfnb.capture.gate import InterruptGate
 from perfnb.capture.layers import Calls, LayerSpans
 from perfnb.capture.memory import MemoryWatch, WatchedMemory, is_out_of_memory
 from perfnb.capture.steady import is_steady
@@ -37,9 +37,10 @@ Progress = Callable[[str, int, "int | None"], None]
 
 
 class ExecutedStep(NamedTuple):
-    """One executed step, in whatever pass."""
+    """One executed step, in whatever pass; `begin_ns` is `time.perf_counter_ns`."""
 
     pass_name: str
+    begin_ns: int
     wall_ns: int
     data_ns: int
     samples: int | None
@@ -272,6 +273,7 @@ class Session:
         __tracebackhide__ = True
         self.running = pass_name
         hosts: list[int] = []
+        begins: list[int] = []
         rest: list[tuple[int, int | None]] = []
         synchronize()
         clock = StepClock()
@@ -284,6 +286,7 @@ class Session:
                     else:
                         with span():
                             times = self._runner.run(data_span, seen)
+                begins.append(times.begin_ns)
                 hosts.append(times.end_ns - times.begin_ns)
                 rest.append((times.ready_ns - times.begin_ns, times.samples))
                 clock.end(hosts[-1])
@@ -292,7 +295,9 @@ class Session:
                 self._progress(pass_name, len(hosts), count)
         finally:
             # Without waiting for a device that may have failed.
-            self.executed += [ExecutedStep(pass_name, wall, *row) for wall, row in zip(hosts, rest, strict=True)]
+            self.executed += [
+                ExecutedStep(pass_name, begin, wall, *row) for begin, wall, row in zip(begins, hosts, rest, strict=True)
+            ]
         durations = clock.durations_ns()
         for place, wall in enumerate(durations, start=len(self.executed) - len(durations)):
             self.executed[place] = self.executed[place]._replace(wall_ns=wall)

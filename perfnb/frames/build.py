@@ -8,14 +8,16 @@ import pandas as pd
 from perfnb.capture.arithmetic import OpCall
 from perfnb.capture.run import Capture
 from perfnb.capture.tracer import Tracer
+from perfnb.capture.watcher import Watcher
 from perfnb.frames.events import no_events, read_trace, steps_of_trace
 from perfnb.frames.memory import memory_record
-from perfnb.frames.recording import ArithmeticRecord, Recording
+from perfnb.frames.recording import ArithmeticRecord, Recording, WatchRecord
+from perfnb.frames.samples import watch_record
 from perfnb.traces.kineto import MISSING
 
 
-def recording_of(capture: Capture, name: str) -> Recording:
-    """The recording of a capture, which is closed.
+def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) -> Recording:
+    """The recording of a capture, which is closed, with what a watcher read meanwhile.
 
     Raises
     ------
@@ -28,9 +30,11 @@ def recording_of(capture: Capture, name: str) -> Recording:
         arithmetic = None if capture.arithmetic is None else _arithmetic(*capture.arithmetic)
     finally:
         capture.close()
+    zero = capture.steps[0].begin_ns if capture.steps else 0
     steps = pd.DataFrame(
         {
             "pass": pd.Categorical([step.pass_name for step in capture.steps]),
+            "start_s": np.array([(step.begin_ns - zero) / 1e9 for step in capture.steps], dtype=np.float64),
             "wall_ms": np.array([step.wall_ns / 1e6 for step in capture.steps], dtype=np.float64),
             "data_ms": np.array([step.data_ns / 1e6 for step in capture.steps], dtype=np.float64),
             "samples": pd.array([step.samples for step in capture.steps], dtype="Int64"),
@@ -49,7 +53,12 @@ def recording_of(capture: Capture, name: str) -> Recording:
     if trace is not None:
         meta |= {"base_ns": trace.base_ns, "devices": trace.devices}
     events = no_events() if trace is None else steps_of_trace(trace)[0]
-    return Recording(events, steps, _modules(capture), spans, meta, memory, arithmetic)
+    watch: WatchRecord | None = None
+    if watcher is not None:
+        # One time for both: the first step's begin is 0.
+        watch = watch_record(watcher.columns(), [], ((watcher.zero_ns or zero) - zero) / 1e9)
+        meta["watch"] = watcher.meta
+    return Recording(events, steps, _modules(capture), spans, meta, memory, arithmetic, watch)
 
 
 def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:

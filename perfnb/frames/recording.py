@@ -53,6 +53,23 @@ class ArithmeticRecord:
 
 
 @dataclass(frozen=True)
+class WatchRecord:
+    """What the sampler read of the machine.
+
+    Attributes
+    ----------
+    samples : DataFrame
+        One row a device and reading, as `perfnb.frames.schema` describes it. Old rows may stand for several readings.
+    marks : DataFrame
+        One row a stretch of time that the user or the notebook named: ``name``, ``depth``, ``start_s``, ``end_s``
+        (missing while it lasts).
+    """
+
+    samples: pd.DataFrame
+    marks: pd.DataFrame
+
+
+@dataclass(frozen=True)
 class Recording:
     """Raw frames of one run; analysis never changes them.
 
@@ -63,7 +80,8 @@ class Recording:
         ``duration_ns``, ``thread``, ``device``, ``stream``, ``correlation``, ``sequence``, ``forward_thread`` (-1 where
         the event has none), ``span`` (number of the layer span, else -1).
     steps : DataFrame
-        One row an executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch).
+        One row an executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch), ``start_s`` (from the
+        begin of the first).
     modules : DataFrame
         One row a layer, in model order: ``name``, ``module``, ``parent`` (row of the layer around it, else -1),
         ``depth``, ``parameters``, ``parameter_bytes``, ``compiled``.
@@ -75,6 +93,8 @@ class Recording:
         Where memory was watched.
     arithmetic : ArithmeticRecord or None
         Where arithmetic was counted.
+    watch : WatchRecord or None
+        Where the machine was watched.
     """
 
     events: pd.DataFrame
@@ -84,6 +104,7 @@ class Recording:
     meta: Mapping[str, Any]
     memory: MemoryRecord | None = None
     arithmetic: ArithmeticRecord | None = None
+    watch: WatchRecord | None = None
 
     @property
     def traced_steps(self) -> int:
@@ -101,7 +122,7 @@ class Recording:
     def frames(self) -> dict[str, pd.DataFrame]:
         """The frames by name, as they are saved."""
         frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
-        for name, part in (("memory", self.memory), ("arithmetic", self.arithmetic)):
+        for name, part in (("memory", self.memory), ("arithmetic", self.arithmetic), ("watch", self.watch)):
             if part is not None:
                 frames |= {f"{name}_{field.name}": getattr(part, field.name) for field in fields(part)}
         return frames

@@ -29,6 +29,16 @@ SPECIAL_ROWS = (LOSS_ROW, ACCUMULATION_ROW, ENGINE_ROW, UNATTRIBUTED_ROW)
 
 _TEXT, _INT, _FLOAT, _CATEGORY = "str", "Int64", "Float64", "category"
 
+#: What is read of the machine: metrics of ``samples``. ``_per_s`` and ``_percent`` are means since the reading before,
+#: except a GPU's ``busy_percent``, over a time that the driver chooses; the others are as read.
+METRICS = (
+    *("cpu_percent", "throttled_percent", "load", "processes", "memory_bytes"),
+    *("disk_read_bytes_per_s", "disk_write_bytes_per_s"),
+    *("network_receive_bytes_per_s", "network_send_bytes_per_s"),
+    *("busy_percent", "torch_allocated_bytes", "torch_reserved_bytes", "power_w", "energy_j", "temperature_c"),
+    *("sm_clock_mhz", "memory_clock_mhz", "pcie_receive_bytes_per_s", "pcie_send_bytes_per_s"),
+)
+
 #: Column types of every frame, by frame and column, in the order of the columns.
 SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -56,7 +66,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "gpu_ms": _FLOAT,
         },
         "phases": {"ms": _FLOAT, "share": _FLOAT},
-        "steps": {"pass": _CATEGORY, "wall_ms": _FLOAT, "data_ms": _FLOAT, "samples": _INT},
+        "steps": {"pass": _CATEGORY, "start_s": _FLOAT, "wall_ms": _FLOAT, "data_ms": _FLOAT, "samples": _INT},
         "ops": {
             "calls": _FLOAT,
             "self_cpu_ms": _FLOAT,
@@ -93,6 +103,19 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "start_ns": _INT,
             "end_ns": _INT,
         },
+        "samples": {
+            "t_s": "float64",
+            "device": _CATEGORY,
+            **dict.fromkeys(METRICS, _FLOAT),
+            "throttle_reasons": _TEXT,
+            "mark": _TEXT,
+            "window_s": _FLOAT,
+            "read_ms": _FLOAT,
+            "late_ms": _FLOAT,
+            "missed_ticks": _INT,
+            "readings": _INT,
+        },
+        "marks": {"name": _TEXT, "depth": _INT, "start_s": _FLOAT, "end_s": _FLOAT},
         "kernels": {"calls": _FLOAT, "total_ms": _FLOAT, "mean_us": _FLOAT, "max_us": _FLOAT},
         "events": {
             "name": _CATEGORY,

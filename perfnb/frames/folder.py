@@ -1,0 +1,172 @@
+"""Frames and facts on disk: a folder of Parquet files and one JSON file, open to any tool, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perfnb.errors import RecordingError
+
+#: Version of the form on disk; a reader refuses a newer one.
+VERSION = 1
+_FORMAT = "perfnb"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is saved in such a folder.
+
+    Attributes
+    ----------
+    word : str
+        What it is called: ``profile``.
+    frames : frozenset of str
+        The frames that it may hold, one file each.
+    needs : frozenset of str
+        Facts without which it is not whole.
+    """
+
+    word: str
+    frames: frozenset[str]
+    needs: frozenset[str]
+
+    @property
+    def meta(self) -> str:
+        """The file that holds the facts, by which the folder is known."""
+        return f"{self.word}.json"
+
+
+def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], path: str | Path) -> Path:
+    """Write a folder, whole or not at all; an earlier one of the same kind there is replaced.
+
+    Raises
+    ------
+    RecordingError
+        If something else stands at `path`, or it cannot be written.
+    """
+    target = Path(path).expanduser()
+    if target.exists() and not _may_replace(kind, target):
+        raise RecordingError(
+            f"{target} exists and is not just a perfnb {kind.word}: choose another path, or remove it first."
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
+            fresh, old = Path(work) / "new", Path(work) / "old"
+            fresh.mkdir()
+            for name, frame in frames.items():
+                frame.to_parquet(fresh / f"{name}.parquet", engine="pyarrow", compression="zstd")
+            content = {"format": _FORMAT, "version": VERSION, "meta": dict(meta)}
+            (fresh / kind.meta).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            if target.exists():
+                os.replace(target, old)
+            try:
+                os.replace(fresh, target)
+            except BaseException:
+                if old.exists():
+                    os.replace(old, target)
+                raise
+    except OSError as error:
+        raise RecordingError(f"The {kind.word} cannot be written to {target}: {error}.") from error
+    return target
+
+
+def _may_replace(kind: Kind, target: Path) -> bool:
+    """Whether nothing but an earlier one of the kind, or nothing at all, stands in a folder."""
+    if not target.is_dir() or target.is_symlink():
+        return False
+    names = {entry.name for entry in target.iterdir()}
+    if not names:
+        return True
+    if not names <= {kind.meta, *(f"{name}.parquet" for name in kind.frames)}:
+        return False
+    try:
+        load_meta(kind, target)
+    except RecordingError:
+        return False
+    return True
+
+
+def is_one(kind: Kind, path: str | Path) -> bool:
+    """Whether something of the kind stands at `path`."""
+    return (Path(path).expanduser() / kind.meta).is_file()
+
+
+def has_frame(name: str, source: Path) -> bool:
+    """Whether a folder holds a frame."""
+    return (source / f"{name}.parquet").exists()
+
+
+def load_frame(name: str, columns: tuple[str, ...], source: Path) -> pd.DataFrame:
+    """Read one frame of a folder, which must have these columns.
+
+    Raises
+    ------
+    RecordingError
+        If it is missing or damaged.
+    """
+    file = source / f"{name}.parquet"
+    try:
+        frame = pd.read_parquet(file, engine="pyarrow")
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
+        raise RecordingError(f"{file} cannot be read: {error}.") from error
+    lacking = [column for column in columns if column not in frame.columns]
+    if lacking:
+        raise RecordingError(f"{file} is damaged: it has no column {lacking[0]!r}.")
+    return frame
+
+
+def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
+    """Read the facts of a folder.
+
+    Raises
+    ------
+    RecordingError
+        If there is none of the kind, or it is damaged or of a newer form.
+    """
+    file = source / kind.meta
+    if not source.exists():
+        raise RecordingError(f"{source} does not exist.")
+    if not file.is_file():
+        raise RecordingError(f"{source} is no saved perfnb {kind.word}: it is not a folder with a {kind.meta}.")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        version, meta = int(content["version"]), dict(content["meta"])
+        if content["format"] != _FORMAT:
+            raise ValueError("it is not perfnb's")
+        if version <= VERSION and not kind.needs <= meta.keys():
+            raise ValueError("it is not whole")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RecordingError(f"{file} is damaged: {error!r}.") from error
+    if version > VERSION:
+        raise RecordingError(
+            f"{source} was saved by a newer perfnb (form {version}, this one reads {VERSION}): update perfnb."
+        )
+    return meta
+
+
+def write_text(text: str, path: str | Path) -> Path:
+    """Write a file whole or not at all.
+
+    Raises
+    ------
+    RecordingError
+        If it cannot be written.
+    """
+    target = Path(path).expanduser()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
+            fresh = Path(work) / target.name
+            fresh.write_text(text, encoding="utf-8")
+            os.replace(fresh, target)
+    except OSError as error:
+        raise RecordingError(f"{target} cannot be written: {error}.") from error
+    return target
