@@ -11,7 +11,8 @@ import pandas as pd
 from perfnb.analysis.allocations import Watched
 from perfnb.analysis.fits import fitting_options
 from perfnb.analysis.nesting import NONE, Ints
-from perfnb.frames.schema import CATEGORIES, PHASES, conform
+from perfnb.analysis.phases import phase_stretches
+from perfnb.frames.schema import CATEGORIES, conform
 
 #: Greatest number of instants in a summary's timeline.
 INSTANTS = 1500
@@ -197,18 +198,12 @@ def _thinned(line: pd.DataFrame, top: int) -> pd.DataFrame:
 
 def _phases(watched: Watched) -> pd.DataFrame:
     """The phases of the counted step, neighbours of one phase joined."""
-    blocks = watched.attribution.host.blocks.copy()
-    inside = blocks["main"] & (blocks["start"] >= watched.begin) & (blocks["end"] <= watched.end)
-    rows = blocks[inside.to_numpy() & (watched.attribution.host.forest.depth == 1)].sort_values("start")
-    joined: list[tuple[str, float, float]] = []
-    for phase, start, end in zip(rows["phase"], rows["start"], rows["end"], strict=True):
-        begin_ms, end_ms = (start - watched.begin) / 1e6, (end - watched.begin) / 1e6
-        if joined and joined[-1][0] == phase:
-            joined[-1] = (phase, joined[-1][1], end_ms)
-        else:
-            joined.append((phase, begin_ms, end_ms))
-    frame = pd.DataFrame(joined, columns=["phase", "start_ms", "end_ms"])
-    return frame[frame["phase"].isin(PHASES)].reset_index(drop=True)
+    begin = watched.begin
+    rows = [
+        (phase, (start - begin) / 1e6, (stop - begin) / 1e6)
+        for phase, start, stop in phase_stretches(watched.attribution, begin, watched.end)
+    ]
+    return pd.DataFrame(rows, columns=["phase", "start_ms", "end_ms"])
 
 
 def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> pd.DataFrame:

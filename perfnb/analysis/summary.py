@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from perfnb.analysis.allocations import watched_memory
-from perfnb.analysis.attribution import attribute
+from perfnb.analysis.attribution import Attribution, attribute
 from perfnb.analysis.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
 from perfnb.analysis.layers import layer_table
+from perfnb.analysis.machine import MachineSummary, machine_summary
+from perfnb.analysis.machine_steps import steps_watched
 from perfnb.analysis.memory import MemorySummary, memory_summary, memory_table
 from perfnb.analysis.notes import notes, notes_of_failure, slowdown_of
 from perfnb.analysis.ops import layer_op_table, op_calls, op_table
@@ -46,6 +48,8 @@ class Summary:
         Where memory was watched.
     roofline : Roofline or None
         Where arithmetic was counted.
+    machine : MachineSummary or None
+        Where the machine was watched.
     hot_path : tuple of str
         Layers from a root to the heaviest layer, the ones that a view opens at first.
     notes : tuple of str
@@ -66,6 +70,7 @@ class Summary:
     notes: tuple[str, ...]
     memory: MemorySummary | None = None
     roofline: Roofline | None = None
+    machine: MachineSummary | None = None
 
 
 def timing_of(recording: Recording) -> Timing:
@@ -87,6 +92,7 @@ def summarize(recording: Recording) -> Summary:
     tables = ("phases", "layers", "ops", "layer_ops")
     phases, layers, ops, layer_ops = (conform(pd.DataFrame(), name) for name in tables)
     said = tuple(notes_of_failure(recording))
+    attribution: Attribution | None = None
     if len(recording.events):
         attribution = attribute(recording)
         phases, layers = phase_table(attribution), layer_table(recording, attribution)
@@ -118,7 +124,15 @@ def summarize(recording: Recording) -> Summary:
         notes=said,
         memory=memory,
         roofline=roofline,
+        machine=_machine(recording, attribution),
     )
+
+
+def _machine(recording: Recording, attribution: Attribution | None) -> MachineSummary | None:
+    if recording.watch is None:
+        return None
+    seen = machine_summary(recording.watch, recording.meta["watch"])
+    return replace(seen, steps=steps_watched(recording, attribution))
 
 
 def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:

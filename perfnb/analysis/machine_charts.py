@@ -1,0 +1,193 @@
+"""Which charts a watch is drawn in, and which lines each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart: a metric of a device.
+
+    Attributes
+    ----------
+    device, column : str
+        Where its values are in ``samples``.
+    word : str
+        What it is called beside the others of its chart.
+    """
+
+    device: str
+    column: str
+    word: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines that share an axis.
+
+    Attributes
+    ----------
+    key : str
+        The word by which it is asked for.
+    title : str
+        What is drawn.
+    unit : str
+        ``percent``, ``bytes``, ``bytes_per_s``, ``watts``, ``celsius`` or ``megahertz``.
+    lines : tuple of Line
+    note : str
+        How to read it.
+    ceiling : float or None
+        What the machine has at most.
+    ceiling_word : str
+        What the ceiling is.
+    """
+
+    key: str
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    note: str = ""
+    ceiling: float | None = None
+    ceiling_word: str = ""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    title: str
+    unit: str
+    columns: Mapping[str, str]  # column to its word, "" where the device's name says enough
+    on: tuple[str, ...]  # kinds of devices: "gpu" stands for all GPUs
+    note: str = ""
+    limit: str = ""  # the devices' fact that is the ceiling
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "cpu": _Kind(
+        "CPU",
+        "percent",
+        {"cpu_percent": ""},
+        ("process", "cgroup", "host"),
+        "100 % is one core; the process with all processes below it",
+        "cpus",
+    ),
+    "throttled": _Kind(
+        "CPU held by the cgroup's limit",
+        "percent",
+        {"throttled_percent": ""},
+        ("cgroup",),
+        "share of the time in which the limit held the cgroup",
+    ),
+    "memory": _Kind("Memory", "bytes", {"memory_bytes": ""}, ("process", "cgroup", "host"), limit="memory_bytes"),
+    "gpu": _Kind(
+        "GPU: a kernel was running",
+        "percent",
+        {"busy_percent": ""},
+        ("gpu",),
+        "share of the driver's last 1/6 to 1 s in which some kernel ran, not how full the GPU was",
+    ),
+    "gpu-memory": _Kind(
+        "GPU memory",
+        "bytes",
+        {"memory_bytes": "", "torch_reserved_bytes": "torch reserved", "torch_allocated_bytes": "torch allocated"},
+        ("gpu",),
+        "of all processes; torch: this process's allocator",
+        "memory_bytes",
+    ),
+    "power": _Kind("Power", "watts", {"power_w": ""}, ("gpu",), "on recent GPUs a mean over 1 s", "power_limit_w"),
+    "temperature": _Kind("Temperature", "celsius", {"temperature_c": ""}, ("gpu",)),
+    "clocks": _Kind("Clocks", "megahertz", {"sm_clock_mhz": "SM", "memory_clock_mhz": "memory"}, ("gpu",)),
+    "pcie": _Kind(
+        "PCIe",
+        "bytes_per_s",
+        {"pcie_receive_bytes_per_s": "to the GPU", "pcie_send_bytes_per_s": "from the GPU"},
+        ("gpu",),
+    ),
+    "disk": _Kind(
+        "Disk",
+        "bytes_per_s",
+        {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "write"},
+        ("process", "host"),
+    ),
+    "network": _Kind(
+        "Network",
+        "bytes_per_s",
+        {"network_receive_bytes_per_s": "received", "network_send_bytes_per_s": "sent"},
+        ("host",),
+        "of the host; what one process sends is not known",
+    ),
+}
+
+#: Words by which charts are asked for.
+CHARTS = tuple(_KINDS)
+
+_CEILINGS = {"cpus": "all cores", "memory_bytes": "installed", "power_limit_w": "limit"}
+
+
+def device_word(device: str, facts: Mapping[str, Any]) -> str:
+    """What a device is called: ``GPU 0 (NVIDIA H100)``."""
+    if not device.startswith("gpu"):
+        return device
+    name = facts.get("name")
+    return f"GPU {device.removeprefix('gpu')}" + (f" ({name})" if name else "")
+
+
+def charts_of(
+    samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], wanted: Sequence[str] | None = None
+) -> tuple[Chart, ...]:
+    """The charts in which there is something to draw.
+
+    Parameters
+    ----------
+    samples : DataFrame
+    devices : mapping
+        Facts of each device.
+    wanted : sequence of str, optional
+        Some of `CHARTS`.
+    """
+    found = {
+        str(device): set(own.columns[own.notna().any()]) for device, own in samples.groupby("device", observed=True)
+    }
+    charts = [_chart(key, kind, found, devices) for key, kind in _KINDS.items() if wanted is None or key in wanted]
+    return tuple(chart for chart in charts if chart.lines)
+
+
+def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mapping[str, Mapping[str, Any]]) -> Chart:
+    members = [device for group in kind.on for device in devices if device.rstrip("0123456789") == group]
+    lines = tuple(
+        Line(device, column, _word(device, word, len(members)))
+        for device in members
+        for column, word in kind.columns.items()
+        if column in found.get(device, ()) and not _idle_cgroup(device, column, devices[device])
+    )
+    ceiling, word = _ceiling(kind, members, devices)
+    return Chart(key, kind.title, kind.unit, lines, kind.note, ceiling, word)
+
+
+def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
+    """Whether a cgroup limits nothing of this, so that its line would only repeat others."""
+    limit = "memory_limit_bytes" if column == "memory_bytes" else "cpu_limit"
+    return device == "cgroup" and facts.get(limit) is None
+
+
+def _word(device: str, word: str, members: int) -> str:
+    name = device_word(device, {})
+    return name if not word else word if members == 1 else f"{name} {word}"
+
+
+def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
+    """What bounds the lines: a cgroup's limit where there is one, else what is installed; none where GPUs differ."""
+    if not kind.limit:
+        return None, ""
+    cgroup = devices.get("cgroup", {}) if "cgroup" in kind.on else {}
+    factor = 100.0 if kind.limit == "cpus" else 1.0
+    limit = cgroup.get("cpu_limit" if kind.limit == "cpus" else "memory_limit_bytes")
+    values = {devices[device].get(kind.limit) for device in members} - {None}
+    most = values.pop() if len(values) == 1 else None
+    if limit is not None and (most is None or limit < most):
+        return factor * limit, "cgroup's limit"
+    return (None, "") if most is None else (factor * most, _CEILINGS[kind.limit])
