@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perfnb.self_check import SelfCheck, selfcheck
     from perfnb.snapshot import MemorySnapshot
     from perfnb.timing import Timing, time_step
+    from perfnb.watching import Watch, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ScalingStudy",
     "SelfCheck",
     "Timing",
+    "Watch",
     "ab_test",
     "compare_architectures",
     "estimate_memory",
@@ -46,6 +48,7 @@ __all__ = [
     "scaling_study",
     "selfcheck",
     "time_step",
+    "watch",
 ]
 
 #: The modules in which public names live, by name: pandas and the rest load when one is first needed.
@@ -61,6 +64,7 @@ _HOMES = {
     **dict.fromkeys(("ScalingStudy", "scaling_study"), "scaling"),
     **dict.fromkeys(("SelfCheck", "selfcheck"), "self_check"),
     **dict.fromkeys(("Timing", "time_step"), "timing"),
+    **dict.fromkeys(("Watch", "watch"), "watching"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -29,11 +30,16 @@ from perfnb.views.display import in_notebook, show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.progress import Progress
 from perfnb.views.text import summary_text
+from perfnb.watching import Watch, load_watch
 
 if TYPE_CHECKING:
     from torch import nn
 
     Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+
+
+#: Seconds between readings of the machine during a profile.
+WATCH_INTERVAL_S = 0.1
 
 
 class Profile:
@@ -99,6 +105,12 @@ class Profile:
         """How near layers and ops come to what the machine can do; ``None`` where arithmetic was not counted."""
         figures = self._summary.roofline
         return None if figures is None else Roofline(figures)
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """What the machine did meanwhile, from the first step's begin on; empty where it was not watched."""
+        watch = self._recording.watch
+        return conform(pd.DataFrame(), "samples") if watch is None else watch.samples.copy()
 
     @property
     def events(self) -> pd.DataFrame:
@@ -170,6 +182,7 @@ def profile_step(
     memory: bool = True,
     flops: bool = True,
     stacks: bool = False,
+    watch: bool = False,
     name: str | None = None,
 ) -> Profile:
     """Run a step again and again and find out where its time goes.
@@ -193,6 +206,8 @@ def profile_step(
         operator counted.
     stacks : bool
         Record Python calls in the trace too (in ``events``), at a high cost.
+    watch : bool
+        Read the machine's meters meanwhile, ten times a second (``samples``), as `perfnb.watch` does.
     name : str, optional
         Title of the profile.
 
@@ -219,6 +234,7 @@ def profile_step(
         models=models,
         namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
         stacks=stacks,
+        watch=watch,
         name=name or str(getattr(step, "__name__", "step")),
     )
 
@@ -231,19 +247,22 @@ def run_profile(
     models: list[nn.Module] | None,
     namespace: Mapping[str, Any],
     stacks: bool = False,
+    watch: bool = False,
     name: str = "step",
     quiet: bool = False,
 ) -> Profile:
     """What `profile_step` and its magic share: capture, with progress, and read the trace."""
     from perfnb.capture.run import capture_step
+    from perfnb.capture.watcher import Watcher
     from perfnb.frames.build import recording_of
 
     __tracebackhide__ = True
     with Progress(enabled=not quiet) as progress:
-        capture = capture_step(
-            step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
-        )
-        failure, profile = capture.failure, Profile(recording_of(capture, name))
+        with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher:
+            capture = capture_step(
+                step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
+            )
+        failure, profile = capture.failure, Profile(recording_of(capture, name, watcher))
         if failure is None:
             return _under_right_ceilings(profile)
     if in_notebook() and not quiet:
@@ -266,8 +285,8 @@ def _under_right_ceilings(profile: Profile) -> Profile:
     return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}))
 
 
-def load(path: str | Path) -> Profile | MemorySnapshot:
-    """Load a profile that `Profile.save` wrote, or a snapshot of CUDA's memory.
+def load(path: str | Path) -> Profile | MemorySnapshot | Watch:
+    """Load a profile that `Profile.save` wrote, a watch that `Watch.save` wrote, or a snapshot of CUDA's memory.
 
     Nothing in a snapshot (``torch.cuda.memory._dump_snapshot``, a pickle) is run.
 
@@ -278,4 +297,6 @@ def load(path: str | Path) -> Profile | MemorySnapshot:
     TraceError
         If a snapshot is damaged, too large, or holds more than plain data.
     """
+    if storage.is_watch(path):
+        return load_watch(path)
     return load_snapshot(path) if looks_like_snapshot(path) else Profile(storage.load(path))

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+_NAMES = ("profile_step", "gpuwatch")
+
 
 def register(shell: Any) -> None:
     """Put perfnb's magics and their completion into an IPython shell."""
-    from perfnb.magics.profile_step import ProfileStepMagics, match_options
+    from perfnb.magics.completion import match_options
+    from perfnb.magics.gpuwatch import GpuWatchMagics
+    from perfnb.magics.profile_step import ProfileStepMagics
 
     unregister(shell)
-    shell.register_magics(ProfileStepMagics)
+    shell.register_magics(ProfileStepMagics, GpuWatchMagics)
     shell.Completer.custom_matchers.append(match_options)
 
 
 def unregister(shell: Any) -> None:
-    """Take them out again."""
-    from perfnb.magics.profile_step import match_options
+    """Take them out again, and end what they have started."""
+    from perfnb.magics.completion import match_options
+    from perfnb.magics.gpuwatch import GpuWatchMagics
 
+    watching = shell.magics_manager.registry.pop(GpuWatchMagics.__name__, None)
+    if watching is not None:
+        watching.end()
     for magics in shell.magics_manager.magics.values():
-        magics.pop("profile_step", None)
+        for name in _NAMES:
+            magics.pop(name, None)
     shell.Completer.custom_matchers[:] = [m for m in shell.Completer.custom_matchers if m is not match_options]

@@ -24,24 +24,53 @@ def compile_body(shell: Any, source: str) -> CodeType:
     UsageError
         If the body is empty, is no Python, or awaits at its top level, which a synchronous magic cannot run.
     """
+    code: CodeType = _compiled(shell, source, ("step", "profile"), lambda tree, name: shell.compile(tree, name, "exec"))
+    return code
+
+
+def run_body(shell: Any, source: str) -> Callable[[], Any]:
+    """Compile a cell's body to a function that runs it once, as a cell, and returns its last expression's value.
+
+    Raises
+    ------
+    UsageError
+        As `compile_body`.
+    """
+
+    def parts(tree: ast.Module, name: str) -> tuple[CodeType, CodeType | None]:
+        last = tree.body[-1]
+        if not isinstance(last, ast.Expr):
+            return shell.compile(tree, name, "exec"), None
+        value = shell.compile(ast.Expression(last.value), name, "eval")
+        return shell.compile(ast.Module(tree.body[:-1], tree.type_ignores), name, "exec"), value
+
+    body, value = _compiled(shell, source, ("cell", "watch"), parts)
+
+    def run() -> Any:
+        __tracebackhide__ = True
+        exec(body, shell.user_ns)
+        return None if value is None else eval(value, shell.user_ns)
+
+    return run
+
+
+def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callable[[ast.Module, str], Any]) -> Any:
+    """What `compiled` makes of a cell's body, given its tree and the name of its file; `words` say what it is for."""
+    what, verb = words
     try:
         transformed = shell.transform_cell(source)
         name = shell.compile.cache(transformed, _cell_number(shell), raw_code=source)
         tree = shell.transform_ast(shell.compile.ast_parse(transformed, filename=name))
         if not tree.body:
-            raise UsageError("the step is empty: there is nothing to profile.")
+            raise UsageError(f"the {what} is empty: there is nothing to {verb}.")
         if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in _top_level(tree)):
-            raise UsageError(
-                "a profiled step cannot use await at its top level: put the call that awaits into a function."
-            )
-        code: CodeType = shell.compile(tree, name, "exec")
+            raise UsageError(f"the {what} cannot use await at its top level: put the call that awaits into a function.")
+        return compiled(tree, name)
     except SyntaxError as error:
         # As a UsageError: IPython would list the frames of the magic above the one line that matters.
         error.filename = f"Cell In[{_cell_number(shell)}]"
-        raise UsageError(
-            "the step is no Python.\n" + "".join(traceback.format_exception_only(error)).rstrip()
-        ) from None
-    return code
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        raise UsageError(f"the {what} is no Python.\n{said}") from None
 
 
 def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) -> Callable[..., None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import keyword
 import re
 from typing import Any
 
@@ -37,8 +38,19 @@ def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Nam
             raise UsageError(f"{match[1]} takes no value.")
         rest = rest.lstrip()
     if rest == "-h":
-        raise UsageError("there is no option -h: %profile_step? shows the help.")
+        raise UsageError(f"there is no option -h: {parser.prog}? shows the help.")
     return parser.parse_args(words), rest
+
+
+def require_name(name: str | None) -> None:
+    """Refuse an ``--into`` that is no variable's name.
+
+    Raises
+    ------
+    UsageError
+    """
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+        raise UsageError(f"--into needs a variable's name, not {name!r}.")
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
@@ -52,7 +64,7 @@ def _action(name: str, parser: argparse.ArgumentParser) -> Any:
         near = difflib.get_close_matches(name, option_names(parser), n=1)
         hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(option_names(parser))}."
         if name == "--help":
-            hint = "%profile_step? shows the help."
+            hint = f"{parser.prog}? shows the help."
         raise UsageError(f"there is no option {name}: {hint}")
     return actions[name]
 

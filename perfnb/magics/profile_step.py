@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import keyword
-import re
 from typing import Any
 
-from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import compile_body, compile_clause, step_of
-from perfnb.magics.options import option_names, split_line
-
-#: Lines whose options complete.
-OPTIONS_OF = re.compile(r"(^|=)\s*%%?profile_step\s(.*\s)?(?P<typed>-[\w-]*)$")
+from perfnb.magics.options import require_name, split_line
 
 
 @magics_class
@@ -36,6 +30,7 @@ class ProfileStepMagics(Magics):
     @argument("--model", metavar="MODELS", help="Break only these models into layers: names, with commas between.")
     @argument("--no-memory", action="store_true", help="Do not run the steps in which every allocation is recorded.")
     @argument("--no-flops", action="store_true", help="Do not run the step in which every operator is counted.")
+    @argument("--watch", action="store_true", help="Read the machine's meters meanwhile: GPUs, CPU, memory, disk.")
     @argument("--quiet", action="store_true", help="Show no progress and, in a cell with --into, no report.")
     @argument(
         "code", nargs="*", help="In a cell: for TARGET in ITERABLE, or nothing. On a line: the statement to profile."
@@ -62,7 +57,7 @@ class ProfileStepMagics(Magics):
         __tracebackhide__ = True
         from perfnb.capture.budget import Plan
 
-        options, rest = split_line(line, _parser())
+        options, rest = split_line(line, profile_step_parser())
         try:
             plan = Plan(
                 warmup=options.warmup,
@@ -73,8 +68,7 @@ class ProfileStepMagics(Magics):
             )
         except ValueError as error:
             raise UsageError("--" + str(error).replace("budget_s", "budget")) from None
-        if options.into is not None and (not options.into.isidentifier() or keyword.iskeyword(options.into)):
-            raise UsageError(f"--into needs a variable's name, not {options.into!r}.")
+        require_name(options.into)
         if options.quiet and cell is not None and options.into is None:
             raise UsageError("--quiet shows no report, so a cell needs --into NAME beside it.")
         profile = self._profile(rest, cell, options, plan)
@@ -103,6 +97,7 @@ class ProfileStepMagics(Magics):
             plan=plan,
             models=list(models.values()) or None,
             namespace={**models, **self._variables(), **models},  # the names in --model come first
+            watch=options.watch,
             name=options.name or "step",
             quiet=options.quiet,
         )
@@ -137,21 +132,7 @@ class ProfileStepMagics(Magics):
         return models
 
 
-@context_matcher()
-def match_options(context: Any) -> Any:
-    """The options that fit what has been typed of one, and nothing else beside them."""
-    match = OPTIONS_OF.search(context.text_until_cursor)
-    if match is None:
-        return {"completions": []}
-    names = [name for name in option_names(_parser()) if name.startswith(match["typed"])]
-    return {
-        "completions": [SimpleCompletion(text=name, type="param") for name in names],
-        "matched_fragment": match["typed"],
-        "suppress": True,
-    }
-
-
-def _parser() -> Any:
+def profile_step_parser() -> Any:
     """The parser that the magic's decorators made."""
     magic: Any = ProfileStepMagics.profile_step
     return magic.parser

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from importlib.resources import files
 
 #: Parts that every view in the browser uses.
 _SHARED = ("format.js", "dom.js", "grid.js", "columns.js", "layers.js", "chart.js", "notebook.js")
 
+#: Charts of what was read of the machine.
+_WATCHED = ("watch_store.js", "watch_lines.js", "watch_chart.js", "watch_strip.js", "watch_board.js", "watch_words.js")
+
 #: Parts of the report's script, in the order in which they are joined to one module.
-SCRIPTS = (*_SHARED, "ops.js", "fits.js", "memory.js", "roofline.js", "main.js")
+SCRIPTS = (*_SHARED, "ops.js", "fits.js", "memory.js", "roofline.js", *_WATCHED, "machine.js", "main.js")
 
 #: Parts of the script of the comparison of architectures.
 ARCHITECTURES_SCRIPTS = (
@@ -25,16 +29,20 @@ ARCHITECTURES_SCRIPTS = (
 SCALING_SCRIPTS = ("format.js", "dom.js", "chart.js", "notebook.js", "scaling.js")
 
 
+#: Parts of the script of the live panel of a watch.
+WATCH_SCRIPTS = ("format.js", "dom.js", "chart.js", "notebook.js", *_WATCHED, "watch.js")
+
+
 @functools.cache
 def report_script() -> str:
     """The report's script: one ES module whose default export has ``render``."""
-    return "".join(map(_read, SCRIPTS))
+    return _joined(SCRIPTS)
 
 
 @functools.cache
 def report_style() -> str:
     """The report's style sheet."""
-    return _read("theme.css") + _read("report.css") + _read("charts.css")
+    return _shared_style() + _read("watch.css")
 
 
 @functools.cache
@@ -46,7 +54,7 @@ def architectures_script() -> str:
 @functools.cache
 def architectures_style() -> str:
     """The style sheet of the comparison of architectures."""
-    return report_style() + _read("architectures.css")
+    return _shared_style() + _read("architectures.css")
 
 
 @functools.cache
@@ -58,7 +66,19 @@ def scaling_script() -> str:
 @functools.cache
 def scaling_style() -> str:
     """The style sheet of a study of sizes."""
-    return report_style() + _read("scaling.css")
+    return _shared_style() + _read("scaling.css")
+
+
+@functools.cache
+def watch_script() -> str:
+    """The script of the live panel of a watch: a module with ``initialize`` and ``render``."""
+    return _joined(WATCH_SCRIPTS)
+
+
+@functools.cache
+def watch_style() -> str:
+    """The style sheet of the live panel of a watch."""
+    return _shared_style() + _read("watch.css")
 
 
 @functools.cache
@@ -66,6 +86,15 @@ def static_style() -> str:
     """The style sheet of the static twin, without comments and line breaks."""
     text = re.sub(r"/\*.*?\*/", "", _read("theme.css") + _read("static.css"), flags=re.S)
     return re.sub(r"\s*([{};,])\s*", r"\1", re.sub(r"\s+", " ", text)).strip()
+
+
+def _joined(names: Iterable[str]) -> str:
+    """One module, without comments and indents: every notebook that is saved holds it."""
+    return re.sub(r"^(\s+|//.*\n)", "", "".join(map(_read, names)), flags=re.M)
+
+
+def _shared_style() -> str:
+    return _read("theme.css") + _read("report.css") + _read("charts.css")
 
 
 def _read(name: str) -> str:

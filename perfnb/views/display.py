@@ -81,9 +81,13 @@ def _report(summary: Summary, view_id: str) -> Any:
 
 def in_notebook() -> bool:
     """Does this code run in a Jupyter kernel? Does not import IPython where it is not in use."""
+    return getattr(running_shell(), "kernel", None) is not None
+
+
+def running_shell() -> Any:
+    """IPython's shell, or ``None`` outside it; does not import IPython where it is not in use."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    return getattr(shell, "kernel", None) is not None
+    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
 
 
 def print_text(text: str) -> None:

@@ -26,6 +26,7 @@ PASS_WORDS = {
     "process": "reading the process",
 }
 
+_SIGNS = {"watts": "W", "joules": "J", "celsius": "°C", "megahertz": "MHz", "": ""}
 _DECIMAL_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -143,6 +144,40 @@ def ratio(value: Any) -> str:
     """How many times as much: ``1.34 ×``."""
     number = known(value)
     return UNKNOWN if number is None else f"{significant(number)} ×"
+
+
+def clock(seconds: Any, decimals: int = 0) -> str:
+    """Seconds since the start as a clock shows them: ``0:42``, ``1:02:03``."""
+    number = known(seconds)
+    if number is None:
+        return UNKNOWN
+    parts = 10**decimals
+    ticks = math.floor(abs(number) * parts + 0.5)
+    minutes, second = divmod(ticks // parts, 60)
+    hours, minute = divmod(minutes, 60)
+    fraction = f".{ticks % parts:0{decimals}}" if decimals else ""
+    before = f"{hours}:{minute:02}" if hours else str(minute)
+    return f"{'-' if number < 0 and ticks else ''}{before}:{second:02}{fraction}"
+
+
+def reading(value: Any, unit: str) -> str:
+    """What was read of a machine.
+
+    Parameters
+    ----------
+    value : number or unknown
+    unit : str
+        ``percent``, ``bytes``, ``bytes_per_s``, ``watts``, ``joules``, ``celsius``, ``megahertz``, or empty for a
+        number.
+    """
+    number = known(value)
+    if number is None:
+        return UNKNOWN
+    if unit == "percent":
+        return share(number / 100)
+    if unit in ("bytes", "bytes_per_s"):
+        return size(number) + ("/s" if unit == "bytes_per_s" else "")
+    return f"{significant(number, trim=True)} {_SIGNS[unit]}".rstrip()
 
 
 def executions(executed: Mapping[str, int]) -> str:

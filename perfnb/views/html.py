@@ -15,6 +15,7 @@ from perfnb.views.memory import memory_html
 from perfnb.views.roofline import roofline_html
 from perfnb.views.text import UNKNOWN_NOTE, headline_facts, left_out_text, optional_columns
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
+from perfnb.views.watch import machine_html
 
 #: Greatest number of layers and of lines in their place.
 TABLE_LINES = 60
@@ -54,6 +55,7 @@ def summary_html(summary: Summary) -> str:
             _phases(summary),
             _layers(summary),
             "" if summary.memory is None else memory_html(summary.memory),
+            "" if summary.machine is None else machine_html(summary.machine),
             "" if summary.roofline is None else roofline_html(summary.roofline),
             _notes(summary),
             "</div>",

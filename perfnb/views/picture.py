@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from perfnb.views import escape, palette
@@ -56,21 +57,52 @@ def picture_html(draw: Callable[[Figure], None], inches: tuple[float, float], al
     alt : str
         What the picture shows, in words; it may quote names.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names may be of any script
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=inches, dpi=_SHARPER * _DOTS_AN_INCH, layout="constrained")
-        draw(figure)
-        figure.savefig(buffer, format="png")
+    with _styled():
+        buffer = _png(figure_of(draw, inches))
     data = base64.b64encode(_smaller(buffer)).decode()
     width = round(inches[0] * _DOTS_AN_INCH)
     words = escape.html_sentence(alt)
     return f'<img alt="{words}" width="{width}" style="max-width:100%" src="data:image/png;base64,{data}">'
+
+
+def figure_of(draw: Callable[[Figure], None], inches: tuple[float, float]) -> Figure:
+    """What `draw` draws, as a figure that a notebook shows as the picture that it is.
+
+    Parameters
+    ----------
+    draw : callable
+        Gets an empty figure.
+    inches : tuple of float
+        Width and height.
+    """
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            with _styled():
+                return _png(self).getvalue()
+
+    with _styled():
+        figure = Shown(figsize=inches, dpi=_SHARPER * _DOTS_AN_INCH, layout="constrained")
+        draw(figure)
+    return figure
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names may be of any script
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def _png(figure: Figure) -> io.BytesIO:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer
 
 
 def halo(text: Text) -> None:
@@ -103,7 +135,7 @@ def _smaller(png: io.BytesIO) -> bytes:
 def _colours() -> list[int]:
     """Every mark's colour with what a hatch makes of it, and greys for text and lines: red, green, blue in turn."""
     marks = {mark.colour for mark in (*palette.MARKS.values(), *palette.CATEGORIES.values())}
-    shades = [_mixed(INK, GROUND, part / 11) for part in range(12)]
+    shades = [*(_mixed(INK, GROUND, part / 11) for part in range(12)), _mixed(INK, GROUND, 0.96)]
     for colour in sorted(marks):
         shades += [_mixed(colour, GROUND, part) for part in (0.0, 0.2, 0.4, 0.6)]
         shades += [_mixed(colour, "#000000", part) for part in (0.2, 0.4)]

@@ -12,6 +12,7 @@ from perfnb.views import escape, palette
 from perfnb.views import format as fmt
 from perfnb.views.memory_data import memory_data, roofline_data
 from perfnb.views.tree import build_tree, split_layers
+from perfnb.views.watch_data import machine_data
 
 #: Columns of numbers that the browser gets of each frame.
 LAYER_COLUMNS = (
@@ -91,6 +92,7 @@ def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
         },
         "memory": None if summary.memory is None else memory_data(summary.memory),
         "roofline": None if summary.roofline is None else roofline_data(summary.roofline),
+        "machine": None if summary.machine is None else machine_data(summary.machine),
         "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
         "notes": [escape.plain(note, 2000) for note in summary.notes],
     }

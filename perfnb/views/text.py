@@ -13,6 +13,7 @@ from perfnb.views import format as fmt
 from perfnb.views.memory import memory_text
 from perfnb.views.roofline import roofline_text
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
+from perfnb.views.watch import machine_text
 
 #: Greatest number of lines of the layer tree.
 TREE_LINES = 24
@@ -46,6 +47,7 @@ def summary_text(summary: Summary, width: int = 100) -> str:
         _phases(summary, width),
         _layers(summary, width),
         memory,
+        [] if summary.machine is None else machine_text(summary.machine, width),
         [] if summary.roofline is None else roofline_text(summary.roofline, width),
         _notes(summary, width),
     ]

@@ -58,6 +58,7 @@ class Kernel:
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager = manager
         self.client = client
+        self._displays: dict[str, dict[str, Any]] = {}
 
     def run(self, code: str, **options: Any) -> Reply:
         """Run a cell to its end."""
@@ -75,15 +76,15 @@ class Kernel:
 
     def wait(self, request: str) -> Reply:
         """The reply to a queued cell; requests are waited for in the order in which they were sent."""
-        reply, displays = Reply(), {}
+        reply = Reply()
         for message in self._published(request):
             kind, content = message["header"]["msg_type"], message["content"]
             if kind in ("display_data", "execute_result", "stream"):
                 reply.outputs.append(dict(content))
                 if name := content.get("transient", {}).get("display_id"):
-                    displays[name] = reply.outputs[-1]
+                    self._displays[name] = reply.outputs[-1]
             elif kind == "update_display_data":
-                displays[content["transient"]["display_id"]]["data"] = content["data"]
+                self._displays[content["transient"]["display_id"]]["data"] = content["data"]
             elif kind == "error":
                 reply.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
         content = self._reply(request)["content"]

@@ -9,7 +9,8 @@ import pytest
 from tests.magics.kernel import Kernel, started
 
 HEAVY = ("torch", "pandas", "matplotlib", "ipywidgets", "anywidget", "pyarrow", "scipy")
-OPTIONS = ["--budget", "--into", "--model", "--name", "--no-flops", "--no-memory", "--quiet", "--steps", "--warmup"]
+OPTIONS = ["--budget", "--into", "--model", "--name", "--no-flops", "--no-memory", "--quiet", "--steps"]
+OPTIONS += ["--warmup", "--watch"]
 
 
 def test_load_reload_unload(tmp_path: Path) -> None:
@@ -47,8 +48,10 @@ def test_load_reload_unload(tmp_path: Path) -> None:
         ("%%profile_step --", OPTIONS),
         ("%%profile_step -", OPTIONS),
         ("%%profile_step --steps 5 --in", ["--into"]),
-        ("p = %profile_step --wa", ["--warmup"]),
-        ("p=%profile_step --wa", ["--warmup"]),
+        ("p = %profile_step --war", ["--warmup"]),
+        ("p=%profile_step --war", ["--warmup"]),
+        ("%gpuwatch --", ["--interval", "--into", "--metrics"]),
+        ("%%gpuwatch --interval 1 --me", ["--metrics"]),
         ("a = 1\n%profile_step --mo", ["--model"]),
         ("if True:\n    %profile_step --qu", ["--quiet"]),
     ],

@@ -18,7 +18,7 @@ LINES = [
     (
         "--zzz train()",
         "there is no option --zzz: the options are --budget, --into, --model, --name, --no-flops, --no-memory, "
-        "--quiet, --steps, --warmup.",
+        "--quiet, --steps, --warmup, --watch.",
     ),
     ("--help", "there is no option --help: %profile_step? shows the help."),
     ("-h", "there is no option -h: %profile_step? shows the help."),
@@ -49,7 +49,7 @@ LINES = [
 ]
 CLAUSES = ["for x", "x in loader", "for x in", "while x", "loader", "for x in loader: pass", "for f() in loader",
            "for x in loader for y in x", "for x in await g()", "async for x in loader", "for x in loader]"]  # fmt: skip
-AWAITS = "a profiled step cannot use await at its top level: put the call that awaits into a function."
+AWAITS = "the step cannot use await at its top level: put the call that awaits into a function."
 BODIES = [
     ("   \n\n", "the step is empty: there is nothing to profile."),
     ("# only a comment\n", "the step is empty: there is nothing to profile."),

@@ -75,3 +75,24 @@ function share(fraction) {
 const flopRate = (value) => (value == null ? UNKNOWN : `${flopCount(value)}/s`);
 const byteRate = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}B/s`);
 const intensityWords = (value) => (value == null ? UNKNOWN : `${significant(value)} FLOP/B`);
+
+// Seconds since the start as a clock shows them: "0:42", "1:02:03".
+function clock(seconds, decimals = 0) {
+  if (seconds == null) return UNKNOWN;
+  const parts = 10 ** decimals;
+  const ticks = Math.round(Math.abs(seconds) * parts);
+  const whole = Math.floor(ticks / parts);
+  const two = (number) => String(number).padStart(2, "0");
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  const fraction = decimals ? `.${String(ticks % parts).padStart(decimals, "0")}` : "";
+  return `${seconds < 0 && ticks ? "-" : ""}${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}${fraction}`;
+}
+
+// What was read of a machine, in the unit of its chart.
+function reading(value, unit) {
+  if (value == null) return UNKNOWN;
+  if (unit === "percent") return share(value / 100);
+  if (unit === "bytes") return byteSize(value);
+  if (unit === "bytes_per_s") return `${byteSize(value)}/s`;
+  return `${significant(value, true)} ${{ watts: "W", celsius: "°C", megahertz: "MHz" }[unit]}`;
+}

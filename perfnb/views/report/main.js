@@ -71,11 +71,13 @@ function render({ model, el }) {
   const ops = opsTab(data, layers.facts, showLayer);
   const memory = data.memory && memoryTab(data.memory);
   const roofline = data.roofline && rooflineTab(data.roofline);
+  const machine = data.machine && machineTab(data.machine);
   const views = tabs("Tables", [
     { word: "Layers", size: data.layers.modules.toLocaleString("en-US"), content: layers.element, shown: () => layers.grid.fit() },
     { word: "Ops", size: data.ops.label.length.toLocaleString("en-US"), content: ops.element, shown: () => ops.grid.fit() },
     ...(memory ? [{ word: "Memory", size: byteSize(data.memory.peak.bytes), content: memory.element, shown: memory.shown }] : []),
     ...(roofline ? [{ word: "Roofline", size: share(data.roofline.utilisation), content: roofline.element, shown: roofline.shown }] : []),
+    ...(machine ? [{ word: "Machine", size: clock(data.machine.duration_s), content: machine.element, shown: machine.shown }] : []),
   ]);
   const notes = data.notes.length
     ? h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, data.notes.map((note) => h("li", {}, note))))

@@ -1,0 +1,117 @@
+"""``%gpuwatch`` and ``%%gpuwatch``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand, output_can_be_silenced
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from perfnb.magics.cell import run_body
+from perfnb.magics.options import require_name, split_line
+
+_WORDS = ("start", "stop", "status")
+
+
+@magics_class
+class GpuWatchMagics(Magics):
+    """The magics around `perfnb.watch`."""
+
+    shell: Any
+    _running: Any = None
+
+    @output_can_be_silenced
+    @no_var_expand
+    @line_cell_magic
+    @magic_arguments("%gpuwatch")
+    @argument("--interval", metavar="SECONDS", type=float, default=0.5, help="Seconds between readings (0.5).")
+    @argument(
+        "--metrics",
+        metavar="WORDS",
+        help="Show only these, with commas between: cpu, throttled, memory, gpu, gpu-memory, power, temperature, "
+        "clocks, pcie, disk, network.",
+    )
+    @argument("--into", metavar="NAME", help="Bind the watch to this variable.")
+    @argument("command", nargs="*", help="start (if nothing is said), stop or status.")
+    def gpuwatch(self, line: str, cell: str | None = None) -> Any:
+        """Show what the machine does, live, and keep its history: GPUs, CPU, memory, disk, network.
+
+        On a line it opens a panel below the cell, which goes on until it is stopped:
+
+            %gpuwatch --into w
+            %gpuwatch status
+            %gpuwatch stop
+
+        In a cell it watches that cell from start to end:
+
+            %%gpuwatch --interval 0.1 --into w
+            train(model, loader)
+
+        The history is a frame: w.samples, w.summary(), w.plot(). Cells are marked in it by their numbers.
+        """
+        __tracebackhide__ = True
+        options, rest = split_line(line, _parser())
+        require_name(options.into)
+        if cell is not None:
+            if rest:
+                raise UsageError(f"%%gpuwatch takes options only, not {rest!r}.")
+            return self._watch_cell(cell, options)
+        command = rest or "start"
+        if command not in _WORDS:
+            raise UsageError(f"%gpuwatch knows start, stop and status, not {rest!r}; %%gpuwatch watches a cell.")
+        if command == "start":
+            self._stop()
+            self._running = self._start(options)
+            self._bind(options, self._running)
+            self._running._ipython_display_()
+            return None
+        return self._status() if command == "status" else self._stopped(options)
+
+    def end(self) -> None:
+        """Stop what runs and forget it; for the extension's unloading."""
+        self._stop()
+
+    def _watch_cell(self, cell: str, options: Any) -> Any:
+        __tracebackhide__ = True
+        run = run_body(self.shell, cell)
+        with self._start(options) as watch:
+            self._bind(options, watch)
+            watch._ipython_display_()
+            return run()
+
+    def _start(self, options: Any) -> Any:
+        from perfnb.watching import watch
+
+        metrics = None if options.metrics is None else [word.strip() for word in options.metrics.split(",")]
+        try:
+            return watch(options.interval, metrics=metrics)
+        except ValueError as error:
+            raise UsageError(str(error).replace("interval_s", "--interval")) from None
+
+    def _bind(self, options: Any, watch: Any) -> None:
+        if options.into is not None:
+            self.shell.user_ns[options.into] = watch
+
+    def _stop(self) -> Any:
+        watch, self._running = self._running, None
+        if watch is not None:
+            watch.stop()
+        return watch
+
+    def _stopped(self, options: Any) -> None:
+        watch = self._stop()
+        if watch is None:
+            raise UsageError("no watch is running: %gpuwatch starts one.")
+        self._bind(options, watch)
+        print(f"{watch!r} Its history stands where it was started.")
+
+    def _status(self) -> None:
+        watch = self._running
+        print("No watch is running." if watch is None else repr(watch))
+
+
+def _parser() -> Any:
+    """The parser that the magic's decorators made."""
+    magic: Any = GpuWatchMagics.gpuwatch
+    return magic.parser

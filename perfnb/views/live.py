@@ -1,0 +1,100 @@
+"""The live panel of a watch in a notebook: what feeds it from a thread, and its twin in the saved notebook."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perfnb.analysis.machine import MachineSummary
+from perfnb.views.display import Bundle, in_notebook, live_bundle, print_text
+from perfnb.views.watch import watch_html, watch_text
+from perfnb.views.watch_data import watch_data
+
+#: Seconds between two updates of the panel, and of what stands for it in a saved notebook.
+_PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
+
+#: The newest marks, which the panel gets with each update.
+_MARKS_SHOWN = 200
+
+
+class LivePanel:
+    """One place in a notebook where a watch is shown.
+
+    Parameters
+    ----------
+    summary : callable
+        Gives the `MachineSummary` as it is now.
+    wanted : sequence of str, optional
+        Keys of the charts to draw.
+
+    Attributes
+    ----------
+    live : bool
+        Whether readings can be shown as they come.
+    """
+
+    def __init__(self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None = None) -> None:
+        self.live = in_notebook()
+        self._summary, self._wanted = summary, wanted
+        self._id = uuid.uuid4().hex[:12]
+        self._widget: Any = None
+        self._twin: Any = None
+        self._waiting: list[Any] = []
+        self._pushed = self._refreshed = 0.0
+
+    def show(self) -> None:
+        """Show the watch here: its twin, and before it the panel, which hides the twin while it stands."""
+        summary = self._summary()
+        if not self.live:
+            print_text("\n".join(watch_text(summary)))
+            return
+        from IPython.display import DisplayHandle, display
+
+        self._twin = DisplayHandle(display_id=f"perfnb-{self._id}")
+        bundle = live_bundle(self._make_widget, self._id)
+        self._twin.display(self._bundle(summary), raw=True)
+        self._refreshed = time.monotonic()
+        if bundle:
+            display(bundle, raw=True)
+
+    def push(self, rows: Sequence[Any], marks: Callable[[], Sequence[Any]]) -> None:
+        """Hand on the rows of a tick; called from a thread, which may change traits and nothing else."""
+        self._waiting += rows
+        now = time.monotonic()
+        if self._widget is not None and now - self._pushed >= _PUSHED_EVERY_S:
+            waiting, self._waiting, self._pushed = self._waiting, [], now
+            self._widget.push(waiting, marks()[-_MARKS_SHOWN:])
+
+    def refresh(self) -> None:
+        """Bring the twin up to date, if that was long ago: its picture takes time."""
+        if self._twin is not None and time.monotonic() - self._refreshed > _REFRESHED_EVERY_S:
+            self._update()
+
+    def finish(self) -> None:
+        """Show that the watch has ended, and leave its whole history in the notebook."""
+        summary = self._summary()
+        if self._widget is not None:
+            self._widget.finish(self._data(summary))
+        self._update(summary)
+
+    def _update(self, summary: MachineSummary | None = None) -> None:
+        if self._twin is not None:
+            self._refreshed = time.monotonic()
+            self._twin.update(self._bundle(summary or self._summary()), raw=True)
+
+    def _make_widget(self, view_id: str) -> Any:
+        from perfnb.views.widget import WatchWidget
+
+        self._widget = WatchWidget(self._data(self._summary()), lambda: self._data(self._summary()))
+        return self._widget
+
+    def _data(self, summary: MachineSummary) -> dict[str, Any]:
+        return watch_data(summary, self._id, self._wanted)
+
+    def _bundle(self, summary: MachineSummary) -> Bundle:
+        twin = watch_html(summary)
+        if self._widget is not None:
+            twin = f'<div class="perfnb-static-live perfnb-static-{self._id}">{twin}</div>'
+        return {"text/plain": "\n".join(watch_text(summary)), "text/html": twin}

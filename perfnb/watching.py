@@ -1,0 +1,244 @@
+"""`watch`: what the machine does while code runs, as a history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb.analysis.machine import MachineSummary, machine_summary, machine_table
+from perfnb.analysis.machine_charts import CHARTS
+from perfnb.capture.marks import Marks
+from perfnb.capture.watcher import Watcher
+from perfnb.cell_marks import CellMarks
+from perfnb.frames import storage
+from perfnb.frames.recording import WatchRecord
+from perfnb.frames.samples import watch_record
+from perfnb.views.live import LivePanel
+from perfnb.views.watch import watch_figure, watch_html, watch_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Watch:
+    """What the machine did, from readings by a process of its own. Shows itself in a notebook, live while it runs.
+
+    A context manager, which ends with its block. `watch` makes one.
+    """
+
+    def __init__(
+        self, source: Watcher | tuple[WatchRecord, Mapping[str, Any]], metrics: Sequence[str] | None = None
+    ) -> None:
+        self._watcher = source if isinstance(source, Watcher) else None
+        self._kept = None if isinstance(source, Watcher) else source
+        self._metrics = metrics
+        self._marks, self._panels = Marks(), list[LivePanel]()
+        self._cells = CellMarks(lambda name: self._marks.begin(name, self._now()), self._end_cell)
+        if self._watcher is not None:
+            self._watcher.on_rows = self._on_rows
+            self._cells.start()
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """One row a device and reading: `t_s` from the first reading, the device, its metrics, the innermost mark.
+
+        Of a long watch the older rows stand for several readings (`readings`), as means over their `window_s`.
+        """
+        return self._record().samples
+
+    @property
+    def marks(self) -> pd.DataFrame:
+        """The stretches of time that were named: the notebook's cells, and what `mark` was used for."""
+        return self._record().marks
+
+    @property
+    def running(self) -> bool:
+        """Whether readings still come."""
+        return self._watcher is not None and self._watcher.running
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be known to read the figures rightly, and which sources this machine lacks."""
+        meta = self._meta()
+        return (*meta["absent"].values(), *meta["notes"])
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Interval, devices and what was found out about the run."""
+        return deepcopy(self._meta())
+
+    def summary(self, mark: str | None = None) -> pd.DataFrame:
+        """Median, 95th percentile and maximum by device and metric, and totals of rates and energy.
+
+        Parameters
+        ----------
+        mark : str, optional
+            Only what was read inside marks of this name: ``cell 5``.
+
+        Returns
+        -------
+        DataFrame
+            By ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total`` (bytes of a rate; joules, with their
+            ``uncertainty``, withheld under 1 s), ``readings``.
+        """
+        samples = self.samples
+        if mark is None:
+            return machine_table(samples)
+        marks = self.marks
+        named = marks[marks["name"] == mark]
+        if named.empty:
+            raise ValueError(
+                f"there is no mark {mark!r}; the marks are {', '.join(sorted(set(marks['name']))) or 'none'}."
+            )
+        inside = pd.Series(False, index=samples.index)
+        for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
+            inside |= samples["t_s"].between(float(start), float(end))
+        return machine_table(samples[inside])
+
+    @contextmanager
+    def mark(self, name: str) -> Iterator[None]:
+        """Name what runs in the block; marks may lie inside each other."""
+        __tracebackhide__ = True
+        number = self._marks.begin(str(name), self._now())
+        try:
+            yield
+        finally:
+            self._end_mark(number)
+
+    def plot(self, metrics: Sequence[str] | None = None) -> Figure:
+        """The history as a matplotlib figure.
+
+        Parameters
+        ----------
+        metrics : sequence of str, optional
+            Some of ``cpu``, ``throttled``, ``memory``, ``gpu``, ``gpu-memory``, ``power``, ``temperature``, ``clocks``,
+            ``pcie``, ``disk``, ``network``.
+        """
+        return watch_figure(self._summary(require_metrics(metrics)))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the watch to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+
+        Raises
+        ------
+        RecordingError
+            If something that is no saved watch stands there, or it cannot be written.
+        """
+        return storage.save_watch(self._record(), self._meta() | {"running": False}, path)
+
+    def stop(self) -> None:
+        """Take a last reading and end the watch; nothing to do if it has ended."""
+        if self._watcher is None or self._kept is not None:
+            return
+        self._cells.stop()
+        self._watcher.stop()
+        self._marks.end_all(self._now())
+        self._kept = self._record(), self._meta()
+        panels, self._panels = self._panels, []
+        for panel in panels:
+            panel.finish()
+
+    def refresh(self) -> None:
+        """Bring what stands in a saved notebook for the live panels up to date."""
+        for panel in self._panels:
+            panel.refresh()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __str__(self) -> str:
+        return "\n".join(watch_text(self._summary()))
+
+    def __repr__(self) -> str:
+        meta = self._meta()
+        state = "running" if self.running else "stopped"
+        return f"<perfnb.Watch: {state}, every {meta['interval_s']:g} s, {meta['ticks']:,} readings>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        summary = self._summary()
+        return {"text/plain": "\n".join(watch_text(summary)), "text/html": watch_html(summary)}
+
+    def _ipython_display_(self) -> None:
+        panel = LivePanel(self._summary, self._metrics)
+        if self.running and panel.live:
+            self._panels.append(panel)
+        panel.show()
+
+    def _now(self) -> float:
+        return self._watcher.now_s() if self._watcher is not None else 0.0
+
+    def _end_mark(self, number: int) -> None:
+        self._marks.end(number, self._now())
+
+    def _end_cell(self, number: int) -> None:
+        self._end_mark(number)
+        self.refresh()
+
+    def _on_rows(self, rows: Any) -> None:
+        for panel in self._panels:
+            panel.push(rows, self._marks.all)
+
+    def _record(self) -> WatchRecord:
+        if self._kept is not None:
+            record = self._kept[0]
+            return WatchRecord(record.samples.copy(), record.marks.copy())
+        assert self._watcher is not None
+        return watch_record(self._watcher.columns(), self._marks.all())
+
+    def _meta(self) -> dict[str, Any]:
+        if self._kept is not None:
+            return dict(self._kept[1])
+        assert self._watcher is not None
+        return self._watcher.meta
+
+    def _summary(self, metrics: Sequence[str] | None = None) -> MachineSummary:
+        return machine_summary(self._record(), self._meta(), metrics or self._metrics)
+
+
+def watch(interval_s: float = 0.5, *, metrics: Sequence[str] | None = None) -> Watch:
+    """Read the machine's meters again and again, until `Watch.stop` or the end of a ``with`` block.
+
+    A process of its own does the reading, so that code that holds the interpreter cannot starve it. It ends with this
+    process, however that ends.
+
+    Parameters
+    ----------
+    interval_s : float
+        Seconds between readings, 0.02 to 3600.
+    metrics : sequence of str, optional
+        What views show, as in `Watch.plot`; everything is read anyway.
+
+    Returns
+    -------
+    Watch
+
+    Raises
+    ------
+    ValueError
+        For an interval out of bounds, or a metric that does not exist.
+    CaptureError
+        If the process that reads cannot be started.
+    """
+    wanted = require_metrics(metrics)
+    return Watch(Watcher(interval_s), wanted)
+
+
+def load_watch(path: str | Path) -> Watch:
+    """Read a watch that `Watch.save` wrote."""
+    return Watch(storage.load_watch(path))
+
+
+def require_metrics(metrics: Sequence[str] | None) -> Sequence[str] | None:
+    """Refuse words that ask for no chart."""
+    for metric in metrics or ():
+        if metric not in CHARTS:
+            raise ValueError(f"there is no metric {metric!r}: the metrics are {', '.join(CHARTS)}.")
+    return metrics

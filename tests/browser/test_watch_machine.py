@@ -1,0 +1,138 @@
+"""The tab of the machine in a report: charts over passes and phases, and the numbers as Python writes them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs playwright")
+from playwright.sync_api import Browser, Page, expect
+
+from perfnb.views import format as fmt
+from perfnb.views.assets import report_script
+from perfnb.views.page import standalone_page
+from tests.browser.test_report import CONTRAST
+from tests.views import summaries
+from tests.views import watch_samples as samples
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def tab(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens the tab in a report, and fails if that asks for anything or says an error."""
+    contexts, said = [], []
+
+    def open_(made=None, **options) -> Page:
+        path = tmp_path / f"{len(contexts)}.html"
+        summary = replace(summaries.small_cnn(), machine=made or samples.profiled())
+        path.write_text(standalone_page(summary), encoding="utf-8")
+        context = chromium.new_context(**{"viewport": {"width": 1300, "height": 1200}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: said.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
+        page.goto(path.as_uri())
+        page.get_by_role("tab", name="Machine").click()
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def zoomed(page: Page) -> None:
+    """From 0:31 on, when the traced steps ran."""
+    page.get_by_role("slider", name="Time shown").focus()
+    for key in ("+", "+", "+", "+", *["Shift+ArrowRight"] * 9):
+        page.keyboard.press(key)
+
+
+def test_the_whole_capture_is_shown_with_its_passes(tab):
+    page = tab()
+    expect(page.locator(".pf-watch-chart:visible")).to_have_count(11)
+    bands = page.locator(".pf-watch-band:visible")
+    expect(bands.locator("text")).to_have_text(["warm-up", "timed", "traced", "counted"])
+    expect(bands.nth(1).locator("title")).to_have_text("timed: 0:06.2 to 0:30.0, 30 steps")
+    expect(page.get_by_role("slider", name="Time shown")).to_have_attribute("aria-valuetext", re.compile("the whole$"))
+    expect(page.get_by_role("button", name="Reset zoom")).to_be_disabled()
+
+
+def test_phases_show_where_zoomed_in(tab):
+    page = tab()
+    strips = page.locator("[data-chart=cpu] svg rect:visible")
+    expect(strips).to_have_count(0)
+    expect(page.locator(".pf-machine .pf-legend")).to_contain_text("zoom in to see them")
+    zoomed(page)
+    expect(page.locator(".pf-machine .pf-legend")).to_contain_text("lighter: placed as in the traced steps")
+    looks = strips.evaluate_all(
+        "(rects) => rects.map((rect) => [rect.getAttribute('fill'), rect.getAttribute('opacity')])"
+    )
+    assert len(looks) > 8
+    assert {opacity for _, opacity in looks} == {"0.5", "1"}
+    assert len({fill for fill, _ in looks}) == 6
+    plot = page.locator("[data-chart=cpu] .pf-plot")
+    plot.focus()
+    page.keyboard.press("End")
+    expect(page.locator(".pf-watch-at")).to_have_text(re.compile(r"^at 0:3\d\.\d · traced · \w+"))
+    page.get_by_role("button", name="Reset zoom").click()
+    expect(strips).to_have_count(0)
+
+
+def test_means_in_each_phase(tab):
+    page = tab()
+    table = page.get_by_role("table").filter(has_text="Mean in each phase")
+    heads = ["data", "host to device", "forward", "loss", "backward", "optimizer"]
+    assert [head.strip() for head in table.locator("thead th").all_inner_texts()] == ["", *heads]
+    row = table.get_by_role("row", name="power")
+    expect(row.locator("td")).to_have_text(["612 W", "n/a", "575 W", "n/a", "539 W", "520 W"])
+    expect(row.locator(".pf-unknown").first).to_have_attribute("title", "too few readings")
+
+
+def test_a_watch_without_steps_is_drawn(tab):
+    page = tab(replace(samples.profiled(), steps=None))
+    expect(page.locator(".pf-watch-chart:visible")).to_have_count(11)
+    expect(page.get_by_text("Mean in each phase")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [420, 1300])
+def test_text_stands_out_and_nothing_is_cut_off(tab, width, scheme):
+    page = tab(color_scheme=scheme, viewport={"width": width, "height": 900})
+    zoomed(page)
+    low = page.evaluate(CONTRAST)
+    assert low["checked"] > 60
+    assert low["ratio"] >= 4.5, low
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    outside = """(texts) => texts.map((text) => [text.getBoundingClientRect(), text.textContent])
+        .filter(([box]) => box.left < 0 || box.right > innerWidth).map(([, words]) => words)"""
+    assert page.locator(".pf-machine svg text").evaluate_all(outside) == []
+
+
+def test_clocks_and_readings_are_written_as_python_writes_them(page):
+    rng = random.Random(1)
+    figures = [fmt.rounded(rng.uniform(1, 10) * 10 ** rng.randint(-3, 11), 6) for _ in range(300)] + [0, 59.96, 3599.96]
+    units = ["bytes", "bytes_per_s", "watts", "celsius", "megahertz"]
+    page.set_content("<p></p>")
+    written = page.evaluate(
+        "([script, figures, units]) => new Function(script.replace('export default report;', '') + "
+        '\'return (figures, units) => figures.map((n) => [clock(n), clock(n, 1), reading(Math.min(n, 900), "percent"), '
+        "...units.map((unit) => reading(n, unit))])')()(figures, units)",
+        [report_script(), figures, units],
+    )
+    expected = [
+        [fmt.clock(n), fmt.clock(n, 1), fmt.reading(min(n, 900), "percent"), *(fmt.reading(n, unit) for unit in units)]
+        for n in figures
+    ]
+    assert json.loads(json.dumps(written)) == expected

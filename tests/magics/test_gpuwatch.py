@@ -1,0 +1,129 @@
+"""``%gpuwatch`` and ``%%gpuwatch`` in a real kernel: what they show, what they leave, what they refuse."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.magics.kernel import WIDGET_VIEW, Kernel
+
+SLEEP = "import time; time.sleep(0.4)"
+
+
+def test_a_watch_goes_on_until_it_is_stopped(kernel: Kernel) -> None:
+    started = kernel.ok("%gpuwatch --interval 0.05 --into w")
+    static, live = started.outputs
+    assert set(static["data"]) == {"text/plain", "text/html"}
+    assert set(live["data"]) == {WIDGET_VIEW}
+    assert "watch" in static["data"]["text/plain"].lower()
+
+    kernel.ok(SLEEP)
+    status = kernel.ok("%gpuwatch status").text()
+    assert re.fullmatch(r"<perfnb\.Watch: running, every 0\.05 s, [\d,]+ readings>\n", status)
+    kernel.ok("%gpuwatch stop")
+    assert kernel.ok("%gpuwatch status").text() == "No watch is running.\n"
+
+    cells = kernel.value("w.marks['name'].tolist()")
+    numbers = [int(name.removeprefix("cell ")) for name in cells]
+    assert numbers == list(range(numbers[0], numbers[0] + 4)), "start, the cell, status, stop"
+    assert kernel.value("In[int(w.marks['name'][1][5:])]") == SLEEP
+    assert kernel.value("bool((w.samples['mark'] == w.marks['name'][1]).sum() > 6)")
+
+
+def test_a_cell_is_watched_from_start_to_end(kernel: Kernel) -> None:
+    reply = kernel.ok(f"%%gpuwatch --interval 0.05 --into w\n{SLEEP}\nb = 3\nb + 4")
+    assert reply.outputs[-1]["data"]["text/plain"] == "7", "the cell's own value"
+    static = reply.outputs[0]["data"]
+    assert "<img" in static["text/html"], "the history as a picture"
+    assert "process" in static["text/plain"]
+    assert kernel.value("w.running") is False
+    assert kernel.value("bool(w.samples['t_s'].max() > 0.4)")
+
+
+def test_a_second_start_ends_the_first(kernel: Kernel) -> None:
+    kernel.ok("%gpuwatch --into v")
+    kernel.ok("%gpuwatch --into w")
+    assert kernel.value("(v.running, w.running)") == (False, True)
+    kernel.ok("%gpuwatch stop")
+
+
+def test_an_error_or_interrupt_reaches_the_user_and_ends_the_watch(kernel: Kernel) -> None:
+    reply = kernel.run("%%gpuwatch --into w\n1 / 0")
+    assert reply.error == "ZeroDivisionError"
+    assert "1 / 0" in reply.traceback
+    assert "perfnb/magics" not in reply.traceback
+    assert kernel.value("w.running") is False
+
+    request = kernel.send("%%gpuwatch --into w\nimport time\nfor _ in range(600): time.sleep(0.1)")
+    kernel.client.get_iopub_msg(timeout=30)
+
+    time.sleep(1.5)
+    kernel.manager.interrupt_kernel()
+    assert kernel.wait(request).error == "KeyboardInterrupt"
+    assert kernel.value("w.running") is False
+
+
+def test_only_some_charts(kernel: Kernel) -> None:
+    reply = kernel.ok(f"%%gpuwatch --interval 0.05 --metrics cpu,memory\n{SLEEP}")
+    page = reply.outputs[0]["data"]["text/html"]
+    assert "alt=" in page
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("%gpuwatch stop", "no watch is running: %gpuwatch starts one."),
+        ("%gpuwatch go", "%gpuwatch knows start, stop and status, not 'go'; %%gpuwatch watches a cell."),
+        ("%gpuwatch --interval 0", "--interval must lie between 0.02 and 3600 seconds, not 0."),
+        ("%gpuwatch --interval x", "argument --interval: invalid float value: 'x'"),
+        ("%gpuwatch --into 3", "--into needs a variable's name, not '3'."),
+        ("%gpuwatch --intervall 3", "there is no option --intervall: did you mean --interval?"),
+        ("%gpuwatch --help", "there is no option --help: %gpuwatch? shows the help."),
+        ("%%gpuwatch stop\n1", "%%gpuwatch takes options only, not 'stop'."),
+        ("%%gpuwatch\n# nothing", "the cell is empty: there is nothing to watch."),
+        ("%%gpuwatch\nf(", "the cell is no Python."),
+    ],
+)
+def test_what_is_refused(kernel: Kernel, code: str, message: str) -> None:
+    reply = kernel.run(code)
+    assert reply.error == "UsageError"
+    assert reply.message.startswith(message)
+    assert kernel.inside("new_names()") == []
+
+
+def test_a_metric_that_does_not_exist(kernel: Kernel) -> None:
+    message = kernel.run("%gpuwatch --metrics gpus").message
+    assert message.startswith("there is no metric 'gpus': the metrics are cpu,")
+
+
+def test_the_help_shows_how(kernel: Kernel) -> None:
+    page = kernel.help("%gpuwatch?")
+    assert "%gpuwatch stop" in page
+    assert "--metrics" in page
+
+
+def test_unloading_the_extension_ends_a_watch(kernel: Kernel) -> None:
+    kernel.ok("%gpuwatch --into w")
+    kernel.ok("%unload_ext perfnb")
+    try:
+        assert kernel.value("w.running") is False
+    finally:
+        kernel.ok("%load_ext perfnb")
+
+
+def test_a_saved_notebook_holds_the_history_without_a_kernel(kernel: Kernel) -> None:
+    sources = ["%gpuwatch --interval 0.05", SLEEP, "%gpuwatch stop"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    client = NotebookClient(notebook, km=kernel.manager, timeout=90)
+    client.kc = kernel.client
+    client.execute()
+    outputs = notebook["cells"][0]["outputs"]
+    static = next(output["data"] for output in outputs if "text/html" in output.get("data", {}))
+    assert "<img" in static["text/html"]
+    assert "<script" not in static["text/html"]
+    assert "CPU" in static["text/plain"]
+    assert len(nbformat.writes(notebook)) < 250_000

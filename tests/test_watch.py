@@ -1,0 +1,141 @@
+"""`perfnb.watch` in a script: its frames, marks and life, and samples beside a profile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import perfnb
+from perfnb.frames.schema import SCHEMA
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ROOT = Path(__file__).parents[1]
+
+
+def sleeping_step(seconds: float) -> Callable[[], None]:
+    layer = torch.nn.Linear(4, 4)
+
+    def step() -> None:
+        time.sleep(seconds)
+        layer(torch.ones(1, 4)).sum().backward()
+
+    return step
+
+
+def test_a_watch_gives_samples_marks_and_a_summary() -> None:
+    with perfnb.watch(0.05) as w:
+        with w.mark("outer"), w.mark("epoch 1"):
+            time.sleep(0.3)
+        with w.mark("epoch 2"):
+            time.sleep(0.3)
+
+    samples = w.samples
+    assert list(samples.columns) == list(SCHEMA["samples"])
+    assert {"host", "process"} <= set(samples["device"])
+    assert set(samples["mark"].dropna()) == {"epoch 1", "epoch 2"}
+    assert w.marks["name"].tolist() == ["outer", "epoch 1", "epoch 2"]
+    assert w.marks["depth"].tolist() == [0, 1, 0]
+    whole, part = w.summary(), w.summary("epoch 1")
+    assert whole.loc[("process", "memory_bytes"), "max"] > 1e7
+    assert 0 < part.loc[("process", "memory_bytes"), "readings"] < whole.loc[("process", "memory_bytes"), "readings"]
+    with pytest.raises(ValueError, match=r"there is no mark 'epoch 3'; the marks are epoch 1, epoch 2, outer\."):
+        w.summary("epoch 3")
+    assert "stopped" in repr(w)
+
+
+def test_frames_are_the_readers_own() -> None:
+    with perfnb.watch(0.05) as w:
+        time.sleep(0.15)
+    frame = w.samples
+    frame["t_s"] = 0.0
+    assert w.samples["t_s"].max() > 0
+
+
+def test_stopping_twice_and_asking_while_it_runs() -> None:
+    w = perfnb.watch(0.05)
+    time.sleep(0.2)
+    assert w.running
+    assert len(w.samples)
+    w.stop()
+    w.stop()
+    assert not w.running
+
+
+def test_an_exception_reaches_the_user_and_the_watch_ends() -> None:
+    with pytest.raises(ZeroDivisionError), perfnb.watch(0.05) as w, w.mark("bad"):
+        1 / 0  # noqa: B018
+    assert not w.running
+    assert w.marks["end_s"].notna().all()
+
+
+def test_an_absent_source_is_said_in_words_and_is_no_zero() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with perfnb.watch(0.05) as w:
+        time.sleep(0.1)
+    assert any(note.startswith("GPU: ") for note in w.notes)
+    assert w.samples["busy_percent"].isna().all()
+    assert w.samples["power_w"].isna().all()
+
+
+def test_a_saved_watch_is_loaded(tmp_path: Path) -> None:
+    with perfnb.watch(0.05) as w, w.mark("a"):
+        time.sleep(0.2)
+    loaded = perfnb.load(w.save(tmp_path / "w"))
+    assert isinstance(loaded, perfnb.Watch)
+    pd.testing.assert_frame_equal(loaded.samples, w.samples)
+    pd.testing.assert_frame_equal(loaded.summary(), w.summary())
+    assert str(loaded) == str(w)
+    assert not loaded.running
+
+
+def test_a_metric_that_does_not_exist_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match="there is no metric 'gpus': the metrics are cpu, throttled, memory, gpu,"):
+        perfnb.watch(metrics=["gpus"])
+
+
+def test_a_burning_process_reads_what_it_got() -> None:
+    """Against its own clock: other programs may take the cores."""
+    with perfnb.watch(0.1) as w:
+        time.sleep(0.25)
+        begin, cpu, until = time.perf_counter(), time.process_time(), time.perf_counter() + 1.5
+        with w.mark("burn"):
+            while time.perf_counter() < until:
+                pass
+        share = 100 * (time.process_time() - cpu) / (time.perf_counter() - begin)
+    burnt = w.samples.query("device == 'process' and mark == 'burn'")["cpu_percent"].iloc[1:]
+    assert float(burnt.mean()) == pytest.approx(share, abs=5)
+
+
+def test_importing_the_watch_loads_no_torch() -> None:
+    code = "import perfnb, sys\nwith perfnb.watch(0.05) as w: pass\nassert len(w.samples) and 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_watched_profile_has_samples_on_the_time_of_its_steps() -> None:
+    profile = perfnb.profile_step(sleeping_step(0.12), warmup=1, steps=12, watch=True, memory=False, flops=False)
+
+    steps, samples = profile.steps, profile.samples
+    assert steps["start_s"].iloc[0] == 0.0
+    assert steps["start_s"].is_monotonic_increasing
+    inside = samples["t_s"].between(0, float(steps["start_s"].iloc[-1]))
+    assert inside.sum() > 10
+    watched = profile._summary.machine.steps
+    assert watched.passes["pass"].tolist()[:2] == ["warmup", "timed"]
+    assert profile.meta["watch"]["interval_s"] == 0.1
+
+
+def test_a_profile_that_was_not_watched_has_no_samples() -> None:
+    profile = perfnb.profile_step(sleeping_step(0.001), warmup=1, steps=2, memory=False, flops=False)
+    assert profile.samples.empty
+    assert profile._summary.machine is None
