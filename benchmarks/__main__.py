@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from benchmarks import counted, loading, measurements, memory, memory_view, report, roofline, spans
+from benchmarks import counted, loading, measurements, memory, memory_view, report, roofline, spans, watching
 
 _ALL = {
     "spans": spans.run,
@@ -18,6 +18,7 @@ _ALL = {
     "measurements": measurements.run,
     "loading": loading.run,
     "memory": memory.run,
+    "watching": watching.run,
 }
 
 
