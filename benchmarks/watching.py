@@ -99,7 +99,8 @@ def _peers() -> Iterator[str]:
             collector.collect()
             costs = [_cpu_us(collector.collect) for _ in range(50)]
         theirs = statistics.median(costs)
-        yield f"watching: CPU time of a sample / nvitop's collector without a GPU: {ours / theirs:.2f} ({ours:.0f} us / {theirs:.0f} us)"
+        both = f"{ours / theirs:.2f} ({ours:.0f} us / {theirs:.0f} us)"
+        yield f"watching: CPU time of a sample / nvitop's collector without a GPU: {both}"
     if shutil.which("nvidia-smi") is None:
         yield "watching: no nvidia-smi on this machine to compare with"
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -117,8 +116,10 @@ def test_a_burning_process_reads_what_it_got() -> None:
 
 
 def test_importing_the_watch_loads_no_torch() -> None:
-    code = "import perfnb, sys\nwith perfnb.watch(0.05) as w: pass\nassert len(w.samples) and 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ})
+    code = (
+        "import perfnb, sys\nwith perfnb.watch(0.05) as w: pass\nassert len(w.samples) and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -14,7 +14,10 @@ _SHARED = ("format.js", "dom.js", "grid.js", "columns.js", "layers.js", "chart.j
 _WATCHED = ("watch_store.js", "watch_lines.js", "watch_chart.js", "watch_strip.js", "watch_board.js", "watch_words.js")
 
 #: Parts of the report's script, in the order in which they are joined to one module.
-SCRIPTS = (*_SHARED, "ops.js", "fits.js", "memory.js", "roofline.js", *_WATCHED, "machine.js", "main.js")
+SCRIPTS = (*_SHARED, "ops.js", "fits.js", "memory.js", "roofline.js", "main.js")
+
+#: The same with the tab of the machine.
+WATCHED_SCRIPTS = (*SCRIPTS[:-1], *_WATCHED, "machine.js", SCRIPTS[-1])
 
 #: Parts of the script of the comparison of architectures.
 ARCHITECTURES_SCRIPTS = (
@@ -34,15 +37,21 @@ WATCH_SCRIPTS = ("format.js", "dom.js", "chart.js", "notebook.js", *_WATCHED, "w
 
 
 @functools.cache
-def report_script() -> str:
-    """The report's script: one ES module whose default export has ``render``."""
-    return _joined(SCRIPTS)
+def report_script(watched: bool = True) -> str:
+    """The report's script: one ES module whose default export has ``render``.
+
+    Parameters
+    ----------
+    watched : bool
+        With the tab of the machine.
+    """
+    return _joined(WATCHED_SCRIPTS if watched else SCRIPTS)
 
 
 @functools.cache
-def report_style() -> str:
-    """The report's style sheet."""
-    return _shared_style() + _read("watch.css")
+def report_style(watched: bool = True) -> str:
+    """The report's style sheet, with that of the tab of the machine where it was watched."""
+    return _read("theme.css") + _read("report.css") + _read("charts.css") + (_read("watch.css") if watched else "")
 
 
 @functools.cache
@@ -54,7 +63,7 @@ def architectures_script() -> str:
 @functools.cache
 def architectures_style() -> str:
     """The style sheet of the comparison of architectures."""
-    return _shared_style() + _read("architectures.css")
+    return report_style(watched=False) + _read("architectures.css")
 
 
 @functools.cache
@@ -66,7 +75,7 @@ def scaling_script() -> str:
 @functools.cache
 def scaling_style() -> str:
     """The style sheet of a study of sizes."""
-    return _shared_style() + _read("scaling.css")
+    return report_style(watched=False) + _read("scaling.css")
 
 
 @functools.cache
@@ -78,7 +87,7 @@ def watch_script() -> str:
 @functools.cache
 def watch_style() -> str:
     """The style sheet of the live panel of a watch."""
-    return _shared_style() + _read("watch.css")
+    return report_style(watched=True)
 
 
 @functools.cache
@@ -91,10 +100,6 @@ def static_style() -> str:
 def _joined(names: Iterable[str]) -> str:
     """One module, without comments and indents: every notebook that is saved holds it."""
     return re.sub(r"^(\s+|//.*\n)", "", "".join(map(_read, names)), flags=re.M)
-
-
-def _shared_style() -> str:
-    return _read("theme.css") + _read("report.css") + _read("charts.css")
 
 
 def _read(name: str) -> str:

@@ -51,10 +51,12 @@ class DrawnWidget(anywidget.AnyWidget):
 class ReportWidget(DrawnWidget):
     """A report drawn from what `perfnb.views.report_data.report_data` gives."""
 
-    _esm = report_script()
-    _css = report_style()
+    _esm = report_script(watched=False)
+    _css = report_style(watched=False)
 
     def __init__(self, data: dict[str, Any]) -> None:
+        if data["machine"] is not None:  # a saved notebook holds the script: one without the tab is a third smaller
+            self._esm, self._css = report_script(watched=True), report_style(watched=True)
         super().__init__(data, f"ReportWidget({data['name']!r}, {data['layers']['modules']} layers)")
 
 

@@ -1,4 +1,4 @@
-"""Readings beside the steps of a profile: on one time, in the right pass and phase, told only where there are enough."""
+"""Readings beside the steps of a profile: on one time, in the right phase, told only where there are enough."""
 
 from __future__ import annotations
 

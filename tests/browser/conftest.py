@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -119,3 +120,12 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log_path: Path) ->
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.2)
     pytest.fail(f"JupyterLab did not start:\n{log_path.read_text(errors='replace')[-3000:]}")
+
+
+def end_kernels(url: str) -> None:
+    """End every kernel of a server."""
+    with urllib.request.urlopen(f"{url}/api/sessions") as reply:
+        sessions = json.load(reply)
+    for session in sessions:
+        request = urllib.request.Request(f"{url}/api/sessions/{session['id']}", method="DELETE")
+        urllib.request.urlopen(request).close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import JupyterLab
+from tests.browser.conftest import JupyterLab, end_kernels
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -63,16 +62,8 @@ def test_the_live_report_hides_its_twin_and_the_twin_survives_it(page: Page, jup
     ]
     assert "".join(outputs[0]["data"]["text/html"]) == ""  # the progress line
 
-    _end_kernels(jupyterlab.url)
+    end_kernels(jupyterlab.url)
     page.reload()
     expect(twin).to_be_visible(timeout=START_MS)
     expect(page.get_by_text(re.compile("Error displaying widget|Loading widget"))).to_be_hidden(timeout=START_MS)
     expect(live).to_have_count(0)
-
-
-def _end_kernels(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/api/sessions") as reply:
-        sessions = json.load(reply)
-    for session in sessions:
-        request = urllib.request.Request(f"{url}/api/sessions/{session['id']}", method="DELETE")
-        urllib.request.urlopen(request).close()

@@ -3,74 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, expect
 
-from perfnb.views.watch_data import watch_data
 from tests.browser.test_report import CONTRAST
 from tests.views import watch_samples as samples
-from tests.views.watch_pages import Panel, panel_page
+from tests.views.watch_pages import Open, chart, opener, points, settled, shown, value
 
 pytestmark = pytest.mark.browser
-
-Open = Callable[..., Panel]
 
 
 @pytest.fixture
 def panel(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
     """Opens a panel, and fails if it asks for anything, says an error or opens a dialog."""
-    contexts, said = [], []
-
-    def open_(made, **options) -> Panel:
-        path = tmp_path / f"{len(contexts)}.html"
-        path.write_text(panel_page(watch_data(made, "x")), encoding="utf-8")
-        context = chromium.new_context(**{"viewport": {"width": 1000, "height": 1300}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
-        page.goto(path.as_uri())
-        expect(page.locator("article").first).to_be_visible()
-        return Panel(page, made)
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert said == []
-
-
-def chart(page: Page, key: str) -> Locator:
-    return page.locator(f'[data-chart="{key}"]').first
-
-
-def value(page: Page, key: str, word: str) -> str:
-    entry = chart(page, key).locator("li").filter(has_text=re.compile(f"^{word}"))
-    return entry.locator("b").inner_text()
-
-
-def points(page: Page, key: str, line: int = 0) -> list[tuple[float, float]]:
-    """The points of a line, in the units of the picture."""
-    path = chart(page, key).locator("path.pf-watch-line").nth(line).get_attribute("d") or ""
-    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", path)]
-
-
-def shown(page: Page) -> tuple[float, float]:
-    """The time that the charts show, in seconds, from what is said of it."""
-    words = page.get_by_role("slider", name="Time shown").get_attribute("aria-valuetext") or ""
-    clocks = re.match(r"from ([\d:.]+) to ([\d:.]+) of", words).groups()
-    return tuple(sum(float(part) * 60**i for i, part in enumerate(reversed(text.split(":")))) for text in clocks)
-
-
-def settled(page: Page) -> None:
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    yield from opener(chromium, tmp_path)
 
 
 def test_it_draws_while_readings_come(panel):
@@ -89,48 +40,6 @@ def test_it_draws_while_readings_come(panel):
     assert value(page, "cpu", "process") == f"{last['process']['cpu_percent']:.0f} %"
     expect(page.locator(".pf-watch-elapsed")).to_have_text("0:15")
     expect(page.get_by_role("status")).to_have_text("watching")
-
-
-def test_pushed_readings_are_drawn_as_those_that_were_there_before(panel):
-    whole = panel(samples.laptop(30.0, running=True)).page
-    opened = panel(samples.laptop(0, running=True))
-    opened.push(samples.rows_of(12.0))
-    opened.push(samples.rows_of(18.0, start_s=12.0))
-    settled(opened.page)
-    settled(whole)
-    for key in ("cpu", "memory", "disk", "network"):
-        for line in range(2):
-            pairs = zip(points(opened.page, key, line), points(whole, key, line), strict=True)
-            assert all(a == pytest.approx(b, abs=0.15) for a, b in pairs)
-
-
-def test_repeated_and_lost_chunks(panel):
-    opened = panel(samples.laptop(0, running=True))
-    page = opened.page
-    for start in range(0, 30, 5):
-        opened.widget.push(samples.rows_of(5.0, start_s=float(start)))
-    page.evaluate("(chunk) => arrived({ chunk })", opened.widget.chunk)  # the page was late: it hears of all
-    page.evaluate("(chunk) => arrived({ chunk })", opened.widget.chunk)
-    settled(page)
-    assert page.evaluate("sizes()") == [60, 60]
-    assert len(points(page, "memory")) == 60
-    for start in range(30, 300, 5):
-        opened.widget.push(samples.rows_of(5.0, start_s=float(start)))
-    page.evaluate("(chunk) => arrived({ chunk })", opened.widget.chunk)
-    settled(page)
-    assert page.evaluate("sizes()") == [60 + 4 * 10] * 2  # most were lost: that is a gap
-    page.get_by_role("slider", name="Time shown").focus()
-    for _ in range(4):
-        page.keyboard.press("-")
-    settled(page)
-    assert chart(page, "memory").locator("path.pf-watch-line").first.get_attribute("d").count("M") == 2
-
-
-def test_what_the_history_holds_already_is_not_drawn_again(panel):
-    opened = panel(samples.laptop(30.0, running=True))
-    opened.push(samples.rows_of(10.0, start_s=25.0))
-    settled(opened.page)
-    assert opened.page.evaluate("sizes()") == [70, 70]
 
 
 def test_a_gap_is_a_gap_and_a_lone_reading_a_dot(panel):
@@ -278,87 +187,12 @@ def test_it_stops(panel):
     assert shown(page) == pytest.approx((0, 89.5), abs=0.1)
 
 
-def test_a_second_view_shows_the_whole_history(panel):
-    opened = panel(samples.laptop(0, running=True))
-    opened.push(samples.rows_of(20.0))
-    opened.push(samples.rows_of(20.0, start_s=20.0))
-    page = opened.page
-    page.evaluate("window.leave = another(), 1")
-    settled(page)
-    first, second = (page.locator(f"article >> nth={i} >> [data-chart=cpu] path.pf-watch-line").first for i in (0, 1))
-    assert first.get_attribute("d") == second.get_attribute("d") != ""
-    page.locator("article").nth(1).get_by_role("button", name="Pause").click()
-    expect(page.locator("article").nth(0).get_by_role("status")).to_have_text("watching")
-    page.evaluate("leave()")
-    opened.push(samples.rows_of(5.0, start_s=40.0))
-    settled(page)
-    assert len(points(page, "cpu")) == 89
-    page.evaluate("first()")
-    opened.push(samples.rows_of(5.0, start_s=45.0))
-    page.evaluate("another(), 1")  # the panel goes on collecting while it is not shown
-    settled(page)
-    assert len(points(page, "cpu")) == 99
-    expect(page.locator(".perfnb-static")).to_be_hidden()
-    assert page.evaluate("destroy(), stores_left()") == 0
-
-
-def test_it_never_grows(panel):
-    opened = panel(samples.laptop(0, running=True))
-    page = opened.page
-    push = """() => {
-      for (let push = 1; push <= 1000; push += 1) {
-        const rows = [];
-        for (let i = 0; i < 50; i += 1) {
-          const t = 0.5 * (50 * push + i);
-          const values = { cpu_percent: i % 2 ? 100 : 50, memory_bytes: 1e9 };
-          const span = i % 2 ? 0.9 : 0.1;
-          rows.push(["process", t, span, values], ["host", t, span, values]);
-        }
-        arrived({ chunk: JSON.stringify([[push, rows, [[`epoch ${push}`, 0, 25 * push, 25 * push + 20]], null]]) });
-      }
-    }"""
-    page.evaluate(push)  # 100,000 rows
-    settled(page)
-    assert all(2000 <= size <= 4000 for size in page.evaluate("sizes()"))
-    kept = page.evaluate("""() => [...store().devices.values()].map((own) => {
-      let [sum, weight] = [0, 0];
-      for (let i = 0; i < own.size; i += 1) {
-        sum += own.span[i] * own.values.get("cpu_percent")[i];
-        weight += own.span[i];
-      }
-      const ordered = own.t.subarray(0, own.size).every((t, i) => !i || t > own.t[i - 1]);
-      const longest = Math.max(...own.span.subarray(0, own.size));
-      return [sum / weight, weight, own.t.length, own.t[0], ordered, longest];
-    })""")
-    for mean, weight, room, first, ordered, longest in kept:
-        assert weight == pytest.approx(25_000)
-        assert mean == pytest.approx(95, rel=1e-6)
-        assert room == 4000
-        assert first < 50
-        assert longest < 40  # the past is equally fine everywhere
-        assert ordered
-    assert page.evaluate("store().marks.size") == 500
-    assert page.locator("svg *").count() < 1500
-
-
 def test_what_is_lacking_is_said(panel):
     opened = panel(samples.laptop(10.0, running=True))
     notes = opened.page.locator("ul.pf-watch-notes")
     expect(notes).to_contain_text("no NVIDIA driver on this machine")
     opened.push(samples.rows_of(1.0, start_s=10.0), note="GPU 0 was <b>lost</b>")
     expect(notes).to_contain_text("GPU 0 was <b>lost</b>")
-
-
-def test_lines_that_get_values_later_are_drawn_then(panel):
-    made = samples.summary(samples.rows_of(10.0, devices=("process", "gpu0")), running=True)
-    silent = made.samples.assign(torch_allocated_bytes=None, torch_reserved_bytes=None, busy_percent=None)
-    opened = panel(samples.replace(made, samples=samples.conform(silent, "samples")))
-    page = opened.page
-    expect(chart(page, "gpu")).to_be_hidden()
-    expect(chart(page, "gpu-memory").locator("li:visible")).to_have_count(1)
-    opened.push(samples.rows_of(5.0, devices=("process", "gpu0"), start_s=10.0))
-    expect(chart(page, "gpu")).to_be_visible()
-    expect(chart(page, "gpu-memory").locator("li:visible")).to_have_count(3)
 
 
 def test_marks_stand_in_the_strip(panel):
@@ -397,6 +231,22 @@ def test_text_stands_out_and_nothing_is_cut_off(panel, make, width, scheme):
         assert page.locator("svg text").evaluate_all(outside) == []
         columns = page.locator(".pf-watch-grid").evaluate("(grid) => getComputedStyle(grid).gridTemplateColumns")
         assert len(columns.split()) == (3 if width == 1000 else 1)
+
+
+def test_what_cannot_be_seen_is_not_drawn_until_it_can(panel):
+    opened = panel(samples.laptop(30.0, running=True))
+    page = opened.page
+    settled(page)
+    before = points(page, "cpu")
+    page.evaluate("() => { document.querySelector('main').style.marginTop = '4000px'; }")
+    settled(page)
+    settled(page)
+    opened.push(samples.rows_of(10.0, start_s=30.0))
+    settled(page)
+    assert points(page, "cpu") == before
+    page.evaluate("() => { document.querySelector('main').style.marginTop = 0; }")
+    expect(page.locator(".pf-watch-elapsed")).to_have_text("0:40")
+    assert len(points(page, "cpu")) == len(before) + 20
 
 
 def test_elements_are_made_once(panel):

@@ -100,6 +100,14 @@ def test_means_in_each_phase(tab):
     expect(row.locator(".pf-unknown").first).to_have_attribute("title", "too few readings")
 
 
+def test_charts_below_the_window_are_drawn(tab):
+    page = tab(viewport={"width": 420, "height": 300})
+    lines = page.locator("[data-chart=network] path.pf-watch-line")
+    expect(lines.first).to_have_attribute("d", re.compile("L"))
+    assert lines.first.bounding_box()["y"] > 300
+    expect(page.get_by_text("No readings yet.")).to_be_hidden()
+
+
 def test_a_watch_without_steps_is_drawn(tab):
     page = tab(replace(samples.profiled(), steps=None))
     expect(page.locator(".pf-watch-chart:visible")).to_have_count(11)

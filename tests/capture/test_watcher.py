@@ -274,7 +274,7 @@ def test_a_module_beside_the_notebook_does_not_get_into_the_sampler(tmp_path: Pa
 @pytest.mark.usefixtures("feeders_end")
 def test_forked_workers_under_watch_do_not_hang() -> None:
     with Watcher(0.02) as watcher:
-        for _ in range(25):
+        for _ in range(50):
             loader = DataLoader(torch.arange(8.0), batch_size=2, num_workers=2)
             assert len(list(loader)) == 4
     assert watcher.meta["ticks"] > 20

@@ -22,7 +22,7 @@ from perfnb.views.watch import MOST_MARKS, machine_html, machine_text, watch_htm
 from perfnb.views.watch_data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, machine_data, watch_data
 from perfnb.views.watch_points import thinned
 from perfnb.views.watch_words import METRIC_WORDS, lasted
-from perfnb.views.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
+from perfnb.views.widget import FIRST_PUSHES, REPEATED_PUSHES, ReportWidget, WatchWidget
 from tests.views import summaries
 from tests.views import watch_samples as samples
 from tests.views.pages import check, picture_bytes
@@ -266,7 +266,18 @@ def test_the_panel_s_script_is_small_and_shares_the_report_s_charts():
     assert len(script.encode()) < 50_000
     assert script.count("export default") == 1
     assert "initialize" in script
-    assert {name for name in assets.WATCH_SCRIPTS if name.startswith("watch_")} <= set(assets.SCRIPTS)
+    assert {name for name in assets.WATCH_SCRIPTS if name.startswith("watch_")} <= set(assets.WATCHED_SCRIPTS)
+
+
+def test_only_the_report_of_a_watched_profile_carries_the_machine_s_script():
+    plain = ReportWidget(report_data(summaries.small_cnn()))
+    watched = ReportWidget(report_data(replace(summaries.small_cnn(), machine=samples.profiled())))
+    assert plain._esm == assets.report_script(watched=False)
+    assert "machineTab(data)" not in plain._esm.replace("machineTab(data.machine)", "")
+    assert "pf-watch-grid" not in plain._css
+    assert watched.get_state("_esm") == {"_esm": assets.report_script(watched=True)}
+    assert "pf-watch-grid" in watched.get_state("_css")["_css"]
+    assert len(plain._esm.encode()) < 75_000 < len(watched._esm.encode()) < 110_000
 
 
 def test_a_report_has_a_machine_only_where_it_was_watched():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from perfnb.analysis.machine import MachineSummary
 from perfnb.views import assets, escape
@@ -76,3 +78,57 @@ class Panel:
         """What the widget holds at first."""
         found: dict[str, Any] = json.loads(self.widget.data)
         return found
+
+
+Open = Callable[..., Panel]
+
+
+def opener(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens a panel, and fails if it asks for anything, says an error or opens a dialog."""
+    contexts, said = [], []
+
+    def open_(made, **options) -> Panel:
+        path = tmp_path / f"{len(contexts)}.html"
+        path.write_text(panel_page(watch_data(made, "x")), encoding="utf-8")
+        context = chromium.new_context(**{"viewport": {"width": 1000, "height": 1300}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: said.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
+        page.goto(path.as_uri())
+        expect(page.locator("article").first).to_be_visible()
+        return Panel(page, made)
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def chart(page: Page, key: str) -> Locator:
+    return page.locator(f'[data-chart="{key}"]').first
+
+
+def value(page: Page, key: str, word: str) -> str:
+    entry = chart(page, key).locator("li").filter(has_text=re.compile(f"^{word}"))
+    return entry.locator("b").inner_text()
+
+
+def points(page: Page, key: str, line: int = 0) -> list[tuple[float, float]]:
+    """The points of a line, in the units of the picture."""
+    path = chart(page, key).locator("path.pf-watch-line").nth(line).get_attribute("d") or ""
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", path)]
+
+
+def shown(page: Page) -> tuple[float, float]:
+    """The time that the charts show, in seconds, from what is said of it."""
+    words = page.get_by_role("slider", name="Time shown").get_attribute("aria-valuetext") or ""
+    clocks = re.match(r"from ([\d:.]+) to ([\d:.]+) of", words).groups()
+    return tuple(sum(float(part) * 60**i for i, part in enumerate(reversed(text.split(":")))) for text in clocks)
+
+
+def settled(page: Page) -> None:
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -4,7 +4,7 @@ const FOLLOWED_S = [10, 20, 30, 60];
 // `options`: bands() gives named stretches, phases those of the steps; leastSpan is the closest look.
 function watchBoard(store, { bands, phases = null, leastSpan }) {
   const state = { view: null, frozen: null, cursor: null };
-  let [wanted, visible] = [0, true];
+  let [wanted, visible, once, missed] = [0, true, false, false];
   const board = {
     interval: () => store.data.interval_s,
     cursor: () => state.cursor,
@@ -47,11 +47,12 @@ function watchBoard(store, { bands, phases = null, leastSpan }) {
   const at = h("span", { class: "pf-watch-at" });
   const quiet = h("span", {}, store.data.facts.join(" · "));
   const grid = h("div", { class: "pf-watch-grid" }, charts.map((chart) => chart.element));
-  const waiting = h("p", { class: "pf-quiet pf-empty" }, "No readings yet.");
+  const waiting = h("p", { class: "pf-quiet pf-empty", hidden: true }, "No readings yet.");
   const element = h("div", { class: "pf-watch-board" }, grid, waiting, strip.element,
     h("p", { class: "pf-watch-help pf-quiet" }, strip.words, h("span", {}, "drag to zoom, drag the window to move it, double click for all")));
 
-  // 1: the cursor has moved; 2: everything is to be drawn anew. Once a frame, and only where it can be seen.
+  // 1: the cursor has moved; 2: everything is to be drawn anew. Once a frame, and after the first time only where it
+  // can be seen: a page that is printed holds all.
   const request = (what) => {
     if (!wanted) requestAnimationFrame(paint);
     wanted = Math.max(wanted, what);
@@ -60,13 +61,13 @@ function watchBoard(store, { bands, phases = null, leastSpan }) {
   const paint = () => {
     const what = wanted;
     wanted = 0;
-    if (!visible && what > 1) {
-      wanted = 0;
+    if (!visible && once && what > 1) {
       missed = true;
       return;
     }
     if (what > 1) {
       missed = false;
+      once ||= grid.clientWidth > 0;
       for (const chart of charts) chart.draw();
       strip.draw();
       waiting.hidden = charts.some((chart) => !chart.element.hidden);
@@ -75,7 +76,6 @@ function watchBoard(store, { bands, phases = null, leastSpan }) {
     write(at, state.cursor == null ? "" : `at ${clock(state.cursor, 1)}${inside(bands(), state.cursor)}${phases?.wordsAt(state.cursor) ?? ""}`);
     quiet.style.visibility = state.cursor == null ? "" : "hidden";
   };
-  let missed = false;
   const inside = (all, time) => {
     const names = all.filter(([, , start, end]) => start <= time && time <= (end ?? Infinity)).sort((a, b) => a[1] - b[1]).map(([name]) => name);
     return names.length ? ` · ${names.slice(0, MOST_LEVELS).join(" › ")}` : "";
