@@ -19,10 +19,10 @@ class CellMarks:
         Given that.
     """
 
-    def __init__(self, begins: Callable[[str], int], ends: Callable[[int], None]) -> None:
+    def __init__(self, begins: Callable[[str], Any], ends: Callable[[Any], None]) -> None:
         self._begins, self._ends = begins, ends
         self._shell: Any = None
-        self._open: int | None = None
+        self._open: Any = None
         self._ahead = 0
 
     def start(self) -> None:

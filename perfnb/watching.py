@@ -38,7 +38,7 @@ class Watch:
         self._kept = None if isinstance(source, Watcher) else source
         self._metrics = metrics
         self._marks, self._panels = Marks(), list[LivePanel]()
-        self._cells = CellMarks(lambda name: self._marks.begin(name, self._now()), self._end_cell)
+        self._cells = CellMarks(self._begin_cell, self._end_cell)
         if self._watcher is not None:
             self._watcher.on_rows = self._on_rows
             self._cells.start()
@@ -143,11 +143,6 @@ class Watch:
         for panel in panels:
             panel.finish()
 
-    def refresh(self) -> None:
-        """Bring what stands in a saved notebook for the live panels up to date."""
-        for panel in self._panels:
-            panel.refresh()
-
     def __enter__(self) -> Watch:
         return self
 
@@ -178,9 +173,15 @@ class Watch:
     def _end_mark(self, number: int) -> None:
         self._marks.end(number, self._now())
 
-    def _end_cell(self, number: int) -> None:
+    def _begin_cell(self, name: str) -> tuple[int, float]:
+        now = self._now()
+        return self._marks.begin(name, now), now
+
+    def _end_cell(self, cell: tuple[int, float]) -> None:
+        number, start_s = cell
         self._end_mark(number)
-        self.refresh()
+        for panel in self._panels:
+            panel.refresh(self._now() - start_s)
 
     def _on_rows(self, rows: Any) -> None:
         for panel in self._panels:

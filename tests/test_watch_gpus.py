@@ -27,7 +27,8 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def of(w: perfnb.Watch, device: str) -> pd.DataFrame:
-    return w.samples[w.samples["device"] == device]
+    samples = w.samples
+    return samples[samples["device"] == device]
 
 
 def test_gpus_have_their_meters_and_energy_is_a_difference(gpus: Path) -> None:

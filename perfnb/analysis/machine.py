@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.machine_charts import Chart, charts_of, device_word
+from perfnb.analysis.machine_charts import Chart, charts_of, device_word, without_limits
 from perfnb.frames.recording import WatchRecord
 from perfnb.frames.schema import METRICS
 
@@ -65,7 +65,8 @@ class MachineSummary:
         As `perfnb.frames.schema` describes them.
     table : DataFrame
         By ``device`` and ``metric``: ``median``, ``p95``, ``max``; ``total`` of rates in bytes and of energy, with its
-        ``uncertainty`` where that is known; ``readings``. What is not known is missing.
+        ``uncertainty`` where that is known; ``readings``. What is not known is missing. Without a cgroup that limits
+        nothing.
     absent : tuple of str
         Sources that this machine lacks, in words.
     notes : tuple of str
@@ -123,7 +124,7 @@ def machine_summary(
         charts=charts_of(samples, devices, wanted),
         samples=samples,
         marks=record.marks,
-        table=machine_table(samples),
+        table=machine_table(samples[~samples["device"].isin(without_limits(devices))]),
         absent=tuple(meta.get("absent", {}).values()),
         notes=tuple(meta.get("notes", ())),
         facts=devices,

@@ -156,6 +156,12 @@ def charts_of(
     return tuple(chart for chart in charts if chart.lines)
 
 
+def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The cgroup, where it limits nothing: its figures would only repeat others."""
+    limits = ("cpu_limit", "memory_limit_bytes")
+    return [name for name, facts in devices.items() if name == "cgroup" and not any(map(facts.get, limits))]
+
+
 def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mapping[str, Mapping[str, Any]]) -> Chart:
     members = [device for group in kind.on for device in devices if device.rstrip("0123456789") == group]
     lines = tuple(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.machine import StepsWatched
+from perfnb.analysis.machine_charts import without_limits
 from perfnb.analysis.phases import phase_stretches
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import METRICS, PHASES
@@ -44,13 +45,12 @@ def steps_watched(recording: Recording, attribution: Attribution | None) -> Step
     """
     if recording.watch is None:
         return None
-    stretches: list[_Stretch] = []
+    samples, stretches = recording.watch.samples, list[_Stretch]()
+    samples = samples[~samples["device"].isin(without_limits(recording.meta.get("watch", {}).get("devices", {})))]
     if attribution is not None and "start_s" in recording.steps:
         stretches = _stretches(recording, attribution)
     frame = pd.DataFrame(stretches, columns=list(_Stretch._fields))
-    return StepsWatched(
-        _passes(recording.steps), frame.drop(columns="margin_s"), _by_phase(recording.watch.samples, stretches)
-    )
+    return StepsWatched(_passes(recording.steps), frame.drop(columns="margin_s"), _by_phase(samples, stretches))
 
 
 def _passes(steps: pd.DataFrame) -> pd.DataFrame:

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 class History:
     """The readings of some devices.
 
-    A full table makes room by joining the rows of its older half in pairs. Joined rows hold means weighted by time, so
+    A full table makes room by joining rows with their neighbours. Joined rows hold means weighted by time, so
     that integrals over them stay as they were.
 
     Parameters
@@ -99,18 +99,32 @@ class _Table:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
 
     def _coarsen(self) -> None:
-        half = self.length // 2
-        joined = _in_pairs(self.rows[:half], self.names)
-        rest = self.rows[half : self.length].copy()
-        self.rows[: len(joined)] = joined
-        self.rows[len(joined) : len(joined) + len(rest)] = rest
-        self.length = len(joined) + len(rest)
+        """Join neighbours, of the rows that are not new those that stand for least, so that all the past is as fine."""
+        readings = self.rows[: self.length - self.length // 4, _READINGS]
+        for most in np.unique(readings):
+            first = _beginnings_of_pairs(readings <= most)
+            if len(first) >= self.most // 16:
+                break
+        self.rows[first] = _joined(self.rows[first], self.rows[first + 1], self.names)
+        kept = np.delete(self.rows[: self.length], first + 1, axis=0)
+        self.length = len(kept)
+        self.rows[: self.length] = kept
 
 
-def _in_pairs(rows: Floats, names: tuple[str, ...]) -> Floats:
-    """Rows 0 and 1 as one, 2 and 3 as one, and so on."""
-    pairs = rows.reshape(-1, 2, rows.shape[1])
-    first, second = pairs[:, 0], pairs[:, 1]
+def _beginnings_of_pairs(eligible: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Where pairs of neighbours begin, both of them eligible, that share no row."""
+    places = np.flatnonzero(eligible)
+    run = np.cumsum(np.diff(places, prepend=-2) > 1)
+    start = np.searchsorted(run, run)  # where each place's run begins
+    even = (np.arange(len(places)) - start) % 2 == 0
+    with_next = np.append(np.diff(places) == 1, False)
+    begins: NDArray[np.intp] = places[even & with_next]
+    return begins
+
+
+def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
+    """Each row of `first` with that of `second`, which comes after it, as one."""
+    pairs = np.stack([first, second], axis=1)
     windows = np.nan_to_num(pairs[:, :, _WINDOW])
     # The very first reading covers no time; its levels still count.
     weights = np.where(windows > 0, windows, np.where(windows.max(axis=1, keepdims=True) > 0, 1e-9, 1.0))[:, :, None]

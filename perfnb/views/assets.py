@@ -37,7 +37,7 @@ WATCH_SCRIPTS = ("format.js", "dom.js", "chart.js", "notebook.js", *_WATCHED, "w
 
 
 @functools.cache
-def report_script(watched: bool = True) -> str:
+def report_script(watched: bool = False) -> str:
     """The report's script: one ES module whose default export has ``render``.
 
     Parameters
@@ -49,7 +49,7 @@ def report_script(watched: bool = True) -> str:
 
 
 @functools.cache
-def report_style(watched: bool = True) -> str:
+def report_style(watched: bool = False) -> str:
     """The report's style sheet, with that of the tab of the machine where it was watched."""
     return _read("theme.css") + _read("report.css") + _read("charts.css") + (_read("watch.css") if watched else "")
 

@@ -15,6 +15,8 @@ from perfnb.views.watch_data import watch_data
 #: Seconds between two updates of the panel, and of what stands for it in a saved notebook.
 _PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
 
+#: A cell that took this long may take a picture's second longer.
+_UNNOTICED_AFTER_S = 30.0
 #: The newest marks, which the panel gets with each update.
 _MARKS_SHOWN = 200
 
@@ -54,7 +56,7 @@ class LivePanel:
 
         self._twin = DisplayHandle(display_id=f"perfnb-{self._id}")
         bundle = live_bundle(self._make_widget, self._id)
-        self._twin.display(self._bundle(summary), raw=True)
+        self._twin.display(self._bundle(summary, picture=not summary.running), raw=True)
         self._refreshed = time.monotonic()
         if bundle:
             display(bundle, raw=True)
@@ -67,22 +69,30 @@ class LivePanel:
             waiting, self._waiting, self._pushed = self._waiting, [], now
             self._widget.push(waiting, marks()[-_MARKS_SHOWN:])
 
-    def refresh(self) -> None:
-        """Bring the twin up to date, if that was long ago: its picture takes time."""
+    def refresh(self, lasted_s: float) -> None:
+        """Bring the twin up to date after a cell, if that was long ago.
+
+        Its picture is drawn anew only where the cell took so long that nobody notices.
+
+        Parameters
+        ----------
+        lasted_s : float
+            How long the cell took.
+        """
         if self._twin is not None and time.monotonic() - self._refreshed > _REFRESHED_EVERY_S:
-            self._update()
+            self._update(self._summary(), picture=lasted_s > _UNNOTICED_AFTER_S)
 
     def finish(self) -> None:
         """Show that the watch has ended, and leave its whole history in the notebook."""
         summary = self._summary()
         if self._widget is not None:
             self._widget.finish(self._data(summary))
-        self._update(summary)
+        self._update(summary, picture=True)
 
-    def _update(self, summary: MachineSummary | None = None) -> None:
+    def _update(self, summary: MachineSummary, *, picture: bool) -> None:
         if self._twin is not None:
             self._refreshed = time.monotonic()
-            self._twin.update(self._bundle(summary or self._summary()), raw=True)
+            self._twin.update(self._bundle(summary, picture=picture), raw=True)
 
     def _make_widget(self, view_id: str) -> Any:
         from perfnb.views.widget import WatchWidget
@@ -93,8 +103,8 @@ class LivePanel:
     def _data(self, summary: MachineSummary) -> dict[str, Any]:
         return watch_data(summary, self._id, self._wanted)
 
-    def _bundle(self, summary: MachineSummary) -> Bundle:
-        twin = watch_html(summary)
+    def _bundle(self, summary: MachineSummary, *, picture: bool) -> Bundle:
+        twin = watch_html(summary, picture=picture)
         if self._widget is not None:
             twin = f'<div class="perfnb-static-live perfnb-static-{self._id}">{twin}</div>'
         return {"text/plain": "\n".join(watch_text(summary)), "text/html": twin}

@@ -31,7 +31,8 @@ def standalone_page(summary: Summary) -> str:
     Its content security policy lets the report's own script run and nothing else: no other script, no event
     handler in markup, no request.
     """
-    script = report_script() + _START
+    watched = summary.machine is not None
+    script = report_script(watched) + _START
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     data = escape.json_in_script(report_data(summary, _REPORT_ID))
@@ -40,7 +41,7 @@ def standalone_page(summary: Summary) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape.html(summary.name)} · perfnb</title>\n"
-        f"<style>{_PAGE_STYLE}{report_style()}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>{_PAGE_STYLE}{report_style(watched)}</style>\n</head>\n<body>\n<main>\n"
         f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary)}</div>\n'
         '<div id="perfnb-report"></div>\n</main>\n'
         f'<script type="application/json" id="perfnb-data">{data}</script>\n'

@@ -28,15 +28,21 @@ _PLACED = "phases of other steps are placed as in the traced steps"
 _SHORT_HEADS, _WIDE = ("median", "95th pct.", "maximum", "total"), (12, 12, 12, 20)
 
 
-def watch_html(summary: MachineSummary) -> str:
+def watch_html(summary: MachineSummary, *, picture: bool = True) -> str:
     """The history of a watch as a picture, with its figures as a table.
 
     The element that holds it has the class ``perfnb-static``.
+
+    Parameters
+    ----------
+    summary : MachineSummary
+    picture : bool
+        Whether to draw the picture, which takes up to a second.
     """
     state = "Watching" if summary.running else "Watched"
     facts = [f"for {lasted(summary.duration_s)}", *watch_facts(summary)]
     head = f"<p><strong>{state}</strong> {escape.html_sentence(' · '.join(facts))}</p>"
-    body = [head, _picture(summary), _table(summary), _marks(summary), _said(summary)]
+    body = [head, _picture(summary) if picture else "", _table(summary), _marks(summary), _said(summary)]
     return f'<div class="perfnb-static"><style>{static_style()}</style>{"".join(body)}</div>'
 
 

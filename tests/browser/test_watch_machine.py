@@ -137,7 +137,7 @@ def test_clocks_and_readings_are_written_as_python_writes_them(page):
         "([script, figures, units]) => new Function(script.replace('export default report;', '') + "
         '\'return (figures, units) => figures.map((n) => [clock(n), clock(n, 1), reading(Math.min(n, 900), "percent"), '
         "...units.map((unit) => reading(n, unit))])')()(figures, units)",
-        [report_script(), figures, units],
+        [report_script(watched=True), figures, units],
     )
     expected = [
         [fmt.clock(n), fmt.clock(n, 1), fmt.reading(min(n, 900), "percent"), *(fmt.reading(n, unit) for unit in units)]

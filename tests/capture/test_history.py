@@ -86,3 +86,11 @@ def test_no_reading_is_lost_at_any_length(length: int) -> None:
     kept = history.columns()["host"]
     assert kept["readings"].sum() == length
     np.testing.assert_allclose(kept["rate"], 2.0)
+
+
+def test_all_the_past_is_as_fine() -> None:
+    history = History(1, most_bytes=0)
+    filled(history, [1.0] * (60 * FEWEST_ROWS))
+    readings = history.columns()["host"]["readings"]
+    assert readings.max() <= 4 * np.median(readings[: len(readings) // 2])
+    assert readings[-1] == 1

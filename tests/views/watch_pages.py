@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -72,12 +71,6 @@ class Panel:
         """What stopping the watch does."""
         self.widget.finish(watch_data(made, "x"))
         self.page.evaluate("(data) => arrived({ data })", self.widget.data)
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What the widget holds at first."""
-        found: dict[str, Any] = json.loads(self.widget.data)
-        return found
 
 
 Open = Callable[..., Panel]
