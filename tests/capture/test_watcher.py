@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from perfnb.capture.sampler import loop
+from perfnb.capture.sampler.process import SAMPLER
 from perfnb.capture.sampler.readings import Lost, Values
 from perfnb.capture.watcher import Watcher
 from perfnb.errors import CaptureError
@@ -297,3 +298,24 @@ def _state_in_child(_: int) -> bool:
         watcher.stop()  # ends nothing
         watcher.history.columns()
     return all(watcher._process is None for watcher in watchers)
+
+
+def test_one_watch_does_not_see_another() -> None:
+    with Watcher(0.05) as outer:
+        begun = time.process_time()
+        time.sleep(0.3)
+        with Watcher(0.02):
+            time.sleep(0.6)
+        time.sleep(0.4)
+        own_s = time.process_time() - begun
+    columns = outer.columns()["process"]
+    assert set(columns["processes"]) == {1}
+    # The other's process needs 0.1 s of CPU time to start, and this one took that over when it ended.
+    cpu_s = np.nansum(columns["cpu_percent"] * columns["window_s"]) / 100
+    assert cpu_s == pytest.approx(own_s, abs=0.04)
+
+
+def test_the_word_by_which_samplers_are_known_stands_in_their_command() -> None:
+    with Watcher(0.5) as watcher:
+        assert watcher._process is not None
+        assert SAMPLER.decode() in " ".join(psutil.Process(watcher._process.pid).cmdline())

@@ -15,6 +15,9 @@ _SEARCH_S = 0.5
 #: A search waits until this many times what the last one took have passed: at most 0.2 % of a core.
 _SEARCH_SHARE = 500
 
+#: Stands in the command of every sampler's process.
+SAMPLER = b"perfnb.capture.sampler"
+
 #: The sums that only grow: CPU nanoseconds, bytes read, bytes written.
 _Sums = list[float]
 
@@ -24,6 +27,8 @@ class ProcessSource:
 
     The sums go on when a worker ends: on Linux its parent takes over its CPU time and disk bytes, elsewhere what was
     read of it last is kept. Memory is each process's resident memory: pages that processes share count for each.
+
+    Samplers of other watches are left out, and what their parent takes over from them.
 
     Parameters
     ----------
@@ -50,6 +55,7 @@ class ProcessSource:
         if first is None:
             raise Absent(f"process {pid} has ended")
         self._last: dict[int, Seen] = {pid: first}
+        self._others: dict[int, Seen] = {}  # samplers of other watches
         self._kept: _Sums = [0.0, 0.0, 0.0]
         self._cpu_ns, self._told_ns = 0.0, 0.0
         self._before_ns: int | None = None
@@ -69,7 +75,9 @@ class ProcessSource:
             return {"pid": self._pid, "name": None}
 
     def read(self, device: str, now_ns: int) -> Values:
-        seen = self._see(self._members(now_ns), now_ns)
+        members = self._members(now_ns)
+        self._follow_others()
+        seen = self._see(members, now_ns)
         cpu_ns, read, written = self._sums(seen, now_ns)
         self._last, self._before_ns = seen, now_ns
         disk_known = any(process.disk_bytes for process in seen.values())
@@ -96,13 +104,31 @@ class ProcessSource:
         started = last_pid is not None and last_pid != self._last_pid
         if (started or since_ns >= _SEARCH_S * 1e9) and since_ns >= self._search_took_ns * _SEARCH_SHARE:
             begun_ns = time.thread_time_ns()
-            found = self._table.below(self._pid, self._without)
+            found = [pid for pid in self._table.below(self._pid, self._without) if not self._is_other(pid)]
             self._search_took_ns = time.thread_time_ns() - begun_ns
             self._unknown_ns = self._searched_ns or None
             self._searched_ns, self._last_pid = now_ns, last_pid
             # The kernel may leave children out of its list while others end.
             known = list(dict.fromkeys((*found, *known)))
         return [self._pid, *known]
+
+    def _is_other(self, pid: int) -> bool:
+        if pid not in self._last and pid not in self._others and SAMPLER in self._table.command(pid):
+            sampler = self._table.see(pid)
+            if sampler is not None:
+                self._others[pid] = sampler
+        return pid in self._others
+
+    def _follow_others(self) -> None:
+        for pid, last in list(self._others.items()):
+            now = self._table.see(pid)
+            if now is not None and now.begun_s == last.begun_s:
+                self._others[pid] = now
+                continue
+            del self._others[pid]
+            self._table.forget(pid)
+            if self._table.inherits:
+                self._kept = [kept - had for kept, had in zip(self._kept, _counters(last), strict=True)]
 
     def _see(self, pids: list[int], now_ns: int) -> dict[int, Seen]:
         """Look at the processes, parents first, and again where one ended meanwhile.

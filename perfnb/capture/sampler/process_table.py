@@ -38,6 +38,9 @@ class Table(Protocol):
     def below(self, pid: int, without: int) -> list[int]:
         """The processes below one, parents before their children, but for one and what is below that."""
 
+    def command(self, pid: int) -> bytes:
+        """How a process was started; empty where that cannot be seen."""
+
     def last_pid(self) -> bytes | None:
         """Something that changes whenever a process starts; ``None`` where nothing tells."""
 
@@ -116,6 +119,12 @@ class ProcFiles:
                 ahead += fresh
         return ahead[1:]
 
+    def command(self, pid: int) -> bytes:
+        try:
+            return _text(f"{self._proc}/{pid}/cmdline")
+        except OSError:
+            return b""
+
     def last_pid(self) -> bytes | None:
         try:
             return self._kept.text(f"{self._proc}/loadavg").split()[-1]
@@ -184,6 +193,12 @@ class Portable:
                     else:
                         found.append(process.pid)
         return found
+
+    def command(self, pid: int) -> bytes:
+        try:
+            return "\0".join(psutil.Process(pid).cmdline()).encode(errors="replace")
+        except (psutil.Error, OSError):
+            return b""
 
     def last_pid(self) -> bytes | None:
         return None
