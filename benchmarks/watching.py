@@ -70,7 +70,7 @@ def _effect() -> str:
     """A step beside a sampler at 10 Hz against the same step while the sampler is held still."""
     step = gpt()
     with Watcher(0.1) as watcher:
-        pid = watcher._process.pid  # type: ignore[union-attr]
+        pid = watcher._process.process.pid  # type: ignore[union-attr]
 
         def unwatched() -> None:
             os.kill(pid, signal.SIGSTOP)

@@ -22,7 +22,7 @@ class CellMarks:
     def __init__(self, begins: Callable[[str], Any], ends: Callable[[Any], None]) -> None:
         self._begins, self._ends = begins, ends
         self._shell: Any = None
-        self._open: Any = None
+        self._open: list[Any] = []  # cells may run cells
         self._ahead = 0
 
     def start(self) -> None:
@@ -47,9 +47,8 @@ class CellMarks:
                     shell.events.unregister(event, callback)
 
     def _before(self, info: Any = None) -> None:
-        self._open = self._begins(f"cell {self._shell.execution_count - self._ahead}")
+        self._open.append(self._begins(f"cell {self._shell.execution_count - self._ahead}"))
 
     def _after(self, result: Any = None) -> None:
-        if self._open is not None:
-            self._ends(self._open)
-            self._open = None
+        if self._open:
+            self._ends(self._open.pop())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,6 +14,7 @@ import pandas as pd
 
 from perfnb.analysis.machine import MachineSummary, machine_summary, machine_table
 from perfnb.analysis.machine_charts import CHARTS
+from perfnb.capture.gate import InterruptGate
 from perfnb.capture.marks import Marks
 from perfnb.capture.watcher import Watcher
 from perfnb.cell_marks import CellMarks
@@ -23,6 +26,10 @@ from perfnb.views.watch import watch_figure, watch_html, watch_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+#: A watch is live in the places where it was shown last; in older ones it stands still.
+MOST_PANELS = 4
 
 
 class Watch:
@@ -37,11 +44,17 @@ class Watch:
         self._watcher = source if isinstance(source, Watcher) else None
         self._kept = None if isinstance(source, Watcher) else source
         self._metrics = metrics
-        self._marks, self._panels = Marks(), list[LivePanel]()
-        self._cells = CellMarks(self._begin_cell, self._end_cell)
+        self._marks, self._panels, self._renamed = Marks(), list[LivePanel](), 0
+        # What is called from elsewhere must not keep a watch alive that nobody holds any longer.
+        own = weakref.proxy(self)
+        self._cells = CellMarks(lambda name: own._begin_cell(name), lambda cell: own._end_cell(cell))
         if self._watcher is not None:
-            self._watcher.on_rows = self._on_rows
+            self._watcher.on_rows = lambda rows: own._on_rows(rows)
             self._cells.start()
+
+    def __del__(self) -> None:
+        if getattr(self, "_watcher", None) is not None:
+            self._cells.stop()
 
     @property
     def samples(self) -> pd.DataFrame:
@@ -86,15 +99,15 @@ class Watch:
             By ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total`` (bytes of a rate; joules, with their
             ``uncertainty``, withheld under 1 s), ``readings``.
         """
-        samples = self.samples
+        record = self._record()
+        samples, marks = record.samples, record.marks
         if mark is None:
-            return machine_table(samples)
-        marks = self.marks
+            return machine_table(samples, self._meta().get("exact"))
         named = marks[marks["name"] == mark]
         if named.empty:
-            raise ValueError(
-                f"there is no mark {mark!r}; the marks are {', '.join(sorted(set(marks['name']))) or 'none'}."
-            )
+            near = difflib.get_close_matches(mark, sorted(set(marks["name"])), n=3, cutoff=0.3)
+            hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; `marks` lists those there are."
+            raise ValueError(f"there is no mark {mark!r}{hint}")
         inside = pd.Series(False, index=samples.index)
         for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
             inside |= samples["t_s"].between(float(start), float(end))
@@ -102,7 +115,7 @@ class Watch:
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
-        """Name what runs in the block; marks may lie inside each other."""
+        """Name what runs in the block while the watch runs; marks may lie inside each other."""
         __tracebackhide__ = True
         number = self._marks.begin(str(name), self._now())
         try:
@@ -110,7 +123,7 @@ class Watch:
         finally:
             self._end_mark(number)
 
-    def plot(self, metrics: Sequence[str] | None = None) -> Figure:
+    def plot(self, metrics: str | Sequence[str] | None = None) -> Figure:
         """The history as a matplotlib figure.
 
         Parameters
@@ -133,15 +146,17 @@ class Watch:
 
     def stop(self) -> None:
         """Take a last reading and end the watch; nothing to do if it has ended."""
-        if self._watcher is None or self._kept is not None:
+        if self._watcher is None:
             return
-        self._cells.stop()
-        self._watcher.stop()
-        self._marks.end_all(self._now())
-        self._kept = self._record(), self._meta()
-        panels, self._panels = self._panels, []
-        for panel in panels:
-            panel.finish()
+        with InterruptGate():  # an interrupt would leave it half ended
+            self._cells.stop()
+            self._watcher.stop()
+            if self._kept is None:
+                self._marks.end_all(self._now())
+                self._kept = self._record(), self._meta()
+            panels, self._panels = self._panels, []
+            for panel in panels:
+                panel.finish()
 
     def __enter__(self) -> Watch:
         return self
@@ -162,10 +177,14 @@ class Watch:
         return {"text/plain": "\n".join(watch_text(summary)), "text/html": watch_html(summary)}
 
     def _ipython_display_(self) -> None:
-        panel = LivePanel(self._summary, self._metrics)
+        noted = 0 if self._watcher is None else len(self._watcher.notes)
+        panel = LivePanel(self._summary, self._metrics, noted)
+        panel.show()
         if self.running and panel.live:
             self._panels.append(panel)
-        panel.show()
+            for old in self._panels[:-MOST_PANELS]:
+                self._panels.remove(old)
+                old.finish()
 
     def _now(self) -> float:
         return self._watcher.now_s() if self._watcher is not None else 0.0
@@ -180,12 +199,20 @@ class Watch:
     def _end_cell(self, cell: tuple[int, float]) -> None:
         number, start_s = cell
         self._end_mark(number)
+        if not self.running:
+            self.stop()
         for panel in self._panels:
             panel.refresh(self._now() - start_s)
 
     def _on_rows(self, rows: Any) -> None:
-        for panel in self._panels:
-            panel.push(rows, self._marks.all)
+        """Called from a thread."""
+        watcher = self._watcher
+        assert watcher is not None
+        renamed, self._renamed = self._renamed != watcher.renamed, watcher.renamed
+        for panel in list(self._panels):
+            if renamed:
+                panel.reload()
+            panel.push(rows, self._marks, watcher.notes)
 
     def _record(self) -> WatchRecord:
         if self._kept is not None:
@@ -198,17 +225,20 @@ class Watch:
         if self._kept is not None:
             return dict(self._kept[1])
         assert self._watcher is not None
-        return self._watcher.meta
+        meta, dropped = self._watcher.meta, self._marks.dropped
+        if dropped:
+            meta["notes"].append(f"{dropped:,} old marks were dropped, for there were too many.")
+        return meta
 
     def _summary(self, metrics: Sequence[str] | None = None) -> MachineSummary:
         return machine_summary(self._record(), self._meta(), metrics or self._metrics)
 
 
-def watch(interval_s: float = 0.5, *, metrics: Sequence[str] | None = None) -> Watch:
+def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:
     """Read the machine's meters again and again, until `Watch.stop` or the end of a ``with`` block.
 
     A process of its own does the reading, so that code that holds the interpreter cannot starve it. It ends with this
-    process, however that ends.
+    process, however that ends, and when nobody holds the watch any longer.
 
     Parameters
     ----------
@@ -229,7 +259,12 @@ def watch(interval_s: float = 0.5, *, metrics: Sequence[str] | None = None) -> W
         If the process that reads cannot be started.
     """
     wanted = require_metrics(metrics)
-    return Watch(Watcher(interval_s), wanted)
+    watcher = Watcher(interval_s)
+    try:
+        return Watch(watcher, wanted)
+    except BaseException:
+        watcher.stop()
+        raise
 
 
 def load_watch(path: str | Path) -> Watch:
@@ -237,9 +272,18 @@ def load_watch(path: str | Path) -> Watch:
     return Watch(storage.load_watch(path))
 
 
-def require_metrics(metrics: Sequence[str] | None) -> Sequence[str] | None:
-    """Refuse words that ask for no chart."""
-    for metric in metrics or ():
-        if metric not in CHARTS:
-            raise ValueError(f"there is no metric {metric!r}: the metrics are {', '.join(CHARTS)}.")
-    return metrics
+def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:
+    """The words that ask for charts; one text may hold several, with commas between.
+
+    Raises
+    ------
+    ValueError
+        For a word that asks for none.
+    """
+    if metrics is None:
+        return None
+    words = [word.strip() for word in metrics.split(",")] if isinstance(metrics, str) else list(metrics)
+    for word in words:
+        if word not in CHARTS:
+            raise ValueError(f"there is no metric {word!r}: the metrics are {', '.join(CHARTS)}.")
+    return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import perfnb
+from perfnb.capture.marks import MOST_MARKS
 from perfnb.frames.schema import SCHEMA
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -46,7 +48,7 @@ def test_a_watch_gives_samples_marks_and_a_summary() -> None:
     whole, part = w.summary(), w.summary("epoch 1")
     assert whole.loc[("process", "memory_bytes"), "max"] > 1e7
     assert 0 < part.loc[("process", "memory_bytes"), "readings"] < whole.loc[("process", "memory_bytes"), "readings"]
-    with pytest.raises(ValueError, match=r"there is no mark 'epoch 3'; the marks are epoch 1, epoch 2, outer\."):
+    with pytest.raises(ValueError, match="there is no mark 'epoch 3': did you mean 'epoch 2' or 'epoch 1'"):
         w.summary("epoch 3")
     assert "stopped" in repr(w)
 
@@ -140,3 +142,34 @@ def test_a_profile_that_was_not_watched_has_no_samples() -> None:
     profile = perfnb.profile_step(sleeping_step(0.001), warmup=1, steps=2, memory=False, flops=False)
     assert profile.samples.empty
     assert profile._summary.machine is None
+
+
+def test_a_watch_that_nobody_holds_ends() -> None:
+    w = perfnb.watch(0.05)
+    assert w._watcher is not None
+    assert w._watcher._process is not None
+    thread = w._watcher._process.thread
+    del w
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("interval", ["fast", None, True])
+def test_an_interval_that_is_no_number_is_refused(interval: object) -> None:
+    with pytest.raises(TypeError, match="interval_s must be a number of seconds, not"):
+        perfnb.watch(interval)  # type: ignore[arg-type]
+
+
+def test_metrics_in_one_text() -> None:
+    with perfnb.watch(0.05, metrics="cpu, memory") as w:
+        time.sleep(0.15)
+    assert [chart.key for chart in w._summary().charts] == ["cpu", "memory"]
+
+
+def test_marks_that_were_dropped_are_told_of() -> None:
+    with perfnb.watch(0.5) as w:
+        for number in range(MOST_MARKS + 1):
+            with w.mark(f"step {number}"):
+                pass
+    assert any("old marks were dropped" in note for note in w.notes)

@@ -17,6 +17,9 @@ from perfnb.frames.schema import METRICS
 #: the power at either end. Below `LEAST_ENERGY_S` that is too much of it to tell.
 ENERGY_RENEWED_S, LEAST_ENERGY_S = 0.1, 1.0
 
+#: A rate's total is told if it was known for this share of the time; a GPU's PCIe traffic may be read seldom only.
+KNOWN_ENOUGH = 0.95
+
 _TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
 
 
@@ -118,47 +121,66 @@ def machine_summary(
         duration_s=duration,
         ticks=int(meta["ticks"]),
         missed=int(meta["missed"]),
-        gap_p99_ms=meta.get("gap_p99_ms"),
+        gap_p99_ms=_gap_p99_ms(samples),
         cost_percent=100 * cpu_s / lived_s if cpu_s is not None and lived_s else None,
         words={device: device_word(device, facts) for device, facts in devices.items()},
         charts=charts_of(samples, devices, wanted),
         samples=samples,
         marks=record.marks,
-        table=machine_table(samples[~samples["device"].isin(without_limits(devices))]),
+        table=machine_table(samples[~samples["device"].isin(without_limits(devices))], meta.get("exact")),
         absent=tuple(meta.get("absent", {}).values()),
-        notes=tuple(meta.get("notes", ())),
+        notes=(*meta.get("notes", ()), *_throttled(samples, devices), *_joined(samples), *_unsent(meta)),
         facts=devices,
     )
 
 
-def machine_table(samples: pd.DataFrame) -> pd.DataFrame:
+def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] | None = None) -> pd.DataFrame:
     """Median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
 
-    Rows of `samples` that stand for several readings count that often.
+    Rows of `samples` that stand for several readings count that often. The total of a rate is told where it was known
+    for nearly all of the time.
+
+    Parameters
+    ----------
+    samples : DataFrame
+    exact : mapping, optional
+        By device and metric what all readings went into, as `perfnb.capture.history.History.exact` tells it: old rows
+        of `samples` are means, and have lost their maxima.
     """
     rows: list[dict[str, Any]] = []
     for device, own in samples.groupby("device", observed=True, sort=False):
+        whole_s = float(own["window_s"].sum())
         for metric in METRICS:
             known = own[own[metric].notna()]
             if len(known):
-                rows.append({"device": str(device), "metric": metric, **_row(known, metric)})
+                figures = None if exact is None else exact.get(str(device), {}).get(metric)
+                row = _row(known, metric, whole_s, figures)
+                rows.append({"device": str(device), "metric": metric, **row})
     frame = pd.DataFrame(rows, columns=["device", "metric", *_TABLE]).set_index(["device", "metric"])
     return frame.astype(dict.fromkeys(_TABLE[:-1], "Float64") | {"readings": "Int64"})
 
 
-def _row(known: pd.DataFrame, metric: str) -> dict[str, Any]:
+def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, Any] | None) -> dict[str, Any]:
     values = known[metric].to_numpy(float)
     weights = known["readings"].to_numpy(float)
+    windows = known["window_s"].to_numpy(float, na_value=0.0)
+    if exact is None:
+        exact = {
+            "max": values.max(),
+            "integral": (values * windows).sum(),
+            "known_s": windows.sum(),
+            "readings": weights.sum(),
+        }
     if metric == "energy_j":
-        return {**_energy(known), "readings": int(weights.sum())}
+        return {**_energy(known), "readings": int(exact["readings"])}
     row: dict[str, Any] = {
         "median": weighted_quantile(values, weights, 0.5),
         "p95": weighted_quantile(values, weights, 0.95),
-        "max": float(values.max()),
-        "readings": int(weights.sum()),
+        "max": float(exact["max"]),
+        "readings": int(exact["readings"]),
     }
-    if metric.endswith("_bytes_per_s"):
-        row["total"] = float((values * known["window_s"].to_numpy(float, na_value=0.0)).sum())
+    if metric.endswith("_bytes_per_s") and exact["known_s"] >= KNOWN_ENOUGH * whole_s:
+        row["total"] = float(exact["integral"])
     return row
 
 
@@ -186,3 +208,42 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> floa
     if place + 1 < len(ordered) and np.isclose(reached[place], goal, rtol=1e-9):
         return float((ordered[place] + ordered[place + 1]) / 2)
     return float(ordered[place])
+
+
+def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
+    """99th percentile of the time between neighbouring readings, where each has a row of its own."""
+    if samples.empty:
+        return None
+    own = samples[samples["device"] == samples["device"].iloc[0]]
+    single = (own["readings"] == 1).to_numpy(bool, na_value=False)
+    gaps = np.diff(own["t_s"].to_numpy(float))[single[1:] & single[:-1]]
+    return float(1e3 * np.percentile(gaps, 99)) if len(gaps) else None
+
+
+def _throttled(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which GPUs were held back, by what, and how often."""
+    notes = []
+    for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
+        whole = int(own["readings"].sum())
+        counts: dict[str, int] = {}
+        for words, readings in own.groupby("throttle_reasons", observed=True)["readings"].sum().items():
+            for word in filter(None, str(words).split(", ")):
+                counts[word] = counts.get(word, 0) + int(readings)
+        if counts:
+            said = ", ".join(f"{word} in {count:,}" for word, count in sorted(counts.items(), key=lambda one: -one[1]))
+            name = device_word(str(device), devices.get(str(device), {}))
+            notes.append(f"{name} was held below its clock: {said} of {whole:,} readings.")
+    return notes
+
+
+def _joined(samples: pd.DataFrame) -> list[str]:
+    if samples.empty or int(samples["readings"].max()) <= 1:
+        return []
+    return ["Old readings were joined to save memory: their medians and percentiles are of means, maxima are exact."]
+
+
+def _unsent(meta: Mapping[str, Any]) -> list[str]:
+    unsent = int(meta.get("unsent", 0))
+    return (
+        [f"{unsent:,} readings were lost because the notebook's process took none in for too long."] if unsent else []
+    )

@@ -50,7 +50,9 @@ class InterruptGate:
             signal.signal(signal.SIGINT, self._previous)
         if self._waiting and exc_info[0] is None:
             self._waiting = False
-            raise KeyboardInterrupt
+            if self._previous is None:
+                raise KeyboardInterrupt
+            self._previous(signal.SIGINT, None)  # which may be another gate's
         self._forget_handler(exc_info[2])
 
     @contextmanager

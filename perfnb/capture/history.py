@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,8 @@ Floats = NDArray[np.float64]
 class History:
     """The readings of some devices.
 
-    A full table makes room by joining rows with their neighbours. Joined rows hold means weighted by time, so
-    that integrals over them stay as they were.
+    A full table makes room by joining rows with their neighbours. Joined rows hold means weighted by time: maxima
+    are lost in them and, where a metric was not read each time, integrals. `exact` keeps both.
 
     Parameters
     ----------
@@ -64,6 +65,11 @@ class History:
         with self._lock:
             return {device: table.columns() for device, table in self._tables.items()}
 
+    def exact(self) -> dict[str, dict[str, Exact]]:
+        """What every reading went into, by device and metric, also those that were joined since."""
+        with self._lock:
+            return {device: table.exact() for device, table in self._tables.items()}
+
     def nbytes(self) -> int:
         """Bytes that the tables take."""
         with self._lock:
@@ -74,8 +80,21 @@ class History:
         self._lock = threading.Lock()
 
 
+class Exact(TypedDict):
+    """Figures of a metric over every reading in which it was known.
+
+    `integral` is the sum of values by the time they cover, which is `known_s` in all.
+    """
+
+    max: float
+    integral: float
+    known_s: float
+    readings: int
+
+
 class _Table:
     def __init__(self, metrics: tuple[str, ...], most_bytes: int) -> None:
+        self.figures: dict[str, Exact] = {}
         self.names = (*_OWN, *metrics)
         self.most = max(FEWEST_ROWS, most_bytes // (8 * len(self.names))) // 4 * 4
         self.rows: Floats = np.empty((min(64, self.most), len(self.names)))
@@ -89,11 +108,28 @@ class _Table:
                 self.rows = larger
             else:
                 self._coarsen()
+        self._count(values, own["window_s"])
         row = [own[name] for name in _OWN[:-1]]
         row += [1.0]
         row += [np.nan if (value := values.get(name)) is None else value for name in self.names[len(_OWN) :]]
         self.rows[self.length] = row
         self.length += 1
+
+    def exact(self) -> dict[str, Exact]:
+        return {metric: figures.copy() for metric, figures in self.figures.items()}
+
+    def _count(self, values: Mapping[str, float | None], window_s: float) -> None:
+        window = window_s if window_s > 0 else 0.0
+        for metric, value in values.items():
+            if value is None or metric in _BITS:
+                continue
+            figures = self.figures.get(metric)
+            if figures is None:
+                figures = self.figures[metric] = Exact(max=value, integral=0.0, known_s=0.0, readings=0)
+            figures["max"] = max(figures["max"], value)
+            figures["integral"] += value * window
+            figures["known_s"] += window
+            figures["readings"] += 1
 
     def columns(self) -> dict[str, Floats]:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}

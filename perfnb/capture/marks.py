@@ -25,10 +25,12 @@ class Marks:
     ----------
     dropped : int
         How many were dropped because there were too many.
+    changes : int
+        Grows with each mark that begins or ends.
     """
 
     def __init__(self) -> None:
-        self.dropped = 0
+        self.dropped, self.changes = 0, 0
         self._ended: list[Mark] = []
         self._open: dict[int, Mark] = {}
         self._next = 0
@@ -38,6 +40,7 @@ class Marks:
         """A mark begins, inside those that are open; the number by which to end it."""
         with self._lock:
             self._next += 1
+            self.changes += 1
             self._open[self._next] = Mark(name, len(self._open), now_s, None)
             return self._next
 
@@ -47,6 +50,7 @@ class Marks:
             mark = self._open.pop(number, None)
             if mark is None:
                 return
+            self.changes += 1
             self._ended.append(mark._replace(end_s=now_s))
             if len(self._ended) > MOST_MARKS:
                 fewer = MOST_MARKS // 2
@@ -59,8 +63,12 @@ class Marks:
             for number in sorted(self._open, reverse=True):
                 self.end(number, now_s)
 
-    def all(self) -> list[Mark]:
-        """The marks in the order of their beginnings, outer ones first."""
+    def all(self, latest: int | None = None) -> list[Mark]:
+        """The marks in the order of their beginnings, outer ones first; or of those that ended only the `latest`."""
         with self._lock:
-            marks = [*self._ended, *self._open.values()]
+            marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
         return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))
+
+    def unlock_in_child(self) -> None:
+        """A forked process inherits the lock, maybe held by a thread that it does not have."""
+        self._lock = threading.RLock()

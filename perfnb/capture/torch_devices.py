@@ -21,8 +21,8 @@ def names(uuids: Sequence[str]) -> dict[str, str] | None:
     uuids : sequence of str
         As NVML tells them: ``GPU-8f...``.
     """
-    cuda = _cuda()
-    if cuda is None or not uuids:
+    cuda = _cuda() if uuids else None
+    if cuda is None:
         return None
     try:
         own = [str(cuda.get_device_properties(index).uuid).lower() for index in range(cuda.device_count())]
@@ -54,6 +54,7 @@ def _cuda() -> Any:
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
-        return cuda if cuda is not None and cuda.is_available() and cuda.is_initialized() else None
+        # Not is_available(), which starts the driver: a process that forked after that could not use the GPU.
+        return cuda if cuda is not None and cuda.is_initialized() else None
     except Exception:  # torch may be half loaded
         return None

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
+from numbers import Real
 from typing import Any
-
-import msgspec
 
 from perfnb.capture import torch_devices
 from perfnb.capture.gate import InterruptGate
 from perfnb.capture.history import History
+from perfnb.capture.sampler_process import SamplerProcess
 from perfnb.errors import CaptureError
 
-#: What the sampler's process runs. Its modules come from where this process has its own, never from the folder that
-#: the notebook lies in.
-_BOOT = (
-    "import sys, json, warnings; config = json.loads(sys.argv[1]); sys.path[:] = config['path']; "
-    "warnings.simplefilter('ignore'); from perfnb.capture.sampler.loop import main; main(config)"
-)
-_START_S, _STOP_S = 20.0, 5.0
+_START_S = 20.0
 #: torch's allocator is read when a reading arrives; one that had to wait longer is not beside it in time any more.
 _BESIDE_NS = 100_000_000
 #: An interval below this costs more than it tells; NVML and the kernel's counters are no faster.
@@ -39,56 +28,66 @@ Row = tuple[str, float, float | None, dict[str, float | None]]
 
 
 class Watcher:
-    """A sampler and what it has read.
+    """A sampler and what it has read. Ends when it is stopped, or when nobody holds it any longer.
 
     Parameters
     ----------
     interval_s : float
         Seconds between readings.
-    zero_ns : int, optional
-        The time from which ``t_s`` counts (`time.perf_counter_ns`); by default that of the first reading.
 
     Attributes
     ----------
     history : History
-        The readings; devices are named ``host``, ``process``, ``cgroup``, ``gpu0`` ...
+        The readings; devices are named ``host``, ``process``, ``cgroup``, and GPUs by their UUIDs.
     notes : list of str
         What the reader of the figures must know.
+    zero_ns : int
+        The time of the first reading, from which ``t_s`` counts (`time.perf_counter_ns`).
+    renamed : int
+        How often the GPUs' names have changed.
     on_rows : callable or None
-        Called from a thread of the watcher's own with the rows of each tick.
+        Called from a thread of the watcher's own with the rows of each tick, and without any when the sampler ended.
 
     Raises
     ------
-    ValueError
-        If the interval is out of bounds.
+    TypeError, ValueError
+        If the interval is no number, or out of bounds.
     CaptureError
         If the sampler cannot be started.
     """
 
-    def __init__(self, interval_s: float, zero_ns: int | None = None) -> None:
+    def __init__(self, interval_s: float) -> None:
+        given: Any = interval_s
+        if isinstance(given, bool) or not isinstance(given, Real):
+            raise TypeError(f"interval_s must be a number of seconds, not {interval_s!r}.")
         if not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
             raise ValueError(
                 f"interval_s must lie between {LEAST_INTERVAL_S:g} and {MOST_INTERVAL_S:g} seconds, not {interval_s:g}."
             )
-        self.interval_s, self.zero_ns = float(interval_s), zero_ns
+        self.interval_s, self.zero_ns, self.renamed = float(interval_s), 0, 0
+        self.history = History(1)
         self.notes: list[str] = []
         self.on_rows: Callable[[list[Row]], None] | None = None
         self._facts: dict[str, dict[str, Any]] = {}
         self._absent: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._by_torch = False
-        self._ticks, self._missed, self._unsent, self._cpu_ns = 0, 0, 0, 0
+        self._ticks, self._missed, self._unsent, self._cpu_ns, self._ended_ns = 0, 0, 0, 0, 0
         self._last_ns: dict[str, int] = {}
-        self._ready, self._stopping = threading.Event(), False
-        self._began_ns = self._ended_ns = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        with InterruptGate():  # an interrupt in here would leave a process that nobody knows
-            self._start()
+        self._ready, self._stopping = threading.Event(), threading.Lock()
+        self._process: SamplerProcess | None = None
+        try:
+            with InterruptGate():  # an interrupt in here would leave a process that nobody knows
+                self._start()
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def running(self) -> bool:
         """Whether readings still come."""
-        return self._process is not None and self._thread.is_alive()
+        process = self._process
+        return process is not None and not process.ended
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -104,27 +103,26 @@ class Watcher:
             "missed": self._missed,
             "unsent": self._unsent,
             "sampler_cpu_s": self._cpu_ns / 1e9,
-            "sampler_lived_s": (end - self._began_ns) / 1e9,
+            "sampler_lived_s": (end - self.zero_ns) / 1e9,
+            "exact": {self._names.get(key, key): figures for key, figures in self.history.exact().items()},
         }
+
+    def columns(self) -> dict[str, Any]:
+        """The readings by device and column, devices by the names that they have now."""
+        return {self._names.get(key, key): columns for key, columns in self.history.columns().items()}
 
     def now_s(self) -> float:
         """The time now as `t_s` counts it."""
-        return (time.perf_counter_ns() - (self.zero_ns or 0)) / 1e9
+        return (time.perf_counter_ns() - self.zero_ns) / 1e9
 
     def stop(self) -> None:
         """Take a last reading and end the sampler; nothing to do if it has ended."""
-        with InterruptGate():
-            process, self._stopping = self._process, True
-            if process is None:
-                return
-            assert process.stdin is not None
-            try:
-                process.stdin.write(b"stop\n")
-                process.stdin.close()
-            except OSError:
-                pass  # it has ended by itself
-            self._thread.join(_STOP_S)
-            self._end()
+        with InterruptGate(), self._stopping:
+            process, self._process = self._process, None
+            if process is not None:
+                process.end()
+                self._ended_ns = self._ended_ns or time.perf_counter_ns()
+                _alive.discard(self)
 
     def __enter__(self) -> Watcher:
         return self
@@ -133,70 +131,28 @@ class Watcher:
         self.stop()
 
     def _start(self) -> None:
-        config = {
-            "path": _path(),
-            "interval_s": self.interval_s,
-            "parent": os.getpid(),
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        }
-        command = [sys.executable, "-P", "-s", "-S", "-c", _BOOT, json.dumps(config)]
-        with tempfile.TemporaryFile() as complaints:
-            try:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, bufsize=0
-                )
-            except OSError as error:
-                raise CaptureError(f"The sampler's process cannot be started: {error}.") from error
-            _enlarge(self._process.stdout)
-            self._thread = threading.Thread(target=self._receive, name="perfnb-watch", daemon=True)
-            self._thread.start()
-            _alive.add(self)
-            if not self._ready.wait(_START_S) or not self._facts:
-                self._process.kill()
-                self._thread.join(_STOP_S)
-                self._end()
-                complaints.seek(0)
-                said = complaints.read().decode(errors="replace").strip().splitlines()
-                raise CaptureError(f"The sampler's process gave no reading: {said[-1] if said else 'it said nothing'}.")
+        self._process = SamplerProcess(self.interval_s, weakref.WeakMethod(self._take))
+        _alive.add(self)
+        if not self._ready.wait(_START_S) or not self._facts:
+            self._process.end()
+            raise CaptureError(f"The sampler's process gave no reading: {self._process.last_words()}.")
 
-    def _end(self) -> None:
-        """Let go of the process, which has ended or ends now."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        self._ended_ns = self._ended_ns or time.perf_counter_ns()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        _alive.discard(self)
-
-    def _receive(self) -> None:
-        """What the thread does: take in messages until the sampler ends."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        pipe, rest = self._process.stdout.fileno(), b""
-        while chunk := os.read(pipe, 1 << 20):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._take(msgspec.json.decode(line))
-        self._ended_ns = time.perf_counter_ns()
-        if not self._stopping and self._facts:
-            self.notes.append(f"The sampler ended by itself after {self._ticks} readings.")
-        self._ready.set()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if "rows" in message:
+    def _take(self, message: dict[str, Any] | None) -> None:
+        """Take in a message of the sampler's; ``None`` when it has ended."""
+        if message is None:
+            self._ended_ns = time.perf_counter_ns()
+            process = self._process
+            if process is not None and not process.asked_to_end and self._facts:
+                said = process.last_words("")
+                why = f": {said}" if said else ""
+                self.notes.append(f"The sampler ended by itself after {self._ticks} readings{why}.")
+                self._hand_on([])
+            self._ready.set()
+        elif "rows" in message:
             self._take_rows(message)
         elif "hello" in message:
             hello = message["hello"]
-            self._facts, self._absent = hello["devices"], hello["absent"]
-            self._began_ns = hello["zero_ns"]
-            self.zero_ns = hello["zero_ns"] if self.zero_ns is None else self.zero_ns
+            self._facts, self._absent, self.zero_ns = hello["devices"], hello["absent"], hello["zero_ns"]
             self.history = History(len(self._facts))
             gpus = [key for key in self._facts if key.startswith(("GPU", "MIG"))]
             self._names = {key: f"gpu{place}" for place, key in enumerate(gpus)}
@@ -205,14 +161,15 @@ class Watcher:
 
     def _take_rows(self, message: dict[str, Any]) -> None:
         if not self._by_torch and (names := torch_devices.names(list(self._names))):
+            self.renamed += names != self._names
             self._names, self._by_torch = names, True
         self._ticks += 1
         self._missed += message["missed"]
         self._unsent += message.get("unsent", 0)
         self._cpu_ns = message["cpu"]
-        rows: list[Row] = []
         begun = message["rows"][0][1] if message["rows"] else message["due"]
         late_ms = max(0.0, (begun - message["due"]) / 1e6)
+        rows: list[Row] = []
         for key, before, after, values in message["rows"]:
             if key in self._names:
                 beside = time.perf_counter_ns() - after < _BESIDE_NS
@@ -221,7 +178,7 @@ class Watcher:
             window = None if last is None else (before - last) / 1e9
             self._last_ns[key] = before
             own = {
-                "t_s": (before - (self.zero_ns or 0)) / 1e9,
+                "t_s": (before - self.zero_ns) / 1e9,
                 "window_s": float("nan") if window is None else window,
                 "read_ms": (after - before) / 1e6,
                 "late_ms": late_ms,
@@ -230,42 +187,24 @@ class Watcher:
             self.history.append(key, own, values)
             rows.append((self._names.get(key, key), own["t_s"], window, values))
         self._ready.set()
-        if self.on_rows is not None:
-            try:
-                self.on_rows(rows)
-            except Exception as error:  # a view that fails must not end the watch
-                self.on_rows = None
-                self.notes.append(f"The live view stopped: {type(error).__name__}: {error}")
+        self._hand_on(rows)
 
-    def columns(self) -> dict[str, Any]:
-        """The readings by device and column, devices by the names that they have now."""
-        return {self._names.get(key, key): columns for key, columns in self.history.columns().items()}
+    def _hand_on(self, rows: list[Row]) -> None:
+        if self.on_rows is None:
+            return
+        try:
+            self.on_rows(rows)
+        except Exception as error:  # a view that fails must not end the watch
+            self.on_rows = None
+            self.notes.append(f"The live view stopped: {type(error).__name__}: {error}")
 
     def forget_in_child(self) -> None:
         """A forked process has no part in the watch: it lets go of the pipes, so that their ends are seen."""
         process, self._process = self._process, None
         if process is not None:
-            process.returncode = 0  # not its child to wait for
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            process.forget_in_child()
+        self._stopping = threading.Lock()  # as the history's: maybe held by a thread that is not there
         self.history.unlock_in_child()
-
-
-def _path() -> list[str]:
-    here = str(Path(__file__).resolve().parents[2])
-    current = {"", os.getcwd()} - {here}
-    return [*(entry for entry in sys.path if entry not in current and entry != here), here]
-
-
-def _enlarge(pipe: Any) -> None:
-    """Room for readings that come while this process holds the interpreter lock."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
-    except (ImportError, AttributeError, OSError):
-        pass  # the sampler keeps what does not fit
 
 
 _alive: weakref.WeakSet[Watcher] = weakref.WeakSet()

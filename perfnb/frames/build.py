@@ -56,7 +56,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     watch: WatchRecord | None = None
     if watcher is not None:
         # One time for both: the first step's begin is 0.
-        watch = watch_record(watcher.columns(), [], ((watcher.zero_ns or zero) - zero) / 1e9)
+        watch = watch_record(watcher.columns(), [], (watcher.zero_ns - zero) / 1e9)
         meta["watch"] = watcher.meta
     return Recording(events, steps, _modules(capture), spans, meta, memory, arithmetic, watch)
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from perfnb.errors import RecordingError
 from perfnb.frames import folder
 from perfnb.frames.folder import VERSION, Kind, write_text
 from perfnb.frames.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
@@ -47,7 +50,7 @@ _PROFILE = Kind(
     frozenset({*_FRAMES, *(f"{part}_{name}" for part, (_, frames) in _PARTS.items() for name in frames)}),
     frozenset({"name", "environment", "options"}),
 )
-_WATCH = Kind("watch", frozenset(_WATCHED), frozenset({"interval_s", "devices", "ticks", "missed"}))
+_WATCH = Kind("watch", frozenset(_WATCHED), frozenset({"interval_s", "devices", "absent", "notes", "ticks", "missed"}))
 
 
 def save(recording: Recording, path: str | Path) -> Path:
@@ -96,5 +99,40 @@ def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
     source = Path(path).expanduser()
     meta = folder.load_meta(_WATCH, source)
     frames = {name: folder.load_frame(name, columns, source) for name, columns in _WATCHED.items()}
-    known = {name: frame[[column for column in SCHEMA[name] if column in frame]] for name, frame in frames.items()}
-    return WatchRecord(conform(known["samples"], "samples"), conform(known["marks"], "marks")), meta
+    try:
+        _check_watch(meta)
+        record = WatchRecord(*(_watched_frame(name, frames[name]) for name in _WATCHED))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # pyarrow's and pandas' are of these kinds
+        raise RecordingError(f"{source} is damaged: {error}.") from error
+    return record, meta
+
+
+def _check_watch(meta: Mapping[str, Any]) -> None:
+    """Refuse facts that no watch has."""
+    shapes: dict[str, Any] = {
+        "devices": dict,
+        "absent": dict,
+        "notes": list,
+        "interval_s": (int, float),
+        "ticks": int,
+        "missed": int,
+    }
+    for name, kind in shapes.items():
+        if not isinstance(meta.get(name), kind):
+            raise ValueError(f"its {name} are not what a watch writes")
+    exact = meta.get("exact", {})
+    nested = [*meta["devices"].values(), *(exact.values() if isinstance(exact, dict) else [None])]
+    if not all(isinstance(value, dict) for value in nested) or not 0 < meta["interval_s"] < float("inf"):
+        raise ValueError("its devices or its interval are not what a watch writes")
+
+
+def _watched_frame(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame of a watch with numbers that are some, times that are known, and nothing else."""
+    known = conform(frame[[column for column in SCHEMA[name] if column in frame]], name)
+    numbers = known.select_dtypes("Float64").columns
+    known[numbers] = known[numbers].mask(known[numbers].isin([float("inf"), float("-inf")]))
+    times = known["t_s" if name == "samples" else "start_s"].astype("Float64")
+    counts = known["readings" if name == "samples" else "depth"]
+    if times.isna().any() or not (times.abs() < float("inf")).all() or counts.isna().any() or (counts < 0).any():
+        raise ValueError(f"{name} holds a time or a count that is none")
+    return known

@@ -61,8 +61,9 @@ class GpuWatchMagics(Magics):
         if command not in _WORDS:
             raise UsageError(f"%gpuwatch knows start, stop and status, not {rest!r}; %%gpuwatch watches a cell.")
         if command == "start":
+            watch = self._start(options)
             self._stop()
-            self._running = self._start(options)
+            self._running = watch
             self._bind(options, self._running)
             self._running._ipython_display_()
             return None
@@ -83,9 +84,8 @@ class GpuWatchMagics(Magics):
     def _start(self, options: Any) -> Any:
         from perfnb.watching import watch
 
-        metrics = None if options.metrics is None else [word.strip() for word in options.metrics.split(",")]
         try:
-            return watch(options.interval, metrics=metrics)
+            return watch(options.interval, metrics=options.metrics)
         except ValueError as error:
             raise UsageError(str(error).replace("interval_s", "--interval")) from None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfnb.analysis.machine import MachineSummary
+from perfnb.capture.marks import Marks
 from perfnb.views.display import Bundle, in_notebook, live_bundle, print_text
 from perfnb.views.watch import watch_html, watch_text
 from perfnb.views.watch_data import watch_data
@@ -17,8 +18,10 @@ _PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
 
 #: A cell that took this long may take a picture's second longer.
 _UNNOTICED_AFTER_S = 30.0
+#: Between two updates lie so many times what the last one took.
+_REST = 100
 #: The newest marks, which the panel gets with each update.
-_MARKS_SHOWN = 200
+_MARKS_SHOWN = 100
 
 
 class LivePanel:
@@ -30,6 +33,8 @@ class LivePanel:
         Gives the `MachineSummary` as it is now.
     wanted : sequence of str, optional
         Keys of the charts to draw.
+    noted : int
+        How many of the watch's notes are shown at first.
 
     Attributes
     ----------
@@ -37,14 +42,17 @@ class LivePanel:
         Whether readings can be shown as they come.
     """
 
-    def __init__(self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None = None, noted: int = 0
+    ) -> None:
         self.live = in_notebook()
         self._summary, self._wanted = summary, wanted
         self._id = uuid.uuid4().hex[:12]
         self._widget: Any = None
         self._twin: Any = None
         self._waiting: list[Any] = []
-        self._pushed = self._refreshed = 0.0
+        self._pushed = self._refreshed = self._took_s = 0.0
+        self._changes, self._noted = -1, noted
 
     def show(self) -> None:
         """Show the watch here: its twin, and before it the panel, which hides the twin while it stands."""
@@ -61,13 +69,31 @@ class LivePanel:
         if bundle:
             display(bundle, raw=True)
 
-    def push(self, rows: Sequence[Any], marks: Callable[[], Sequence[Any]]) -> None:
-        """Hand on the rows of a tick; called from a thread, which may change traits and nothing else."""
+    def push(self, rows: Sequence[Any], marks: Marks, notes: Sequence[str]) -> None:
+        """Hand on the rows of a tick; called from a thread, which may change traits and nothing else.
+
+        Parameters
+        ----------
+        rows : sequence
+            None at the end.
+        marks : Marks
+        notes : sequence of str
+            All of the watch's.
+        """
+        if self._widget is None:
+            return
         self._waiting += rows
-        now = time.monotonic()
-        if self._widget is not None and now - self._pushed >= _PUSHED_EVERY_S:
+        now, new = time.monotonic(), list(notes[self._noted :])
+        if not rows or new or now - self._pushed >= _PUSHED_EVERY_S:
             waiting, self._waiting, self._pushed = self._waiting, [], now
-            self._widget.push(waiting, marks()[-_MARKS_SHOWN:])
+            changed, self._changes = marks.changes != self._changes, marks.changes
+            self._noted += len(new)
+            self._widget.push(waiting, marks.all(_MARKS_SHOWN) if changed else None, " ".join(new) or None)
+
+    def reload(self) -> None:
+        """Show everything anew, since devices have other names; called from a thread."""
+        if self._widget is not None:
+            self._widget.reload()
 
     def refresh(self, lasted_s: float) -> None:
         """Bring the twin up to date after a cell, if that was long ago.
@@ -79,8 +105,11 @@ class LivePanel:
         lasted_s : float
             How long the cell took.
         """
-        if self._twin is not None and time.monotonic() - self._refreshed > _REFRESHED_EVERY_S:
+        rest_s = max(_REFRESHED_EVERY_S, _REST * self._took_s)
+        if self._twin is not None and time.monotonic() - self._refreshed > rest_s:
+            begin = time.monotonic()
             self._update(self._summary(), picture=lasted_s > _UNNOTICED_AFTER_S)
+            self._took_s = time.monotonic() - begin
 
     def finish(self) -> None:
         """Show that the watch has ended, and leave its whole history in the notebook."""

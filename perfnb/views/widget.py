@@ -135,6 +135,13 @@ class WatchWidget(DrawnWidget):
                     self._pushes.popleft()
             self.chunk = f"[{','.join(self._pushes)}]"
 
+    def reload(self) -> None:
+        """Show everything anew; called from a thread."""
+        with self._pushing:
+            refreshed, pushed = self._refreshed, self._pushed
+        if refreshed is not None:
+            self.data = _json({**refreshed(), "pushed": pushed})
+
     def finish(self, data: dict[str, Any]) -> None:
         """Show what there is in the end; nothing that is pushed afterwards is shown."""
         with self._pushing:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.analysis.machine import machine_summary, machine_table, weighted_quantile
+from perfnb.analysis.machine import MachineSummary, machine_summary, machine_table, weighted_quantile
 from perfnb.analysis.machine_charts import CHARTS, charts_of
 from perfnb.frames.recording import WatchRecord
 from perfnb.frames.schema import conform
@@ -96,3 +96,41 @@ def test_a_summary_of_nothing_is_empty() -> None:
     assert summary.charts == ()
     assert summary.cost_percent is None
     assert len(CHARTS) == 11
+
+
+def test_a_rate_that_was_known_now_and_then_has_no_total() -> None:
+    seldom: list[float | None] = [None, *[1e9, None, None, None] * 5]
+    table = machine_table(samples("gpu0", pcie_send_bytes_per_s=seldom, power_w=[5.0] * 21))
+    row = table.loc[("gpu0", "pcie_send_bytes_per_s")]
+    assert pd.isna(row["total"])
+    assert (row["median"], row["readings"]) == (1e9, 5)
+
+
+def test_exact_figures_stand_for_joined_readings() -> None:
+    exact = {"host": {"disk_read_bytes_per_s": {"max": 9.0, "integral": 77.0, "known_s": 1.0, "readings": 40}}}
+    row = machine_table(samples(disk_read_bytes_per_s=[None, 1.0, 2.0]), exact).loc[("host", "disk_read_bytes_per_s")]
+    assert (row["max"], row["total"], row["readings"], row["median"]) == (9.0, 77.0, 40, 1.5)
+
+
+def summary_of(frame: pd.DataFrame, **facts: object) -> MachineSummary:
+    record = WatchRecord(frame, conform(pd.DataFrame(), "marks"))
+    devices = {str(name): {} for name in frame["device"].cat.categories}
+    return machine_summary(record, {"interval_s": 0.5, "devices": devices, "ticks": 1, "missed": 0, **facts})
+
+
+def test_gaps_are_those_between_readings_that_stand_alone() -> None:
+    frame = samples(load=[0.0] * 6)
+    frame["t_s"] = [0.0, 10.0, 10.5, 11.0, 11.5, 12.5]
+    frame["readings"] = [20, 20, 1, 1, 1, 1]
+    summary = summary_of(frame)
+    assert summary.gap_p99_ms == pytest.approx(np.percentile([500, 500, 1000], 99))
+    assert any("maxima are exact" in note for note in summary.notes)
+
+
+def test_a_gpu_that_was_held_back_is_told() -> None:
+    frame = samples("gpu0", power_w=[1.0] * 4)
+    frame["throttle_reasons"] = ["", "SwPowerCap", "HwSlowdown, SwPowerCap", ""]
+    (note,) = summary_of(frame).notes
+    assert note == "GPU 0 was held below its clock: SwPowerCap in 2, HwSlowdown in 1 of 4 readings."
+    (lost,) = summary_of(samples(load=[0.0]), unsent=1200).notes
+    assert lost.startswith("1,200 readings were lost")

@@ -94,3 +94,20 @@ def test_all_the_past_is_as_fine() -> None:
     readings = history.columns()["host"]["readings"]
     assert readings.max() <= 4 * np.median(readings[: len(readings) // 2])
     assert readings[-1] == 1
+
+
+def test_what_all_readings_went_into_is_exact_however_they_were_joined() -> None:
+    history = History(1, most_bytes=0)
+    length = 5 * FEWEST_ROWS
+    values: list[float | None] = [None if number % 2 else 3.0 for number in range(length)]
+    values[100] = 1000.0
+    filled(history, values)
+    exact = history.exact()["host"]["rate"]
+    known = length // 2
+    assert exact == {
+        "max": 1000.0,
+        "integral": 0.5 * (3.0 * (known - 2) + 1000.0),  # the first reading covers no time
+        "known_s": 0.5 * (known - 1),
+        "readings": known,
+    }
+    assert np.nanmax(history.columns()["host"]["rate"]) < 1000

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -175,12 +176,12 @@ def test_started_and_stopped_often_leaves_nothing() -> None:
         pass  # what the first one imports may open files
     gc.collect()
     process = psutil.Process()
-    files, threads = process.num_fds(), process.num_threads()
+    files, threads = process.num_fds(), threading.active_count()
     for _ in range(25):
         with Watcher(1.0):
             pass
     assert process.num_fds() <= files
-    assert process.num_threads() <= threads
+    assert threading.active_count() <= threads
     assert not [child for child in process.children() if "perfnb.capture.sampler" in " ".join(child.cmdline())]
 
 
@@ -191,7 +192,7 @@ from perfnb.capture.watcher import Watcher
 watcher = Watcher(0.5)
 workers = iter(DataLoader(range(1000), num_workers=1)) if {workers} else None  # holds the ends of the pipes, too
 next(workers) if workers else None
-print(watcher._process.pid, flush=True)
+print(watcher._process.process.pid, flush=True)
 time.sleep(60)
 """
 
@@ -220,7 +221,7 @@ def test_the_sampler_ends_with_a_parent_that_is_killed(workers: bool) -> None:
 def test_an_interrupt_of_the_process_group_does_not_end_it() -> None:
     with Watcher(0.05) as watcher:
         assert watcher._process is not None
-        os.kill(watcher._process.pid, signal.SIGINT)
+        os.kill(watcher._process.process.pid, signal.SIGINT)
         time.sleep(0.2)
         assert watcher.running
 
@@ -229,14 +230,14 @@ def test_a_sampler_that_is_killed_is_told_of() -> None:
     with Watcher(0.05) as watcher:
         time.sleep(0.2)
         assert watcher._process is not None
-        watcher._process.kill()
-        watcher._thread.join(5)
+        watcher._process.process.kill()
+        watcher._process.thread.join(5)
         assert not watcher.running
         assert watcher.notes == [f"The sampler ended by itself after {watcher.meta['ticks']} readings."]
 
 
 def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfnb.capture.watcher._BOOT", "raise ImportError('no module named psutil')")
+    monkeypatch.setattr("perfnb.capture.sampler_process._BOOT", "raise ImportError('no module named psutil')")
     with pytest.raises(CaptureError, match="gave no reading: ImportError: no module named psutil"):
         Watcher(0.5)
 
@@ -318,4 +319,84 @@ def test_one_watch_does_not_see_another() -> None:
 def test_the_word_by_which_samplers_are_known_stands_in_their_command() -> None:
     with Watcher(0.5) as watcher:
         assert watcher._process is not None
-        assert SAMPLER.decode() in " ".join(psutil.Process(watcher._process.pid).cmdline())
+        assert SAMPLER.decode() in " ".join(psutil.Process(watcher._process.process.pid).cmdline())
+
+
+def interrupted_after(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    return timer
+
+
+def test_an_interrupt_while_it_starts_leaves_nothing() -> None:
+    timer = interrupted_after(0.05)
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(0.1)
+    timer.join()
+
+
+def test_an_interrupt_while_it_stops_comes_when_it_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = Watcher(0.1)
+    assert watcher._process is not None
+    process, end = watcher._process, watcher._process.end
+
+    def slow_end() -> None:
+        time.sleep(0.3)
+        end()
+
+    monkeypatch.setattr(process, "end", slow_end)
+    timer = interrupted_after(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        watcher.stop()
+    timer.join()
+    assert process.ended
+    assert not watcher.running
+
+
+def test_stopping_in_several_threads_at_once() -> None:
+    watcher, errors = Watcher(0.1), list[BaseException]()
+
+    def stop() -> None:
+        try:
+            watcher.stop()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=stop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert not watcher.running
+
+
+def test_a_watcher_that_nobody_holds_ends() -> None:
+    watcher = Watcher(0.05)
+    assert watcher._process is not None
+    process, thread = watcher._process.process, watcher._process.thread
+    del watcher
+    gc.collect()
+    thread.join(5)
+    assert process.returncode == 0
+
+
+def test_odd_entries_of_the_path_and_a_folder_that_has_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        f"import os, sys, pathlib; sys.path[:] = ['', pathlib.Path('/nowhere'), *sys.path[1:], {str(ROOT)!r}]\n"
+        "import perfnb.capture.watcher as w\nos.rmdir(os.getcwd())\n"
+        "with w.Watcher(0.5) as watcher: print(*watcher.columns())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=gone, capture_output=True, text=True)
+    assert {"host", "process"} <= set(done.stdout.split()), done.stderr
+
+
+def test_a_process_name_that_is_no_text(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r}); open('/proc/self/comm', 'wb').write(b'abc\\xff\\xc3')\n"
+        "import perfnb.capture.watcher as w\nwith w.Watcher(0.5) as watcher: print(*watcher.columns())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert {"host", "process"} <= set(done.stdout.split()), done.stderr

@@ -74,7 +74,7 @@ def test_marks_nest_and_are_bounded() -> None:
 
 def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
     record = watch_record({"host": columns(load=[0.0, 1.0])}, [Mark("cell 1", 0, 0.0, None)])
-    meta = {"interval_s": 0.5, "devices": {"host": {}}, "ticks": 2, "missed": 0}
+    meta = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
     path = storage.save_watch(record, meta, tmp_path / "w")
     assert storage.is_watch(path)
     loaded, facts = storage.load_watch(path)
@@ -86,3 +86,54 @@ def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
     (path / "samples.parquet").write_bytes(b"PAR1")
     with pytest.raises(RecordingError, match=r"samples\.parquet cannot be read"):
         storage.load_watch(path)
+
+
+META = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("devices", []),
+        ("devices", {"host": 3}),
+        ("interval_s", "x"),
+        ("interval_s", 0),
+        ("absent", []),
+        ("notes", "a"),
+        ("ticks", None),
+        ("exact", {"host": 1}),
+    ],
+)
+def test_a_saved_watch_with_odd_facts_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    record = watch_record({"host": columns(load=[0.0, 1.0])}, [])
+    path = storage.save_watch(record, META | {name: value}, tmp_path / "w")
+    with pytest.raises(RecordingError, match=r"is damaged: its .* not what a watch writes\.$"):
+        storage.load_watch(path)
+
+
+@pytest.mark.parametrize(
+    ("frame", "column", "value"),
+    [
+        ("samples", "t_s", NAN),
+        ("samples", "t_s", float("inf")),
+        ("samples", "readings", -1),
+        ("samples", "load", "many"),
+        ("marks", "start_s", None),
+        ("marks", "depth", -1),
+    ],
+)
+def test_a_saved_watch_with_odd_numbers_is_refused(tmp_path: Path, frame: str, column: str, value: object) -> None:
+    record = watch_record({"host": columns(load=[0.0, 1.0])}, [Mark("cell 1", 0, 0.0, None)])
+    path = storage.save_watch(record, META, tmp_path / "w")
+    changed = getattr(record, frame).astype({column: "object"})
+    changed[column] = value
+    changed.to_parquet(path / f"{frame}.parquet")
+    with pytest.raises(RecordingError, match="is damaged"):
+        storage.load_watch(path)
+
+
+def test_a_saved_number_that_is_none_is_missing(tmp_path: Path) -> None:
+    record = watch_record({"host": columns(load=[0.0, 1.0])}, [])
+    record.samples["load"] = [float("inf"), 1.0]
+    loaded, _ = storage.load_watch(storage.save_watch(record, META, tmp_path / "w"))
+    assert loaded.samples["load"].isna().tolist() == [True, False]

@@ -127,3 +127,28 @@ def test_a_saved_notebook_holds_the_history_without_a_kernel(kernel: Kernel) -> 
     assert "<script" not in static["text/html"]
     assert "CPU" in static["text/plain"]
     assert len(nbformat.writes(notebook)) < 250_000
+
+
+def test_cells_inside_cells_are_marked_as_such(kernel: Kernel) -> None:
+    kernel.ok("%gpuwatch --into w")
+    kernel.ok("get_ipython().run_cell('1')\nNone")
+    kernel.ok("2")
+    kernel.ok("%gpuwatch stop")
+    marks = kernel.value("[tuple(row) for row in w.marks[['name', 'depth']].astype(object).values.tolist()]")
+    assert [depth for _, depth in marks] == [0, 0, 1, 0, 0]
+    assert kernel.value("bool(w.marks['end_s'].notna().all())")
+
+
+def test_a_sampler_that_was_killed_shows_in_the_panel_when_the_next_cell_has_ended(kernel: Kernel) -> None:
+    kernel.ok("%gpuwatch --interval 0.05 --into w")
+    kernel.ok("w._watcher._process.process.kill(); import time; time.sleep(0.5)")
+    assert kernel.value("(w.running, w._panels)") == (False, [])
+    assert kernel.value("w.notes[-1]").startswith("The sampler ended by itself after")
+
+
+def test_of_many_places_the_last_ones_are_live(kernel: Kernel) -> None:
+    kernel.ok("%gpuwatch --into w")
+    for _ in range(5):
+        kernel.ok("w")
+    assert kernel.value("len(w._panels)") == 4
+    kernel.ok("%gpuwatch stop")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from perfnb.capture.sampler.readings import Absent, Lost, Source, Values
+from perfnb.capture.sampler.readings import Absent, Facts, Lost, Source, Values
 
 #: At most so many seconds pass before the parent's end is noticed.
 PARENT_SEEN_S = 1.0
@@ -67,9 +67,9 @@ def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
         try:
             sources.append(make())
         except Absent as reason:
-            absent[name] = f"{name}: {reason}"
+            absent[name] = _text(f"{name}: {reason}")
         except Exception as error:  # one source must not cost the others
-            absent[name] = f"{name}: it cannot be read: {type(error).__name__}: {error}"
+            absent[name] = _text(f"{name}: it cannot be read: {type(error).__name__}: {error}")
     return sources, absent
 
 
@@ -90,7 +90,7 @@ class Sampler:
 
     def run(self) -> None:
         """Read until told to stop."""
-        facts = {device: source.facts(device) for source, device in self._devices}
+        facts = {device: _plain(source.facts(device)) for source, device in self._devices}
         self._zero = time.perf_counter_ns()
         self._outbox.send({"hello": {"zero_ns": self._zero, "devices": facts, "absent": self._absent}})
         tick, missed = 0, 0
@@ -117,15 +117,15 @@ class Sampler:
                 values = source.read(device, before)
             except Lost as reason:
                 self._devices.remove((source, device))
-                self._outbox.send({"lost": device, "note": str(reason)})
+                self._outbox.send({"lost": device, "note": _text(str(reason))})
             except Exception as error:  # a fault of ours or of a library: said, and the other devices go on
                 self._devices.remove((source, device))
                 words = f"{device} cannot be read any longer: {type(error).__name__}: {error}"
-                self._outbox.send({"lost": device, "note": words})
+                self._outbox.send({"lost": device, "note": _text(words)})
             else:
                 rows.append((device, before, time.perf_counter_ns(), values))
             for note in source.notes:
-                self._outbox.send({"note": note})
+                self._outbox.send({"note": _text(note)})
             source.notes.clear()
         if not self._outbox.send({"rows": rows, "due": due, "missed": missed, "cpu": time.process_time_ns() - begun}):
             self._outbox.lost += 1
@@ -144,6 +144,15 @@ class Sampler:
                 self._outbox.push()
             if rest <= 0:
                 return True
+
+
+def _plain(facts: Facts) -> Facts:
+    return {name: _text(value) if isinstance(value, str) else value for name, value in facts.items()}
+
+
+def _text(words: str) -> str:
+    """Names that are no text, as of a process, could not be sent."""
+    return words.encode("utf-8", "replace").decode()
 
 
 class Outbox:
