@@ -71,7 +71,7 @@ def test_html_holds_only_known_elements(name):
 def test_html_says_everything_in_words():
     made = samples.server()
     page = watch_html(made)
-    for word in ("<strong>Watched</strong> for 2:00 min", "2.00 Hz kept", "240 readings, 1 missed", "at most 531 ms"):
+    for word in ("<strong>Watched</strong> for 2:00 min", "2.00 Hz kept", "240 readings, 1 missed", "at most 500 ms"):
         assert word in page
     energy = made.table.loc[("gpu0", "energy_j")]
     assert f"{fmt.reading(energy['total'], 'joules')} ± {fmt.reading(energy['uncertainty'], 'joules')}" in page

@@ -131,7 +131,6 @@ def summary(
         "notes": list(notes),
         "ticks": ticks,
         "missed": 1,
-        "gap_p99_ms": 531.0,
         "sampler_cpu_s": 0.002 * ticks * interval_s,
         "sampler_lived_s": ticks * interval_s,
     }
