@@ -13,7 +13,8 @@ from perfnb.analysis.allocations import allocation_table, watched_memory
 from perfnb.analysis.counted import count_ops
 from perfnb.analysis.memory import memory_summary, memory_table
 from perfnb.capture.budget import Plan
-from perfnb.capture.guard import InterruptGate, exclusive
+from perfnb.capture.gate import InterruptGate
+from perfnb.capture.guard import exclusive
 from perfnb.capture.run import Capture
 from perfnb.capture.session import Session
 from perfnb.capture.steps import StepRunner
