@@ -1,0 +1,141 @@
+"""What the reader of Chrome traces gives: columns of numbers, with the texts that their codes stand for."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Stands in an integer column for a value that the event does not carry.
+MISSING = -1
+
+Ints = npt.NDArray[np.int64]
+
+
+def plain_ints(values: Sequence[Any]) -> Ints | None:
+    """The values as an array, ``None`` unless each is an int that fits: far faster than asking each."""
+    try:
+        return np.frombuffer(struct.pack(f"{len(values)}q", *values), dtype=np.int64)
+    except struct.error:
+        return None
+
+
+@dataclass(frozen=True)
+class MemoryColumns:
+    """The allocations and frees (``[memory]``) of a trace, column by column, in order of time.
+
+    Attributes
+    ----------
+    time_ns, thread : ndarray of int64
+        When, and on which thread.
+    address, bytes : ndarray of int64
+        Of the block; `bytes` is negative where it is freed.
+    device_type, device : ndarray of int64
+        torch's number of the kind of device (0 is the CPU, 1 CUDA), and the device's own.
+    allocated, reserved : ndarray of int64
+        The allocator's totals in bytes after the event. The CPU's counts from the begin of the session, and reserves
+        nothing.
+    """
+
+    time_ns: Ints
+    thread: Ints
+    address: Ints
+    bytes: Ints
+    device_type: Ints
+    device: Ints
+    allocated: Ints
+    reserved: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+@dataclass(frozen=True)
+class TraceColumns:
+    """The complete events (``ph: X``) of a trace, column by column, in the order of the file.
+
+    Every column is an array of int64, with `MISSING` where the event carries none.
+
+    Attributes
+    ----------
+    names, categories : list of str
+        What the codes stand for. Categories have today's names, also in a trace of 2021.
+    name, category : ndarray of int64
+        Codes.
+    start_ns, duration_ns : ndarray of int64
+        Nanoseconds; `start_ns` counts from `base_ns`. No duration is negative; see `negative_durations`.
+    thread, process : ndarray of int64
+        Names, and numbers above int64, have numbers of their own from -2 down, the same in both columns.
+    device, stream, correlation, sequence, forward_thread : ndarray of int64
+        As the event's arguments say.
+    external_id : ndarray of int64
+        Number of the operator that the event belongs to; also ``external id``, as older traces write it.
+    python_id, python_parent : ndarray of int64
+        Of a Python call, and of the call around it.
+    shapes, collective, group : ndarray of int64
+        Codes into `shape_texts`, `collective_names` and `group_names`.
+    wait_stream, wait_correlation : ndarray of int64
+        What a synchronisation waits for: the stream, and the correlation of the call that recorded the event.
+    memory : MemoryColumns
+        What was allocated and freed, where the profiler recorded it.
+    shape_texts : list of str
+        Shapes of an operator's inputs, such as ``[[8, 16], [16, 4]]``.
+    collective_names, group_names : list of str
+        Such as ``allreduce``; name and ranks of a process group, such as ``0 [0, 1]``.
+    base_ns : int
+        What to add to `start_ns` to have nanoseconds since 1970.
+    unit_ns : int
+        Resolution of the file's times in ns: 1, 1000 where all are whole microseconds, 250 where they went through
+        float64.
+    negative_durations : int
+        Events that ended before they began according to the file. Their duration here is 0.
+    devices : list of dict
+        The GPUs as the trace describes them.
+    rank, world_size : int or None
+        From the trace's description of the distributed job.
+    process_names : dict of int to str
+        Name of each process, by its number in `process`.
+    thread_names : dict of (int, int) to str
+        Name of each thread, by its numbers in `process` and `thread`.
+    """
+
+    names: list[str]
+    categories: list[str]
+    name: Ints
+    category: Ints
+    start_ns: Ints
+    duration_ns: Ints
+    thread: Ints
+    device: Ints
+    stream: Ints
+    correlation: Ints
+    sequence: Ints
+    forward_thread: Ints
+    process: Ints
+    external_id: Ints
+    python_id: Ints
+    python_parent: Ints
+    shapes: Ints
+    collective: Ints
+    group: Ints
+    wait_stream: Ints
+    wait_correlation: Ints
+    memory: MemoryColumns
+    shape_texts: list[str]
+    collective_names: list[str]
+    group_names: list[str]
+    base_ns: int = 0
+    unit_ns: int = 1
+    negative_durations: int = 0
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    rank: int | None = None
+    world_size: int | None = None
+    process_names: dict[int, str] = field(default_factory=dict)
+    thread_names: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.name)
