@@ -29,6 +29,7 @@ _OF_MEMORY = {
     **{name: name for name in ("address", "bytes", "device_type", "allocated", "reserved")},
     "device": "device_id",
 }
+_MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
 
 
@@ -134,15 +135,15 @@ class EventColumns:
             "process": self._ids_of([event.pid for event in events]),
             "thread": self._ids_of([event.tid for event in events]),
             # Written out, because a name looked up for each of millions of events would take twice the time.
-            "device": _numbers([arg.device for arg in args]),
-            "stream": _numbers([arg.stream for arg in args]),
-            "correlation": _numbers([arg.correlation for arg in args]),
+            "device": _unsigned([arg.device for arg in args]),
+            "stream": _unsigned([arg.stream for arg in args]),
+            "correlation": _unsigned([arg.correlation for arg in args]),
             "sequence": _numbers([arg.sequence for arg in args]),
             "forward_thread": _numbers([arg.forward_thread for arg in args]),
             "python_id": _numbers([arg.python_id for arg in args]),
             "python_parent": _numbers([arg.python_parent for arg in args]),
-            "wait_stream": _numbers([arg.wait_stream for arg in args]),
-            "wait_correlation": _numbers([arg.wait_correlation for arg in args]),
+            "wait_stream": _unsigned([arg.wait_stream for arg in args]),
+            "wait_correlation": _unsigned([arg.wait_correlation for arg in args]),
             "external_id": np.where(external == MISSING, old, external),
             "shapes": _texts(self.shapes, shapes),
             "collective": _texts(self.collectives, [arg.collective for arg in args]),
@@ -161,7 +162,7 @@ class EventColumns:
     def _add_names(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
             if event.ph == "M" and event.args and event.name in ("process_name", "thread_name"):
-                text = text_of(bytes(event.args.name))
+                text = text_of(bytes(event.args.name)).strip()
                 process = self._ids[event.pid]
                 if event.name == "process_name":
                     self.process_names[process] = text
@@ -227,6 +228,12 @@ def _numbers(values: list[Loose]) -> Ints:
     if numbers is not None:
         return numbers
     return np.array([MISSING if (n := whole_number(value)) is None else n for value in values], dtype=np.int64)
+
+
+def _unsigned(values: list[Loose]) -> Ints:
+    """As `_numbers`, where some writers print -1 as an unsigned number of 32 bits."""
+    numbers = _numbers(values)
+    return np.where(numbers == _MINUS_ONE, MISSING, numbers)
 
 
 def _codes(codes: dict[Any, int], values: Sequence[Any]) -> Ints:

@@ -20,7 +20,7 @@ _BLOCK = 2**20
 #: Progress is told from this long after the begin, and this often.
 _QUIET_S, _EVERY_S = 2.0, 0.2
 #: No trace is packed as tightly as this; what is, and would pass the cap, is refused before it does.
-_BOMB_RATIO, _BOMB_FROM = 200, 32 * 2**20
+_BOMB_RATIO, _BOMB_FROM = 200, 4 * 2**20
 _GZIP = b"\x1f\x8b"
 _PACKED = {
     b"PK\x03\x04": "a ZIP archive",
