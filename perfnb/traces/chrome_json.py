@@ -23,7 +23,7 @@ from perfnb.traces.chrome_events import INNER_KEY, Event, Quick, Time, Top
 from perfnb.traces.trace_file import Limits
 
 #: Bytes of a piece: so few that even a million empty events in it need little memory.
-_PIECE = 2**20
+_PIECE = 2**19
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
 _BEGIN_OF_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 #: Places where the events may begin that are tried; the text is decoded whole if none is right.

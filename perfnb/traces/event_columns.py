@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ _OF_MEMORY = {
     **{name: name for name in ("address", "bytes", "device_type", "allocated", "reserved")},
     "device": "device_id",
 }
+_MEMORY_COLUMNS = ("time_ns", "thread", *_OF_MEMORY)
 _MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
 
@@ -89,8 +91,9 @@ class EventColumns:
         self.negative_durations = 0
         self._ids = Ids()
         self._source = source
-        self._timed: dict[str, list[Ints]] = {}
-        self._memory: dict[str, list[Ints]] = {}
+        # Arrays of the standard library grow in place.
+        self._timed = {name: array("q") for name in _COLUMNS}
+        self._memory = {name: array("q") for name in _MEMORY_COLUMNS}
 
     def add(self, piece: Piece) -> None:
         """Take the columns of a piece's events.
@@ -150,14 +153,14 @@ class EventColumns:
             "group": self._groups_of(args),
         }
         for name, values in columns.items():
-            self._timed.setdefault(name, []).append(values)
+            self._timed[name].frombytes(values.tobytes())
 
     def _add_memory(self, events: Sequence[AnyEvent], time: Ints) -> None:
         args = [event.args or NO_ARGS for event in events]
         columns = {name: _numbers([getattr(arg, argument) for arg in args]) for name, argument in _OF_MEMORY.items()}
         columns |= {"time_ns": time, "thread": self._ids_of([event.tid for event in events])}
         for name, values in columns.items():
-            self._memory.setdefault(name, []).append(values)
+            self._memory[name].frombytes(values.tobytes())
 
     def _add_names(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
@@ -175,6 +178,8 @@ class EventColumns:
 
     def _groups_of(self, args: Sequence[Args]) -> Ints:
         codes = np.full(len(args), MISSING, dtype=np.int64)
+        if [arg.group for arg in args].count(NO_TEXT) == [arg.ranks for arg in args].count(NO_TEXT) == len(args):
+            return codes
         for row, arg in enumerate(args):
             if arg.group is not NO_TEXT or arg.ranks is not NO_TEXT:
                 text = f"{text_of(bytes(arg.group))} {text_of(bytes(arg.ranks))}".strip()
@@ -182,12 +187,12 @@ class EventColumns:
         return codes
 
     def timed(self) -> dict[str, Ints]:
-        """The columns of the complete events; they are handed over, not kept."""
-        return {name: _joined(self._timed.pop(name, [])) for name in _COLUMNS}
+        """The columns of the complete events."""
+        return {name: np.frombuffer(values, dtype=np.int64) for name, values in self._timed.items()}
 
     def memory(self) -> MemoryColumns:
         """The columns of the allocations and frees, in order of time."""
-        columns = {name: _joined(self._memory.pop(name, [])) for name in (*_OF_MEMORY, "time_ns", "thread")}
+        columns = {name: np.frombuffer(values, dtype=np.int64) for name, values in self._memory.items()}
         order = np.argsort(columns["time_ns"], kind="stable")
         return MemoryColumns(**{name: values[order] for name, values in columns.items()})
 
@@ -245,7 +250,3 @@ def _texts(codes: Texts, values: list[msgspec.Raw]) -> Ints:
         return np.full(len(values), MISSING, dtype=np.int64)
     found = [MISSING if value is NO_TEXT else codes[bytes(value)] for value in values]
     return np.array(found, dtype=np.int64)
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
