@@ -87,6 +87,7 @@ class ChromeJson:
         self._text = bytearray()  # what is read and not decoded yet
         self._place = 0  # where it begins in the text
         self._ended = False
+        self._around = 0  # how many values stand around a piece and are not in its JSON
         self._events = 0
 
     def pieces(self) -> Iterator[Piece]:
@@ -128,7 +129,7 @@ class ChromeJson:
             self._drop(first.end())
             return _BARE
         while True:
-            # Spans, since a match would keep the text from being cut.
+            # A list, since the search would keep the text from being cut.
             begins = [begin.span() for begin in islice(_BEGIN_OF_EVENTS.finditer(self._text), _TRIES)]
             for start, end in begins:
                 head = self._text[:start] + _INNER + b"]}"
@@ -139,6 +140,7 @@ class ChromeJson:
                         raise chrome_faults.fault(self._source, error, head, self._place) from error
                 else:
                     self._drop(end)
+                    self._around = 1
                     return _INSIDE
             if self._ended or len(begins) == _TRIES:
                 return _WHOLE
@@ -155,7 +157,6 @@ class ChromeJson:
                 self._fill(2 * len(self._text))
                 continue
             start, end = between.span()
-            del between
             text = b"".join((b"[", memoryview(self._text)[: start + 1], b"]"))
             try:
                 events = self._decode(_QUICK_LIST, text)
@@ -210,8 +211,9 @@ class ChromeJson:
         # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
         steps = np.frombuffer(plain.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
         outside_strings = ~np.logical_xor.accumulate(steps == 0)
+        depth = np.cumsum(steps * outside_strings, dtype=np.int32).max(initial=0)
         most = self._limits.max_depth
-        if np.cumsum(steps * outside_strings, dtype=np.int32).max(initial=0) > most:
+        if depth + (self._around if text.startswith(_BARE) else 0) > most:
             raise chrome_faults.beyond(self._source, f"{most:,} values inside each other", "max_depth")
         try:
             return decoder.decode(text)

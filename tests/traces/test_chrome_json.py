@@ -126,15 +126,31 @@ def test_the_readers_own_key_in_a_file_makes_no_half_result() -> None:
             decode(text.encode())
 
 
-def test_depth_is_counted_outside_of_texts_and_capped() -> None:
-    deep = json.dumps([{**EVENT, "args": {"a": [[[{"b": [1]}]]]}}]).encode()  # 8 values inside each other
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("inside", [False, True])
+def test_depth_is_counted_outside_of_texts_and_capped_alike_in_every_piece(inside: bool) -> None:
+    event = {**EVENT, "args": {"a": [[[{"b": [1]}]]]}}  # with the list around it 8 values inside each other
+    for place in (0, 5, 9):
+        events = [EVENT] * 10
+        events[place] = event
+        deep = json.dumps({"traceEvents": events} if inside else events).encode()
+        assert sum(pieces_of(deep, max_depth=8 + inside)[0]) == 10
+        with pytest.raises(TraceError, match=r"values inside each other; .* raise max_depth=\."):
+            pieces_of(deep, max_depth=7 + inside)
     text = json.dumps([{**EVENT, "name": '[[[["\\' * 100}]).encode()
+    assert sum(pieces_of(text, max_depth=2)[0]) == 1
 
-    for depth in (8, 9):
-        assert sum(pieces_of(deep, max_depth=depth)[0]) == 1
-    with pytest.raises(TraceError, match=r"more than 7 values inside each other; .* raise max_depth=\."):
-        pieces_of(deep, max_depth=7)
-    assert sum(pieces_of(text, max_depth=8)[0]) == 1
+
+def test_pythons_own_limit_of_depth_is_the_one_error_too() -> None:
+    deep = b"[" * 10**6
+    for data in (
+        b'[{"a":' + deep,
+        b'{"a":' + deep,
+        b'{"a":' + deep + b'"traceEvents":[',
+        b'[{"args":{"Input Dims":' + deep,
+    ):
+        with pytest.raises(TraceError, match=r"deeper than Python's recursion limit"):
+            pieces_of(data, max_depth=10**7)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfnb.errors import TraceError
 from perfnb.traces.kineto import MISSING, TraceColumns, decode, read
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
+
+OLD_CATEGORIES = ("Operator", "Kernel", "Memcpy", "Memset", "Runtime")
 
 
 def columns_of(*events: dict[str, Any], **rest: Any) -> TraceColumns:
@@ -127,9 +130,7 @@ def test_processes_and_threads_are_named() -> None:
 
 
 def test_categories_have_todays_names() -> None:
-    old = ["Operator", "Kernel", "Memcpy", "Memset", "Runtime", "cpu_op", "kernel", "overhead"]
-
-    trace = columns_of(*({"cat": category} for category in old))
+    trace = columns_of(*({"cat": category} for category in (*OLD_CATEGORIES, "cpu_op", "kernel", "overhead")))
 
     found = [trace.categories[code] for code in trace.category]
     assert found == [*("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime"), "cpu_op", "kernel", "overhead"]
@@ -241,6 +242,16 @@ def test_a_bare_list_of_events_is_a_trace() -> None:
     assert len(decode(data)) == len(decode(b" \n\t" + data)) == 2
 
 
+def test_too_little_memory_is_the_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("perfnb.traces.event_columns.EventColumns.add", fail)
+
+    with pytest.raises(TraceError, match=r"^the trace was not read: it needs more memory than there is\.$"):
+        columns_of({})
+
+
 def test_devices_are_told() -> None:
     device = {"id": 0, "name": "", "totalGlobalMem": 2**70}
     assert columns_of({}, deviceProperties=[{"id": 0, "name": "H100"}]).devices == [{"id": 0, "name": "H100"}]
@@ -268,7 +279,7 @@ EVENTS = st.fixed_dictionaries(
         "ph": st.just("X"),
         "name": st.text(st.characters(exclude_categories=["Cs"])),
         "cat": st.text(st.characters(exclude_categories=["Cs"])).filter(
-            lambda text: text not in ("Trace", "cpu_instant_event")
+            lambda text: text not in ("Trace", "cpu_instant_event", *OLD_CATEGORIES)
         ),
         "ts": st.integers(0, 10**15).map(lambda ns: ns / 1000),
         "dur": st.integers(0, 10**12).map(lambda ns: ns / 1000),
