@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from perfnb.errors import TraceError
 from perfnb.traces import chrome_json
 from perfnb.traces.chrome_json import ChromeJson
-from perfnb.traces.kineto import decode
+from perfnb.traces.kineto import decode, read
 from perfnb.traces.trace_file import Limits, blocks_of_bytes
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 1, "dur": 2}
@@ -52,13 +54,14 @@ def pieces_of(data: bytes, **limits: int) -> tuple[list[int], dict[str, Any]]:
 @settings(deadline=None)
 def test_pieces_make_up_the_whole(events: Any, indent: Any, separators: Any, where: str, piece: int) -> None:
     around = {
+        'quoted "traceEvents': [{"ph": "X"}],
         "deviceProperties": [{"id": 0}, {"id": 1, "more": [{}, {}]}],
         "baseTimeNanoseconds": 17,
         "metadata": {"traceEvents": [{"ph": "X"}], "a": [{}, {}]},
         "distributedInfo": {"rank": 3},
     }
     items = list(around.items())
-    place = {"first": 0, "last": len(items), "between": 2, "list": 0}[where]
+    place = {"first": 0, "last": len(items), "between": 3, "list": 0}[where]
     value = events if where == "list" else dict([*items[:place], ("traceEvents", events), *items[place:]])
     data = json.dumps(value, indent=indent, separators=separators).encode()
 
@@ -88,18 +91,35 @@ def test_pieces_of_a_long_text_are_short() -> None:
     assert max(pieces_of(data)[0]) * (len(data) / 40_000) < 1.2 * 2**20
 
 
+def test_a_trace_needs_far_less_memory_than_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    event = {**EVENT, "args": {"Input Dims": [[2, 3]], "Call stack": "x" * 800}}
+    path.write_text(json.dumps({"traceEvents": [event] * 40_000, "baseTimeNanoseconds": 1}), "utf-8")
+    tracemalloc.start()
+    try:
+        trace = read(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    columns = sum(values.nbytes for values in vars(trace).values() if isinstance(values, np.ndarray))
+    assert columns == 40_000 * 19 * 8
+    assert peak < columns + 8e6 < path.stat().st_size / 2
+
+
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("opening", [b'{"traceEvents": [', b"["])
 def test_a_fault_is_told_with_its_byte_in_the_file(opening: bytes) -> None:
     event = json.dumps(EVENT).encode() + b",\n"
     for odd in (b'{"ph": "X", "name": 3}', b'{"ph": "X", "name" 3}', b'{"ph": "X", "ts": NaN}', b"7"):
-        before = opening + event * 50
-        data = before + odd + b",\n" + event * 50 + b"{}]" + b"}" * (opening != b"[")
-        with pytest.raises(TraceError, match=r"at byte (\d[\d,]*)") as caught:
-            decode(data)
-        byte = int(str(caught.value).partition("at byte ")[2].split()[0].strip(":").replace(",", ""))
-        assert len(before) <= byte < len(before) + len(odd), odd
-        assert odd != b"7" or "object" in str(caught.value)
+        for after in (50, 0):
+            before = opening + event * 50
+            data = before + odd + b",\n" + event * after + b"{}]" + b"}" * (opening != b"[")
+            with pytest.raises(TraceError, match=r"at byte (\d[\d,]*)") as caught:
+                decode(data)
+            byte = int(str(caught.value).partition("at byte ")[2].split()[0].strip(":").replace(",", ""))
+            assert len(before) <= byte < len(before) + len(odd), odd
+            assert odd != b"7" or "object" in str(caught.value)
 
 
 @pytest.mark.usefixtures("small_pieces")
