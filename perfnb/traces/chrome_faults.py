@@ -56,10 +56,12 @@ def no_json(source: str, begin: bytes, length: int) -> TraceError:
     """What else a text may be that begins with neither an object nor a list."""
     if not begin.strip(b" \t\r\n"):
         return _no_trace(source, "it holds nothing but blanks" if length else "it is empty", "record it again")
-    if begin.startswith((b"\xff\xfe", b"\xfe\xff")) or 0 in begin[:4]:
-        if begin.strip(b"\0"):
-            return _no_trace(source, "its text is UTF-16 or UTF-32, or no text", "save it as UTF-8")
+    letters = begin.replace(b"\0", b"")
+    if not letters:
         return _no_trace(source, "it holds null bytes instead of text", _AGAIN)
+    marked = begin.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if marked or (letters[0] in b"{[ \t\r\n" and len(letters) < len(begin)):
+        return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
     return _no_trace(source, f"it begins with {ascii(begin)[1:]}, which is no JSON object or list", "name another file")
 
 
