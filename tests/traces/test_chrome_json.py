@@ -111,7 +111,7 @@ def test_a_trace_needs_far_less_memory_than_its_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("opening", [b'{"traceEvents": [', b"["])
 def test_a_fault_is_told_with_its_byte_in_the_file(opening: bytes) -> None:
     event = json.dumps(EVENT).encode() + b",\n"
-    for odd in (b'{"ph": "X", "name": 3}', b'{"ph": "X", "name" 3}', b'{"ph": "X", "ts": NaN}', b"7"):
+    for odd in (b'{"ph": "X", "name": 3}', b'{"ph": "X", "name" 3}', b'{"ph": "X", "ts": NaN}', b"1"):
         for after in (50, 0):
             before = opening + event * 50
             data = before + odd + b",\n" + event * after + b"{}]" + b"}" * (opening != b"[")
@@ -119,7 +119,8 @@ def test_a_fault_is_told_with_its_byte_in_the_file(opening: bytes) -> None:
                 decode(data)
             byte = int(str(caught.value).partition("at byte ")[2].split()[0].strip(":").replace(",", ""))
             assert len(before) <= byte < len(before) + len(odd), odd
-            assert odd != b"7" or "object" in str(caught.value)
+            assert (b"NaN" in odd) == ("NaN at byte" in str(caught.value))
+            assert odd != b"1" or "expected `object`" in str(caught.value)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -135,6 +135,22 @@ def test_progress_is_told_from_the_third_second_on(tmp_path: Path, monkeypatch: 
             assert told[-1] == (size, size)
 
 
+def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(json.dumps([EVENT] * 10**5).encode())
+    blocks = path.stat().st_size // 2**20 + 1
+    clock = iter(range(10**6))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock) * trace_file._EVERY_S / 3)
+    monkeypatch.setattr(trace_file, "_QUIET_S", 0.0)
+    told: list[int] = []
+
+    read(path, progress=lambda done, total: told.append(done))
+
+    assert len(told) == -(-blocks // 3)
+    assert told[-1] == path.stat().st_size
+    assert blocks % 3  # the last one was told out of turn
+
+
 def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
