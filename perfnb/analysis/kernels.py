@@ -1,0 +1,81 @@
+"""Kernels, copies and fills in groups: by name, by what launched them, and with which input shapes."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from perfnb.analysis.device_work import device_work
+from perfnb.analysis.launches import named
+
+
+def kernels_by_op(events: pd.DataFrame) -> pd.DataFrame:
+    """Kernels grouped by the operator that launched them and its input shapes, the heaviest first.
+
+    The operator is the innermost one around the launching call; where the trace holds no such call, the one with the
+    same external id.
+
+    Returns
+    -------
+    DataFrame
+        ``op`` and ``shapes`` (missing where not known), ``op_calls`` (calls of the operator that launched something),
+        ``kernels`` (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``. Times are of the
+        trace, not per step.
+    """
+    rows = _work(events)
+    by = rows.groupby(["op", "shapes"], dropna=False, sort=False)
+    table = _times(by["duration_ns"])
+    table.insert(0, "kernels", by["name"].nunique())
+    table.insert(0, "op_calls", by["op_row"].nunique().astype("Int64"))
+    table = table.reset_index()
+    # Where the operator is not known, neither is how often it was called.
+    table["op_calls"] = table["op_calls"].mask(table["op"].isna())
+    return _heaviest_first(table)
+
+
+def kernels_of_ops(events: pd.DataFrame) -> pd.DataFrame:
+    """As `kernels_by_op`, one row a kernel of an operator with some shapes: ``op``, ``shapes``, ``kernel``, times."""
+    rows = _work(events).rename(columns={"name": "kernel"})
+    by = rows.groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
+    return _heaviest_first(_times(by["duration_ns"]).reset_index())
+
+
+def kernels_by_name(events: pd.DataFrame) -> pd.DataFrame:
+    """Kernels, copies and fills by name, the heaviest first: ``kernel``, ``calls``, ``total_ms``, ``mean_us``, ..."""
+    rows = _work(events).rename(columns={"name": "kernel"})
+    return _heaviest_first(_times(rows.groupby("kernel", sort=False)["duration_ns"]).reset_index())
+
+
+def _work(events: pd.DataFrame) -> pd.DataFrame:
+    work = device_work(events)
+    names = events["name"].astype("str")
+    if "shapes" in events.columns:
+        shapes = events["shapes"].astype("object")
+    else:
+        shapes = pd.Series(None, index=events.index, dtype="object")
+    of_op = shapes.where(shapes.notna(), None)
+    return pd.DataFrame(
+        {
+            "name": names.to_numpy()[work.rows],
+            "op": named(names, work.op),
+            "shapes": named(of_op, work.op),
+            "op_row": work.op,
+            "duration_ns": work.end - work.start,
+        }
+    )
+
+
+def _times(durations: pd.api.typing.SeriesGroupBy) -> pd.DataFrame:
+    figures = durations.agg(["size", "sum", "mean", "min", "max"])
+    return pd.DataFrame(
+        {
+            "calls": figures["size"],
+            "total_ms": figures["sum"] / 1e6,
+            "mean_us": figures["mean"] / 1e3,
+            "min_us": figures["min"] / 1e3,
+            "max_us": figures["max"] / 1e3,
+        }
+    )
+
+
+def _heaviest_first(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
