@@ -13,7 +13,6 @@ import pandas as pd
 
 from perfnb.analysis.attribution import ON_DEVICE
 from perfnb.analysis.nesting import NONE, Bools, Ints, forest_of, innermost, nest
-from perfnb.capture.tracer import STEP_SPAN
 
 #: Sorts of work on a device; memsets are computation.
 SORTS = ("computation", "communication", "memcpy")
@@ -22,7 +21,7 @@ CALLS = ("cuda_runtime", "cuda_driver")
 OPS = ("cpu_op",)
 #: Names of the collectives' kernels, also as mangled by a compiler.
 _COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl)", re.IGNORECASE)
-_STEP = re.compile(rf"(?:ProfilerStep#|{re.escape(STEP_SPAN)})([0-9]{{1,18}})$")
+_STEP = re.compile(r"(?:ProfilerStep#|pf_step#)([0-9]{1,18})$")
 _STEP_CATEGORIES = ("user_annotation", "cpu_op")
 #: How often intervals that cross are cut before what still crosses counts as lying beside each other.
 _CUTS = 8
@@ -104,6 +103,15 @@ def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
     return values.cat.codes.to_numpy().astype(np.int64), values.cat.categories
 
 
+def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorical:
+    """What a column of text says of each of the rows; missing where the row is -1, or the text is."""
+    codes, labels = text(events, name)
+    of_rows = np.append(codes, NONE)[rows]
+    used, compact = np.unique(of_rows[of_rows != NONE], return_inverse=True)
+    of_rows[of_rows != NONE] = compact
+    return pd.Categorical.from_codes(of_rows, categories=labels[used])
+
+
 def matching(events: pd.DataFrame, pattern: re.Pattern[str]) -> Bools:
     """Whether each event's name matches at its begin; each name is looked at once."""
     codes, labels = text(events, "name")
@@ -116,6 +124,8 @@ def pairs(*columns: Ints) -> Ints:
     """One number for each distinct combination of values."""
     result = np.zeros(len(columns[0]), dtype=np.int64)
     for values in columns:
+        if len(values) and (values == values[0]).all():
+            continue  # tells nothing apart
         codes, labels = pd.factorize(values)
         result = pd.factorize(result * max(len(labels), 1) + codes)[0].astype(np.int64)
     return result
@@ -168,12 +178,17 @@ def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     return end, np.where(lost, NONE, parent)
 
 
+def step_rows(events: pd.DataFrame) -> Bools:
+    """Whether each event marks a step of the host."""
+    return matching(events, _STEP) & is_in(events, _STEP_CATEGORIES)
+
+
 def step_windows(events: pd.DataFrame) -> pd.DataFrame:
     """The steps that the host marked, in order of time: ``event``, ``number``, ``rank``, ``start``, ``end``.
 
     A step is an annotation ``ProfilerStep#<number>`` (torch's) or perfnb's own.
     """
-    rows = np.flatnonzero(matching(events, _STEP) & is_in(events, _STEP_CATEGORIES))
+    rows = np.flatnonzero(step_rows(events))
     codes, labels = text(events, "name")
     found = {code: _STEP.match(str(labels[code])) for code in np.unique(codes[rows])}
     start = column(events, "start_ns")[rows]
@@ -199,7 +214,7 @@ def _sorts(events: pd.DataFrame) -> Ints:
 
 def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
     """The operator that launched each row of work."""
-    is_op = is_in(events, OPS) & ~matching(events, _STEP)
+    is_op = is_in(events, OPS) & ~step_rows(events)
     start = column(events, "start_ns")
     used = np.unique(call[call != NONE])
     members = np.concatenate((np.flatnonzero(is_op), used))

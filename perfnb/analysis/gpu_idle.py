@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.device_work import DeviceWork, column, device_work, first_match, is_in, pairs
+from perfnb.analysis.device_work import DeviceWork, column, device_work, is_in, named, pairs
 from perfnb.analysis.gpu_time import groups
 from perfnb.analysis.interval_sets import gaps, union
-from perfnb.analysis.launches import named, submitted
+from perfnb.analysis.launches import submitted
 from perfnb.analysis.nesting import NONE, Bools, Ints
 
 #: Why a device was idle, in the order of the columns of the sums.
@@ -50,15 +50,15 @@ def idle_gaps(events: pd.DataFrame, per_stream: bool = False, handover_ns: int =
     DataFrame
         ``rank``, ``device`` (with `per_stream` also ``stream``), ``step`` (of the work after the gap), ``start_ns``,
         ``duration_ns``, ``reason``, ``launch_known``, ``host_ns`` (how long after the begin of the gap the call began;
-        0 where it had, missing where there is none), ``next`` and ``op`` (names of the work after the gap and of the
-        operator that launched it), ``next_event`` (its position in `events`). The durations add up to the idle time.
+        0 where it had, missing where there is none), ``next_event`` (position in `events` of the work after the gap),
+        ``next`` and ``op`` (names of this and of the operator that launched it). The durations add up to the idle time.
     """
     work = device_work(events)
     by = ("rank", "device", "stream") if per_stream else ("rank", "device")
     ready, waits, sibling = submitted(events, work), _awaits_unknown(events, work), _first_of_call(work)
-    begin_of_call = column(events, "start_ns")[work.call] if len(events) else work.start
-    names = pd.Series(events["name"].astype("str").to_numpy(), dtype="str")
+    begin_of_call = column(events, "start_ns")[work.call]
     parts: list[pd.DataFrame] = []
+    ops: list[Ints] = []
     for key, places in groups(work, by):
         idle = gaps(union(work.start[places], work.end[places]))
         after = _next_work(work, places, idle.end)
@@ -77,16 +77,18 @@ def idle_gaps(events: pd.DataFrame, per_stream: bool = False, handover_ns: int =
                 "step": step.where(step != NONE),
                 "start_ns": idle.start,
                 "duration_ns": duration,
-                "reason": pd.Categorical.from_codes(code, categories=list(REASONS)),
+                "reason": pd.Categorical.from_codes(code, categories=pd.Index(REASONS)),
                 "launch_known": known,
                 "host_ns": pd.Series(np.minimum(until_call, duration), dtype="Int64").where(pd.Series(known)),
-                "next": named(names, work.rows[after]),
-                "op": named(names, work.op[after]),
                 "next_event": work.rows[after],
             }
         )
         parts.append(part)
-    return pd.concat(parts, ignore_index=True) if parts else _no_gaps(by)
+        ops.append(work.op[after])
+    if not parts:
+        return _no_gaps(by)
+    whole = pd.concat(parts, ignore_index=True)
+    return whole.assign(next=named(events, whole["next_event"].to_numpy()), op=named(events, np.concatenate(ops)))
 
 
 def idle_time(
@@ -154,12 +156,12 @@ def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
 def _no_gaps(by: tuple[str, ...]) -> pd.DataFrame:
     integers = pd.Series([], dtype="int64")
     reason = pd.Categorical([], categories=list(REASONS))
-    missing, text = pd.Series([], dtype="Int64"), pd.Series([], dtype="str")
+    missing, text = pd.Series([], dtype="Int64"), pd.Categorical([])
     return pd.DataFrame(
         {
             **dict.fromkeys((*by, "step"), missing),
             **{"start_ns": integers, "duration_ns": integers, "reason": reason},
-            **{"launch_known": pd.Series([], dtype=bool), "host_ns": missing, "next": text, "op": text},
-            "next_event": integers,
+            **{"launch_known": pd.Series([], dtype=bool), "host_ns": missing, "next_event": integers},
+            **{"next": text, "op": text},
         }
     )

@@ -57,7 +57,7 @@ def gpu_time_by_step(events: pd.DataFrame) -> pd.DataFrame:
 
 def _table(work: DeviceWork, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools | None = None) -> pd.DataFrame:
     is_kernel = (events["category"] == "kernel").to_numpy()[work.rows]
-    rows = [key | _figures(work, places, is_kernel) for key, places in groups(work, by, chosen)]
+    rows = [{**key, **_figures(work, places, is_kernel)} for key, places in groups(work, by, chosen)]
     table = pd.DataFrame(rows, columns=[*by, *_MS, "kernels", "kernel_ms"])
     types = dict.fromkeys((*by, "kernels"), "Int64") | dict.fromkeys((*_MS, "kernel_ms"), "Float64")
     return table.astype(types)
@@ -69,8 +69,9 @@ def groups(
     """The values of the columns `by` and the places of the work that has them, in the order of the values."""
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
     keys = pd.DataFrame({name: getattr(work, name)[places] for name in by})
-    for values, group in keys.groupby(list(by), sort=True):
-        known = {name: None if value == NONE else int(value) for name, value in zip(by, values, strict=True)}
+    for _, group in keys.groupby(list(by), sort=True):
+        first = group.iloc[0]
+        known = {name: None if first[name] == NONE else int(first[name]) for name in by}
         yield known, places[group.index.to_numpy()]
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from perfnb.analysis.nesting import Bools, Ints
 
-
 #: What of being in one set and in another makes a moment part of the result.
 _Rule = Callable[[Bools, Bools], Bools]
 

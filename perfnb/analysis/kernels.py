@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import Any
 
-from perfnb.analysis.device_work import device_work
-from perfnb.analysis.launches import named
+import numpy as np
+import pandas as pd
+from pandas.api.typing import SeriesGroupBy
+
+from perfnb.analysis.device_work import device_work, named
+from perfnb.analysis.nesting import NONE
 
 
 def kernels_by_op(events: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +26,7 @@ def kernels_by_op(events: pd.DataFrame) -> pd.DataFrame:
         trace, not per step.
     """
     rows = _work(events)
-    by = rows.groupby(["op", "shapes"], dropna=False, sort=False)
+    by = rows.groupby(["op", "shapes"], dropna=False, sort=False, observed=True)
     table = _times(by["duration_ns"])
     table.insert(0, "kernels", by["name"].nunique())
     table.insert(0, "op_calls", by["op_row"].nunique().astype("Int64"))
@@ -42,29 +46,20 @@ def kernels_of_ops(events: pd.DataFrame) -> pd.DataFrame:
 def kernels_by_name(events: pd.DataFrame) -> pd.DataFrame:
     """Kernels, copies and fills by name, the heaviest first: ``kernel``, ``calls``, ``total_ms``, ``mean_us``, ..."""
     rows = _work(events).rename(columns={"name": "kernel"})
-    return _heaviest_first(_times(rows.groupby("kernel", sort=False)["duration_ns"]).reset_index())
+    return _heaviest_first(_times(rows.groupby("kernel", sort=False, observed=True)["duration_ns"]).reset_index())
 
 
 def _work(events: pd.DataFrame) -> pd.DataFrame:
     work = device_work(events)
-    names = events["name"].astype("str")
+    frame = {"name": named(events, work.rows), "op": named(events, work.op)}
     if "shapes" in events.columns:
-        shapes = events["shapes"].astype("object")
+        frame["shapes"] = named(events, work.op, "shapes")
     else:
-        shapes = pd.Series(None, index=events.index, dtype="object")
-    of_op = shapes.where(shapes.notna(), None)
-    return pd.DataFrame(
-        {
-            "name": names.to_numpy()[work.rows],
-            "op": named(names, work.op),
-            "shapes": named(of_op, work.op),
-            "op_row": work.op,
-            "duration_ns": work.end - work.start,
-        }
-    )
+        frame["shapes"] = pd.Categorical.from_codes(np.full(len(work), NONE), categories=pd.Index([], dtype="str"))
+    return pd.DataFrame({**frame, "op_row": work.op, "duration_ns": work.end - work.start})
 
 
-def _times(durations: pd.api.typing.SeriesGroupBy) -> pd.DataFrame:
+def _times(durations: SeriesGroupBy[Any, Any]) -> pd.DataFrame:
     figures = durations.agg(["size", "sum", "mean", "min", "max"])
     return pd.DataFrame(
         {

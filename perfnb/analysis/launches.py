@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.device_work import DeviceWork, column, device_work, pairs
+from perfnb.analysis.device_work import DeviceWork, column, device_work, named, pairs
 from perfnb.analysis.nesting import NONE, Bools, Ints
 
 
@@ -15,11 +15,8 @@ def submitted(events: pd.DataFrame, work: DeviceWork) -> Ints:
     That is the end of the launching call, but its begin where the work began before the call returned.
     """
     known = work.call != NONE
-    call = np.where(known, work.call, 0)
-    if len(events) == 0:
-        return np.array([], dtype=np.int64)
-    begin = column(events, "start_ns")[call]
-    end = begin + column(events, "duration_ns")[call]
+    begin = column(events, "start_ns")[work.call]
+    end = begin + column(events, "duration_ns")[work.call]
     return np.where(known, np.where(end <= work.start, end, begin), NONE)
 
 
@@ -41,21 +38,20 @@ def launches(events: pd.DataFrame) -> pd.DataFrame:
 
 def _rows(events: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     known = work.call != NONE
-    names = pd.Series(events["name"].astype("str").to_numpy(), dtype="str")
     begin, length = column(events, "start_ns"), column(events, "duration_ns")
-    delay = work.start - begin[work.call] if len(events) else work.start
-    call_ns = length[work.call] if len(events) else work.start
+    delay = work.start - begin[work.call]
+    call_ns = length[work.call]
     shared = _shared(work)
     duration = work.end - work.start
     is_kernel = (events["category"] == "kernel").to_numpy()[work.rows]
     short = duration * np.maximum(shared, 1) < call_ns
     frame = pd.DataFrame(
         {
-            "name": names.to_numpy()[work.rows],
-            "op": named(names, work.op),
+            "name": named(events, work.rows),
+            "op": named(events, work.op),
             **{key: _integers(getattr(work, key), getattr(work, key) != NONE) for key in ("rank", "device", "stream")},
             "step": _integers(work.step, work.step != NONE),
-            "call": named(names, work.call),
+            "call": named(events, work.call),
             "call_ns": _integers(call_ns, known),
             "shared": _integers(shared, known),
             "delay_ns": _integers(delay, known & (delay >= 0)),
@@ -80,8 +76,8 @@ def launches_by_op(events: pd.DataFrame) -> pd.DataFrame:
     work = device_work(events)
     rows = _rows(events, work)
     rows["call_row"] = work.call
-    once = rows[rows["call_row"] != NONE].drop_duplicates("call_row").groupby("op", dropna=False)
-    by = rows.groupby("op", dropna=False)
+    once = rows[rows["call_row"] != NONE].drop_duplicates("call_row").groupby("op", dropna=False, observed=True)
+    by = rows.groupby("op", dropna=False, observed=True)
     known = by["short"].count()
     table = pd.DataFrame(
         {
@@ -106,8 +102,8 @@ def launch_summary(events: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         ``rank``, ``device``, ``launched``, ``known`` (with their launch in the trace), ``call_ms`` (in launching calls,
-        in all), ``call_us`` and ``delay_us`` (median), ``short`` and ``short_share`` (ran for less time than their
-        launch took), ``before_launch`` (seem to begin before it).
+        in all), ``call_us`` and ``delay_us`` (median), ``short`` and ``short_share`` (kernels that ran for less
+        time than their launch took), ``before_launch`` (seem to begin before it).
     """
     work = device_work(events)
     rows = _rows(events, work)
@@ -116,12 +112,13 @@ def launch_summary(events: pd.DataFrame) -> pd.DataFrame:
     once = rows[rows["call_row"] != NONE].drop_duplicates("call_row")
     key = ["rank", "device"]
     by, calls = rows.groupby(key, dropna=False), once.groupby(key, dropna=False)
-    table = pd.DataFrame({"launched": by.size(), "known": by["short"].count()})
+    table = pd.DataFrame({"launched": by.size(), "known": by["call_ns"].count()})
+    kernels = by["short"].count()
     table["call_ms"] = calls["call_ns"].sum().astype("Float64").reindex(table.index) / 1e6
     table["call_us"] = calls["call_ns"].median().astype("Float64").reindex(table.index) / 1e3
     table["delay_us"] = by["delay_ns"].median().astype("Float64") / 1e3
-    table["short"] = by["short"].sum().astype("Int64").mask(table["known"] == 0)
-    table["short_share"] = table["short"].astype("Float64") / table["known"]
+    table["short"] = by["short"].sum().astype("Int64").mask(kernels == 0)
+    table["short_share"] = table["short"].astype("Float64") / kernels
     table["before_launch"] = by["early"].sum().astype("Int64").mask(table["known"] == 0)
     return table.reset_index()
 
@@ -140,7 +137,7 @@ def queue_lengths(events: pd.DataFrame) -> pd.DataFrame:
     """
     work = device_work(events)
     known = np.flatnonzero(work.call != NONE)
-    enter = column(events, "start_ns")[work.call[known]] if len(events) else work.start[known]
+    enter = column(events, "start_ns")[work.call[known]]
     known, enter = known[enter < work.start[known]], enter[enter < work.start[known]]
     twice = np.concatenate((known, known))
     time = np.concatenate((enter, work.start[known]))
@@ -155,12 +152,6 @@ def queue_lengths(events: pd.DataFrame) -> pd.DataFrame:
     }
     # All that entered a stream's queue left it, so that the sum starts from zero again at the next stream.
     return pd.DataFrame({**frame, "time_ns": time[last], "length": total[last]})
-
-
-def named(names: pd.Series, rows: Ints) -> pd.Series:
-    """The name of each of the rows, missing where the row is -1."""
-    texts = np.append(names.to_numpy(dtype=object), None)
-    return pd.Series(texts[rows], dtype="str").mask(pd.Series(rows == NONE))
 
 
 def _changes(stream: Ints, time: Ints) -> Bools:

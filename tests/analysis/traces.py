@@ -16,7 +16,13 @@ from perfnb.traces.kineto import read
 
 FOLDER = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 #: What categories were called in 2021.
-OLD = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime"}
+OLD = {
+    "Operator": "cpu_op",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": "cuda_runtime",
+}
 COLUMNS = (
     *("process", "thread", "device", "stream", "correlation", "external_id", "sequence", "forward_thread"),
     *("wait_stream", "wait_correlation", "rank"),
