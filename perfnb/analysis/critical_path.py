@@ -111,7 +111,7 @@ def critical_paths(events: pd.DataFrame, tail: bool = False) -> pd.DataFrame:
             of_rank = part["event"].fillna(NONE).to_numpy(dtype=np.int64)
             part["event"] = _known(np.append(positions, NONE)[of_rank])
             part.insert(0, "step", int(number))
-            part.insert(0, "rank", pd.Series([one] * len(part), dtype="Int64").where(one != NONE))
+            part.insert(0, "rank", _known(np.full(len(part), one)))
             parts.append(part)
     return pd.concat(parts, ignore_index=True) if parts else _no_segments()
 
@@ -185,12 +185,14 @@ def path_in(run: Run, window: Window) -> pd.DataFrame:
     of_key = np.append(column(events, "thread")[first], NONE)
     thread = of_key[np.where(key != NONE, np.searchsorted(keys, key), len(keys))]
     delayed = kind == _CODE["delay"]
-    layer = "layer" if "layer" in events.columns else "name"
+    none = np.full(len(event), NONE)
+    layers = named(events, launched, "layer") if "layer" in events.columns else named(events, none)
+    layers = layers.remove_categories([name for name in layers.categories if name == ""])
     frame = {
         "kind": pd.Categorical.from_codes(kind, categories=pd.Index(KINDS)),
         "name": named(events, event),
         "op": named(events, op),
-        "layer": named(events, launched if "layer" in events.columns else np.full(len(event), NONE), layer),
+        "layer": layers,
         "start_ns": begin,
         "duration_ns": end - begin,
         "thread": _known(thread),
@@ -214,6 +216,9 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
     if thread == NONE and len(work):
         inside = np.flatnonzero(work.end <= now)
         at = int(inside[np.argmax(work.end[inside])]) if len(inside) else NONE
+        if at != NONE:
+            segments.append((_CODE["unknown"], NONE, NONE, max(ends[at], begin), now, NONE))
+            now = ends[at]
     for _ in range(4 * (len(starts) + len(waits.rows) + len(over.time)) + 4):
         if now <= begin:
             break

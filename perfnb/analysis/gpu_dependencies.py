@@ -62,6 +62,8 @@ class Waits:
         Number of the thread, nanoseconds.
     work : ndarray
         Place of the work for which the call waited: of what it waits for, the last to end. It may have ended before.
+    waiting, awaited : ndarray
+        All of it: place of a call in these arrays, and of the last work of one stream that it waits for.
     """
 
     rows: Ints
@@ -69,6 +71,8 @@ class Waits:
     start: Ints
     end: Ints
     work: Ints
+    waiting: Ints
+    awaited: Ints
 
 
 def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
@@ -107,21 +111,32 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
     start = column(events, "start_ns")
     end = start + column(events, "duration_ns")
     is_call = is_in(events, CALLS)
-    rows = np.flatnonzero(is_call & matching(events, _WAITING))
-    awaited = np.where(
-        matching(events, _EVENT_WAITING)[rows],
-        _work_of_events(events, work, rows),
-        _work_of_streams(events, work, rows, matching(events, _STREAM_WAITING)[rows]),
+    of_event = is_call & matching(events, _EVENT_WAITING)
+    others = np.flatnonzero(is_call & matching(events, _WAITING) & ~of_event)
+    rows = np.flatnonzero(of_event)
+    waiting, awaited = np.arange(len(rows)), _work_of_events(events, work, rows)
+    call, last = _work_of_streams(events, work, others, matching(events, _STREAM_WAITING)[others])
+    rows, waiting, awaited = (
+        np.concatenate((rows, others)),
+        np.concatenate((waiting, len(rows) + call)),
+        np.concatenate((awaited, last)),
     )
     # A copy waits where what it launched had ended when it returned.
     copied = np.flatnonzero(work.call != NONE)
     call = work.call[copied]
     blocks = matching(events, _COPYING)[call] & (work.end[copied] > start[call]) & (work.end[copied] <= end[call])
+    waiting = np.concatenate((waiting, len(rows) + np.arange(blocks.sum())))
     rows, awaited = np.concatenate((rows, call[blocks])), np.concatenate((awaited, copied[blocks]))
+    waiting, awaited = waiting[awaited != NONE], awaited[awaited != NONE]
     thread = thread_keys(events)[rows]
     order = np.lexsort((end[rows], thread))
-    rows, awaited = rows[order], awaited[order]
-    return Waits(rows, thread[order], start[rows], end[rows], awaited)
+    place = np.empty(len(rows), dtype=np.int64)
+    place[order] = np.arange(len(rows))
+    last = np.full(len(rows), NONE, dtype=np.int64)
+    by_end = np.argsort(work.end[awaited], kind="stable")
+    last[place[waiting[by_end]]] = awaited[by_end]
+    rows = rows[order]
+    return Waits(rows, thread[order], start[rows], end[rows], last, place[waiting], awaited)
 
 
 def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["left", "right"] = "left") -> Ints:
@@ -214,15 +229,16 @@ def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
     return np.where(known, result, np.where(begun, last, NONE))
 
 
-def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> Ints:
-    """What calls that wait for a stream or a device waited for: of what was launched before, the last to end."""
+def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> tuple[Ints, Ints]:
+    """Pairs of a call that waits for a stream or a device, and the last work launched before it on each stream."""
     detail = _detail(events, rows)
     device = np.append(column(events, "device"), NONE)[detail]
     stream = np.append(column(events, "stream"), NONE)[detail]
     start, launched = column(events, "start_ns")[rows], _launched(events, work)
     # What ends later than the call returns was not waited for; a little later, and the clocks differ.
     until = start + column(events, "duration_ns")[rows] + HANDOVER_NS
-    result = np.full(len(rows), NONE, dtype=np.int64)
+    none = np.array([], dtype=np.int64)
+    calls, awaited = [none], [none]
     ends = np.append(work.end, np.iinfo(np.int64).min)
     place = pairs(work.device, work.stream)
     for one in np.unique(place):
@@ -233,6 +249,7 @@ def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stre
         last = np.where(np.searchsorted(launched[order], start) > 0, last, NONE)
         fits = (device == NONE) | (device == of_device) | (of_device == NONE)
         fits &= ~of_stream | (stream == NONE) | (stream == of_member)
-        better = fits & (ends[last] > ends[result]) & (ends[last] <= until)
-        result = np.where(better, last, result)
-    return result
+        fits &= (last != NONE) & (ends[last] <= until)
+        calls.append(np.flatnonzero(fits))
+        awaited.append(last[fits])
+    return np.concatenate(calls), np.concatenate(awaited)

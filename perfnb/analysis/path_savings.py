@@ -75,6 +75,9 @@ class _Timing:
     def __init__(self, run: Run, window: Window, by: By, parts: list[str]) -> None:
         self.run, self.window, self.count = run, window, len(parts)
         events, work = run.events, run.work
+        self.awaited: dict[int, list[int]] = {}
+        for call, one in zip(run.waits.waiting.tolist(), run.waits.awaited.tolist(), strict=True):
+            self.awaited.setdefault(call, []).append(one)
         # The part of each event's own time, by position; one more for what is no event.
         part = {name: code for code, name in enumerate(parts)}
         codes, names = text(events, "name")
@@ -130,7 +133,7 @@ class _Timing:
             last: npt.NDArray[np.float64] = shift[len(points) - 1]
             return last
         begun = np.flatnonzero((at_work[:-1] != NONE) & (work.end <= window.end))
-        slack = (window.end - work.end[begun]).astype(np.float64)
+        slack = (work.end[begun].max(initial=0) - work.end[begun]).astype(np.float64)
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
@@ -214,8 +217,9 @@ class _Timing:
         finished = min(int(self.run.work.end[awaited]), end) if awaited != NONE else start
         waited = awaited != NONE and finished > start
         result = began + max(finished - start, 0)
-        if awaited != NONE:
-            result = np.minimum(result, done[awaited] + max(start - finished, 0))
+        for one in self.awaited.get(int(which), ()):
+            slack = max(finished, start) - min(int(self.run.work.end[one]), end)
+            result = np.minimum(result, done[one] + max(slack, 0))
         row = waits.rows[which]
         part = self.of_wait[row] if waited else self.of_host[row]
         if part != NONE:

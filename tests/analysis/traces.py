@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,12 @@ class Trace:
         return frame.astype({"name": "category", "category": "category", "shapes": "category"} | integers)
 
 
+@cache
 def public_trace(name: str) -> pd.DataFrame:
-    """The events of a public trace. What the reader's columns lack is taken from the file's arguments."""
+    """The events of a public trace. What the reader's columns lack is taken from the file's arguments.
+
+    The same frame each time: analysis changes none.
+    """
     path = FOLDER / "kineto" / name
     trace = read(path)
     columns = {key: getattr(trace, key) for key in ("start_ns", "duration_ns", *COLUMNS) if hasattr(trace, key)}
