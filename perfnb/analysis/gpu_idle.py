@@ -7,7 +7,6 @@ import pandas as pd
 
 from perfnb.analysis.device_work import DeviceWork, column, device_work, is_in, named, pairs
 from perfnb.analysis.gpu_time import groups
-from perfnb.analysis.interval_sets import gaps, union
 from perfnb.analysis.launches import submitted
 from perfnb.analysis.nesting import NONE, Bools, Ints
 
@@ -60,22 +59,21 @@ def idle_gaps(events: pd.DataFrame, per_stream: bool = False, handover_ns: int =
     parts: list[pd.DataFrame] = []
     ops: list[Ints] = []
     for key, places in groups(work, by):
-        idle = gaps(union(work.start[places], work.end[places]))
-        after = _next_work(work, places, idle.end)
-        duration = idle.end - idle.start
+        begin, end, after = _gaps(work, places)
+        duration = end - begin
         known = work.call[after] != NONE
-        graph = known & (sibling[after] < idle.start)
+        graph = known & (sibling[after] < begin)
         waited = graph | (duration <= handover_ns) | waits[after]
-        late = ~graph & (ready[after] > idle.start)
+        late = ~graph & (ready[after] > begin)
         late |= ~waited & (work.start[after] - ready[after] <= LAUNCH_NS)
         code = np.where(known & late, 0, np.where(known & waited, 1, 2))
         step = pd.Series(work.step[after], dtype="Int64")
-        until_call = np.maximum(begin_of_call[after] - idle.start, 0)
+        until_call = np.maximum(begin_of_call[after] - begin, 0)
         part = pd.DataFrame(
             {
                 **{name: pd.Series([value] * len(after), dtype="Int64") for name, value in key.items()},
                 "step": step.where(step != NONE),
-                "start_ns": idle.start,
+                "start_ns": begin,
                 "duration_ns": duration,
                 "reason": pd.Categorical.from_codes(code, categories=pd.Index(REASONS)),
                 "launch_known": known,
@@ -112,11 +110,16 @@ def idle_time(
     return pd.DataFrame({**{name: rows[name] for name in by}, **parts}).groupby(by, dropna=False).sum().reset_index()
 
 
-def _next_work(work: DeviceWork, places: Ints, ends: Ints) -> Ints:
-    """The work that ended each gap: of what began then, the longest."""
-    order = np.lexsort((work.start[places] - work.end[places], work.start[places]))
-    ordered = places[order]
-    return ordered[np.searchsorted(work.start[ordered], ends)]
+def _gaps(work: DeviceWork, places: Ints) -> tuple[Ints, Ints, Ints]:
+    """Begin and end of each gap between the given work, and what ended it: of what began then, the longest.
+
+    Work without duration ends a gap too, so that first begin, gaps, work and last end fit together.
+    """
+    order = places[np.lexsort((-work.end[places], work.start[places]))]
+    reach = np.maximum.accumulate(work.end[order])[:-1]
+    after = order[1:]
+    real = work.start[after] > reach
+    return reach[real], work.start[after[real]], after[real]
 
 
 def _first_of_call(work: DeviceWork) -> Ints:

@@ -21,6 +21,8 @@ from perfnb.analysis.interval_sets import union
 from perfnb.analysis.nesting import NONE, Ints
 
 By = Literal["kind", "op", "name"]
+#: Nanoseconds by which something comes earlier, one value a part; or a table of them.
+_Shift = npt.NDArray[np.float64]
 #: Order of what happens at one moment.
 _RETURN, _TURN, _POINT, _WORK = range(4)
 
@@ -61,7 +63,9 @@ def savings_in(run: Run, window: Window, by: By = "kind", most: int = 12) -> pd.
     sums = path.groupby(by, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     sums = sums.sort_values("sum", ascending=False, kind="stable")
     parts = sums.index[:most].tolist()
-    saved = _Timing(run, window, by, parts).saved() / 1e6 if parts else np.array([])
+    saved = Retiming(run, window, by, parts).saved() if parts else np.array([])
+    # Where the clocks of host and device differ, work can end after the call that waited for it, and seem to save more.
+    saved = np.clip(saved, 0, sums["sum"].to_numpy()[: len(parts)]) / 1e6
     length = max(window.end - window.begin, 1)
     table = pd.DataFrame({"segments": sums["size"], "path_ms": sums["sum"] / 1e6, "share": sums["sum"] / length})
     table["saves_ms"] = pd.Series(saved, index=parts, dtype="Float64").reindex(table.index)
@@ -69,7 +73,7 @@ def savings_in(run: Run, window: Window, by: By = "kind", most: int = 12) -> pd.
     return table.reset_index()
 
 
-class _Timing:
+class Retiming:
     """A step timed anew without each of some parts: by how much earlier each moment comes, one column a part."""
 
     def __init__(self, run: Run, window: Window, by: By, parts: list[str]) -> None:
@@ -98,7 +102,7 @@ class _Timing:
             self.of_launch = own[work.op] if by == "op" else own[work.call]
             self.of_delay, self.of_wait, self.of_turn = self.of_work, self.of_host, NONE
 
-    def saved(self) -> npt.NDArray[np.float64]:
+    def saved(self) -> _Shift:
         """Nanoseconds by which the end comes earlier without each part."""
         run, window, work = self.run, self.window, self.run.work
         points = self._points()
@@ -124,13 +128,13 @@ class _Timing:
                 if self.of_work[which] != NONE:
                     done[which, self.of_work[which]] += work.end[which] - work.start[which]
             elif sort[at] == _RETURN:
-                shift[at] = self._return(which, shift[began[which]], done)
+                shift[at] = self._return(which, shift[began[which]], shift[previous[at]], gone[at], done)
             else:
                 shift[at] = shift[turned[which]]
                 if self.of_turn != NONE:
                     shift[at, self.of_turn] += run.handovers.time[which] - run.handovers.ended[which]
         if window.thread != NONE:
-            last: npt.NDArray[np.float64] = shift[len(points) - 1]
+            last: _Shift = shift[len(points) - 1]
             return last
         begun = np.flatnonzero((at_work[:-1] != NONE) & (work.end <= window.end))
         slack = (work.end[begun].max(initial=0) - work.end[begun]).astype(np.float64)
@@ -158,7 +162,7 @@ class _Timing:
         plain = (frame["sort"] == _POINT) & frame.duplicated(["time", "thread", "sort"])
         return frame[~plain].reset_index(drop=True).astype(np.int64)
 
-    def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, npt.NDArray[np.float64]]:
+    def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
         """The point before each on its thread, and how much of the host's time between them each part takes."""
         timeline = self.run.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
@@ -182,9 +186,7 @@ class _Timing:
         wanted = pd.MultiIndex.from_arrays([thread, time])
         return np.asarray(known.reindex(wanted, fill_value=len(points)), dtype=np.int64)
 
-    def _begin(
-        self, which: int, launched: npt.NDArray[np.float64], done: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
+    def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
         """By how much earlier a piece of work begins: as much as the least of what it depends on allows."""
         held, work = self.run.held, self.run.work
         start, by = work.start[which], held.by[which]
@@ -208,20 +210,23 @@ class _Timing:
             earliest = np.minimum(earliest, shift)
         return np.where(np.isfinite(earliest), earliest, 0.0)
 
-    def _return(
-        self, which: int, began: npt.NDArray[np.float64], done: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        """By how much earlier a waiting call returns."""
+    def _return(self, which: int, began: _Shift, host: _Shift, gone: _Shift, done: _Shift) -> _Shift:
+        """By how much earlier a waiting call returns: as much as the host and all that it waits for allow.
+
+        `began` is the shift of the call's begin, `host` that of the last thing on its thread, `gone` the host's time
+        since then that is left out.
+        """
         waits = self.run.waits
         start, end, awaited = int(waits.start[which]), int(waits.end[which]), waits.work[which]
         finished = min(int(self.run.work.end[awaited]), end) if awaited != NONE else start
-        waited = awaited != NONE and finished > start
-        result = began + max(finished - start, 0)
+        waited = finished > start
+        result = began + (finished - start) if waited else host.copy()
         for one in self.awaited.get(int(which), ()):
             slack = max(finished, start) - min(int(self.run.work.end[one]), end)
             result = np.minimum(result, done[one] + max(slack, 0))
-        row = waits.rows[which]
-        part = self.of_wait[row] if waited else self.of_host[row]
-        if part != NONE:
-            result[part] += end - max(finished, start)
+        part = self.of_wait[waits.rows[which]]
+        if not waited:
+            result = result + gone
+        elif part != NONE:
+            result[part] += end - finished
         return result

@@ -139,3 +139,10 @@ def test_the_parts_of_the_idle_time_of_a_public_trace_add_up(name: str) -> None:
     assert (sums["unknown_ms"] <= sums["other_ms"]).all()
     per_stream = idle_gaps(events, per_stream=True)
     assert (per_stream["duration_ns"] > 0).all()
+
+
+def test_work_without_duration_ends_a_gap_and_begins_one() -> None:
+    trace = Trace().work("empty", 0, 0).work("a", 20, 30).work("empty", 70, 70)
+
+    assert (idle_gaps(trace.frame())["duration_ns"] // 1000).tolist() == [20, 40]
+    assert gpu_time(trace.frame())["idle_ms"].tolist() == [0.060]

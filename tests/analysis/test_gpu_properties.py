@@ -1,4 +1,4 @@
-"""What must hold of any trace, however odd: made up by hypothesis, with skewed clocks, lost launches and crossing times."""
+"""What must hold of any trace, however odd: made up at random, with skewed clocks, lost launches and crossing times."""
 
 from __future__ import annotations
 
