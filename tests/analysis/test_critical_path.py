@@ -129,7 +129,7 @@ def test_waiting_for_an_event_waits_for_what_was_launched_before_it_was_recorded
 
 
 def test_waiting_for_one_stream_does_not_wait_for_another() -> None:
-    trace = Trace().work("a", 5, 40, (1, 3)).work("b", 40, 80, (4, 5), stream=9)
+    trace = Trace().work("a", 5, 40, (1, 3)).work("b", 40, 50, (4, 5), stream=9)
     trace.event("cudaStreamSynchronize", 10, 45, "cuda_runtime", correlation=50)
     trace.event("Stream Sync", 10, 45, "cuda_sync", device=0, stream=7, correlation=50)
 
@@ -195,6 +195,12 @@ def test_kernels_of_a_graph_wait_for_each_other_and_the_first_for_the_launch() -
         ("computation", "b"),
         ("synchronisation", "cudaDeviceSynchronize"),
     ]
+
+
+def test_a_kernel_of_a_graph_waits_for_the_one_before_it_though_that_had_ended_when_the_call_returned() -> None:
+    trace = Trace().work("a", 6, 8, (2, 10), call="cudaGraphLaunch").work("b", 12, 20, correlation=1).frame()
+
+    assert held_up(trace, device_work(trace)).by.tolist() == [LAUNCH, STREAM]
 
 
 def test_a_kernel_that_seems_to_begin_before_its_launch_stands_in_the_path_all_the_same() -> None:

@@ -20,7 +20,7 @@ def gap_after(begin: float, launch: tuple[float, float] | None, **rest: int) -> 
     ("begin", "launch", "reason"),
     [
         (200, (150, 160), "host"),  # launched after the device fell idle
-        (200, (90, 195), "host"),  # the call had begun, but not returned
+        (200, (90, 150), "host"),  # the call had begun, but not returned
         (112, (80, 99), "host"),  # returned just before, and a launch takes 13 us
         (102, (80, 90), "dependency"),  # in the queue: one work hands over to the next
         (102, (99, 110), "dependency"),  # begun before the call returned; the call had begun in time
