@@ -226,6 +226,9 @@ def profile_step(
     from perfnb.capture.namespace import chosen_models, namespace_of
 
     __tracebackhide__ = True
+    given: Any = watch
+    if not isinstance(given, bool):
+        raise TypeError(f"watch must be True or False, not {given!r}.")
     models, names = chosen_models(model)
     return run_profile(
         step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,13 +86,13 @@ class Watch:
         """Interval, devices and what was found out about the run."""
         return deepcopy(self._meta())
 
-    def summary(self, mark: str | None = None) -> pd.DataFrame:
+    def summary(self, mark: str | int | None = None) -> pd.DataFrame:
         """Median, 95th percentile and maximum by device and metric, and totals of rates and energy.
 
         Parameters
         ----------
-        mark : str, optional
-            Only what was read inside marks of this name: ``cell 5``.
+        mark : str or int, optional
+            Only what was read inside marks of this name; 5 is the cell of that number, ``cell 5``.
 
         Returns
         -------
@@ -103,20 +104,25 @@ class Watch:
         samples, marks = record.samples, record.marks
         if mark is None:
             return machine_table(samples, self._meta().get("exact"))
-        named = marks[marks["name"] == mark]
+        name = f"cell {mark}" if isinstance(mark, int) else str(mark)
+        named = marks[marks["name"] == name]
         if named.empty:
-            near = difflib.get_close_matches(mark, sorted(set(marks["name"])), n=3, cutoff=0.3)
+            near = difflib.get_close_matches(name, sorted(set(marks["name"])), n=3, cutoff=0.3)
             hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; `marks` lists those there are."
-            raise ValueError(f"there is no mark {mark!r}{hint}")
+            raise ValueError(f"there is no mark {name!r}{hint}")
         inside = pd.Series(False, index=samples.index)
         for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
             inside |= samples["t_s"].between(float(start), float(end))
+        if not inside.any():
+            raise ValueError(f"no reading fell into the mark {name!r}: it was shorter than the time between readings.")
         return machine_table(samples[inside])
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
         """Name what runs in the block while the watch runs; marks may lie inside each other."""
         __tracebackhide__ = True
+        if self._watcher is None or self._kept is not None:
+            warnings.warn(f"The watch has ended: the mark {name!r} is not kept.", stacklevel=3)
         number = self._marks.begin(str(name), self._now())
         try:
             yield
@@ -170,7 +176,8 @@ class Watch:
     def __repr__(self) -> str:
         meta = self._meta()
         state = "running" if self.running else "stopped"
-        return f"<perfnb.Watch: {state}, every {meta['interval_s']:g} s, {meta['ticks']:,} readings>"
+        readings = "1 reading" if meta["ticks"] == 1 else f"{meta['ticks']:,} readings"
+        return f"<perfnb.Watch: {state}, every {meta['interval_s']:g} s, {readings}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         summary = self._summary()
@@ -282,7 +289,9 @@ def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None
     """
     if metrics is None:
         return None
-    words = [word.strip() for word in metrics.split(",")] if isinstance(metrics, str) else list(metrics)
+    words = [word.strip() for word in metrics.split(",")] if isinstance(metrics, str) else metrics
+    if not isinstance(words, (list, tuple)) or not words:
+        raise ValueError(f"metrics must be words, such as 'cpu, memory', not {metrics!r}.")
     for word in words:
         if word not in CHARTS:
             raise ValueError(f"there is no metric {word!r}: the metrics are {', '.join(CHARTS)}.")

@@ -36,6 +36,7 @@ def test_the_signature_is_the_contract() -> None:
         "memory": True,
         "flops": True,
         "stacks": False,
+        "watch": False,
         "name": None,
     }
     by_keyword = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]

@@ -173,3 +173,44 @@ def test_marks_that_were_dropped_are_told_of() -> None:
             with w.mark(f"step {number}"):
                 pass
     assert any("old marks were dropped" in note for note in w.notes)
+
+
+def test_a_mark_after_the_end_is_not_kept_and_that_is_said() -> None:
+    with perfnb.watch(0.05) as w:
+        time.sleep(0.1)
+    with pytest.warns(UserWarning, match="The watch has ended: the mark 'late' is not kept"), w.mark("late"):
+        pass
+    assert w.marks.empty
+
+
+def test_a_cell_may_be_asked_for_by_its_number_and_a_short_mark_has_no_figures() -> None:
+    with perfnb.watch(0.2) as w:
+        with w.mark("cell 5"):
+            time.sleep(0.5)
+        time.sleep(0.05)
+        with w.mark("short"):
+            pass
+        time.sleep(0.2)
+    assert len(w.summary(5)) == len(w.summary("cell 5")) > 0
+    with pytest.raises(ValueError, match="no reading fell into the mark 'short'"):
+        w.summary("short")
+
+
+@pytest.mark.parametrize("metrics", [[], 3, ""])
+def test_metrics_that_are_none(metrics: object) -> None:
+    with pytest.raises(ValueError, match="metric"):
+        perfnb.watch(metrics=metrics)  # type: ignore[arg-type]
+
+
+def test_whether_a_profile_is_watched_is_yes_or_no() -> None:
+    with pytest.raises(TypeError, match="watch must be True or False, not 'no'"):
+        perfnb.profile_step(lambda: None, watch="no")  # type: ignore[arg-type]
+
+
+def test_a_picture_of_nothing_says_so() -> None:
+    with perfnb.watch(0.05) as w:
+        time.sleep(0.1)
+    assert [text.get_text() for text in w.plot("gpu").texts] == (
+        ["No readings."] if not torch.cuda.is_available() else []
+    )
+    assert type(w.plot("cpu")).__name__ == "Figure"

@@ -29,7 +29,7 @@ class GpuWatchMagics(Magics):
     @argument(
         "--metrics",
         metavar="WORDS",
-        help="Show only these, with commas between: cpu, throttled, memory, gpu, gpu-memory, power, temperature, "
+        help="Draw only these, with commas between: cpu, throttled, memory, gpu, gpu-memory, power, temperature, "
         "clocks, pcie, disk, network.",
     )
     @argument("--into", metavar="NAME", help="Bind the watch to this variable.")
@@ -51,7 +51,8 @@ class GpuWatchMagics(Magics):
         The history is a frame: w.samples, w.summary(), w.plot(). Cells are marked in it by their numbers.
         """
         __tracebackhide__ = True
-        options, rest = split_line(line, _parser())
+        first, _, behind = line.strip().partition(" ")
+        options, rest = split_line(f"{behind} {first}" if first in _WORDS else line, _parser())
         require_name(options.into)
         if cell is not None:
             if rest:
@@ -62,7 +63,8 @@ class GpuWatchMagics(Magics):
             raise UsageError(f"%gpuwatch knows start, stop and status, not {rest!r}; %%gpuwatch watches a cell.")
         if command == "start":
             watch = self._start(options)
-            self._stop()
+            if self._stop() is not None:
+                print("The watch that ran before was stopped.")
             self._running = watch
             self._bind(options, self._running)
             self._running._ipython_display_()
@@ -104,11 +106,11 @@ class GpuWatchMagics(Magics):
         if watch is None:
             raise UsageError("no watch is running: %gpuwatch starts one.")
         self._bind(options, watch)
-        print(f"{watch!r} Its history stands where it was started.")
+        print(f"{watch!r} Its history stands below the cell that started it.")
 
     def _status(self) -> None:
         watch = self._running
-        print("No watch is running." if watch is None else repr(watch))
+        print("No watch is running." if watch is None or not watch.running else repr(watch))
 
 
 def _parser() -> Any:

@@ -82,6 +82,7 @@ def figure_of(draw: Callable[[Figure], None], inches: tuple[float, float]) -> Fi
             with _styled():
                 return _png(self).getvalue()
 
+    Shown.__name__ = Shown.__qualname__ = "Figure"
     with _styled():
         figure = Shown(figsize=inches, dpi=_SHARPER * _DOTS_AN_INCH, layout="constrained")
         draw(figure)

@@ -13,7 +13,7 @@ from perfnb.views.assets import static_style
 from perfnb.views.picture import figure_of, picture_html
 from perfnb.views.watch_picture import Band, draw_watch, inches
 from perfnb.views.watch_points import thinned
-from perfnb.views.watch_words import TABLE_HEADS, TOO_FEW, lasted, phase_rows, table_rows, watch_facts
+from perfnb.views.watch_words import TABLE_HEADS, TOO_FEW, WHOLE_ONLY, lasted, phase_rows, table_rows, watch_facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 #: Greatest number of marks that are listed.
 MOST_MARKS = 40
 
-_PLACED = "phases of other steps are placed as in the traced steps"
+_NOTHING = f"No phase is long enough for a mean in it: {WHOLE_ONLY}."
+_PLACED = "phases of other steps are guessed from the traced ones"
 
 _SHORT_HEADS, _WIDE = ("median", "95th pct.", "maximum", "total"), (12, 12, 12, 20)
 
@@ -84,8 +85,12 @@ def watch_figure(summary: MachineSummary) -> Figure:
     """The picture of a watch as a matplotlib figure; empty where nothing was read."""
     bands = bands_of(summary)
     if not summary.charts:
-        return figure_of(lambda _: None, (6.0, 1.0))
+        return figure_of(lambda figure: _say_nothing(figure), (6.0, 1.0))
     return figure_of(functools.partial(draw_watch, summary=summary, bands=bands), inches(summary, bands))
+
+
+def _say_nothing(figure: Figure) -> None:
+    figure.text(0.5, 0.5, "No readings.", ha="center", va="center")
 
 
 def _picture(summary: MachineSummary) -> str:
@@ -134,6 +139,8 @@ def _by_phase(summary: MachineSummary) -> str:
     if summary.steps is None or not len(summary.steps.by_phase):
         return ""
     phases, rows = phase_rows(summary, summary.steps)
+    if not rows:
+        return f"<p>{_NOTHING}</p>"
     heads = ["device", "metric", *(tables.keyed(palette.mark(name)) for name in phases)]
     unknown = f'<em title="{TOO_FEW}">{fmt.UNKNOWN}</em>'
     body = [
@@ -146,13 +153,15 @@ def _by_phase(summary: MachineSummary) -> str:
 def _by_phase_head(summary: MachineSummary) -> str:
     steps = summary.steps
     placed = steps is not None and bool(steps.phases["placed"].any())
-    return f"Mean in each phase ({fmt.UNKNOWN}: {TOO_FEW}{'; ' + _PLACED if placed else ''})"
+    return f"Mean in each phase ({fmt.UNKNOWN}: {TOO_FEW}, {WHOLE_ONLY}{'; ' + _PLACED if placed else ''})"
 
 
 def _by_phase_text(summary: MachineSummary, width: int) -> list[str]:
     if summary.steps is None or not len(summary.steps.by_phase):
         return []
     phases, rows = phase_rows(summary, summary.steps)
+    if not rows:
+        return [_NOTHING]
     names = 34
     each = max(1, (width - names) // 15)
     lines = escape.wrapped(_by_phase_head(summary), width)
@@ -175,12 +184,14 @@ def _body_text(summary: MachineSummary, width: int) -> list[str]:
 
 
 def _curves(summary: MachineSummary, width: int) -> list[str]:
-    """The first line of each chart as a row of small bars, ``·`` where nothing was read."""
+    """The first line of each chart as a row of small bars, ``·`` where nothing was read, ``_`` where it was 0."""
     times = summary.samples["t_s"]
     if not len(times):
         return []
     titles, figures = 36, 13
-    cells = min(width - titles - figures - 2, times.nunique())
+    # Fewer cells than readings, so that none stays empty because no reading happens to fall into it.
+    readings = summary.samples.groupby("device", observed=True).size().min()
+    cells = max(1, min(width - titles - figures - 2, int(0.8 * readings)))
     edges = np.linspace(float(times.min()), max(float(times.max()), float(times.min()) + 1e-9), cells + 1)
     lines = []
     for chart in summary.charts:
@@ -191,7 +202,10 @@ def _curves(summary: MachineSummary, width: int) -> list[str]:
         most = [points.values[line.column][place == cell] for cell in range(cells)]
         known = [part[np.isfinite(part)] for part in most]
         top = max(float(part.max()) for part in known if len(part))
-        bar = "".join(bars.heights([float(part.max())], top) if len(part) else "·" for part in known)
+        bar = "".join(
+            "·" if not len(part) else bars.heights([float(part.max())], top) if part.max() > 0 else "_"
+            for part in known
+        )
         title = f"{chart.title}, {line.word}"
         lines.append(f"{escape.fit(title, titles)} {bar} ≤ {fmt.reading(top, chart.unit)}")
     return lines

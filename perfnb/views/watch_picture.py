@@ -176,6 +176,11 @@ def _axis(chart: Chart, most: float) -> tuple[float, np.ndarray, bool]:
     wanted = max(_LEAST_TOP.get(chart.unit, 1.0), most, chart.ceiling if near and chart.ceiling else 0.0)
     unit = 1024.0 ** int(math.log2(wanted) // 10) if chart.unit.startswith("bytes") else 1.0
     rough = wanted / unit / 3
+    if unit > 1 and rough < 1:  # halves and quarters of a GiB, not tenths of a power
+        rough = next(part for part in (0.125, 0.25, 0.5, 1.0) if part >= rough * 0.999)
+        step = unit * rough
+        top = 1.04 * wanted if near else step * math.ceil(wanted / step - 1e-9)
+        return top, np.arange(0, top + 1e-9 * step, step), near
     power = 10.0 ** math.floor(math.log10(rough))
     step = unit * power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     top = 1.04 * wanted if near else step * math.ceil(wanted / step - 1e-9)

@@ -37,6 +37,8 @@ METRIC_WORDS: dict[str, tuple[str, str]] = {
 }
 TABLE_HEADS = ("median", "95th percentile", "maximum", "total")
 TOO_FEW = "too few readings"
+#: Why rates are missing where levels are known.
+WHOLE_ONLY = "rates such as CPU need phases longer than the time between readings"
 
 
 def watch_facts(summary: MachineSummary) -> list[str]:
@@ -44,12 +46,10 @@ def watch_facts(summary: MachineSummary) -> list[str]:
     facts = [f"every {fmt.significant(summary.interval_s, trim=True)} s"]
     if summary.running:
         return facts
-    if summary.duration_s > 0 and summary.ticks > 1:
-        facts.append(f"{fmt.significant((summary.ticks - 1) / summary.duration_s)} Hz kept")
     readings = "1 reading" if summary.ticks == 1 else f"{summary.ticks:,} readings"
     facts.append(f"{readings}, {summary.missed:,} missed")
     if summary.gap_p99_ms is not None:
-        facts.append(f"99 % of gaps at most {fmt.duration(summary.gap_p99_ms)}")
+        facts.append(f"99 % of them at most {fmt.duration(summary.gap_p99_ms)} after the one before")
     if summary.cost_percent is not None:
         facts.append(f"the sampler took {fmt.share(summary.cost_percent / 100)} of one core")
     return facts
@@ -57,6 +57,8 @@ def watch_facts(summary: MachineSummary) -> list[str]:
 
 def lasted(seconds: float) -> str:
     """How long, in words: ``42.5 s``, ``2:05 min``, ``1:02:03 h``."""
+    if 0 < seconds < 0.1:
+        return fmt.duration(1e3 * seconds)
     if seconds < 60:
         return f"{fmt.significant(seconds, trim=True)} s"
     return f"{fmt.clock(seconds)} {'min' if seconds < 3599.5 else 'h'}"
@@ -75,7 +77,10 @@ def table_rows(summary: MachineSummary) -> list[list[str]]:
 
 
 def phase_rows(summary: MachineSummary, steps: StepsWatched) -> tuple[list[str], list[list[str | None]]]:
-    """The phases, and by device and metric its mean in each; ``None`` where too few readings fall into the phase."""
+    """The phases, and by device and metric its mean in each; ``None`` where too few readings fall into the phase.
+
+    Phases and metrics of which nothing is known are left out.
+    """
     if not len(steps.by_phase):
         return [], []
     frame = steps.by_phase if "phase" in steps.by_phase.columns else steps.by_phase.reset_index()
@@ -85,9 +90,11 @@ def phase_rows(summary: MachineSummary, steps: StepsWatched) -> tuple[list[str],
         word, unit = METRIC_WORDS.get(str(metric), (str(metric), ""))
         means = dict(zip(map(str, own["phase"]), own["mean"], strict=True))
         shown = [None if fmt.known(means.get(name)) is None else fmt.reading(means[name], unit) for name in phases]
-        if unit != "joules":
+        if unit != "joules" and any(shown):
             rows.append([escape.plain(summary.words.get(str(device), str(device)), 60), word, *shown])
-    return phases, rows
+    known = [any(row[2 + place] for row in rows) for place in range(len(phases))]
+    kept = [[*row[:2], *(cell for cell, some in zip(row[2:], known, strict=True) if some)] for row in rows]
+    return [name for name, some in zip(phases, known, strict=True) if some], kept
 
 
 def _total(row: Mapping[Any, Any], unit: str) -> str:

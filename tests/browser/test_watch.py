@@ -179,7 +179,7 @@ def test_it_stops(panel):
     expect(page.get_by_role("status")).to_have_text("stopped")
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
     assert shown(page) == pytest.approx((0, 89.5), abs=0.1)
-    expect(page.locator("article")).to_contain_text("1.88 Hz kept · 169 readings, 1 missed")
+    expect(page.locator("article")).to_contain_text("169 readings, 1 missed")
     row = page.get_by_role("row").filter(has_text="process disk written")
     expect(row).to_contain_text("180 MiB/s")
     opened.push(samples.rows_of(5.0, start_s=90.0))

@@ -73,7 +73,7 @@ def test_phases_show_where_zoomed_in(tab):
     page = tab()
     strips = page.locator("[data-chart=cpu] svg rect:visible")
     expect(strips).to_have_count(0)
-    expect(page.locator(".pf-machine .pf-legend")).to_contain_text("zoom in to see them")
+    expect(page.locator(".pf-machine .pf-legend")).to_contain_text("zoom in on the strip below")
     zoomed(page)
     expect(page.locator(".pf-machine .pf-legend")).to_contain_text("lighter: placed as in the traced steps")
     looks = strips.evaluate_all(

@@ -152,3 +152,10 @@ def test_of_many_places_the_last_ones_are_live(kernel: Kernel) -> None:
         kernel.ok("w")
     assert kernel.value("len(w._panels)") == 4
     kernel.ok("%gpuwatch stop")
+
+
+def test_options_may_stand_behind_the_word(kernel: Kernel) -> None:
+    kernel.ok("%gpuwatch start --interval 0.3 --into w")
+    assert kernel.value("w.meta['interval_s']") == 0.3
+    assert kernel.ok("%gpuwatch").text() == "The watch that ran before was stopped.\n"
+    kernel.ok("%gpuwatch stop")

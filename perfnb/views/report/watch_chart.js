@@ -41,11 +41,12 @@ function watchChart(chart, store, board) {
     point();
   };
 
-  // The cursor and the figures: of the instant that is pointed at, else of the last reading.
+  // The cursor and the figures: of the instant that is pointed at, else of the last reading that is shown.
   const point = () => {
     if (!frame || element.hidden) return;
     const at = board.cursor();
-    const when = at ?? board.time().end;
+    const { to, end } = board.time();
+    const when = at ?? Math.min(to, end);
     const values = chart.lines.map(({ device, column }) => {
       const own = store.devices.get(device);
       return own ? readAt(own, column, when, Math.max(store.data.interval_s, at == null ? 2 * store.data.interval_s : 0)) : null;
