@@ -5,16 +5,23 @@ A block is an interval that owns the time which no block inside it owns.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest
+from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting
 
 _HOST_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead", "memory")
+#: Columns of the host's events that tell what they are.
+_READ = (
+    *("name", "category", "start_ns", "duration_ns", "process", "thread", "correlation", "sequence", "forward_thread"),
+    *("span", "marks_step"),
+)
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
+_OLD_NODE = re.compile(r"\w+Backward[0-9]*|torch::autograd::\w+")
 _LOADER = "enumerate(DataLoader)#"
 _OPTIMIZER = ("Optimizer.", "aten::_amp_")
 _COPY_TO_DEVICE = "HtoD"
@@ -47,8 +54,10 @@ class Host:
         Position in `blocks` of the innermost block around or at each host event; -1 outside all.
     is_op : ndarray of bool
         Whether each host event is an operator: no block, or one that copies to a device.
-    starts : ndarray
-        Start of each host event in nanoseconds.
+    starts, ends : ndarray
+        Of each host event in nanoseconds; what ends later than the event that it began in ends with it here.
+    thread : ndarray
+        A number for the thread of each host event, the same one in `blocks`.
     blocks : DataFrame
         ``kind``, ``event`` (row in the recording's events, -1 where perfnb put the block together), ``start``, ``end``,
         ``thread``, ``span``, ``step``, ``main`` (on the thread of its step), ``in_backward``.
@@ -60,20 +69,23 @@ class Host:
     block: Ints
     is_op: Bools
     starts: Ints
+    ends: Ints
+    thread: Ints
     blocks: pd.DataFrame
     forest: Forest
 
 
 def host_blocks(events: pd.DataFrame) -> Host:
     """Find the blocks of a recording's events and what lies in each."""
-    on_host = events["category"].isin(_HOST_CATEGORIES).to_numpy()
+    on_host = events["category"].isin(_HOST_CATEGORIES).to_numpy() | (events["span"] != NONE).to_numpy()
+    if "marks_step" in events:
+        on_host |= (events["marks_step"] != NONE).to_numpy()
     rows = np.flatnonzero(on_host)
-    host = events.iloc[rows]
+    host = events[[name for name in _READ if name in events]].iloc[rows]
     start = host["start_ns"].to_numpy()
-    end = start + host["duration_ns"].to_numpy()
-    thread = host["thread"].to_numpy()
+    thread = _threads(host)
     kind = _kinds(host)
-    forest = nest(thread, start, end)
+    forest, end = nest_cutting(thread, start, start + host["duration_ns"].to_numpy())
     _mark_copies(events, host, kind, forest)
     node_above = innermost(forest, kind == Kind.NODE)
     silent = (host["category"] == "memory").to_numpy()  # what is freed between two nodes is no doing of the step's
@@ -89,7 +101,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
         "span": np.concatenate([np.full(len(runs), NONE), host["span"].to_numpy()[marked]]),
     }
     blocks = pd.DataFrame({name: values.astype(np.int64) for name, values in fields.items()})
-    tree = nest(fields["thread"], fields["start"], fields["end"])
+    tree, blocks["end"] = nest_cutting(*(blocks[name].to_numpy() for name in ("thread", "start", "end")))
     tree = _adopt(blocks, tree)
     blocks["step"], blocks["main"] = _steps(blocks, tree)
     blocks["in_backward"] = innermost(tree, blocks["kind"].to_numpy() >= Kind.NODE) != NONE
@@ -101,7 +113,15 @@ def host_blocks(events: pd.DataFrame) -> Host:
     position = np.where(position != NONE, position, np.where(nearest != NONE, position[nearest], NONE))
 
     is_op = np.isin(kind, (Kind.OP, Kind.COPY)) & (host["category"] == "cpu_op").to_numpy()
-    return Host(rows, position, is_op, start, blocks, tree)
+    return Host(rows, position, is_op, start, end, thread, blocks, tree)
+
+
+def _threads(host: pd.DataFrame) -> Ints:
+    """A number for each thread; threads of two processes may share theirs."""
+    thread = host["thread"].to_numpy()
+    if "process" not in host or host["process"].nunique() < 2:
+        return thread
+    return np.asarray(host.groupby(["process", "thread"], sort=False).ngroup().to_numpy(), dtype=np.int64)
 
 
 def _kinds(host: pd.DataFrame) -> Ints:
@@ -114,7 +134,20 @@ def _kinds(host: pd.DataFrame) -> Ints:
     loader = np.array([str(label).startswith(_LOADER) for label in labels])[host["name"].cat.codes.to_numpy()]
     spoofed = is_range & (np.isin(kind, (Kind.STEP, Kind.NODE)) | ((kind == Kind.DATA) & ~loader))
     kind = np.where(spoofed, Kind.OP, kind)
+    if "marks_step" in host:
+        marks_step = (host["marks_step"] != NONE).to_numpy()
+        kind = np.where(marks_step, Kind.STEP, np.where(kind == Kind.STEP, Kind.OP, kind))
+        if not (kind == Kind.NODE).any():
+            kind = np.where(_is_old_node(host) & (kind == Kind.OP), Kind.NODE, kind)
     return np.where(host["span"].to_numpy() != NONE, Kind.SPAN, kind)
+
+
+def _is_old_node(host: pd.DataFrame) -> Bools:
+    """Whether each event is a node of the backward pass as torch traced them before 1.9: the node's op alone."""
+    labels = [_OLD_NODE.fullmatch(str(label)) is not None for label in host["name"].cat.categories]
+    named = np.array(labels, dtype=bool)[host["name"].cat.codes.to_numpy()]
+    numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
+    return np.asarray((named | numbered) & (host["category"] == "cpu_op").to_numpy())
 
 
 def _kind_of(name: str) -> Kind:

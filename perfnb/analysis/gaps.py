@@ -7,6 +7,8 @@ penalty on gradients, a second loss); any other gap belongs to what lies around 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -40,7 +42,7 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
     phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
     gaps = [gap for block in _open_blocks(host) for gap in _gaps(block, host, phase)]
     if not gaps:
-        return Host(host.rows, host.block, host.is_op, host.starts, blocks.assign(phase=phase), host.forest)
+        return replace(host, blocks=blocks.assign(phase=phase))
     parent = np.array([gap[0] for gap in gaps], dtype=np.int64)
     added = blocks.iloc[parent].assign(
         kind=int(Kind.GAP),
@@ -55,7 +57,7 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
         np.concatenate([host.forest.parent, parent]),
         np.concatenate([host.forest.depth, host.forest.depth[parent] + 1]),
     )
-    return Host(host.rows, _into_gaps(host, filled, forest), host.is_op, host.starts, filled, forest)
+    return replace(host, block=_into_gaps(host, filled, forest), blocks=filled, forest=forest)
 
 
 def _open_blocks(host: Host) -> Ints:

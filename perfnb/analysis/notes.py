@@ -10,6 +10,7 @@ from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.layers import inside_compiled
 from perfnb.analysis.timing import Timing
+from perfnb.analysis.trace_notes import of_the_trace, without_layers
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import UNATTRIBUTED_ROW
 
@@ -23,7 +24,7 @@ _UNATTRIBUTED = 0.05
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: Timing) -> tuple[str, ...]:
     """The sentences that belong to this profile."""
     return (
-        *_of_the_passes(recording, timing),
+        *(of_the_trace(recording) if recording.is_loaded else _of_the_passes(recording, timing)),
         *_of_the_tracing(recording, attribution, timing),
         *_of_the_layers(recording, attribution, layers),
     )
@@ -61,7 +62,7 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
 def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timing) -> Iterator[str]:
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
     traced = _traced_ms(recording)
-    if traced.max() > _DISAGREE * traced.min():
+    if traced.max() > _DISAGREE * traced.min() and not recording.is_loaded:
         times = ", ".join(f"{value:.3g}" for value in traced)
         yield (
             f"The traced steps took {times} ms: they disagree, and times by phase and layer are their mean. Other work "
@@ -93,7 +94,9 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     if unseen.any():
         names = ", ".join(modules.loc[unseen, "name"].head(5))
         yield f"Called in threads that the step started, where torch's profiler sees nothing: {names}."
-    if modules.empty and recording.meta.get("models_chosen"):
+    if modules.empty and recording.is_loaded:
+        yield without_layers(recording)
+    elif modules.empty and recording.meta.get("models_chosen"):
         yield "None of the chosen models was called in the step, so there are no layers."
     elif modules.empty:
         yield (
@@ -102,7 +105,8 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         )
     if (layers["recompute_ms"] > 0).any():
         yield "Layers that checkpointing ran again in the backward pass have that time in recompute."
-    if layers.loc[layers.index == UNATTRIBUTED_ROW, "share"].sum() > _UNATTRIBUTED:
+    unattributed = layers.loc[layers.index == UNATTRIBUTED_ROW, "share"].sum()
+    if unattributed > _UNATTRIBUTED and not (recording.is_loaded and modules.empty):
         yield "More than 5 % of the step could not be attributed to a layer: its ops ran outside every module call."
     nodes = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.NODE]
     if nodes.loc[~nodes["main"], "thread"].nunique() > 1:
@@ -120,7 +124,9 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
 def slowdown_of(recording: Recording, timing: Timing) -> float | None:
     """Mean traced step time, which phases and layers add up to, by the median timed one."""
     traced = _traced_ms(recording)
-    return None if traced.empty or timing.median_ms == 0 else float(traced.mean() / timing.median_ms)
+    return (
+        None if traced.empty or not timing.steps or timing.median_ms == 0 else float(traced.mean() / timing.median_ms)
+    )
 
 
 def _traced_ms(recording: Recording) -> pd.Series:

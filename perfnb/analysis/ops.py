@@ -29,11 +29,12 @@ def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     for a call inside another of the same operator, so that a sum counts no time twice.
     """
     events, host = recording.events, attribution.host
-    inside = np.flatnonzero(host.block != NONE)
+    # Of a loaded trace all that belongs to a step counts; a live one may hold what other threads did meanwhile.
+    inside = np.arange(len(host.rows)) if recording.is_loaded else np.flatnonzero(host.block != NONE)
     rows, is_op = host.rows[inside], host.is_op[inside]
-    duration = events["duration_ns"].to_numpy()[rows]
-    start = host.starts[inside]
-    forest = nest(events["thread"].to_numpy()[rows], start, start + duration)
+    start, end = host.starts[inside], host.ends[inside]
+    duration = end - start
+    forest = nest(host.thread[inside], start, end)
     above = innermost(forest, is_op)
     inner = children_sums(np.where(is_op, above, NONE), duration.astype(float))
     device_ns = _device_time(events, rows)
@@ -45,8 +46,8 @@ def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     calls = pd.DataFrame(
         {
             "op": events["name"].iloc[rows].array,
-            "layer": owner_names(recording, attribution)[block],
-            "direction": attribution.cells["direction"].to_numpy(dtype=object)[block],
+            "layer": np.append(owner_names(recording, attribution), "")[block],
+            "direction": np.append(attribution.cells["direction"].to_numpy(dtype=object), "")[block],
             "self_ns": np.maximum(duration - inner, 0),
             "total_ns": np.where(_inside_same(name, above), 0, duration),
             "gpu_ns": gpu_ns,

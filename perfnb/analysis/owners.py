@@ -28,10 +28,9 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
     numbered = (node_events["sequence"].to_numpy() != NONE) & (node_events["forward_thread"].to_numpy() > 0)
     nodes, node_events = nodes[numbered], node_events[numbered]
 
-    ops = events.iloc[host.rows]
-    forward = np.flatnonzero((ops["sequence"].to_numpy() != NONE) & (ops["forward_thread"].to_numpy() <= 0))
-    ops = ops.iloc[forward]
-    number, thread = ops["sequence"].to_numpy(), ops["thread"].to_numpy()
+    sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
+    forward = np.flatnonzero((sequence != NONE) & (forward_thread <= 0))
+    number, thread = sequence[forward], host.thread[forward]
     for asked in node_events.groupby("forward_thread").indices.values():
         wanted = node_events["sequence"].to_numpy()[asked]
         on_thread = forward[thread == _thread_of(wanted, number, thread)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +51,8 @@ class Summary:
         Where arithmetic was counted.
     machine : MachineSummary or None
         Where the machine was watched.
+    source : str or None
+        Name of the trace that was loaded; ``None`` where a step was profiled.
     hot_path : tuple of str
         Layers from a root to the heaviest layer, the ones that a view opens at first.
     notes : tuple of str
@@ -71,6 +74,7 @@ class Summary:
     memory: MemorySummary | None = None
     roofline: Roofline | None = None
     machine: MachineSummary | None = None
+    source: str | None = None
 
 
 def timing_of(recording: Recording) -> Timing:
@@ -96,7 +100,8 @@ def summarize(recording: Recording) -> Summary:
     if len(recording.events):
         attribution = attribute(recording)
         phases, layers = phase_table(attribution), layer_table(recording, attribution)
-        calls, on_gpu = op_calls(recording, attribution), bool(attribution.cells["kernels"].sum())
+        calls = op_calls(recording, attribution)
+        on_gpu = bool(attribution.cells["kernels"].sum()) or bool((calls["gpu_ns"] > 0).any())
         ops, layer_ops = (table(calls, attribution.steps, on_gpu) for table in (op_table, layer_op_table))
         if counted := count_ops(recording):
             layers, ops = with_arithmetic(layers, *counted), ops_with_arithmetic(ops, counted[2])
@@ -125,6 +130,7 @@ def summarize(recording: Recording) -> Summary:
         memory=memory,
         roofline=roofline,
         machine=_machine(recording, attribution),
+        source=str(recording.meta["trace"]["file"]) if recording.is_loaded else None,
     )
 
 
@@ -152,6 +158,9 @@ def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
 def device_words(environment: Mapping[str, Any]) -> str:
     """What ran the steps, from what `capture.device.describe_environment` tells."""
     if environment.get("gpus"):
-        return ", ".join(environment["gpus"])
+        count = Counter(environment["gpus"])
+        return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in count.items())
+    if "processor" not in environment:
+        return "CPU"
     threads = environment["threads"]
     return f"CPU ({environment['processor']}), {threads} thread{'' if threads == 1 else 's'}"

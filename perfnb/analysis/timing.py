@@ -56,8 +56,8 @@ class Timing:
 
     @property
     def median_ms(self) -> float:
-        """Median step time in milliseconds."""
-        return float(np.median(self.samples_ms))
+        """Median step time in milliseconds; not a number where no step was timed."""
+        return float(np.median(self.samples_ms)) if self.samples_ms else float("nan")
 
     @property
     def ci_ms(self) -> tuple[float, float] | None:

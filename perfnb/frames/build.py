@@ -31,13 +31,15 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     finally:
         capture.close()
     zero = capture.steps[0].begin_ns if capture.steps else 0
+    passes = np.array([step.pass_name for step in capture.steps], dtype=object)
     steps = pd.DataFrame(
         {
-            "pass": pd.Categorical([step.pass_name for step in capture.steps]),
+            "pass": pd.Categorical(passes),
             "start_s": np.array([(step.begin_ns - zero) / 1e9 for step in capture.steps], dtype=np.float64),
             "wall_ms": np.array([step.wall_ns / 1e6 for step in capture.steps], dtype=np.float64),
             "data_ms": np.array([step.data_ns / 1e6 for step in capture.steps], dtype=np.float64),
             "samples": pd.array([step.samples for step in capture.steps], dtype="Int64"),
+            "step": pd.Series(np.cumsum(passes == "traced") - 1, dtype="Int64").where(passes == "traced"),
         }
     )
     spans = pd.DataFrame(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from perfnb.capture.layers import LABEL, SPAN_CATEGORY
+from perfnb.capture.layers import SPAN_CATEGORY
 from perfnb.capture.tracer import STEP_SPAN, Tracer
 from perfnb.errors import CaptureError, TraceError
+from perfnb.frames.event_frame import NUMBERS, TEXTS, event_frame, inside, span_names
 from perfnb.traces import kineto
 from perfnb.traces.kineto import MISSING, Ints, TraceColumns
 
@@ -52,61 +53,19 @@ def steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
             "look for another profiler or tracer in the step."
         )
     on_device = np.isin(categories, _ON_DEVICE)[trace.category]
-    inside = _inside(trace.start_ns, trace.start_ns[is_step], trace.start_ns[is_step] + trace.duration_ns[is_step])
-    launches = np.unique(trace.correlation[inside & ~on_device & (trace.correlation != MISSING)])
+    in_step = inside(trace.start_ns, trace.start_ns[is_step], trace.start_ns[is_step] + trace.duration_ns[is_step])
+    launches = np.unique(trace.correlation[in_step & ~on_device & (trace.correlation != MISSING)])
     correlated = trace.correlation != MISSING
-    keep = np.where(on_device & correlated, np.isin(trace.correlation, launches), inside)
+    keep = np.where(on_device & correlated, np.isin(trace.correlation, launches), in_step)
     rows = np.flatnonzero(keep)
-    names, span = _names(trace)
-    events = pd.DataFrame(
-        {
-            "name": _categorical(names, trace.name[rows]),
-            "category": _categorical(trace.categories, trace.category[rows]),
-            "start_ns": trace.start_ns[rows],
-            "duration_ns": trace.duration_ns[rows],
-            "thread": trace.thread[rows],
-            "device": trace.device[rows],
-            "stream": trace.stream[rows],
-            "correlation": trace.correlation[rows],
-            "sequence": trace.sequence[rows],
-            "forward_thread": trace.forward_thread[rows],
-            "span": np.where(may_be_ours, span[trace.name], MISSING)[rows],
-        }
-    )
-    return events, rows
+    _, span = span_names(trace)
+    return event_frame(trace, rows, np.where(may_be_ours, span[trace.name], MISSING)[rows]), rows
 
 
 def no_events() -> pd.DataFrame:
     """The events of a recording without a traced step."""
     text = pd.Categorical.from_codes([], categories=pd.Index([], dtype="str"))
-    numbers = (
-        *("start_ns", "duration_ns", "thread", "device", "stream", "correlation"),
-        *("sequence", "forward_thread", "span"),
-    )
     empty = np.array([], dtype=np.int64)
-    return pd.DataFrame({"name": text, "category": text} | dict.fromkeys(numbers, empty))
-
-
-def _inside(times: Ints, begins: Ints, ends: Ints) -> np.ndarray:
-    """Whether each time lies in one of the disjoint windows."""
-    order = np.argsort(begins)
-    place = np.searchsorted(begins[order], times, side="right") - 1
-    return (place >= 0) & (times < ends[order][place])
-
-
-def _names(trace: TraceColumns) -> tuple[list[str], Ints]:
-    """Names with the layer spans' numbers taken off, and the number of the span that each name code stands for."""
-    numbers = np.full(len(trace.names), MISSING, dtype=np.int64)
-    names = list(trace.names)
-    for code, name in enumerate(names):
-        if name.startswith(LABEL) and name[len(LABEL) :].isdecimal():
-            numbers[code] = int(name[len(LABEL) :])
-            names[code] = LABEL
-    return names, numbers
-
-
-def _categorical(labels: list[str], codes: Ints) -> pd.Categorical:
-    """Codes with their labels; equal labels become one, unused ones go."""
-    used, codes = np.unique(codes, return_inverse=True)
-    unique, merged = np.unique(np.array([labels[code] for code in used], dtype=object), return_inverse=True)
-    return pd.Categorical.from_codes(merged[codes], categories=pd.Index(unique, dtype="str"))
+    return pd.DataFrame(
+        {"name": text, "category": text} | dict.fromkeys((*NUMBERS, "span"), empty) | dict.fromkeys(TEXTS, text)
+    )

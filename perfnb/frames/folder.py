@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,48 @@ def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
         If something else stands at `path`, or it cannot be written.
     """
     target = Path(path).expanduser()
-    if target.exists() and not _may_replace(kind, target):
+    return _put(kind, target, _may_replace(kind, target), lambda fresh: _write(kind, frames, meta, fresh))
+
+
+def save_all(
+    kind: Kind,
+    one: Kind,
+    parts: Mapping[str, tuple[Mapping[str, pd.DataFrame], Mapping[str, Any]]],
+    meta: Mapping[str, Any],
+    path: str | Path,
+) -> Path:
+    """Write a folder of folders, each with its frames and facts; as `save`.
+
+    Parameters
+    ----------
+    kind, one : Kind
+        Of the whole, which has no frames, and of each part.
+    parts : mapping
+        Frames and facts by the name of their folder.
+    """
+    target = Path(path).expanduser()
+    earlier = is_one(kind, target) and not target.is_symlink()
+    inside = list(target.iterdir()) if earlier else []
+    may_replace = earlier and all(entry.name == kind.meta or _may_replace(one, entry) for entry in inside)
+
+    def write(fresh: Path) -> None:
+        for name, (frames, facts) in parts.items():
+            (fresh / name).mkdir()
+            _write(one, frames, facts, fresh / name)
+        _write(kind, {}, meta, fresh)
+
+    return _put(kind, target, may_replace or (target.is_dir() and not any(target.iterdir())), write)
+
+
+def _write(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], fresh: Path) -> None:
+    for name, frame in frames.items():
+        frame.to_parquet(fresh / f"{name}.parquet", engine="pyarrow", compression="zstd")
+    content = {"format": _FORMAT, "version": VERSION, "meta": dict(meta)}
+    (fresh / kind.meta).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _put(kind: Kind, target: Path, may_replace: bool, write: Callable[[Path], None]) -> Path:
+    if target.exists() and not may_replace:
         raise RecordingError(
             f"{target} exists and is not just a perfnb {kind.word}: choose another path, or remove it first."
         )
@@ -61,10 +102,7 @@ def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
         with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
             fresh, old = Path(work) / "new", Path(work) / "old"
             fresh.mkdir()
-            for name, frame in frames.items():
-                frame.to_parquet(fresh / f"{name}.parquet", engine="pyarrow", compression="zstd")
-            content = {"format": _FORMAT, "version": VERSION, "meta": dict(meta)}
-            (fresh / kind.meta).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            write(fresh)
             if target.exists():
                 os.replace(target, old)
             try:
@@ -120,6 +158,9 @@ def load_frame(name: str, columns: tuple[str, ...], source: Path) -> pd.DataFram
     lacking = [column for column in columns if column not in frame.columns]
     if lacking:
         raise RecordingError(f"{file} is damaged: it has no column {lacking[0]!r}.")
+    for column in frame.select_dtypes("category"):
+        if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
+            frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype="str"))
     return frame
 
 

@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 
 from perfnb.capture.known import Known
+from perfnb.capture.layers import SPAN_CATEGORY
 from perfnb.capture.memory import MARK, WatchedMemory
 from perfnb.capture.tracer import STEP_SPAN, Tracer
+from perfnb.frames.event_frame import NUMBERS, TEXTS
 from perfnb.frames.events import read_trace, steps_of_trace
 from perfnb.frames.recording import MemoryRecord
 from perfnb.traces.kineto import MISSING, Ints, TraceColumns
@@ -64,15 +66,20 @@ def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
     changes = trace.memory
     instants = len(changes)
     nowhere = np.full(instants, MISSING, dtype=np.int64)
-    fields = {
+    fields: dict[str, tuple[Any, Ints]] = {
         "name": (np.full(instants, len(trace.names)), trace.name),
         "category": (np.full(instants, len(trace.categories)), trace.category),
         "start_ns": (changes.time_ns, trace.start_ns),
         "duration_ns": (np.zeros(instants, dtype=np.int64), trace.duration_ns),
         "thread": (changes.thread, trace.thread),
     }
-    others = ("device", "stream", "correlation", "sequence", "forward_thread")
-    columns: dict[str, Any] = {name: np.concatenate([a.astype(np.int64), b]) for name, (a, b) in fields.items()}
+    on_host = np.array(trace.categories, dtype=object)[trace.category] == SPAN_CATEGORY
+    process = trace.process[on_host][:1] if on_host.any() else [MISSING]  # a live profile is of one
+    fields["process"] = (np.repeat(process, instants), trace.process)
+    others = (*(name for name in NUMBERS if name not in fields), *TEXTS)
+    columns: dict[str, Any] = {
+        name: np.concatenate([np.asarray(a, dtype=np.int64), b]) for name, (a, b) in fields.items()
+    }
     columns |= {name: np.concatenate([nowhere, getattr(trace, name)]) for name in others}
     names, categories = [*trace.names, CHANGE_NAME], [*trace.categories, CHANGE_CATEGORY]
     events, rows = steps_of_trace(replace(trace, names=names, categories=categories, **columns))

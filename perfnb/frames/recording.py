@@ -78,10 +78,12 @@ class Recording:
     events : DataFrame
         One row an event of the traced steps: ``name``, ``category``, ``start_ns`` (from the trace's base),
         ``duration_ns``, ``thread``, ``device``, ``stream``, ``correlation``, ``sequence``, ``forward_thread`` (-1 where
-        the event has none), ``span`` (number of the layer span, else -1).
+        the event has none), ``span`` (number of the layer span, else -1). Where it is known also ``process``,
+        ``external_id``, ``wait_stream``, ``wait_correlation``, and as text ``shapes``, ``collective`` and ``group``. Of
+        a trace that was loaded also ``marks_step`` (number of the step that the event stands for, else -1).
     steps : DataFrame
         One row an executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch), ``start_s`` (from the
-        begin of the first).
+        begin of the first), ``step`` (number of a traced one).
     modules : DataFrame
         One row a layer, in model order: ``name``, ``module``, ``parent`` (row of the layer around it, else -1),
         ``depth``, ``parameters``, ``parameter_bytes``, ``compiled``.
@@ -95,6 +97,8 @@ class Recording:
         Where arithmetic was counted.
     watch : WatchRecord or None
         Where the machine was watched.
+    outside : DataFrame or None
+        The events of a loaded trace that belong to none of its steps, as `events`.
     """
 
     events: pd.DataFrame
@@ -105,6 +109,17 @@ class Recording:
     memory: MemoryRecord | None = None
     arithmetic: ArithmeticRecord | None = None
     watch: WatchRecord | None = None
+    outside: pd.DataFrame | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a trace was loaded, instead of a step profiled."""
+        return "trace" in self.meta
+
+    @property
+    def rank(self) -> int:
+        """Of a distributed job; 0 where there is none."""
+        return int(self.meta.get("rank", 0))
 
     @property
     def traced_steps(self) -> int:
@@ -125,4 +140,4 @@ class Recording:
         for name, part in (("memory", self.memory), ("arithmetic", self.arithmetic), ("watch", self.watch)):
             if part is not None:
                 frames |= {f"{name}_{field.name}": getattr(part, field.name) for field in fields(part)}
-        return frames
+        return frames if self.outside is None else frames | {"outside": self.outside}

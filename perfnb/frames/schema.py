@@ -66,7 +66,15 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "gpu_ms": _FLOAT,
         },
         "phases": {"ms": _FLOAT, "share": _FLOAT},
-        "steps": {"pass": _CATEGORY, "start_s": _FLOAT, "wall_ms": _FLOAT, "data_ms": _FLOAT, "samples": _INT},
+        "steps": {
+            "pass": _CATEGORY,
+            "start_s": _FLOAT,
+            "wall_ms": _FLOAT,
+            "data_ms": _FLOAT,
+            "samples": _INT,
+            "step": _INT,
+            "rank": "int64",
+        },
         "ops": {
             "calls": _FLOAT,
             "self_cpu_ms": _FLOAT,
@@ -130,6 +138,19 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "phase": _CATEGORY,
             "step": _INT,
             "rank": "int64",
+            "process": _INT,
+            "external_id": _INT,
+            "shapes": _CATEGORY,
+            "collective": _CATEGORY,
+            "group": _CATEGORY,
+        },
+        "gpu_time": {
+            "rank": _INT,
+            "device": _INT,
+            **dict.fromkeys(("total_ms", "busy_ms", "computation_ms", "communication_ms", "memcpy_ms"), _FLOAT),
+            **dict.fromkeys(("idle_ms", "idle_pct", "overlap_ms", "overlap_pct"), _FLOAT),
+            "kernels": _INT,
+            "kernel_ms": _FLOAT,
         },
     }
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,19 @@ from perfnb.frames.folder import VERSION, Kind, write_text
 from perfnb.frames.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
 from perfnb.frames.schema import SCHEMA, conform
 
-__all__ = ["VERSION", "is_watch", "load", "load_watch", "save", "save_watch", "write_text"]
+__all__ = [
+    "VERSION",
+    "is_profile",
+    "is_ranks",
+    "is_watch",
+    "load",
+    "load_ranks",
+    "load_watch",
+    "save",
+    "save_ranks",
+    "save_watch",
+    "write_text",
+]
 
 _EVENTS = (
     *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation"),
@@ -27,6 +39,8 @@ _FRAMES = {
     "modules": ("name", "module", "parent", "depth", "parameters", "parameter_bytes", "compiled"),
     "spans": ("layer", "loss"),
 }
+#: Events as well, of a loaded trace alone.
+_OUTSIDE = "outside"
 _WATCHED: dict[str, tuple[str, ...]] = {
     "samples": ("t_s", "device", "window_s", "readings"),
     "marks": ("name", "depth", "start_s", "end_s"),
@@ -47,9 +61,10 @@ _PARTS: dict[str, tuple[type, dict[str, tuple[str, ...]]]] = {
 }
 _PROFILE = Kind(
     "profile",
-    frozenset({*_FRAMES, *(f"{part}_{name}" for part, (_, frames) in _PARTS.items() for name in frames)}),
+    frozenset({*_FRAMES, _OUTSIDE, *(f"{part}_{name}" for part, (_, frames) in _PARTS.items() for name in frames)}),
     frozenset({"name", "environment", "options"}),
 )
+_RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}))
 _WATCH = Kind("watch", frozenset(_WATCHED), frozenset({"interval_s", "devices", "absent", "notes", "ticks", "missed"}))
 
 
@@ -81,12 +96,39 @@ def load(path: str | Path) -> Recording:
             parts[part] = record(
                 **{name: folder.load_frame(f"{part}_{name}", columns, source) for name, columns in tables.items()}
             )
+    if folder.has_frame(_OUTSIDE, source):
+        parts[_OUTSIDE] = folder.load_frame(_OUTSIDE, _EVENTS, source)
     return Recording(**frames, **parts, meta=meta)
 
 
 def save_watch(record: WatchRecord, meta: Mapping[str, Any], path: str | Path) -> Path:
     """Write a watch to the folder `path`; as `save`."""
     return folder.save(_WATCH, {"samples": record.samples, "marks": record.marks}, meta, path)
+
+
+def save_ranks(recordings: Sequence[Recording], path: str | Path) -> Path:
+    """Write recordings of several ranks to the folder `path`, a profile in a folder ``rank_<n>`` each; as `save`."""
+    whole = {f"rank_{recording.rank}": recording for recording in recordings}
+    meta = {"ranks": [recording.rank for recording in recordings]}
+    return folder.save_all(
+        _RANKS, _PROFILE, {name: (one.frames(), one.meta) for name, one in whole.items()}, meta, path
+    )
+
+
+def load_ranks(path: str | Path) -> list[Recording]:
+    """Read recordings that `save_ranks` wrote; as `load`."""
+    source = Path(path).expanduser()
+    return [load(source / f"rank_{int(rank)}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
+
+
+def is_ranks(path: str | Path) -> bool:
+    """Whether saved profiles of several ranks stand at `path`."""
+    return folder.is_one(_RANKS, path)
+
+
+def is_profile(path: str | Path) -> bool:
+    """Whether a saved profile stands at `path`."""
+    return folder.is_one(_PROFILE, path)
 
 
 def is_watch(path: str | Path) -> bool:

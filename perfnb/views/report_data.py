@@ -50,6 +50,7 @@ def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
         "id": report_id,
         "name": escape.plain(summary.name),
         "device": escape.plain(summary.device),
+        "source": None if summary.source is None else escape.plain(summary.source),
         "step": {
             "median_ms": _exact(timing.median_ms if timing.steps else None),
             "ci_ms": [_exact(bound) for bound in timing.ci_ms] if timing.steps and timing.ci_ms else None,

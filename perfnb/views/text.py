@@ -57,7 +57,9 @@ def summary_text(summary: Summary, width: int = 100) -> str:
 def headline_facts(summary: Summary) -> list[str]:
     """The sentences of the headline: how long a step takes, and how that was found out."""
     timing = summary.timing
-    if not timing.steps:
+    if summary.source is not None:
+        step = f"step {fmt.UNKNOWN} (a trace has no timed steps)"
+    elif not timing.steps:
         step = f"step {fmt.UNKNOWN} (no timed step)"
     else:
         steps = "1 timed step" if timing.steps == 1 else f"{timing.steps:,} timed steps"
@@ -68,9 +70,16 @@ def headline_facts(summary: Summary) -> list[str]:
     if timing.steps and timing.throughput_per_s is not None:
         size = "" if timing.batch_size is None else f", batch of {timing.batch_size:,}"
         facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}{size}")
-    facts.append(fmt.executions(summary.executed))
+    if summary.source is None:
+        facts.append(fmt.executions(summary.executed))
+    else:
+        facts.append(f"read from {escape.plain(summary.source, 200)}")
     if summary.traced_ms is None:
-        facts.append("no trace")
+        facts.append("no trace" if summary.source is None else "no events")
+    elif summary.source is not None:
+        count = summary.executed.get("traced", 0)
+        mean = "" if count == 1 else f" (mean of {count:,})"
+        facts.append(f"traced step {fmt.duration(summary.traced_ms)}{mean}")
     elif summary.slowdown is None:
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}")
     else:

@@ -6,7 +6,7 @@ function headline(data) {
   const total = runs.reduce((sum, [, times]) => sum + times, 0);
   const bounds = step.ci_ms && h("span", { class: "pf-interval", title: "95 % confidence interval of the median" },
     intervalBounds(step.median_ms, step.ci_ms));
-  const basis = step.steps === 0 ? "no timed step" : step.steps === 1 ? steps : `median of ${steps}`;
+  const basis = data.source != null ? "a trace has no timed steps" : step.steps === 0 ? "no timed step" : step.steps === 1 ? steps : `median of ${steps}`;
   const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more ? h("small", {}, more) : null));
   return h("header", {},
     h("p", { class: "pf-title" }, h("b", {}, data.name), h("span", { class: "pf-quiet" }, data.device)),
@@ -18,7 +18,8 @@ function headline(data) {
         : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batches differ in size" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
       fact("Traced step", figure(duration(step.traced_ms)),
         step.traced_ms == null ? "none" : step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
-      fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "not once", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
+      data.source != null ? fact("Read from", data.source, total === 1 ? "1 step" : `${total.toLocaleString("en-US")} steps`)
+        : fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "not once", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
 }
 
 // Each timed step as a dot, in the order of execution: drift and outliers show.

@@ -1,0 +1,116 @@
+"""Several ranks of one job, side by side: what each computed and waited for, and who held the others up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from perfnb.analysis.collectives import collectives, matching, waits
+from perfnb.analysis.events import all_events
+from perfnb.analysis.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.frames.recording import Recording
+
+#: Share of a step that the others must have waited longer than the straggler.
+_STRAGGLES = 0.01
+_TIMES = ("computation_ms", "communication_ms", "overlap_ms", "memcpy_ms", "idle_ms")
+
+
+@dataclass(frozen=True)
+class RanksSummary:
+    """What is to say of several ranks.
+
+    Attributes
+    ----------
+    names : mapping of int to str
+        File of each rank.
+    times : DataFrame
+        One row a rank and step: ``rank``, ``step``, ``wall_ms`` (of the host), ``computation_ms``,
+        ``communication_ms``, ``overlap_ms`` (communication while computing), ``exposed_ms`` (communication alone),
+        ``memcpy_ms``, ``idle_ms``, ``waiting_ms`` (in collectives for the last rank to come; missing where none could
+        be matched). Times of several devices of a rank are summed.
+    clocks : DataFrame
+        Indexed by ``rank``: ``ahead_us`` of the first rank's clock, ``spread_us``, ``collectives``.
+    straggler : int or None
+        The rank that the others waited for, where one stands out.
+    notes : tuple of str
+    """
+
+    names: dict[int, str]
+    times: pd.DataFrame
+    clocks: pd.DataFrame
+    straggler: int | None
+    notes: tuple[str, ...]
+
+
+def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
+    """Compare recordings of different ranks."""
+    parts, tables = [], {}
+    for recording in recordings:
+        events = all_events(recording)
+        parts.append(_times(recording, events))
+        base = int(recording.meta.get("base_ns", 0))
+        tables[recording.rank] = collectives(events, recording.rank, base, _only_step(recording))
+    matched, clocks = matching(tables)
+    waited = waits(matched, clocks)
+    times = pd.concat(parts, ignore_index=True).merge(
+        waited[["rank", "step", "waiting_ms"]].astype({"rank": "Int64", "step": "Int64"}),
+        on=["rank", "step"],
+        how="left",
+    )
+    times["waiting_ms"] = times["waiting_ms"].astype("Float64")
+    straggler = _straggler(times)
+    names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
+    return RanksSummary(names, times, clocks, straggler, tuple(_notes(times, clocks, straggler, len(matched))))
+
+
+def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
+    only = _only_step(recording)
+    by_step = gpu_time_by_step(events) if only is None else gpu_time(events).assign(step=only)
+    by_step = by_step.astype({"step": "Int64"}).groupby("step", as_index=False)[list(_TIMES)].sum()
+    steps = recording.steps[recording.steps["pass"] == "traced"][["step", "wall_ms"]]
+    table = steps.astype({"step": "Int64", "wall_ms": "Float64"}).merge(by_step, on="step", how="left")
+    table.insert(0, "rank", pd.Series(recording.rank, index=table.index, dtype="Int64"))
+    exposed = table["communication_ms"] - table["overlap_ms"]
+    table.insert(table.columns.get_loc("overlap_ms") + 1, "exposed_ms", exposed)  # type: ignore[arg-type, operator]
+    return table
+
+
+def _only_step(recording: Recording) -> int | None:
+    """The number of the step that stands for the whole trace, where one does."""
+    whole = recording.is_loaded and not recording.meta["trace"]["steps_marked"]
+    return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
+
+
+def _straggler(times: pd.DataFrame) -> int | None:
+    """The rank that waited least, if every other waited clearly longer."""
+    mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
+    if len(mean) < 2 or mean["waiting_ms"].isna().any():
+        return None
+    ordered = mean["waiting_ms"].sort_values()
+    clearly = ordered.iloc[1] - ordered.iloc[0] > _STRAGGLES * mean["wall_ms"].mean()
+    return int(ordered.index[0]) if clearly else None
+
+
+def _notes(times: pd.DataFrame, clocks: pd.DataFrame, straggler: int | None, matched: int) -> list[str]:
+    said = []
+    mean = times.groupby("rank")["waiting_ms"].mean()
+    if straggler is not None:
+        others = mean.drop(straggler)
+        said.append(
+            f"Rank {straggler} is the straggler: in collectives the others waited {others.mean():.3g} ms a step for "
+            f"the last to come, it waited {mean[straggler]:.3g} ms."
+        )
+    elif not matched:
+        said.append("No collective could be matched between the ranks: waiting and clocks are not known.")
+    else:
+        said.append("No rank stands out as the one that the others wait for.")
+    known = clocks.iloc[1:].dropna()
+    if len(known):
+        rank, ahead, spread, count = next(known.sort_values("ahead_us", key=abs, ascending=False).itertuples(name=None))
+        said.append(
+            f"Clocks were told from the ends of collectives: that of rank {rank} is {ahead:+,.0f} µs from that of rank "
+            f"{clocks.index[0]} (± {spread:,.0f} µs, {count} collectives); waiting is corrected for it."
+        )
+    return said

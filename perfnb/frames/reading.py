@@ -1,0 +1,146 @@
+"""Reading trace files into recordings, several at once in other processes where that pays."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+
+from perfnb.errors import TraceError
+from perfnb.frames import storage
+from perfnb.frames.foreign import recording_of_trace
+from perfnb.frames.recording import Recording
+from perfnb.traces import kineto
+from perfnb.traces.trace_file import Progress
+
+#: Bytes of files from which on they are read by processes of their own.
+_PAYS = 16 * 2**20
+_RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
+_ENDINGS = (".json", ".json.gz")
+_FAILED = 3
+
+
+def read_recording(
+    path: str | Path, limits: Mapping[str, int], rank: int | None = None, progress: Progress | None = None
+) -> Recording:
+    """The recording of a trace file, without layers.
+
+    Parameters
+    ----------
+    path : str or Path
+    limits : mapping of str to int
+        As `perfnb.traces.kineto.read` takes them.
+    rank : int, optional
+        Where the trace tells none.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read.
+    """
+    source = Path(path)
+    return recording_of_trace(kineto.read(source, **limits, progress=progress), source.name, rank)
+
+
+def read_recordings(paths: Sequence[Path], limits: Mapping[str, int], executor: Executor | None) -> list[Recording]:
+    """The recordings of trace files of one job, in the order of their ranks.
+
+    A rank is that of the trace, else that in the file's name (``rank3``), else the file's place. Where two files would
+    have one rank, the places count for all.
+
+    Parameters
+    ----------
+    executor : Executor, optional
+        Reads the files. By default processes do if there is much to read.
+    """
+    ranks = [rank_of_name(path.name) for path in paths]
+    if executor is not None:
+        tasks = [
+            executor.submit(read_recording, str(path), dict(limits), rank)
+            for path, rank in zip(paths, ranks, strict=True)
+        ]
+        found = [task.result() for task in tasks]
+    elif len(paths) > 1 and sum(_size(path) for path in paths) >= _PAYS and (os.cpu_count() or 1) > 1:
+        found = _read_apart(paths, limits, ranks)
+    else:
+        found = [read_recording(path, limits, rank) for path, rank in zip(paths, ranks, strict=True)]
+    known = [
+        recording.rank if recording.meta["trace"]["rank_known"] else place for place, recording in enumerate(found)
+    ]
+    if len(set(known)) < len(known):
+        known = list(range(len(found)))
+    named = [_with_rank(recording, rank) for recording, rank in zip(found, known, strict=True)]
+    return sorted(named, key=lambda recording: recording.rank)
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """The trace files in a folder, in the order of the numbers in their names."""
+    files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(_ENDINGS)]
+    return sorted(
+        files, key=lambda path: [(len(n), n) if n.isdigit() else (0, n) for n in re.split(r"(\d+)", path.name)]
+    )
+
+
+def rank_of_name(name: str) -> int | None:
+    """The rank that a file's name tells: 3 of ``job_rank3.json.gz``."""
+    found = _RANK.search(name)
+    return int(found[1]) if found else None
+
+
+def _with_rank(recording: Recording, rank: int) -> Recording:
+    return Recording(**{**vars(recording), "meta": {**recording.meta, "rank": rank}})
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # reading it will say what is wrong
+
+
+def _read_apart(paths: Sequence[Path], limits: Mapping[str, int], ranks: Sequence[int | None]) -> list[Recording]:
+    """Read each file in a Python process of its own, which runs nothing of the caller's."""
+    with tempfile.TemporaryDirectory(prefix="perfnb-") as work, ThreadPoolExecutor(os.cpu_count()) as threads:
+        folders = [Path(work) / str(place) for place in range(len(paths))]
+        asked = [
+            json.dumps({"path": str(path), "limits": dict(limits), "rank": rank, "folder": str(target)})
+            for path, rank, target in zip(paths, ranks, folders, strict=True)
+        ]
+        tasks = [threads.submit(_in_a_process, question) for question in asked]
+        for path, task in zip(paths, tasks, strict=True):
+            code, said = task.result()
+            if code == _FAILED:
+                raise TraceError(said.strip())
+            if code:
+                raise TraceError(f"{path} was not read: the process that read it ended with code {code}.")
+        return [storage.load(target) for target in folders]
+
+
+def _in_a_process(question: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "perfnb.frames.reading"]
+    above = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command, input=question, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+    return done.returncode, done.stderr
+
+
+def _answer() -> int:
+    asked = json.loads(sys.stdin.read())
+    try:
+        storage.save(read_recording(asked["path"], asked["limits"], asked["rank"]), asked["folder"])
+    except TraceError as error:
+        print(error, file=sys.stderr)
+        return _FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_answer())
