@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from perfnb.comparison import ABTest, ab_test
     from perfnb.estimate import MemoryEstimate, estimate_memory
     from perfnb.leaks import Leaks, find_leaks
-    from perfnb.profile import Profile, load, profile_step
+    from perfnb.loading import load
+    from perfnb.profile import Profile, profile_step
     from perfnb.profile_diff import ProfileComparison
+    from perfnb.ranks import Ranks
     from perfnb.roofline import Roofline
     from perfnb.scaling import ScalingStudy, scaling_study
     from perfnb.self_check import SelfCheck, selfcheck
@@ -34,6 +36,7 @@ __all__ = [
     "PerfnbError",
     "Profile",
     "ProfileComparison",
+    "Ranks",
     "Roofline",
     "ScalingStudy",
     "SelfCheck",
@@ -57,7 +60,9 @@ _HOMES = {
     **dict.fromkeys(("ABTest", "ab_test"), "comparison"),
     **dict.fromkeys(("ArchitectureComparison", "compare_architectures"), "architectures"),
     **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
-    **dict.fromkeys(("Profile", "load", "profile_step"), "profile"),
+    **dict.fromkeys(("Profile", "profile_step"), "profile"),
+    "load": "loading",
+    "Ranks": "ranks",
     "Roofline": "roofline",
     "MemorySnapshot": "snapshot",
     "ProfileComparison": "profile_diff",

@@ -1,4 +1,4 @@
-"""`Profile`, and the two ways to one: `profile_step` and `load`."""
+"""`Profile`, and the way to one: `profile_step`. `perfnb.loading` has the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pandas as pd
 
 from perfnb.analysis.allocations import allocation_table, watched_memory
 from perfnb.analysis.attribution import attribute
-from perfnb.analysis.events import event_table
+from perfnb.analysis.events import all_events, event_table
+from perfnb.analysis.gpu_time import gpu_time
 from perfnb.analysis.memory import memory_table
 from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.profile_diff import diff_profiles
@@ -24,13 +25,11 @@ from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
 from perfnb.profile_diff import ProfileComparison
 from perfnb.roofline import Roofline
-from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
 from perfnb.timing import Timing, shown
 from perfnb.views.display import in_notebook, show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.progress import Progress
 from perfnb.views.text import summary_text
-from perfnb.watching import Watch, load_watch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +64,7 @@ class Profile:
     @property
     def steps(self) -> pd.DataFrame:
         """Every executed step: its pass, its wall time and wait for data in milliseconds, its batch's samples."""
-        return conform(self._recording.steps, "steps")
+        return conform(self._recording.steps.assign(rank=self._recording.rank), "steps")
 
     @property
     def ops(self) -> pd.DataFrame:
@@ -81,6 +80,14 @@ class Profile:
     def kernels(self) -> pd.DataFrame:
         """Calls and time per GPU kernel, copy or fill of a traced step; empty without a GPU."""
         return kernel_table(self._recording)
+
+    @property
+    def gpu_time(self) -> pd.DataFrame:
+        """What each GPU did over the whole trace, in milliseconds: busy, computing, communicating, copying, idle.
+
+        Each is the length of a union of intervals, not a sum; empty without a GPU.
+        """
+        return conform(gpu_time(all_events(self._recording)), "gpu_time")
 
     @property
     def memory(self) -> pd.DataFrame:
@@ -114,7 +121,10 @@ class Profile:
 
     @property
     def events(self) -> pd.DataFrame:
-        """Every event of the traced steps with its layer, phase and step; times in nanoseconds."""
+        """Every event of the traced steps with its layer, phase and step; times in nanoseconds.
+
+        Of a loaded trace also what belongs to no step.
+        """
         if self._recording.events.empty:
             return conform(pd.DataFrame(), "events")
         return event_table(self._recording, attribute(self._recording))
@@ -160,7 +170,11 @@ class Profile:
         return summary_text(self._summary)
 
     def __repr__(self) -> str:
-        timing = self.timing
+        timing, trace = self.timing, self._recording.meta.get("trace")
+        if trace is not None:
+            steps = self._recording.traced_steps
+            words = f"{trace['events']:,} events, {steps} step{'s' * (steps != 1)}"
+            return f"<perfnb.Profile of {trace['file']!r}: {words}>"
         return f"<perfnb.Profile {self.meta['name']!r}: {timing.median_ms:.3g} ms a step, {timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -286,20 +300,3 @@ def _under_right_ceilings(profile: Profile) -> Profile:
     on = recording.meta["ceilings"]["on"]
     ceilings = {"on": on, **measure_ceilings(roofline.peaks, on, refresh=True)}
     return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}))
-
-
-def load(path: str | Path) -> Profile | MemorySnapshot | Watch:
-    """Load a profile that `Profile.save` wrote, a watch that `Watch.save` wrote, or a snapshot of CUDA's memory.
-
-    Nothing in a snapshot (``torch.cuda.memory._dump_snapshot``, a pickle) is run.
-
-    Raises
-    ------
-    RecordingError
-        If there is none at `path`, or it is damaged or of a newer form.
-    TraceError
-        If a snapshot is damaged, too large, or holds more than plain data.
-    """
-    if storage.is_watch(path):
-        return load_watch(path)
-    return load_snapshot(path) if looks_like_snapshot(path) else Profile(storage.load(path))

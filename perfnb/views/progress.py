@@ -12,6 +12,8 @@ from perfnb.views import escape
 from perfnb.views import format as fmt
 from perfnb.views.display import in_notebook
 
+#: What the name of a pass begins with in which a file is read.
+READING = "reading "
 #: Least time between two updates, in seconds.
 INTERVAL_S = 0.2
 
@@ -59,6 +61,10 @@ class Progress:
         if new_pass or due:
             self._drawn = (pass_name, now)
             self._line.update(pass_name, done, total)
+
+    def of_file(self, name: str) -> Callable[[int, int], None]:
+        """What to call with the bytes done of reading a file, and its size; it is shown as percent."""
+        return lambda done, size: self(f"{READING}{name}", 100 * done // max(size, 1), 100)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -122,6 +128,8 @@ class _TerminalLine:
 
 def _words(pass_name: str, done: int, total: int | None) -> str:
     name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
+    if pass_name.startswith(READING):
+        return f"{name}: {done} %"
     if not done:
         return name
     return f"{name}: step {done:,}" if total is None else f"{name}: step {done:,} of {total:,}"

@@ -1,0 +1,78 @@
+"""`load`: whatever perfnb saved, and what other programs wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from perfnb.analysis.module_layers import with_module_layers
+from perfnb.errors import TraceError
+from perfnb.frames import storage
+from perfnb.frames.reading import rank_of_name, read_recording, read_recordings, trace_files
+from perfnb.profile import Profile
+from perfnb.ranks import Ranks
+from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
+from perfnb.views.progress import Progress
+from perfnb.watching import Watch, load_watch
+
+
+def load(
+    path: str | Path | Sequence[str | Path],
+    *,
+    max_bytes: int | None = None,
+    max_events: int | None = None,
+    max_depth: int | None = None,
+    executor: Executor | None = None,
+) -> Profile | MemorySnapshot | Watch | Ranks:
+    """Load a profile or watch that was saved, traces of torch.profiler, or a snapshot of CUDA's memory.
+
+    A trace may be from any program, plain or compressed with gzip (``.json``, ``.json.gz``, ``.pt.trace.json``), from
+    CUDA, ROCm or a CPU. Its steps are the ranges named ``ProfilerStep#<n>``; without any, all of it is one step. It has
+    layers where it holds the calls of modules (``with_stack=True``). Nothing in a snapshot
+    (``torch.cuda.memory._dump_snapshot``, a pickle) is run.
+
+    Parameters
+    ----------
+    path : str, Path, or list of these
+        A list of traces, or a folder of several, is of several ranks of one job. A rank is what the trace says, else
+        the file's name (``rank3``), else the place in the list.
+    max_bytes, max_events, max_depth : int, optional
+        Of a trace: bytes of text, unpacked, number of events, and values inside values, beyond which it is refused. A
+        small file can unpack to more than the memory holds.
+    executor : concurrent.futures.Executor, optional
+        Reads the traces of several ranks. By default processes of perfnb's own do where there is much to read.
+
+    Raises
+    ------
+    RecordingError
+        If there is nothing at `path`, or a saved profile or watch is damaged or of a newer form.
+    TraceError
+        If a trace or snapshot is damaged, too large, or none.
+    """
+    given: dict[str, Any] = {"max_bytes": max_bytes, "max_events": max_events, "max_depth": max_depth}
+    limits = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(path, str | Path):
+        return _ranks([Path(one).expanduser() for one in path], limits, executor)
+    source = Path(path).expanduser()
+    if storage.is_watch(source):
+        return load_watch(source)
+    if storage.is_ranks(source):
+        return Ranks([Profile(recording) for recording in storage.load_ranks(source)])
+    if source.is_dir() and not storage.is_profile(source) and (files := trace_files(source)):
+        return _ranks(files, limits, executor)
+    if not source.is_file():
+        return Profile(storage.load(source))
+    if looks_like_snapshot(source):
+        return load_snapshot(source)
+    with Progress() as progress:
+        recording = read_recording(source, limits, rank_of_name(source.name), progress.of_file(source.name))
+    return Profile(with_module_layers(recording))
+
+
+def _ranks(paths: list[Path], limits: dict[str, int], executor: Executor | None) -> Ranks:
+    if not paths:
+        raise TraceError("There is no trace to load: the list is empty.")
+    recordings = read_recordings(paths, limits, executor)
+    return Ranks([Profile(with_module_layers(recording)) for recording in recordings])

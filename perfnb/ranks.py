@@ -1,0 +1,136 @@
+"""`Ranks`: the profiles of several ranks of one job, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perfnb.analysis.ranks import RanksSummary, summarize_ranks
+from perfnb.frames import storage
+from perfnb.profile import Profile
+from perfnb.views.ranks import ranks_html, ranks_text
+
+
+class Ranks:
+    """Profiles of several ranks of one job. Shows itself in a notebook; ``ranks[3]`` is the profile of rank 3.
+
+    The tables are those of the profiles one after another, with the column ``rank``.
+    """
+
+    def __init__(self, profiles: Sequence[Profile]) -> None:
+        self._profiles = {profile.meta["rank"]: profile for profile in profiles}
+
+    @property
+    def ranks(self) -> list[int]:
+        """Numbers of the ranks."""
+        return list(self._profiles)
+
+    def __getitem__(self, rank: int) -> Profile:
+        return self._profiles[rank]
+
+    def __iter__(self) -> Iterator[Profile]:
+        return iter(self._profiles.values())
+
+    def __len__(self) -> int:
+        return len(self._profiles)
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """Every event of each rank; ``start_ns`` counts from the begin of the rank's own first step."""
+        parts = [profile.events for profile in self]
+        columns = {}
+        for name in parts[0].columns:
+            if isinstance(parts[0][name].dtype, pd.CategoricalDtype):
+                columns[name] = pd.api.types.union_categoricals([part[name].array for part in parts])
+            else:
+                columns[name] = pd.concat([part[name] for part in parts], ignore_index=True).array
+        return pd.DataFrame(columns)
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Every step of each rank."""
+        return pd.concat([profile.steps for profile in self], ignore_index=True)
+
+    @property
+    def gpu_time(self) -> pd.DataFrame:
+        """What each GPU of each rank did over the whole trace."""
+        return pd.concat([profile.gpu_time for profile in self], ignore_index=True)
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """Calls and time per rank and GPU kernel."""
+        return self._with_rank("kernels")
+
+    @property
+    def ops(self) -> pd.DataFrame:
+        """Calls and time per rank and operator."""
+        return self._with_rank("ops")
+
+    @property
+    def layers(self) -> pd.DataFrame:
+        """Time per rank and layer."""
+        return self._with_rank("layers")
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """Time per rank and phase."""
+        return self._with_rank("phases")
+
+    @property
+    def times(self) -> pd.DataFrame:
+        """What each rank's GPUs did in each step, in milliseconds.
+
+        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), idle, and
+        ``waiting_ms``: in collectives, for the last rank to come, as far as collectives of the ranks could be matched.
+        """
+        return self._summary.times.copy()
+
+    @property
+    def clocks(self) -> pd.DataFrame:
+        """How far each rank's clock is ahead of the first one's, from the ends of matching collectives."""
+        return self._summary.clocks.copy()
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank that the others wait for, where one stands out."""
+        return self._summary.straggler
+
+    @property
+    def meta(self) -> dict[int, dict[str, Any]]:
+        """What each profile's `meta` says, by rank."""
+        return {rank: profile.meta for rank, profile in self._profiles.items()}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the profiles to the folder `path`, one in a folder of its own each; `perfnb.load` brings them back.
+
+        Raises
+        ------
+        RecordingError
+            If something else stands there, or it cannot be written.
+        """
+        return storage.save_ranks([profile._recording for profile in self], path)
+
+    def _with_rank(self, table: str) -> pd.DataFrame:
+        parts = []
+        for rank, profile in self._profiles.items():
+            part: pd.DataFrame = getattr(profile, table).reset_index()
+            part.insert(0, "rank", rank)
+            parts.append(part)
+        return pd.concat(parts, ignore_index=True)
+
+    @cached_property
+    def _summary(self) -> RanksSummary:
+        return summarize_ranks([profile._recording for profile in self])
+
+    def __str__(self) -> str:
+        return ranks_text(self._summary)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.Ranks: {', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": ranks_text(self._summary), "text/html": ranks_html(self._summary)}
