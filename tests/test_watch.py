@@ -104,17 +104,25 @@ def test_a_metric_that_does_not_exist_is_refused_before_anything_starts() -> Non
         perfnb.watch(metrics=["gpus"])
 
 
+BURNS = """
+import time, perfnb
+with perfnb.watch(0.1) as w:
+    time.sleep(0.25)
+    begin, cpu, until = time.perf_counter(), time.process_time(), time.perf_counter() + 1.5
+    with w.mark("burn"):
+        while time.perf_counter() < until:
+            pass
+    share = 100 * (time.process_time() - cpu) / (time.perf_counter() - begin)
+burnt = w.samples.query("device == 'process' and mark == 'burn'")["cpu_percent"].iloc[1:]
+print(float(burnt.mean()), share)
+"""
+
+
 def test_a_burning_process_reads_what_it_got() -> None:
-    """Against its own clock: other programs may take the cores."""
-    with perfnb.watch(0.1) as w:
-        time.sleep(0.25)
-        begin, cpu, until = time.perf_counter(), time.process_time(), time.perf_counter() + 1.5
-        with w.mark("burn"):
-            while time.perf_counter() < until:
-                pass
-        share = 100 * (time.process_time() - cpu) / (time.perf_counter() - begin)
-    burnt = w.samples.query("device == 'process' and mark == 'burn'")["cpu_percent"].iloc[1:]
-    assert float(burnt.mean()) == pytest.approx(share, abs=5)
+    """Against its own clock, for other programs may take the cores; this process may have a browser below it."""
+    done = subprocess.run([sys.executable, "-c", BURNS], capture_output=True, text=True, cwd=ROOT)
+    read, share = map(float, done.stdout.split())
+    assert read == pytest.approx(share, abs=5)
 
 
 def test_importing_the_watch_loads_no_torch() -> None:

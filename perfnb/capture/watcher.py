@@ -210,6 +210,11 @@ class Watcher:
 _alive: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
+def running() -> int:
+    """How many watchers run in this process."""
+    return sum(watcher.running for watcher in list(_alive))
+
+
 @atexit.register
 def _stop_all() -> None:
     for watcher in list(_alive):

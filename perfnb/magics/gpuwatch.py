@@ -109,8 +109,13 @@ class GpuWatchMagics(Magics):
         print(f"{watch!r} Its history stands below the cell that started it.")
 
     def _status(self) -> None:
+        from perfnb.capture.watcher import running
+
         watch = self._running
-        print("No watch is running." if watch is None or not watch.running else repr(watch))
+        own = watch is not None and watch.running
+        others = running() - own
+        more = f" {others} more, started by perfnb.watch()." if others else ""
+        print((repr(watch) if own else "No watch of %gpuwatch is running.") + more)
 
 
 def _parser() -> Any:

@@ -25,7 +25,7 @@ def test_a_watch_goes_on_until_it_is_stopped(kernel: Kernel) -> None:
     status = kernel.ok("%gpuwatch status").text()
     assert re.fullmatch(r"<perfnb\.Watch: running, every 0\.05 s, [\d,]+ readings>\n", status)
     kernel.ok("%gpuwatch stop")
-    assert kernel.ok("%gpuwatch status").text() == "No watch is running.\n"
+    assert kernel.ok("%gpuwatch status").text() == "No watch of %gpuwatch is running.\n"
 
     cells = kernel.value("w.marks['name'].tolist()")
     numbers = [int(name.removeprefix("cell ")) for name in cells]
@@ -159,3 +159,10 @@ def test_options_may_stand_behind_the_word(kernel: Kernel) -> None:
     assert kernel.value("w.meta['interval_s']") == 0.3
     assert kernel.ok("%gpuwatch").text() == "The watch that ran before was stopped.\n"
     kernel.ok("%gpuwatch stop")
+
+
+def test_the_status_tells_of_watches_that_were_started_otherwise(kernel: Kernel) -> None:
+    kernel.ok("import perfnb; v = perfnb.watch()")
+    expected = "No watch of %gpuwatch is running. 1 more, started by perfnb.watch().\n"
+    assert kernel.ok("%gpuwatch status").text() == expected
+    kernel.ok("v.stop()")
