@@ -15,6 +15,8 @@ _SEARCH_S = 0.5
 #: A search waits until this many times what the last one took have passed: at most 0.2 % of a core.
 _SEARCH_SHARE = 500
 
+#: A process younger than this waits for the next reading; what it uses until then is counted there.
+_YOUNG_S = 0.03
 #: Stands in the command of every sampler's process.
 SAMPLER = b"perfnb.capture.sampler"
 
@@ -104,13 +106,26 @@ class ProcessSource:
         started = last_pid is not None and last_pid != self._last_pid
         if (started or since_ns >= _SEARCH_S * 1e9) and since_ns >= self._search_took_ns * _SEARCH_SHARE:
             begun_ns = time.thread_time_ns()
-            found = [pid for pid in self._table.below(self._pid, self._without) if not self._is_other(pid)]
+            below = self._table.below(self._pid, self._without)
+            young = [pid for pid in below if pid not in self._last and self._is_young(pid)]
+            found = [pid for pid in below if pid not in young and not self._is_other(pid)]
             self._search_took_ns = time.thread_time_ns() - begun_ns
             self._unknown_ns = self._searched_ns or None
-            self._searched_ns, self._last_pid = now_ns, last_pid
+            if young:
+                self._last_pid = b""  # look again next time, as if this search had not been
+            else:
+                self._searched_ns, self._last_pid = now_ns, last_pid
             # The kernel may leave children out of its list while others end.
             known = list(dict.fromkeys((*found, *known)))
         return [self._pid, *known]
+
+    def _is_young(self, pid: int) -> bool:
+        """Whether a process may still be a copy of its parent that has not begun what it was started for."""
+        command = self._table.command(pid)
+        process = self._table.see(pid) if command else None
+        if process is None or command != self._table.command(process.parent):
+            return False
+        return self._table.clock_s() - process.begun_s < _YOUNG_S
 
     def _is_other(self, pid: int) -> bool:
         if pid not in self._last and pid not in self._others and SAMPLER in self._table.command(pid):
