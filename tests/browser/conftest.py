@@ -11,9 +11,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,8 @@ ARGUMENTS = [
     "--disable-quic",
 ]
 START_TIMEOUT_S = 90.0
+
+OpenPage = Callable[..., Page]
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,31 @@ def page(chromium: Browser) -> Iterator[Page]:
     context = chromium.new_context(viewport={"width": 1400, "height": 900})
     yield context.new_page()
     context.close()
+
+
+@pytest.fixture
+def open_page(chromium: Browser, tmp_path: Path) -> Iterator[OpenPage]:
+    """Opens HTML as a page of its own, and fails if that asks for anything, says an error or opens a dialog."""
+    contexts, said = [], []
+
+    def open_(html: str, **options: Any) -> Page:
+        path = tmp_path / f"{len(contexts)}.html"
+        path.write_text(html, encoding="utf-8")
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: said.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
 
 
 @pytest.fixture(scope="session")

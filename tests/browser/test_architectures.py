@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from perfnb.views import assets, escape
 from perfnb.views import format as fmt
 from perfnb.views.architectures_data import KINDS, architectures_data, part_times
+from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.views import architecture_samples as samples
 from tests.views.summaries import HOSTILE
@@ -46,30 +46,16 @@ def standalone(made: samples.ArchitectureFigures) -> str:
 
 
 @pytest.fixture
-def opened(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens a comparison on a page of its own, and fails if that asks for anything, says an error or opens a dialog."""
-    contexts, said = [], []
+def opened(open_page: OpenPage) -> Open:
+    """Opens a comparison on a page of its own."""
 
     def open_(made: samples.ArchitectureFigures, width: int = 1300, scheme: Any = "light") -> Page:
-        path = tmp_path / f"{len(contexts)}.html"
-        path.write_text(standalone(made), encoding="utf-8")
-        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
-        page.goto(path.as_uri())
+        page = open_page(standalone(made), viewport={"width": width, "height": 900}, color_scheme=scheme)
         expect(page.locator("article")).to_be_visible()
         expect(page.locator(".pf-share-row")).to_have_count(len(made.table))
         return page
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert said == []
+    return open_
 
 
 def segments(page: Page, row: int) -> list[float]:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from perfnb.views import assets, escape
 from perfnb.views import format as fmt
 from perfnb.views.memory_data import memory_data, roofline_data
 from perfnb.views.palette import CATEGORIES
+from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.views import memory_samples, roofline_samples
 from tests.views.summaries import HOSTILE
@@ -63,29 +64,15 @@ def standalone(kind: str, data: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def opened(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens a tab on a page of its own, and fails if that asks for anything, says an error or opens a dialog."""
-    contexts, said = [], []
+def opened(open_page: OpenPage) -> Open:
+    """Opens a tab on a page of its own."""
 
     def open_(kind: str, data: dict[str, Any], **options: Any) -> Page:
-        path = tmp_path / f"{len(contexts)}.html"
-        path.write_text(standalone(kind, data), encoding="utf-8")
-        context = chromium.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
-        page.goto(path.as_uri())
+        page = open_page(standalone(kind, data), **{"viewport": {"width": 1300, "height": 900}, **options})
         expect(page.locator("article")).to_be_visible()
         return page
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert said == []
+    return open_
 
 
 def memory(opened: Open, made: memory_samples.Memory, **options: Any) -> Page:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape
 from perfnb.views import format as fmt
 from perfnb.views.assets import report_script
 from perfnb.views.page import standalone_page
+from tests.browser.conftest import OpenPage
 from tests.views import summaries
 
 pytestmark = pytest.mark.browser
@@ -26,28 +26,13 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture
-def report(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens a report from a file, and fails if it asks for anything else, says an error or opens a dialog."""
-    contexts, said = [], []
+def report(open_page: OpenPage) -> Open:
+    """Opens a report from a file."""
 
     def open_(summary: Summary, **options: object) -> Page:
-        path = tmp_path / f"{len(contexts)}.html"
-        path.write_text(standalone_page(summary), encoding="utf-8")
-        context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
-        page.goto(path.as_uri())
-        return page
+        return open_page(standalone_page(summary), **{"viewport": {"width": 1400, "height": 900}, **options})
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert said == []
+    return open_
 
 
 def row(page: Page, name: str) -> Locator:

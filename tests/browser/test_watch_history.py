@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
+from tests.browser.conftest import OpenPage
 from tests.views import watch_samples as samples
 from tests.views.watch_pages import Open, chart, opener, points, settled
 
@@ -17,9 +15,9 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def panel(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens a panel, and fails if it asks for anything, says an error or opens a dialog."""
-    yield from opener(chromium, tmp_path)
+def panel(open_page: OpenPage) -> Open:
+    """Opens a panel."""
+    return opener(open_page)
 
 
 def test_pushed_readings_are_drawn_as_those_that_were_there_before(panel):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from perfnb.views import format as fmt
 from perfnb.views.assets import report_script
 from perfnb.views.page import standalone_page
+from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.views import summaries
 from tests.views import watch_samples as samples
@@ -27,29 +27,16 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture
-def tab(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens the tab in a report, and fails if that asks for anything or says an error."""
-    contexts, said = [], []
+def tab(open_page: OpenPage) -> Open:
+    """Opens the tab in a report."""
 
     def open_(made=None, **options) -> Page:
-        path = tmp_path / f"{len(contexts)}.html"
         summary = replace(summaries.small_cnn(), machine=made or samples.profiled())
-        path.write_text(standalone_page(summary), encoding="utf-8")
-        context = chromium.new_context(**{"viewport": {"width": 1300, "height": 1200}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
-        page.goto(path.as_uri())
+        page = open_page(standalone_page(summary), **{"viewport": {"width": 1300, "height": 1200}, **options})
         page.get_by_role("tab", name="Machine").click()
         return page
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert said == []
+    return open_
 
 
 def zoomed(page: Page) -> None:

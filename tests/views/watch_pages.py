@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from perfnb.analysis.machine import MachineSummary
 from perfnb.views import assets, escape
@@ -76,29 +75,15 @@ class Panel:
 Open = Callable[..., Panel]
 
 
-def opener(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens a panel, and fails if it asks for anything, says an error or opens a dialog."""
-    contexts, said = [], []
+def opener(open_page: Callable[..., Page]) -> Open:
+    """Opens a panel on a page of its own."""
 
     def open_(made, **options) -> Panel:
-        path = tmp_path / f"{len(contexts)}.html"
-        path.write_text(panel_page(watch_data(made, "x")), encoding="utf-8")
-        context = chromium.new_context(**{"viewport": {"width": 1000, "height": 1300}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: request.url == path.as_uri() or said.append(f"request: {request.url}"))
-        page.goto(path.as_uri())
+        page = open_page(panel_page(watch_data(made, "x")), **{"viewport": {"width": 1000, "height": 1300}, **options})
         expect(page.locator("article").first).to_be_visible()
         return Panel(page, made)
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert said == []
+    return open_
 
 
 def chart(page: Page, key: str) -> Locator:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pynvml
 import pytest
 
@@ -18,9 +16,7 @@ from tests.capture.sampler.nvml_stand_in import (
     Gpus,
     Raised,
     absent,
-    recent_driver,
     stand_in,
-    two_gpus,
 )
 
 #: What each metric is read with, the newest first, and what it is called in notes.
@@ -40,16 +36,6 @@ FUNCTIONS = {
     "pcie_send_bytes_per_s": (["nvmlDeviceGetPcieThroughput:0"], "PCIe send"),
 }
 NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
-    yield from recent_driver(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def gpus(process: Gpus) -> Iterator[Gpus]:
-    yield from two_gpus(process)
 
 
 def test_values_and_facts(gpus: Gpus) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.capture.sampler.nvml_stand_in import (
@@ -15,19 +13,7 @@ from tests.capture.sampler.nvml_stand_in import (
     Gpus,
     Raised,
     absent,
-    recent_driver,
-    two_gpus,
 )
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
-    yield from recent_driver(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def gpus(process: Gpus) -> Iterator[Gpus]:
-    yield from two_gpus(process)
 
 
 def test_no_gpu(gpus: Gpus) -> None:

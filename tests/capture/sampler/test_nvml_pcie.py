@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.capture.sampler.nvml_stand_in import (
@@ -14,19 +12,7 @@ from tests.capture.sampler.nvml_stand_in import (
     USUAL,
     Gpus,
     Raised,
-    recent_driver,
-    two_gpus,
 )
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
-    yield from recent_driver(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def gpus(process: Gpus) -> Iterator[Gpus]:
-    yield from two_gpus(process)
 
 
 def pcie(values: dict[str, float | None]) -> tuple[float | None, float | None]:
