@@ -68,7 +68,3 @@ class Marks:
         with self._lock:
             marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
         return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))
-
-    def unlock_in_child(self) -> None:
-        """A forked process inherits the lock, maybe held by a thread that it does not have."""
-        self._lock = threading.RLock()

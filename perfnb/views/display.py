@@ -47,11 +47,15 @@ def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
     view_id = uuid.uuid4().hex[:12]
     live = live_bundle(widget_of, view_id)
     if live:
-        page = f'<div class="perfnb-static-live perfnb-static-{view_id}">{static["text/html"]}</div>'
-        static = static | {"text/html": page}
+        static = static | {"text/html": twin_of(view_id, static["text/html"])}
     display(static, raw=True)
     if live:
         display(live, raw=True)
+
+
+def twin_of(view_id: str, html: str) -> str:
+    """The HTML of a static twin, by which its live view finds it to hide it."""
+    return f'<div class="perfnb-static-live perfnb-static-{view_id}">{html}</div>'
 
 
 def static_bundle(summary: Summary) -> Bundle:

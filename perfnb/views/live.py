@@ -9,7 +9,7 @@ from typing import Any
 
 from perfnb.analysis.machine import MachineSummary
 from perfnb.capture.marks import Marks
-from perfnb.views.display import Bundle, in_notebook, live_bundle, print_text
+from perfnb.views.display import Bundle, in_notebook, live_bundle, print_text, twin_of
 from perfnb.views.watch import watch_html, watch_text
 from perfnb.views.watch_data import watch_data
 
@@ -135,5 +135,5 @@ class LivePanel:
     def _bundle(self, summary: MachineSummary, *, picture: bool) -> Bundle:
         twin = watch_html(summary, picture=picture)
         if self._widget is not None:
-            twin = f'<div class="perfnb-static-live perfnb-static-{self._id}">{twin}</div>'
+            twin = twin_of(self._id, twin)
         return {"text/plain": "\n".join(watch_text(summary)), "text/html": twin}
