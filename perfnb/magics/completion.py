@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from perfnb.magics.gpuwatch import GpuWatchMagics
-from perfnb.magics.options import option_names
+from perfnb.magics.options import option_names, parser_of
 from perfnb.magics.profile_step import ProfileStepMagics
 
 #: Magics whose options complete, and the words that do.
@@ -23,7 +23,7 @@ def match_options(context: Any) -> Any:
     match = _TYPED.search(context.text_until_cursor)
     if match is None:
         return {"completions": []}
-    names = [name for name in option_names(_MAGICS[match["magic"]].parser) if name.startswith(match["typed"])]
+    names = [name for name in option_names(parser_of(_MAGICS[match["magic"]])) if name.startswith(match["typed"])]
     return {
         "completions": [SimpleCompletion(text=name, type="param") for name in names],
         "matched_fragment": match["typed"],

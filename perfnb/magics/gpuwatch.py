@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import run_body
-from perfnb.magics.options import require_name, split_line
+from perfnb.magics.options import parser_of, require_name, split_line
 
 _WORDS = ("start", "stop", "status")
 
@@ -52,7 +52,7 @@ class GpuWatchMagics(Magics):
         """
         __tracebackhide__ = True
         first, _, behind = line.strip().partition(" ")
-        options, rest = split_line(f"{behind} {first}" if first in _WORDS else line, _parser())
+        options, rest = split_line(f"{behind} {first}" if first in _WORDS else line, parser_of(GpuWatchMagics.gpuwatch))
         require_name(options.into)
         if cell is not None:
             if rest:
@@ -116,9 +116,3 @@ class GpuWatchMagics(Magics):
         others = running() - own
         more = f" {others} more, started by perfnb.watch()." if others else ""
         print((repr(watch) if own else "No watch of %gpuwatch is running.") + more)
-
-
-def _parser() -> Any:
-    """The parser that the magic's decorators made."""
-    magic: Any = GpuWatchMagics.gpuwatch
-    return magic.parser

@@ -53,6 +53,12 @@ def require_name(name: str | None) -> None:
         raise UsageError(f"--into needs a variable's name, not {name!r}.")
 
 
+def parser_of(magic: Any) -> argparse.ArgumentParser:
+    """The parser that the decorators of a magic made."""
+    parser: argparse.ArgumentParser = magic.parser
+    return parser
+
+
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
     """The long options of a parser."""
     return sorted(name for name in parser._option_string_actions if name.startswith("--"))

@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import compile_body, compile_clause, step_of
-from perfnb.magics.options import require_name, split_line
+from perfnb.magics.options import parser_of, require_name, split_line
 
 
 @magics_class
@@ -57,7 +57,7 @@ class ProfileStepMagics(Magics):
         __tracebackhide__ = True
         from perfnb.capture.budget import Plan
 
-        options, rest = split_line(line, profile_step_parser())
+        options, rest = split_line(line, parser_of(ProfileStepMagics.profile_step))
         try:
             plan = Plan(
                 warmup=options.warmup,
@@ -130,9 +130,3 @@ class ProfileStepMagics(Magics):
                 else {name + key: model for key, model in zip(keys, chosen, strict=True)}
             )
         return models
-
-
-def profile_step_parser() -> Any:
-    """The parser that the magic's decorators made."""
-    magic: Any = ProfileStepMagics.profile_step
-    return magic.parser
