@@ -22,7 +22,9 @@ def test_ten_profiles(kernel: Kernel) -> None:
     grown = [size["rss"] / MIB - before["rss"] / MIB for size in sizes]
     print(f"resident memory after each of {PROFILES} profiles, MiB above the first: {[round(mib, 1) for mib in grown]}")
     for what in ("files", "threads", "hooks"):
-        assert [size[what] for size in sizes] == [before[what]] * PROFILES, what
+        held = [before[what]] + [size[what] for size in sizes]
+        # What an earlier test left to the garbage collector may go meanwhile, so the counts may fall.
+        assert held == sorted(held, reverse=True), what
     assert grown[-1] < 60
     assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
 
