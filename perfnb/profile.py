@@ -20,12 +20,16 @@ from perfnb.analysis.memory import memory_table
 from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.profile_diff import diff_profiles
 from perfnb.analysis.summary import Summary, summarize, timing_of
+from perfnb.analysis.timeline import Timeline, timeline_of
+from perfnb.analysis.trace_export import trace_text
+from perfnb.errors import RecordingError
 from perfnb.frames import storage
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
 from perfnb.profile_diff import ProfileComparison
 from perfnb.roofline import Roofline
 from perfnb.timing import Timing, shown
+from perfnb.traces.chrome_writer import gzipped
 from perfnb.views.display import in_notebook, show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.progress import Progress
@@ -160,14 +164,43 @@ class Profile:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report to one self-contained HTML file."""
-        return storage.write_text(standalone_page(self._summary), path)
+        return storage.write_text(standalone_page(self._summary, self._timeline()), path)
 
     @cached_property
     def _summary(self) -> Summary:
         return summarize(self._recording)
 
+    def save_trace(self, path: str | Path) -> Path:
+        """Write a Chrome trace that Perfetto, chrome://tracing and `perfnb.load` open.
+
+        It holds the events of the traced steps (of a loaded trace, all), each with its layer, phase and step, and
+        beside them tracks of the steps, phases and layers, arrows from launches to kernels and from ops to their
+        backward, and the curve of memory.
+
+        Parameters
+        ----------
+        path : str or Path
+            Compressed with gzip if it ends in ``.gz``.
+
+        Raises
+        ------
+        RecordingError
+            If no step was traced, or the file cannot be written.
+        """
+        timeline = self._timeline()
+        if timeline is None:
+            raise RecordingError("There is no trace to write: no step was traced.")
+        parts = trace_text(self._recording, timeline)
+        return storage.write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
+
+    def _timeline(self) -> Timeline | None:
+        """When everything ran; computed anew each time, for it is large. ``None`` where no step was traced."""
+        if self._recording.events.empty:
+            return None
+        return timeline_of(self._recording, attribute(self._recording), watched_memory(self._recording))
+
     def __str__(self) -> str:
-        return summary_text(self._summary)
+        return summary_text(self._summary, timeline=self._timeline())
 
     def __repr__(self) -> str:
         timing, trace = self.timing, self._recording.meta.get("trace")
@@ -178,10 +211,10 @@ class Profile:
         return f"<perfnb.Profile {self.meta['name']!r}: {timing.median_ms:.3g} ms a step, {timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return static_bundle(self._summary)
+        return static_bundle(self._summary, self._timeline())
 
     def _ipython_display_(self) -> None:
-        show(self._summary)
+        show(self._summary, self._timeline())
 
 
 def profile_step(
@@ -283,7 +316,7 @@ def run_profile(
         if failure is None:
             return _under_right_ceilings(profile)
     if in_notebook() and not quiet:
-        show(profile._summary)
+        show(profile._summary, profile._timeline())
         failure.add_note("perfnb: the profile up to here is shown above; it is incomplete.")
     else:
         failure.add_note(f"perfnb: the profile up to here, incomplete:\n\n{profile}")

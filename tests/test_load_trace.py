@@ -253,7 +253,7 @@ def test_odd_traces_load_and_are_shown(make: Callable[[], Written], tmp_path: Pa
     assert repr(profile)
     page = profile.to_html(tmp_path / "page.html").read_text("utf-8")
     assert "<script>alert" not in page
-    assert "<img" not in page
+    assert "<img src=x" not in page
     again = perfnb.load(profile.save(tmp_path / "saved"))
     pd.testing.assert_frame_equal(again.events, profile.events)
     assert str(again) == str(profile)

@@ -29,6 +29,8 @@ def with_module_layers(recording: Recording) -> Recording:
     name, those at the same place in each step are one layer, ``call_0.call_2``. A module whose class is called a loss,
     called by no other, is the loss.
     """
+    if len(recording.modules):
+        return recording  # perfnb wrote the trace, and told of its layers
     events = recording.events
     labels = events["name"].cat.categories
     is_call = np.array([str(label).startswith(_CALL) for label in labels] + [False], dtype=bool)

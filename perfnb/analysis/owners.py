@@ -24,22 +24,35 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
     """
     result = np.full(len(host.blocks), NONE, dtype=np.int64)
     nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
-    node_events = events.iloc[host.blocks["event"].to_numpy()[nodes]]
-    numbered = (node_events["sequence"].to_numpy() != NONE) & (node_events["forward_thread"].to_numpy() > 0)
-    nodes, node_events = nodes[numbered], node_events[numbered]
+    op = forward_ops(events, host, host.blocks["event"].to_numpy()[nodes])
+    result[nodes] = np.append(host.block, NONE)[op]
+    return _pass_on(result, host)
 
-    sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
+
+def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
+    """The forward op of each event of a backward pass, as a place among the host's events; `NONE` where it tells none.
+
+    Parameters
+    ----------
+    events : DataFrame
+    host : Host
+    rows : ndarray
+        Of backward nodes, or of the ops that do their work and carry their numbers.
+    """
+    result = np.full(len(rows), NONE, dtype=np.int64)
+    columns = ("sequence", "forward_thread", "start_ns")
+    asked_number, asked_thread, asked_at = (events[name].to_numpy()[rows] for name in columns)
+    sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in columns[:2])
     forward = np.flatnonzero((sequence != NONE) & (forward_thread <= 0))
     number, thread = sequence[forward], host.thread[forward]
-    for asked in node_events.groupby("forward_thread").indices.values():
-        wanted = node_events["sequence"].to_numpy()[asked]
-        on_thread = forward[thread == _thread_of(wanted, number, thread)]
-        on_thread_number = events["sequence"].to_numpy()[host.rows[on_thread]]
-        asked_at = node_events["start_ns"].to_numpy()[asked]
-        place = _latest_before(on_thread_number, host.starts[on_thread], wanted, asked_at)
-        found = place != NONE
-        result[nodes[asked[found]]] = host.block[on_thread[place[found]]]
-    return _pass_on(result, host)
+    numbered = (asked_number != NONE) & (asked_thread > 0)
+    for one in np.unique(asked_thread[numbered]):
+        asked = np.flatnonzero(numbered & (asked_thread == one))
+        of_thread = thread == _thread_of(asked_number[asked], number, thread)
+        on_thread = forward[of_thread]
+        place = _latest_before(number[of_thread], host.starts[on_thread], asked_number[asked], asked_at[asked])
+        result[asked] = np.append(on_thread, NONE)[place]
+    return result
 
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,12 @@ def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
 
 
 def write_text(text: str, path: str | Path) -> Path:
-    """Write a file whole or not at all.
+    """Write a file whole or not at all; as `write_parts`."""
+    return write_parts([text.encode("utf-8")], path)
+
+
+def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
+    """Write a file, part by part, whole or not at all.
 
     Raises
     ------
@@ -206,7 +211,8 @@ def write_text(text: str, path: str | Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
             fresh = Path(work) / target.name
-            fresh.write_text(text, encoding="utf-8")
+            with fresh.open("wb") as file:
+                file.writelines(parts)
             os.replace(fresh, target)
     except OSError as error:
         raise RecordingError(f"{target} cannot be written: {error}.") from error

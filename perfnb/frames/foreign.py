@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.frames.event_frame import event_frame, span_names
+from perfnb.frames.own_layers import layers_read
 from perfnb.frames.recording import Recording
 from perfnb.frames.trace_steps import ON_DEVICE, TraceSteps, belongs_to_steps, is_in, steps_of
 from perfnb.traces.columns import MISSING, Ints, TraceColumns
@@ -21,7 +22,7 @@ _MOST_NAMES = 1000
 
 
 def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) -> Recording:
-    """The recording of a trace, without layers.
+    """The recording of a trace, without layers but those that perfnb wrote into it.
 
     Parameters
     ----------
@@ -44,11 +45,10 @@ def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) 
     if not steps.marked and len(trace):
         events = _with_whole_step(events, steps)
     outside = event_frame(trace, rest, span[rest]).assign(marks_step=marks[rest])
-    empty = pd.DataFrame({"layer": np.array([], dtype=np.int64), "loss": np.array([], dtype=bool)})
-    empty.index = pd.Index([], dtype="int64", name="span")
+    modules, spans = layers_read(trace.perfnb) or (_no_modules(), _no_spans())
     meta = _meta(trace, steps, name, rank)
     around = outside if len(outside) else None
-    return Recording(events, _steps_frame(trace, steps), _no_modules(), empty, meta, outside=around)
+    return Recording(events, _steps_frame(trace, steps), modules, spans, meta, outside=around)
 
 
 def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:
@@ -105,6 +105,11 @@ def _no_modules() -> pd.DataFrame:
     whole, flag = np.array([], dtype=np.int64), np.array([], dtype=bool)
     columns = {"name": text, "module": text, "parent": whole, "depth": whole, "parameters": whole}
     return pd.DataFrame({**columns, "parameter_bytes": whole, "compiled": flag})
+
+
+def _no_spans() -> pd.DataFrame:
+    empty = pd.DataFrame({"layer": np.array([], dtype=np.int64), "loss": np.array([], dtype=bool)})
+    return empty.set_index(pd.Index([], dtype="int64", name="span"))
 
 
 def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from perfnb.errors import RecordingError
 from perfnb.frames import folder
-from perfnb.frames.folder import VERSION, Kind, write_text
+from perfnb.frames.folder import VERSION, Kind, write_parts, write_text
 from perfnb.frames.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
 from perfnb.frames.schema import SCHEMA, conform
 
@@ -25,6 +25,7 @@ __all__ = [
     "save",
     "save_ranks",
     "save_watch",
+    "write_parts",
     "write_text",
 ]
 

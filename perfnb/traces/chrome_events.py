@@ -77,3 +77,4 @@ class Top(msgspec.Struct, Generic[Time]):
     devices: Any = msgspec.field(default=UNSET, name="deviceProperties")
     old_devices: Any = msgspec.field(default=UNSET, name="computeProperties")
     distributed: Any = msgspec.field(default=UNSET, name="distributedInfo")
+    perfnb: Any = UNSET

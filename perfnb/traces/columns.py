@@ -101,6 +101,8 @@ class TraceColumns:
         Name of each process, by its number in `process`.
     thread_names : dict of (int, int) to str
         Name of each thread, by its numbers in `process` and `thread`.
+    perfnb : object
+        What perfnb wrote beside the events, as it stands in the file, if it did.
     """
 
     names: list[str]
@@ -136,6 +138,7 @@ class TraceColumns:
     world_size: int | None = None
     process_names: dict[int, str] = field(default_factory=dict)
     thread_names: dict[tuple[int, int], str] = field(default_factory=dict)
+    perfnb: Any = None
 
     def __len__(self) -> int:
         return len(self.name)

@@ -18,7 +18,9 @@ from perfnb.traces.columns import MISSING, Ints, MemoryColumns, plain_ints
 
 #: An allocation or a free, as an instant; torch's slower exporter gives it a meaningless duration.
 _MEMORY, _INSTANT = "[memory]", "cpu_instant_event"
-_NOT_TIMED = ("Trace", _INSTANT)
+#: Category of intervals that perfnb derived from the events of the trace, and finds anew.
+DERIVED = "perfnb"
+_NOT_TIMED = ("Trace", _INSTANT, DERIVED)
 #: A text that is a number, and of no more digits than any that fits.
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
 _COLUMNS = (

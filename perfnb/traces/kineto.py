@@ -116,6 +116,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         world_size=_count(job, "world_size"),
         process_names=columns.process_names,
         thread_names=columns.thread_names,
+        perfnb=facts.get("perfnb"),
     )
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfnb.analysis.summary import Summary
 from perfnb.views.html import summary_html
-from perfnb.views.report_data import report_data
+from perfnb.views.report_data import layer_rows, report_data
 from perfnb.views.text import summary_text
+from perfnb.views.timeline_data import bytes_of_report
+
+if TYPE_CHECKING:
+    from perfnb.analysis.timeline import Timeline
 
 #: What a notebook shows, by mime type.
 Bundle = dict[str, str]
@@ -18,8 +22,8 @@ Bundle = dict[str, str]
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def show(summary: Summary) -> None:
-    """Show the report.
+def show(summary: Summary, timeline: Timeline | None = None) -> None:
+    """Show the report, with its timeline where there is one.
 
     In a notebook this makes two outputs. The first is the static twin, text and HTML without scripts, which a
     saved, exported or untrusted notebook still shows. The second is the live report, which hides its twin while
@@ -27,9 +31,9 @@ def show(summary: Summary) -> None:
     the text is printed.
     """
     if not in_notebook():
-        print_text(summary_text(summary))
+        print_text(summary_text(summary, timeline=timeline))
         return
-    show_live(static_bundle(summary), lambda report_id: _report(summary, report_id))
+    show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline))
 
 
 def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
@@ -58,9 +62,9 @@ def twin_of(view_id: str, html: str) -> str:
     return f'<div class="perfnb-static-live perfnb-static-{view_id}">{html}</div>'
 
 
-def static_bundle(summary: Summary) -> Bundle:
+def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
     """The report as a display bundle of text and HTML."""
-    return {"text/plain": summary_text(summary), "text/html": summary_html(summary)}
+    return {"text/plain": summary_text(summary, timeline=timeline), "text/html": summary_html(summary, timeline)}
 
 
 def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any] | None:
@@ -77,10 +81,12 @@ def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any]
     return {_WIDGET_VIEW: bundle[_WIDGET_VIEW]}
 
 
-def _report(summary: Summary, view_id: str) -> Any:
+def _report(summary: Summary, view_id: str, timeline: Timeline | None) -> Any:
     from perfnb.views.widget import ReportWidget
 
-    return ReportWidget(report_data(summary, view_id))
+    rows = [] if timeline is None else layer_rows(summary, timeline.layers)
+    saved, whole, facts = bytes_of_report(timeline, rows)
+    return ReportWidget(report_data(summary, view_id, facts), saved, whole)
 
 
 def in_notebook() -> bool:

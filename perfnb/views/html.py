@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -14,8 +14,12 @@ from perfnb.views.assets import static_style
 from perfnb.views.memory import memory_html
 from perfnb.views.roofline import roofline_html
 from perfnb.views.text import UNKNOWN_NOTE, headline_facts, left_out_text, optional_columns
+from perfnb.views.timeline import timeline_html
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
 from perfnb.views.watch import machine_html
+
+if TYPE_CHECKING:
+    from perfnb.analysis.timeline import Timeline
 
 #: Greatest number of layers and of lines in their place.
 TABLE_LINES = 60
@@ -42,7 +46,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 _COUNTED = ("forward_flops", "backward_flops", "activation_bytes")
 
 
-def summary_html(summary: Summary) -> str:
+def summary_html(summary: Summary, timeline: Timeline | None = None) -> str:
     """The report as tables without scripts: for GitHub, an export, a notebook that is not trusted.
 
     The element that holds it has the class ``perfnb-static``.
@@ -54,6 +58,7 @@ def summary_html(summary: Summary) -> str:
             _headline(summary),
             _phases(summary),
             _layers(summary),
+            "" if timeline is None else timeline_html(timeline),
             "" if summary.memory is None else memory_html(summary.memory),
             "" if summary.machine is None else machine_html(summary.machine),
             "" if summary.roofline is None else roofline_html(summary.roofline),

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from typing import TYPE_CHECKING
 
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape
 from perfnb.views.assets import report_script, report_style
 from perfnb.views.html import summary_html
-from perfnb.views.report_data import report_data
+from perfnb.views.report_data import layer_rows, report_data
+from perfnb.views.timeline_data import PAGE_BYTES, timeline_bytes
+
+if TYPE_CHECKING:
+    from perfnb.analysis.timeline import Timeline
 
 _REPORT_ID = "page"
 _START = """
 const holder = document.getElementById("perfnb-report");
 const data = document.getElementById("perfnb-data").textContent;
-report.render({ model: { get: () => data }, el: holder });
+const packed = atob(document.getElementById("perfnb-timeline").textContent);
+const timeline = new DataView(Uint8Array.from(packed, (character) => character.charCodeAt(0)).buffer);
+report.render({ model: { get: (name) => (name === "timeline" ? timeline : data) }, el: holder });
 """
 _PAGE_STYLE = (
     ":root{color-scheme:light dark;--pf-page:#fff}"
@@ -25,7 +32,7 @@ _PAGE_STYLE = (
 )
 
 
-def standalone_page(summary: Summary) -> str:
+def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
     """The report as a self-contained HTML document, which works from a file and without scripts too.
 
     Its content security policy lets the report's own script run and nothing else: no other script, no event
@@ -35,15 +42,20 @@ def standalone_page(summary: Summary) -> str:
     script = report_script(watched) + _START
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    data = escape.json_in_script(report_data(summary, _REPORT_ID))
+    packed, facts = b"", None
+    if timeline is not None:
+        packed, facts = timeline_bytes(timeline, layer_rows(summary, timeline.layers), PAGE_BYTES)
+    data = escape.json_in_script(report_data(summary, _REPORT_ID, facts))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape.html(summary.name)} · perfnb</title>\n"
         f"<style>{_PAGE_STYLE}{report_style(watched)}</style>\n</head>\n<body>\n<main>\n"
-        f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary)}</div>\n'
+        f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary, timeline)}</div>\n'
         '<div id="perfnb-report"></div>\n</main>\n'
         f'<script type="application/json" id="perfnb-data">{data}</script>\n'
+        '<script type="application/octet-stream" id="perfnb-timeline">'
+        f"{base64.b64encode(packed).decode()}</script>\n"
         f'<script type="module">{script}</script>\n</body>\n</html>\n'
     )

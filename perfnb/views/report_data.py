@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -29,7 +29,9 @@ _NOWHERE = -1
 _NOT_ATTRIBUTED = {"", "nan", "None", "<NA>"}
 
 
-def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
+def report_data(
+    summary: Summary, report_id: str = "report", timeline: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Everything that the browser shows, ready for JSON; unknown figures are ``None``.
 
     Parameters
@@ -37,12 +39,14 @@ def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
     summary : Summary
     report_id : str
         Ties the live report to its static twin, whose class is ``perfnb-static-<report_id>``.
+    timeline : mapping, optional
+        Facts of the timeline, which travels beside the report; see `perfnb.views.timeline_data.timeline_bytes`.
     """
     modules, special = split_layers(summary.layers)
     layers = pd.concat([modules, special])
     tree = build_tree(modules)
     timing = summary.timing
-    places = {name: position for position, name in reversed(list(enumerate(map(str, layers.index))))}
+    places = _places(summary)
     op_names = list(dict.fromkeys([*map(str, summary.ops.index), *map(str, summary.layer_ops["op"])]))
     ops = {name: position for position, name in enumerate(op_names)}
     layer_ops = summary.layer_ops
@@ -94,9 +98,21 @@ def report_data(summary: Summary, report_id: str = "report") -> dict[str, Any]:
         "memory": None if summary.memory is None else memory_data(summary.memory),
         "roofline": None if summary.roofline is None else roofline_data(summary.roofline),
         "machine": None if summary.machine is None else machine_data(summary.machine),
+        "timeline": None if timeline is None else dict(timeline),
         "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
         "notes": [escape.plain(note, 2000) for note in summary.notes],
     }
+
+
+def layer_rows(summary: Summary, names: Iterable[str]) -> list[int]:
+    """The row that each layer has in the report; -1 for one that has none."""
+    places = _places(summary)
+    return [places.get(name, _NOWHERE) for name in names]
+
+
+def _places(summary: Summary) -> dict[str, int]:
+    names = [str(name) for part in split_layers(summary.layers) for name in part.index]
+    return {name: position for position, name in reversed(list(enumerate(names)))}
 
 
 def _one_row_each(frame: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -12,8 +12,12 @@ from perfnb.views import bars, escape, palette
 from perfnb.views import format as fmt
 from perfnb.views.memory import memory_text
 from perfnb.views.roofline import roofline_text
+from perfnb.views.timeline import timeline_text
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
 from perfnb.views.watch import machine_text
+
+if TYPE_CHECKING:
+    from perfnb.analysis.timeline import Timeline
 
 #: Greatest number of lines of the layer tree.
 TREE_LINES = 24
@@ -31,7 +35,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _OPTIONAL = {"recompute_ms": "recompute", "gpu_ms": "GPU"}
 
 
-def summary_text(summary: Summary, width: int = 100) -> str:
+def summary_text(summary: Summary, width: int = 100, timeline: Timeline | None = None) -> str:
     """The report as text for a terminal, a log or a notebook without HTML.
 
     Parameters
@@ -39,6 +43,8 @@ def summary_text(summary: Summary, width: int = 100) -> str:
     summary : Summary
     width : int
         Greatest width of a line, in character cells; `MIN_WIDTH` at least.
+    timeline : Timeline, optional
+        Of the same profile.
     """
     width = max(MIN_WIDTH, width)
     memory = [] if summary.memory is None else memory_text(summary.memory, width)
@@ -46,6 +52,7 @@ def summary_text(summary: Summary, width: int = 100) -> str:
         _headline(summary, width),
         _phases(summary, width),
         _layers(summary, width),
+        [] if timeline is None else timeline_text(timeline, width),
         memory,
         [] if summary.machine is None else machine_text(summary.machine, width),
         [] if summary.roofline is None else roofline_text(summary.roofline, width),

@@ -49,15 +49,34 @@ class DrawnWidget(anywidget.AnyWidget):
 
 
 class ReportWidget(DrawnWidget):
-    """A report drawn from what `perfnb.views.report_data.report_data` gives."""
+    """A report drawn from what `perfnb.views.report_data.report_data` gives.
+
+    Parameters
+    ----------
+    data : dict
+    timeline : bytes
+        As `perfnb.views.timeline_data.timeline_bytes` gives it; empty for none. A saved notebook holds it.
+    whole : bytes, optional
+        The timeline with all detail, where `timeline` has not all: given to a page that asks.
+    """
 
     _esm = report_script(watched=False)
     _css = report_style(watched=False)
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    timeline = traitlets.Bytes().tag(sync=True)
+
+    def __init__(self, data: dict[str, Any], timeline: bytes = b"", whole: bytes | None = None) -> None:
+        self._whole = whole
         if data["machine"] is not None:  # a saved notebook holds the script: one without the tab is a third smaller
             self._esm, self._css = report_script(watched=True), report_style(watched=True)
         super().__init__(data, f"ReportWidget({data['name']!r}, {data['layers']['modules']} layers)")
+        self.timeline = timeline
+        self.on_msg(self._answer)
+
+    def _answer(self, _: Any, content: Any, buffers: Any) -> None:
+        """Send the whole timeline to a page that asks for it, where there is more than it has."""
+        if isinstance(content, dict) and content.get("timeline") == "whole" and self._whole is not None:
+            self.send({"timeline": "whole"}, buffers=[self._whole])
 
 
 class ArchitecturesWidget(DrawnWidget):

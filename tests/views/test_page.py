@@ -32,7 +32,9 @@ def test_only_the_report_s_own_script_may_run():
     (script,) = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'\"" in page
-    assert len(re.findall(r"<script", page)) == 2
+    kinds = re.findall(r'<script type="([^"]*)"', page)
+    assert kinds == ["application/json", "application/octet-stream", "module"]  # the first two are data and never run
+    assert len(re.findall(r"<script", page)) == 3
 
 
 def test_the_page_says_what_it_is():

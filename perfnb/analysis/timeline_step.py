@@ -1,0 +1,129 @@
+"""One step of a timeline, as a picture and a table show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from perfnb.analysis.interval_sets import union
+from perfnb.analysis.nesting import NONE, Bools
+from perfnb.analysis.timeline import Timeline, Track
+from perfnb.analysis.timeline_memory import MemoryCurve
+from perfnb.analysis.timeline_rows import lanes
+
+#: What counts as being at work: no spans that stand around others, no Python calls.
+_WORK = {
+    "thread": ("cpu_op", "cuda_runtime", "cuda_driver"),
+    "stream": ("kernel", "gpu_memcpy", "gpu_memset"),
+}
+#: Ranges that stand for a whole step.
+_MARKS = ("pf_step#", "ProfilerStep#", "pf#", "pf_data")
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """What ran during one step.
+
+    Attributes
+    ----------
+    name : str
+        ``step 3``.
+    duration_ns : int
+    timeline : Timeline
+        The events that are work, from the step's begin, cut at its ends; spans around them are left out.
+    tracks : DataFrame
+        One row a track, in the same order: ``track``, ``kind``, ``events``, ``busy_ms`` (while at least one event ran),
+        ``share`` (of the step), ``longest`` (name of the longest event; of a layer that has none inside), ``layer``
+        (its layer, missing where there is none) and ``longest_ms``.
+    """
+
+    name: str
+    duration_ns: int
+    timeline: Timeline
+    tracks: pd.DataFrame
+
+
+def step_timeline(timeline: Timeline) -> StepTimeline | None:
+    """The traced step of median length; ``None`` where none takes time."""
+    steps = timeline.rows_on(timeline.of("steps")[0]).sort_values("duration", kind="stable")
+    chosen = steps.iloc[(len(steps) - 1) // 2]
+    begin, duration = int(chosen["start"]), int(chosen["duration"])
+    if duration <= 0:
+        return None
+    parts, tracks, first = [], [], 0
+    for track in timeline.tracks:
+        rows = _during(timeline, track, begin, begin + duration)
+        if len(rows) and track.kind != "steps":
+            parts.append(rows)
+            tracks.append(replace(track, first=first, count=len(rows), depth=int(rows["depth"].max()) + 1))
+            first += len(rows)
+    whole = pd.concat(parts, ignore_index=True) if parts else timeline.rows.iloc[:0]
+    whole = whole.assign(launch=NONE, forward=NONE)
+    curves = tuple(_cut(curve, begin, begin + duration) for curve in timeline.memory)
+    seen = replace(timeline, tracks=tuple(tracks), rows=whole, memory=curves)
+    table = pd.DataFrame([_facts(seen, track, duration) for track in tracks], columns=list(_COLUMNS))
+    return StepTimeline(timeline.names[int(chosen["name"])], duration, seen, table.astype(_COLUMNS))
+
+
+_COLUMNS = {
+    "track": "str", "kind": "str", "events": "int64", "busy_ms": "float64", "share": "float64", "longest": "str",
+    "layer": "object", "longest_ms": "float64",
+}  # fmt: skip
+
+
+def _during(timeline: Timeline, track: Track, begin: int, end: int) -> pd.DataFrame:
+    rows = timeline.rows_on(track)
+    start = rows["start"].to_numpy()
+    finish = start + rows["duration"].to_numpy()
+    rows = rows[(start < end) & (finish > begin) & _is_work(timeline, track, rows)]
+    start = np.maximum(rows["start"].to_numpy(), begin)
+    finish = np.minimum((rows["start"] + rows["duration"]).to_numpy(), end)
+    rows = rows.assign(start=start - begin, duration=finish - start)
+    if track.kind in _WORK:
+        order = np.lexsort((rows["depth"], -finish, start))
+        rows = rows.iloc[order].assign(depth=lanes(start[order], finish[order]))
+    cut: pd.DataFrame = rows.iloc[np.lexsort((rows["start"], rows["depth"]))]
+    return cut
+
+
+def _is_work(timeline: Timeline, track: Track, rows: pd.DataFrame) -> Bools:
+    if track.kind not in _WORK:
+        return np.ones(len(rows), dtype=bool)
+    work = np.array([name in _WORK[track.kind] for name in timeline.categories] + [False], dtype=bool)
+    mark = np.array([name.startswith(_MARKS) for name in timeline.names] + [False], dtype=bool)
+    return np.asarray(work[rows["category"].to_numpy()] & ~mark[rows["name"].to_numpy()])
+
+
+def _facts(seen: Timeline, track: Track, duration: int) -> tuple[object, ...]:
+    rows = seen.rows_on(track)
+    start, length = rows["start"].to_numpy(), rows["duration"].to_numpy()
+    busy = union(start, start + length).length
+    asked = np.where(_has_none_inside(rows), length, NONE) if track.kind == "layers" else length
+    longest = int(asked.argmax())
+    name, layer = (int(rows[column].iloc[longest]) for column in ("name", "layer"))
+    owner = seen.layers[layer] if layer != NONE else None
+    return (
+        track.title, track.kind, len(rows), busy / 1e6, busy / duration, seen.names[name], owner,
+        int(length[longest]) / 1e6,
+    )  # fmt: skip
+
+
+def _has_none_inside(rows: pd.DataFrame) -> Bools:
+    """Whether no row of the next depth begins within each; rows are sorted by depth and begin."""
+    depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
+    end = start + rows["duration"].to_numpy()
+    alone = np.ones(len(rows), dtype=bool)
+    for level in range(int(depth.max(initial=0))):
+        inner = start[depth == level + 1]
+        here = np.flatnonzero(depth == level)
+        alone[here] = np.searchsorted(inner, start[here]) == np.searchsorted(inner, end[here])
+    return alone
+
+
+def _cut(curve: MemoryCurve, begin: int, end: int) -> MemoryCurve:
+    first = max(int(np.searchsorted(curve.times_ns, begin, side="right")) - 1, 0)
+    last = max(int(np.searchsorted(curve.times_ns, end)), first + 1)
+    times = np.maximum(curve.times_ns[first:last] - begin, 0)
+    return replace(curve, times_ns=times, bytes=curve.bytes[first:last])

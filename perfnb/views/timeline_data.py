@@ -1,0 +1,194 @@
+"""The timeline as the browser gets it: a header of JSON and arrays of numbers, compressed."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfnb.analysis.timeline import Timeline
+from perfnb.analysis.timeline_coarse import coarser, size_of_coarser
+from perfnb.views import escape, palette
+
+#: Greatest number of compressed bytes that a saved notebook holds, and that a page holds.
+NOTEBOOK_BYTES, PAGE_BYTES = 1_400_000, 24_000_000
+#: No name of the timeline is longer.
+MAX_TEXT = 500
+
+#: Numbers of each event, in the order in which they are written.
+_ARRAYS = {
+    "start": "<f8", "duration": "<f8", "name": "<u4", "layer": "<i4", "launch": "<i4", "forward": "<i4",
+    "detail": "<i4", "depth": "u1", "kind": "u1", "category": "u1",
+}  # fmt: skip
+_LEVEL = 4
+_UNIT = 8
+#: A coarser timeline is made for so much less than the limit, since it packs less well.
+_ROOM = 0.85
+_TRIES = 8
+#: Lengths that are tried between one and its double.
+_FINE = 4
+
+
+def bytes_of_report(
+    timeline: Timeline | None, layer_rows: Sequence[int]
+) -> tuple[bytes, bytes | None, dict[str, Any] | None]:
+    """What a notebook saves of a timeline, what its kernel has beyond that, and the facts of the former.
+
+    Without a timeline the first is empty, and the facts are ``None``.
+    """
+    if timeline is None:
+        return b"", None, None
+    whole, facts = timeline_bytes(timeline, layer_rows, PAGE_BYTES)
+    if len(whole) <= NOTEBOOK_BYTES:
+        return whole, None, facts
+    whole_size = len(whole) * facts["total_events"] // facts["events"]
+    saved, facts = timeline_bytes(timeline, layer_rows, NOTEBOOK_BYTES, whole_size)
+    return saved, whole, facts
+
+
+def timeline_bytes(
+    timeline: Timeline, layer_rows: Sequence[int], limit: int, whole_size: int | None = None
+) -> tuple[bytes, dict[str, Any]]:
+    """The compressed timeline, with less detail where it would be larger than a limit.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    layer_rows : sequence of int
+        For each of its layers the row among those of the report; -1 for none.
+    limit : int
+        Bytes.
+    whole_size : int, optional
+        About how many bytes all of it takes, where that is known.
+
+    Returns
+    -------
+    bytes
+    dict
+        ``events`` in it, ``total_events``, and whether it is ``whole``.
+    """
+    shown, wanted = timeline, float(len(timeline))
+    packed = b"" if whole_size else _packed(timeline, layer_rows, len(timeline), 0)
+    size = whole_size or len(packed)
+    for _ in range(_TRIES):
+        if packed and size <= limit:
+            break
+        wanted *= min(_ROOM * limit / size, 1.0)
+        shortest = _shortest_for(timeline, int(wanted))
+        shown = coarser(timeline, shortest)
+        packed = _packed(shown, layer_rows, len(timeline), shortest)
+        size = len(packed)
+    facts = {"events": len(shown), "total_events": len(timeline), "whole": shown is timeline}
+    return packed, facts
+
+
+def _shortest_for(timeline: Timeline, events: int) -> int:
+    """About the least length below which events must be joined for no more than so many to stay."""
+    first, last = timeline.span_ns
+    low, high = 0, _FINE * (last - first + 2).bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if size_of_coarser(timeline, _length(middle)) <= events:
+            high = middle
+        else:
+            low = middle + 1
+    return _length(low)
+
+
+def _length(step: int) -> int:
+    """Lengths that double with every `_FINE` steps."""
+    return round(2 ** (step / _FINE))
+
+
+def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest: int) -> bytes:
+    rows = timeline.rows
+    names, name = _used(timeline.names, rows["name"].to_numpy())
+    details, detail = _used(timeline.details, rows["detail"].to_numpy())
+    categories, category = _used(timeline.categories, rows["category"].to_numpy())
+    values = {column: rows[column].to_numpy() for column in _ARRAYS} | {"name": name, "detail": detail}
+    values["category"] = np.minimum(category, 255)
+    arrays = {column: values[column].astype(dtype) for column, dtype in _ARRAYS.items()}
+    curves = timeline.memory
+    arrays["memory_t"] = _chained([curve.times_ns for curve in curves])
+    arrays["memory_bytes"] = _chained([curve.bytes for curve in curves])
+    places, offset = {}, 0
+    for column, array in arrays.items():
+        places[column] = [array.dtype.str.lstrip("<|"), offset, len(array)]
+        offset += _padded(array.nbytes)
+    first, last = timeline.span_ns
+    firsts = np.cumsum([0, *(len(curve.bytes) for curve in curves)]).tolist()
+    header = {
+        "start_ns": first,
+        "end_ns": last,
+        "events": len(rows),
+        "total_events": total,
+        "shortest_ns": shortest,
+        "names": names,
+        "details": details,
+        "categories": categories[:256],
+        "kinds": [_kind(name) for name in timeline.kinds],
+        "layers": [escape.plain(name, MAX_TEXT) for name in timeline.layers],
+        "layer_rows": [int(row) for row in layer_rows],
+        "tracks": [
+            {
+                "kind": track.kind,
+                "title": escape.plain(track.title, MAX_TEXT),
+                "note": track.note,
+                "first": track.first,
+                "count": track.count,
+                "depth": track.depth,
+            }
+            for track in timeline.tracks
+        ],
+        "memory": [
+            {
+                "title": f"Memory, {memory_word(curve.device)}",
+                "note": curve.note,
+                "first": begin,
+                "count": len(curve.bytes),
+                "most": int(curve.bytes.max(initial=0)),
+            }
+            for curve, begin in zip(curves, firsts, strict=False)
+        ],
+        "arrays": places,
+    }
+    text = json.dumps(header, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    text += b" " * (_padded(4 + len(text)) - 4 - len(text))
+    packer = zlib.compressobj(_LEVEL)
+    parts = [packer.compress(struct.pack("<I", len(text)) + text)]
+    for array in arrays.values():
+        parts.append(packer.compress(array.tobytes() + bytes(_padded(array.nbytes) - array.nbytes)))
+    return b"".join([*parts, packer.flush()])
+
+
+def memory_word(device: str) -> str:
+    """The device of a curve in words."""
+    return "CPU" if device == "cpu" else escape.plain(device, 40)
+
+
+def _kind(name: str) -> dict[str, str]:
+    mark = palette.mark(name)
+    return {"word": mark.word, "colour": mark.colour, "pattern": mark.pattern}
+
+
+def _used(texts: Sequence[str], codes: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The texts that are used, made plain, each once, and the numbers of those; -1 stays."""
+    used = np.unique(codes[codes >= 0])
+    plain: dict[str, int] = {}
+    place = np.full(len(texts) + 1, -1, dtype=np.int64)
+    for code in used.tolist():
+        place[code] = plain.setdefault(escape.plain(texts[code], MAX_TEXT), len(plain))
+    return list(plain), place[codes]
+
+
+def _chained(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
+    return np.concatenate([np.zeros(0), *parts]).astype("<f8")
+
+
+def _padded(size: int) -> int:
+    return -(-size // _UNIT) * _UNIT
