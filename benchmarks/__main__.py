@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from benchmarks import counted, loading, measurements, memory, memory_view, report, roofline, spans, watching
+from benchmarks import counted, loading, measurements, memory, memory_view, report, roofline, spans, timeline, watching
 
 _ALL = {
     "spans": spans.run,
@@ -19,6 +19,7 @@ _ALL = {
     "loading": loading.run,
     "memory": memory.run,
     "watching": watching.run,
+    "timeline": timeline.run,
 }
 
 

@@ -13,8 +13,20 @@ _SHARED = ("format.js", "dom.js", "grid.js", "columns.js", "layers.js", "chart.j
 #: Charts of what was read of the machine.
 _WATCHED = ("watch_store.js", "watch_lines.js", "watch_chart.js", "watch_strip.js", "watch_board.js", "watch_words.js")
 
+#: The timeline: its events, its picture, what it says, how it is moved.
+_TIMELINE = (
+    "timeline_store.js",
+    "timeline_canvas.js",
+    "timeline_marks.js",
+    "timeline_frame.js",
+    "timeline_details.js",
+    "timeline_acts.js",
+    "timeline_steer.js",
+    "timeline.js",
+)
+
 #: Parts of the report's script, in the order in which they are joined to one module.
-SCRIPTS = (*_SHARED, "ops.js", "fits.js", "memory.js", "roofline.js", "main.js")
+SCRIPTS = (*_SHARED, "ops.js", *_TIMELINE, "fits.js", "memory.js", "roofline.js", "main.js")
 
 #: The same with the tab of the machine.
 WATCHED_SCRIPTS = (*SCRIPTS[:-1], *_WATCHED, "machine.js", SCRIPTS[-1])
@@ -51,7 +63,13 @@ def report_script(watched: bool = False) -> str:
 @functools.cache
 def report_style(watched: bool = False) -> str:
     """The report's style sheet, with that of the tab of the machine where it was watched."""
-    return _read("theme.css") + _read("report.css") + _read("charts.css") + (_read("watch.css") if watched else "")
+    return (
+        _read("theme.css")
+        + _read("report.css")
+        + _read("charts.css")
+        + _read("timeline.css")
+        + (_read("watch.css") if watched else "")
+    )
 
 
 @functools.cache

@@ -44,7 +44,7 @@ function withDetails(toolbar, grid, describe) {
 
 // A small table of figures in the details panel.
 function smallTable(label, heads, rows) {
-  const narrow = { Direction: 92, Calls: 50, "Self CPU": 74, GPU: 74 };
+  const narrow = { Direction: 92, Calls: 50, "Self CPU": 74, GPU: 74, Kind: 112, Track: 150, Start: 78, Duration: 78, Events: 78, Busy: 78, Share: 66 };
   const cell = (tag, content, i) => h(tag, { scope: tag === "th" ? (i ? "col" : "row") : null, class: i < heads.text ? "pf-text" : "" }, content);
   return h("table", { class: "pf-small", "aria-label": label },
     h("colgroup", {}, heads.words.map((word) => h("col", { style: narrow[word] ? `width:${narrow[word]}px` : "" }))),

@@ -81,7 +81,8 @@ function layerColumns(data, facts) {
   ].filter(Boolean);
 }
 
-function layersTab(data) {
+// `showEvents` goes to a layer's events on the timeline, where there is one.
+function layersTab(data, showEvents = null) {
   const { layers } = data;
   const facts = layerFacts(data);
   const rows = {
@@ -102,7 +103,7 @@ function layersTab(data) {
     button("Heaviest path", "Open the way to the heaviest layer, close the rest", hot),
     button("Open all", "Open every layer", containers), button("Close all", "Close every layer", [])));
   grid.setOpen(hot);
-  view = withDetails(toolbar, grid, (i) => layerDetails(data, facts, grid, i));
+  view = withDetails(toolbar, grid, (i) => layerDetails(data, facts, grid, i, showEvents));
   const reveal = (i) => {
     search.clear();
     grid.go(i);
@@ -111,7 +112,7 @@ function layersTab(data) {
   return { element: view.element, reveal, facts, grid };
 }
 
-function layerDetails(data, facts, grid, i) {
+function layerDetails(data, facts, grid, i, showEvents) {
   const { layers } = data;
   const entry = (word, key, format) => layers[key] && h("div", {}, h("dt", {}, word), h("dd", {}, figure(format(layers[key][i]))));
   const list = h("dl", {},
@@ -131,6 +132,7 @@ function layerDetails(data, facts, grid, i) {
   const title = facts.special(i) ? SPECIAL_TITLES[layers.label[i]] : layers.module[i];
   return [
     h("h3", {}, facts.path(i)), title ? h("p", { class: "pf-quiet" }, title) : null, list,
+    showEvents && !facts.special(i) ? h("p", { class: "pf-buttons pf-to-timeline" }, h("button", { type: "button", click: () => showEvents(i) }, "Show in timeline")) : null,
     h("div", { class: "pf-ops-head" }, h("h4", {}, "Ops"),
       hasInside ? h("label", {}, box, "including the layers inside") : null),
     holder,

@@ -12,7 +12,7 @@ function headline(data) {
     h("p", { class: "pf-title" }, h("b", {}, data.name), h("span", { class: "pf-quiet" }, data.device)),
     h("dl", { class: "pf-facts" },
       h("div", { class: "pf-main" }, h("dt", {}, "Step"),
-        h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, timeline(step)),
+        h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, stepDots(step)),
           h("small", {}, step.ci_ms ? `${basis}, 95 % interval` : step.steps ? `${basis}, too few for an interval` : basis))),
       step.throughput_per_s == null ? null
         : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batches differ in size" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
@@ -23,7 +23,7 @@ function headline(data) {
 }
 
 // Each timed step as a dot, in the order of execution: drift and outliers show.
-function timeline(step) {
+function stepDots(step) {
   const samples = step.samples_ms.filter((ms) => ms != null);
   if (samples.length < 3) return null;
   const [low, high] = [Math.min(...samples), Math.max(...samples)];
@@ -64,18 +64,24 @@ function phaseBar(data) {
 
 function render({ model, el }) {
   const data = JSON.parse(model.get("data"));
-  const layers = layersTab(data);
+  const hasTimeline = data.timeline != null && model.get("timeline")?.byteLength > 0;
+  const layers = layersTab(data, hasTimeline ? (i) => {
+    views.choose(2);
+    events.goToLayer(i);
+  } : null);
   const showLayer = (i) => {
     views.choose(0);
     layers.reveal(i);
   };
   const ops = opsTab(data, layers.facts, showLayer);
+  const events = hasTimeline ? timelineTab(model, data, layers.facts, showLayer) : null;
   const memory = data.memory && memoryTab(data.memory);
   const roofline = data.roofline && rooflineTab(data.roofline);
   const machine = data.machine && machineTab(data.machine);
   const views = tabs("Tables", [
     { word: "Layers", size: data.layers.modules.toLocaleString("en-US"), content: layers.element, shown: () => layers.grid.fit() },
     { word: "Ops", size: data.ops.label.length.toLocaleString("en-US"), content: ops.element, shown: () => ops.grid.fit() },
+    ...(events ? [{ word: "Timeline", size: events.size, content: events.element, shown: events.shown }] : []),
     ...(memory ? [{ word: "Memory", size: byteSize(data.memory.peak.bytes), content: memory.element, shown: memory.shown }] : []),
     ...(roofline ? [{ word: "Roofline", size: share(data.roofline.utilisation), content: roofline.element, shown: roofline.shown }] : []),
     ...(machine ? [{ word: "Machine", size: clock(data.machine.duration_s), content: machine.element, shown: machine.shown }] : []),
