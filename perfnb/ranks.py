@@ -61,6 +61,16 @@ class Ranks:
         return pd.concat([profile.gpu_time for profile in self], ignore_index=True)
 
     @property
+    def gpu_steps(self) -> pd.DataFrame:
+        """As `gpu_time`, of each step."""
+        return pd.concat([profile.gpu_steps for profile in self], ignore_index=True)
+
+    @property
+    def gpu_idle(self) -> pd.DataFrame:
+        """Why each GPU of each rank was idle, by step."""
+        return pd.concat([profile.gpu_idle for profile in self], ignore_index=True)
+
+    @property
     def kernels(self) -> pd.DataFrame:
         """Calls and time per rank and GPU kernel."""
         return self._with_rank("kernels")

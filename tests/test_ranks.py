@@ -16,7 +16,19 @@ from perfnb.frames import reading
 from tests.traces.test_public_traces import FOLDER
 from tests.written_traces import Written
 
-TABLES = ("events", "steps", "layers", "ops", "phases", "kernels", "gpu_time", "times", "clocks")
+TABLES = (
+    "events",
+    "steps",
+    "layers",
+    "ops",
+    "phases",
+    "kernels",
+    "gpu_time",
+    "gpu_steps",
+    "gpu_idle",
+    "times",
+    "clocks",
+)
 
 
 def rank_trace(late: float, clock: float = 0.0, steps: int = 3, lost: tuple[int, ...] = (), **facts: Any) -> Written:

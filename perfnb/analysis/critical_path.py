@@ -116,7 +116,7 @@ def critical_paths(events: pd.DataFrame, tail: bool = False) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else _no_segments()
 
 
-def prepare(events: pd.DataFrame, main: int | None = None) -> Run:
+def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | None = None) -> Run:
     """Find all that paths through the events of one rank rest on.
 
     Raises
@@ -126,7 +126,7 @@ def prepare(events: pd.DataFrame, main: int | None = None) -> Run:
     """
     if len(np.unique(column(events, "rank"))) > 1:
         raise ValueError("a critical path is of one rank: choose the events of one, or call critical_paths")
-    work = device_work(events)
+    work = device_work(events) if work is None else work
     waits, timeline = host_waits(events, work), host_timeline(events)
     over = handovers(events, timeline, _main_thread(events) if main is None else main)
     real = np.flatnonzero((waits.work != NONE) & (np.append(work.end, NONE)[waits.work] > waits.start))

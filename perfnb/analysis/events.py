@@ -32,9 +32,9 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
-    owners = _owners(recording, attribution, block)
-    named = _named(recording, owners["layer"])
-    columns = {**_columns(events), **owners, **named, "step": _steps(recording, attribution, block)}
+    owned = owners(recording, attribution, block)
+    named = _named(recording, owned["layer"])
+    columns = {**_columns(events), **owned, **named, "step": _steps(recording, attribution, block)}
     rows = rows_of_trace(events)
     if len(rows) < len(events):
         columns = {name: values[rows] for name, values in columns.items()}
@@ -68,7 +68,7 @@ def _columns(events: pd.DataFrame) -> dict[str, Any]:
     return columns | {name: events[name].array for name in _TEXTS if name in events}
 
 
-def _owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[str, pd.Categorical]:
+def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[str, pd.Categorical]:
     """Layer and phase of each event; names are looked up once for each block."""
     cells = attribution.cells
     of_blocks = {

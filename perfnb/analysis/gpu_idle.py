@@ -19,7 +19,12 @@ HANDOVER_NS = 10_000
 LAUNCH_NS = 20_000
 
 
-def idle_gaps(events: pd.DataFrame, per_stream: bool = False, handover_ns: int = HANDOVER_NS) -> pd.DataFrame:
+def idle_gaps(
+    events: pd.DataFrame,
+    per_stream: bool = False,
+    handover_ns: int = HANDOVER_NS,
+    work: DeviceWork | None = None,
+) -> pd.DataFrame:
     """One row a gap in which a device ran nothing, between its first and its last work.
 
     The reason is that of the work which ended the gap:
@@ -43,6 +48,8 @@ def idle_gaps(events: pd.DataFrame, per_stream: bool = False, handover_ns: int =
         Look for gaps in each stream instead of in each device.
     handover_ns : int
         Longest gap that handing over from one kernel to the next explains, in nanoseconds.
+    work : DeviceWork, optional
+        What `device_work` finds in the events, where that is known.
 
     Returns
     -------
@@ -52,7 +59,7 @@ def idle_gaps(events: pd.DataFrame, per_stream: bool = False, handover_ns: int =
         0 where it had, missing where there is none), ``next_event`` (position in `events` of the work after the gap),
         ``next`` and ``op`` (names of this and of the operator that launched it). The durations add up to the idle time.
     """
-    work = device_work(events)
+    work = device_work(events) if work is None else work
     by = ("rank", "device", "stream") if per_stream else ("rank", "device")
     ready, waits, sibling = submitted(events, work), _awaits_unknown(events, work), _first_of_call(work)
     begin_of_call = column(events, "start_ns")[work.call]
@@ -90,7 +97,11 @@ def idle_gaps(events: pd.DataFrame, per_stream: bool = False, handover_ns: int =
 
 
 def idle_time(
-    events: pd.DataFrame, by_step: bool = False, per_stream: bool = False, handover_ns: int = HANDOVER_NS
+    events: pd.DataFrame,
+    by_step: bool = False,
+    per_stream: bool = False,
+    handover_ns: int = HANDOVER_NS,
+    work: DeviceWork | None = None,
 ) -> pd.DataFrame:
     """Sums of `idle_gaps` over each device of each rank (and each step, or each stream).
 
@@ -101,7 +112,7 @@ def idle_time(
         ``unknown_ms`` (the part of `other_ms` whose launch is not in the trace) and ``gaps``. A device that was never
         idle has no row. Gaps between the work of two steps belong to the second.
     """
-    rows = idle_gaps(events, per_stream, handover_ns)
+    rows = idle_gaps(events, per_stream, handover_ns, work)
     by = ["rank", "device", *(["stream"] if per_stream else []), *(["step"] if by_step else [])]
     duration = rows["duration_ns"] / 1e6
     parts = {"idle_ms": duration}

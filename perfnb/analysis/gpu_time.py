@@ -23,13 +23,15 @@ _MS = (
 )
 
 
-def gpu_time(events: pd.DataFrame) -> pd.DataFrame:
+def gpu_time(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """The time of each device of each rank, over the whole trace.
 
     Parameters
     ----------
     events : DataFrame
         One row an event, see `Recording.events`.
+    work : DeviceWork, optional
+        What `device_work` finds in them, where that is known.
 
     Returns
     -------
@@ -41,17 +43,17 @@ def gpu_time(events: pd.DataFrame) -> pd.DataFrame:
         computing, the share is of communication), ``kernels`` and ``kernel_ms`` (number of kernels, and the sum of
         their durations). Times are of the trace, not per step. A share of nothing is missing.
     """
-    return _table(device_work(events), events, _WHOLE)
+    return _table(device_work(events) if work is None else work, events, _WHOLE)
 
 
-def gpu_time_by_step(events: pd.DataFrame) -> pd.DataFrame:
+def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """As `gpu_time`, one row a device and step.
 
     Work belongs to the step in which it was launched (the one in which it began, where no launch is in the trace). The
     total of a step goes from the begin of its first work to the end of its last, so that waiting between the work of
     two steps is part of neither, and the totals of steps whose work overlaps are longer together than the whole.
     """
-    work = device_work(events)
+    work = device_work(events) if work is None else work
     return _table(work, events, _BY_STEP, work.step != NONE)
 
 

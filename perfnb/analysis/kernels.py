@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from pandas.api.typing import SeriesGroupBy
 
-from perfnb.analysis.device_work import device_work, named
+from perfnb.analysis.device_work import DeviceWork, device_work, named
 from perfnb.analysis.nesting import NONE
 
 
-def kernels_by_op(events: pd.DataFrame) -> pd.DataFrame:
+def kernels_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """Kernels grouped by the operator that launched them and its input shapes, the heaviest first.
 
     The operator is the innermost one around the launching call; where the trace holds no such call, the one with the
@@ -22,10 +22,11 @@ def kernels_by_op(events: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         ``op`` and ``shapes`` (missing where not known), ``op_calls`` (calls of the operator that launched something),
-        ``kernels`` (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``. Times are of the
-        trace, not per step.
+        ``kernels`` (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``, ``layers`` (how many
+        launched it), ``layer`` (in which most of this time was launched; missing where in none) and ``layer_share`` (of
+        this time). Layers are missing where the events have none. Times are of the trace, not per step.
     """
-    rows = _work(events)
+    rows = _work(events, work)
     by = rows.groupby(["op", "shapes"], dropna=False, sort=False, observed=True)
     table = _times(by["duration_ns"])
     table.insert(0, "kernels", by["name"].nunique())
@@ -33,12 +34,12 @@ def kernels_by_op(events: pd.DataFrame) -> pd.DataFrame:
     table = table.reset_index()
     # Where the operator is not known, neither is how often it was called.
     table["op_calls"] = table["op_calls"].mask(table["op"].isna())
-    return _heaviest_first(table)
+    return _heaviest_first(table.merge(_layers(rows), on=["op", "shapes"], how="left"))
 
 
-def kernels_of_ops(events: pd.DataFrame) -> pd.DataFrame:
+def kernels_of_ops(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """As `kernels_by_op`, one row a kernel of an operator with some shapes: ``op``, ``shapes``, ``kernel``, times."""
-    rows = _work(events).rename(columns={"name": "kernel"})
+    rows = _work(events, work).rename(columns={"name": "kernel"})
     by = rows.groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
     return _heaviest_first(_times(by["duration_ns"]).reset_index())
 
@@ -49,14 +50,30 @@ def kernels_by_name(events: pd.DataFrame) -> pd.DataFrame:
     return _heaviest_first(_times(rows.groupby("kernel", sort=False, observed=True)["duration_ns"]).reset_index())
 
 
-def _work(events: pd.DataFrame) -> pd.DataFrame:
-    work = device_work(events)
+def _work(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
+    work = device_work(events) if work is None else work
     frame = {"name": named(events, work.rows), "op": named(events, work.op)}
     if "shapes" in events.columns:
         frame["shapes"] = named(events, work.op, "shapes")
     else:
         frame["shapes"] = pd.Categorical.from_codes(np.full(len(work), NONE), categories=pd.Index([], dtype="str"))
+    if "layer" in events.columns:
+        frame["layer"] = named(events, work.rows, "layer")
     return pd.DataFrame({**frame, "op_row": work.op, "duration_ns": work.end - work.start})
+
+
+def _layers(rows: pd.DataFrame) -> pd.DataFrame:
+    """For each operator with some shapes the layer in which most of its time was launched, and its share."""
+    key = ["op", "shapes"]
+    if "layer" not in rows:
+        rows = rows.assign(layer=pd.Categorical([None] * len(rows), categories=pd.Index([], dtype="str")))
+    sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
+    total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
+    sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")
+    known = sums[sums["layer"].notna()].sort_values("duration_ns", ascending=False, kind="stable")
+    count = known.groupby(key, dropna=False, sort=False, observed=True)["layer"].transform("size")
+    known.insert(len(key), "layers", count.astype("Int64"))
+    return known.drop_duplicates(key).drop(columns="duration_ns")
 
 
 def _times(durations: SeriesGroupBy[Any, Any]) -> pd.DataFrame:

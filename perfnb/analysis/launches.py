@@ -20,7 +20,7 @@ def submitted(events: pd.DataFrame, work: DeviceWork) -> Ints:
     return np.where(known, np.where(end <= work.start, end, begin), NONE)
 
 
-def launches(events: pd.DataFrame) -> pd.DataFrame:
+def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """One row a kernel, copy or fill, in the order of the events.
 
     Returns
@@ -33,7 +33,7 @@ def launches(events: pd.DataFrame) -> pd.DataFrame:
         not known is missing: all of the call where the trace holds none, the delay where the work seems to begin before
         the call, as it does where the clocks of host and device differ.
     """
-    return _rows(events, device_work(events))
+    return _rows(events, device_work(events) if work is None else work)
 
 
 def _rows(events: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
@@ -63,7 +63,7 @@ def _rows(events: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     return frame
 
 
-def launches_by_op(events: pd.DataFrame) -> pd.DataFrame:
+def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """Sums of `launches` over each launching operator, the longest in launch calls first.
 
     Returns
@@ -73,7 +73,7 @@ def launches_by_op(events: pd.DataFrame) -> pd.DataFrame:
         fills), ``call_ms`` (in all), ``delay_us`` (median), ``gpu_ms`` (sum of durations), ``short`` (how many
         kernels ran for less time than their launch took) and ``short_share`` (of kernels whose launch is known).
     """
-    work = device_work(events)
+    work = device_work(events) if work is None else work
     rows = _rows(events, work)
     rows["call_row"] = work.call
     once = rows[rows["call_row"] != NONE].drop_duplicates("call_row").groupby("op", dropna=False, observed=True)
@@ -123,7 +123,7 @@ def launch_summary(events: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def queue_lengths(events: pd.DataFrame) -> pd.DataFrame:
+def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """How much launched work had not begun, at each change.
 
     Work enters its stream's queue at the begin of the launching call and leaves it when it begins. Work whose launch is
@@ -135,7 +135,7 @@ def queue_lengths(events: pd.DataFrame) -> pd.DataFrame:
         One row a change, in order of time for each stream: ``rank``, ``device``, ``stream``, ``time_ns``, ``length``.
         Changes at one instant are one row.
     """
-    work = device_work(events)
+    work = device_work(events) if work is None else work
     known = np.flatnonzero(work.call != NONE)
     enter = column(events, "start_ns")[work.call[known]]
     known, enter = known[enter < work.start[known]], enter[enter < work.start[known]]

@@ -57,9 +57,11 @@ def path_savings(
     return savings_in(run, window_of(run, step, window, tail), by, most)
 
 
-def savings_in(run: Run, window: Window, by: By = "kind", most: int = 12) -> pd.DataFrame:
-    """As `path_savings`, of an interval."""
-    path = path_in(run, window)
+def savings_in(
+    run: Run, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """As `path_savings`, of an interval, whose path may be known."""
+    path = path_in(run, window) if path is None else path
     sums = path.groupby(by, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     sums = sums.sort_values("sum", ascending=False, kind="stable")
     parts = sums.index[:most].tolist()

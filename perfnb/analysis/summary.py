@@ -12,6 +12,7 @@ import pandas as pd
 from perfnb.analysis.allocations import watched_memory
 from perfnb.analysis.attribution import Attribution, attribute
 from perfnb.analysis.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
+from perfnb.analysis.gpu_summary import GpuSummary, gpu_summary
 from perfnb.analysis.layers import layer_table
 from perfnb.analysis.machine import MachineSummary, machine_summary
 from perfnb.analysis.machine_steps import steps_watched
@@ -51,6 +52,8 @@ class Summary:
         Where arithmetic was counted.
     machine : MachineSummary or None
         Where the machine was watched.
+    gpu : GpuSummary or None
+        Where something ran on a GPU.
     source : str or None
         Name of the trace that was loaded; ``None`` where a step was profiled.
     hot_path : tuple of str
@@ -75,6 +78,7 @@ class Summary:
     roofline: Roofline | None = None
     machine: MachineSummary | None = None
     source: str | None = None
+    gpu: GpuSummary | None = None
 
 
 def timing_of(recording: Recording) -> Timing:
@@ -131,6 +135,7 @@ def summarize(recording: Recording) -> Summary:
         roofline=roofline,
         machine=_machine(recording, attribution),
         source=str(recording.meta["trace"]["file"]) if recording.is_loaded else None,
+        gpu=None if attribution is None else gpu_summary(recording, attribution),
     )
 
 

@@ -39,6 +39,13 @@ METRICS = (
     *("sm_clock_mhz", "memory_clock_mhz", "pcie_receive_bytes_per_s", "pcie_send_bytes_per_s"),
 )
 
+_GPU_TIMES = {
+    **dict.fromkeys(("total_ms", "busy_ms", "computation_ms", "communication_ms", "memcpy_ms"), _FLOAT),
+    **dict.fromkeys(("idle_ms", "idle_pct", "overlap_ms", "overlap_pct"), _FLOAT),
+    "kernels": _INT,
+    "kernel_ms": _FLOAT,
+}
+
 #: Column types of every frame, by frame and column, in the order of the columns.
 SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -144,19 +151,53 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "collective": _CATEGORY,
             "group": _CATEGORY,
         },
-        "gpu_time": {
-            "rank": _INT,
-            "device": _INT,
-            **dict.fromkeys(("total_ms", "busy_ms", "computation_ms", "communication_ms", "memcpy_ms"), _FLOAT),
-            **dict.fromkeys(("idle_ms", "idle_pct", "overlap_ms", "overlap_pct"), _FLOAT),
+        "gpu_time": {"rank": _INT, "device": _INT, **_GPU_TIMES},
+        "gpu_steps": {"rank": _INT, "device": _INT, "step": _INT, **_GPU_TIMES},
+        "gpu_idle": {
+            **dict.fromkeys(("rank", "device", "step"), _INT),
+            **dict.fromkeys(("idle_ms", "host_ms", "dependency_ms", "other_ms", "unknown_ms"), _FLOAT),
+            "gaps": _INT,
+        },
+        "launches": {
+            **dict.fromkeys(("calls", "launched", "call_ms", "delay_us", "gpu_ms", "short", "short_share"), _FLOAT),
+        },
+        "queue": {"rank": _INT, "device": _INT, "stream": _INT, "start_ns": "int64", "length": "int64"},
+        "kernel_ops": {
+            "op": _CATEGORY,
+            "shapes": _CATEGORY,
+            "op_calls": _FLOAT,
             "kernels": _INT,
-            "kernel_ms": _FLOAT,
+            **dict.fromkeys(("calls", "total_ms", "mean_us", "min_us", "max_us"), _FLOAT),
+            "layers": _INT,
+            "layer": _CATEGORY,
+            "layer_share": _FLOAT,
+        },
+        "critical_path": {
+            "rank": _INT,
+            "step": _INT,
+            **dict.fromkeys(("kind", "name", "op", "layer"), _CATEGORY),
+            "start_ns": "int64",
+            "duration_ns": "int64",
+            "thread": _INT,
+            "device": _INT,
+            "stream": _INT,
+            "inferred": "bool",
+        },
+        "path_savings": {
+            "rank": _INT,
+            "step": _INT,
+            "by": _CATEGORY,
+            "part": _TEXT,
+            "segments": _INT,
+            "path_ms": _FLOAT,
+            "share": _FLOAT,
+            "saves_ms": _FLOAT,
         },
     }
 )
 
 #: Name of the index of each frame that has one with a meaning.
-INDEX = MappingProxyType({"layers": "layer", "phases": "phase", "ops": "op", "kernels": "kernel"})
+INDEX = MappingProxyType({"layers": "layer", "phases": "phase", "ops": "op", "kernels": "kernel", "launches": "op"})
 
 
 def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:

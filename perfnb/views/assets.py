@@ -31,6 +31,9 @@ SCRIPTS = (*_SHARED, "ops.js", *_TIMELINE, "fits.js", "memory.js", "roofline.js"
 #: The same with the tab of the machine.
 WATCHED_SCRIPTS = (*SCRIPTS[:-1], *_WATCHED, "machine.js", SCRIPTS[-1])
 
+#: The tab of the GPU.
+GPU_SCRIPT = "gpu.js"
+
 #: Parts of the script of the comparison of architectures.
 ARCHITECTURES_SCRIPTS = (
     *_SHARED,
@@ -49,27 +52,24 @@ WATCH_SCRIPTS = ("format.js", "dom.js", "chart.js", "notebook.js", *_WATCHED, "w
 
 
 @functools.cache
-def report_script(watched: bool = False) -> str:
+def report_script(watched: bool = False, gpu: bool = False) -> str:
     """The report's script: one ES module whose default export has ``render``.
 
     Parameters
     ----------
     watched : bool
         With the tab of the machine.
+    gpu : bool
+        With the tab of the GPU.
     """
-    return _joined(WATCHED_SCRIPTS if watched else SCRIPTS)
+    return _joined((GPU_SCRIPT,) * gpu + (WATCHED_SCRIPTS if watched else SCRIPTS))
 
 
 @functools.cache
-def report_style(watched: bool = False) -> str:
-    """The report's style sheet, with that of the tab of the machine where it was watched."""
-    return (
-        _read("theme.css")
-        + _read("report.css")
-        + _read("charts.css")
-        + _read("timeline.css")
-        + (_read("watch.css") if watched else "")
-    )
+def report_style(watched: bool = False, gpu: bool = False) -> str:
+    """The report's style sheet, with those of the tabs of the machine and of the GPU where there are such."""
+    more = ("watch.css",) * watched + ("gpu.css",) * gpu
+    return "".join(map(_read, ("theme.css", "report.css", "charts.css", "timeline.css", *more)))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from perfnb.analysis.summary import Summary
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
 from perfnb.views.assets import static_style
+from perfnb.views.gpu import gpu_html
 from perfnb.views.memory import memory_html
 from perfnb.views.roofline import roofline_html
 from perfnb.views.text import UNKNOWN_NOTE, headline_facts, left_out_text, optional_columns
@@ -59,6 +60,7 @@ def summary_html(summary: Summary, timeline: Timeline | None = None) -> str:
             _phases(summary),
             _layers(summary),
             "" if timeline is None else timeline_html(timeline),
+            "" if summary.gpu is None else gpu_html(summary.gpu),
             "" if summary.memory is None else memory_html(summary.memory),
             "" if summary.machine is None else machine_html(summary.machine),
             "" if summary.roofline is None else roofline_html(summary.roofline),

@@ -39,7 +39,8 @@ def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
     handler in markup, no request.
     """
     watched = summary.machine is not None
-    script = report_script(watched) + _START
+    gpu = summary.gpu is not None
+    script = report_script(watched, gpu) + _START
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     packed, facts = b"", None
@@ -51,7 +52,7 @@ def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape.html(summary.name)} · perfnb</title>\n"
-        f"<style>{_PAGE_STYLE}{report_style(watched)}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>{_PAGE_STYLE}{report_style(watched, gpu)}</style>\n</head>\n<body>\n<main>\n"
         f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary, timeline)}</div>\n'
         '<div id="perfnb-report"></div>\n</main>\n'
         f'<script type="application/json" id="perfnb-data">{data}</script>\n'

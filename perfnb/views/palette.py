@@ -54,6 +54,31 @@ CATEGORIES = {
 }
 
 
+#: A mark for every part of a GPU's time. Copies look as the phase in which they are made; waiting for the host as
+#: waiting for data does.
+GPU = {
+    "computation": Mark("computation", "#0072B2", "█", "solid"),
+    "communication": Mark("communication", "#CC79A7", "╬", "cross"),
+    "memcpy": Mark("copies", "#56B4E9", "≡", "rows"),
+    "host": Mark("idle: host was late", "#E69F00", "░", "dots"),
+    "dependency": Mark("idle: waited for other work", "#F0E442", "≈", "rising"),
+    "other": Mark("idle: other", GREY, "·", "none"),
+}
+
+#: A mark for every kind of segment of a critical path: on the GPU as above.
+PATH = {
+    **{name: GPU[name] for name in ("computation", "communication", "memcpy")},
+    "delay": Mark("gap between kernels", "#F0E442", "≈", "rising"),
+    "launch": Mark("launch", "#009E73", "▒", "columns"),
+    "operator": Mark("ops on the host", "#E69F00", "░", "dots"),
+    "call": Mark("GPU calls on the host", "#D55E00", "▓", "hatch"),
+    "host": Mark("host between ops", "#6E6E6E", "▞", "grid"),
+    "synchronisation": Mark("return from waiting", "#5E5E5E", "▪", "solid"),
+    "handover": Mark("change of thread", "#B8B8B8", "▚", "hatch"),
+    "unknown": Mark("not known", GREY, "·", "none"),
+}
+
+
 def mark(phase: str) -> Mark:
     """The mark of `phase`; an unknown one looks like ``other`` and keeps its name."""
     return MARKS.get(phase) or Mark(phase, GREY, "·", "none")

@@ -10,6 +10,7 @@ import pandas as pd
 from perfnb.analysis.summary import Summary
 from perfnb.views import bars, escape, palette
 from perfnb.views import format as fmt
+from perfnb.views.gpu import gpu_text
 from perfnb.views.memory import memory_text
 from perfnb.views.roofline import roofline_text
 from perfnb.views.timeline import timeline_text
@@ -53,6 +54,7 @@ def summary_text(summary: Summary, width: int = 100, timeline: Timeline | None =
         _phases(summary, width),
         _layers(summary, width),
         [] if timeline is None else timeline_text(timeline, width),
+        [] if summary.gpu is None else gpu_text(summary.gpu, width),
         memory,
         [] if summary.machine is None else machine_text(summary.machine, width),
         [] if summary.roofline is None else roofline_text(summary.roofline, width),

@@ -67,8 +67,9 @@ class ReportWidget(DrawnWidget):
 
     def __init__(self, data: dict[str, Any], timeline: bytes = b"", whole: bytes | None = None) -> None:
         self._whole = whole
-        if data["machine"] is not None:  # a saved notebook holds the script: one without the tab is a third smaller
-            self._esm, self._css = report_script(watched=True), report_style(watched=True)
+        watched, gpu = data["machine"] is not None, data["gpu"] is not None
+        if watched or gpu:  # a saved notebook holds the script: one without these tabs is a third smaller
+            self._esm, self._css = report_script(watched, gpu), report_style(watched, gpu)
         super().__init__(data, f"ReportWidget({data['name']!r}, {data['layers']['modules']} layers)")
         self.timeline = timeline
         self.on_msg(self._answer)

@@ -75,6 +75,7 @@ function render({ model, el }) {
   };
   const ops = opsTab(data, layers.facts, showLayer);
   const events = hasTimeline ? timelineTab(model, data, layers.facts, showLayer) : null;
+  const gpu = data.gpu && gpuTab(data.gpu);
   const memory = data.memory && memoryTab(data.memory);
   const roofline = data.roofline && rooflineTab(data.roofline);
   const machine = data.machine && machineTab(data.machine);
@@ -82,6 +83,7 @@ function render({ model, el }) {
     { word: "Layers", size: data.layers.modules.toLocaleString("en-US"), content: layers.element, shown: () => layers.grid.fit() },
     { word: "Ops", size: data.ops.label.length.toLocaleString("en-US"), content: ops.element, shown: () => ops.grid.fit() },
     ...(events ? [{ word: "Timeline", size: events.size, content: events.element, shown: events.shown }] : []),
+    ...(gpu ? [{ word: "GPU", size: `${share(data.gpu.busy)} busy`, content: gpu.element, shown: gpu.shown }] : []),
     ...(memory ? [{ word: "Memory", size: byteSize(data.memory.peak.bytes), content: memory.element, shown: memory.shown }] : []),
     ...(roofline ? [{ word: "Roofline", size: share(data.roofline.utilisation), content: roofline.element, shown: roofline.shown }] : []),
     ...(machine ? [{ word: "Machine", size: clock(data.machine.duration_s), content: machine.element, shown: machine.shown }] : []),

@@ -1,0 +1,160 @@
+"""What the GPUs did, without scripts, and as data for the browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfnb.analysis.gpu_summary import GpuSummary
+from perfnb.analysis.launch_facts import LaunchFacts
+from perfnb.views import assets, escape, palette
+from perfnb.views.gpu import gpu_html, gpu_text
+from perfnb.views.gpu_data import gpu_data
+from perfnb.views.gpu_words import headline, launch_sentence, shape_words
+from perfnb.views.report_data import report_data
+from tests.views import gpu_samples as samples
+from tests.views import summaries
+from tests.views.pages import Seen
+from tests.written_traces import Written
+
+EXAMPLES = {"two_gpus": samples.two_gpus, "hostile": samples.hostile}
+
+
+def gpu_of(trace: Written, folder: Path) -> GpuSummary:
+    made = samples.summary_of(trace, folder).gpu
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden(name, golden, tmp_path):
+    golden(f"gpu_{name}.txt", "\n".join(gpu_text(gpu_of(EXAMPLES[name](), tmp_path))) + "\n")
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_line_is_wider_than_asked(name, width, tmp_path):
+    for line in gpu_text(gpu_of(EXAMPLES[name](), tmp_path), width):
+        assert escape.cells(line) <= width, line
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_html_is_whole_and_holds_no_name_as_markup(name, tmp_path):
+    seen = Seen(gpu_html(gpu_of(EXAMPLES[name](), tmp_path)))
+
+    known = {"p", "strong", "i", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "bdi"}
+    assert {tag for tag, _ in seen.tags} <= known
+    assert {key for _, attributes in seen.tags for key in attributes} <= {
+        *("class", "style", "scope", "title", "align", "aria-hidden")
+    }
+
+
+def test_html_says_in_words_what_the_bars_show(tmp_path):
+    page = gpu_html(gpu_of(samples.two_gpus(), tmp_path))
+
+    words = " ".join(Seen(page).text)
+    # GPU 0 runs from 30 to 2280: in each step gemm 100, alone the allreduce 50 more, relu 7, the copy 30.
+    for mark, ms in (("computation", 0.321), ("communication", 0.150), ("copies", "90.0 µs")):
+        assert re.search(rf"GPU 0 *{mark} *{ms}", words), mark
+    assert "16 × 4, 4 × 8" in words
+    assert "Critical path of step" in words
+    for heading in ("Launches", "Kernels, copies and fills of a step"):
+        assert heading in words
+
+
+def test_data_are_json_and_parts_add_up(tmp_path):
+    data = gpu_data(gpu_of(samples.two_gpus(), tmp_path))
+
+    json.dumps(data, allow_nan=False)
+    assert [mark["word"] for mark in data["marks"]] == [mark.word for mark in palette.GPU.values()]
+    for bar in (*data["devices"], *data["steps"]):
+        assert sum(bar["parts"]) == pytest.approx(bar["total_ms"], rel=1e-5)
+    assert [bar["word"] for bar in data["devices"]] == ["GPU 0", "GPU 1"]
+    assert [bar["word"] for bar in data["steps"][:2]] == ["step 4, GPU 0", "step 5, GPU 0"]
+    assert data["devices"][0]["overlap_ms"] == pytest.approx(3 * 0.05)
+    assert len(data["queue"]["devices"]) == 2
+    names = data["names"]
+    assert names[data["kernels"]["op"][0]] == "Net_0" or names[data["kernels"]["kernel"][0]] == "far"
+
+
+def test_hostile_names_become_plain_text(tmp_path):
+    data = gpu_data(gpu_of(samples.hostile(), tmp_path))
+
+    for name in data["names"]:
+        assert escape.plain(name, 1000) == name
+        assert escape.cells(name) <= 400
+    json.dumps(data, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[16, 4], [4, 8], []]", "16 × 4, 4 × 8"),
+        ("[[[4, 1], [4, 196]], []]", "4 × 1, 4 × 196"),
+        ("[[], []]", "scalars"),
+        ("[[5]]", "5"),
+        ("<b>[1, 2]</b>", "<b>[1, 2]</b>"),
+        ("", ""),
+        (None, None),
+    ],
+)
+def test_shapes_in_words(text, words):
+    assert shape_words(text) == words
+
+
+def test_the_sentence_says_whether_launches_keep_up(tmp_path):
+    gpu = gpu_of(samples.two_gpus(), tmp_path)
+    assert launch_sentence(gpu).startswith("The GPU waited for the host: ")
+    assert headline(gpu).startswith("2 GPUs were busy ")
+
+    busy = gpu.devices.assign(host=0.0, total_ms=gpu.devices["total_ms"] - gpu.devices["host"])
+    assert launch_sentence(replace(gpu, devices=busy)) == (
+        "Launches keep up with the GPU: it was never idle because the host was late."
+    )
+    none = LaunchFacts(5, 0, None, None, None, None, None, None, None)
+    assert "cannot be told" in launch_sentence(replace(gpu, launches=none))
+    slow = replace(gpu.launches, empty_share=0.001, call_us_95=463_000.0)
+    assert launch_sentence(replace(gpu, launches=slow)).endswith(
+        "the calls that launch took long (95 % of them up to 463 ms)."
+    )
+    short = replace(gpu.launches, short_share=0.4)
+    assert "40 % of the kernels ran for less time than their launch took: " in launch_sentence(
+        replace(gpu, launches=short)
+    )
+
+
+def test_what_is_not_known_is_said(tmp_path):
+    trace = Written().event("gemm", 10, 30, "kernel", 7, 0, device=0, stream=7)
+    gpu = gpu_of(trace, tmp_path)
+
+    assert gpu.queue is None
+    assert gpu_data(gpu)["queue"] is None
+    assert any("launches of 1 of 1" in note for note in gpu.notes)
+    page = gpu_html(gpu)
+    assert "n/a" in page
+    assert "No launch is in the trace" in page
+
+
+def test_work_of_graphs_is_said_to_be(tmp_path):
+    trace = Written().op("aten::mm", 5, 60).event("cudaGraphLaunch", 10, 20, "cuda_runtime", correlation=5)
+    for begin in (30, 42):
+        trace.event("graphed", begin, begin + 10, "kernel", 7, 0, device=0, stream=7, correlation=5)
+
+    gpu = gpu_of(trace, tmp_path)
+
+    assert any(note.startswith("2 of 2 kernels, copies and fills were launched as CUDA graphs") for note in gpu.notes)
+    assert (gpu.launches.call_us, gpu.launches.longest_queue) == (10, 2)
+    assert gpu.kernels["kernel"].tolist() == ["graphed"]
+
+
+def test_a_profile_without_a_gpu_has_neither_tab_nor_script():
+    assert report_data(summaries.small_cnn())["gpu"] is None
+    assert "gpuTab(data)" not in assets.report_script().replace(" ", "")
+    assert "pf-gpu-step" not in assets.report_style()
+    with_tab = assets.report_script(gpu=True)
+    assert "function gpuTab(data)" in with_tab
+    assert len(with_tab.encode()) < 115_000
