@@ -28,7 +28,7 @@ from perfnb.errors import RecordingError
 from perfnb.frames import storage
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
-from perfnb.profile_diff import ProfileComparison
+from perfnb.profile_diff import ProfileComparison, not_comparable
 from perfnb.roofline import Roofline
 from perfnb.timing import Timing, shown
 from perfnb.traces.chrome_writer import gzipped
@@ -205,13 +205,19 @@ class Profile:
         return shown(timing_of(self._recording))
 
     def compare(self, other: Profile) -> ProfileComparison:
-        """Set `other` beside this profile, layer by layer: what grew, what shrank.
+        """Set `other` beside this profile: what grew, what shrank, by layer, by operator, and the kernels behind it.
 
-        Layers are matched by name, and what is left by class, depth and place.
+        Either may be a trace that was loaded, from whatever GPU. Layers are matched by name, and what is left by class,
+        depth and place; operators through the tree of operators, not by the names of kernels.
+
+        Raises
+        ------
+        TypeError
+            If `other` is no profile. Of several ranks compare one with one: ``a[0].compare(b[0])``.
         """
         if not isinstance(other, Profile):
-            raise TypeError(f"compare takes another profile, not {type(other).__name__}.")
-        return ProfileComparison(diff_profiles(self._summary, other._summary))
+            raise TypeError(not_comparable(other))
+        return ProfileComparison(diff_profiles(self._summary, other._summary), self._recording, other._recording)
 
     @property
     def meta(self) -> dict[str, Any]:

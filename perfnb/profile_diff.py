@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from perfnb.analysis.profile_diff import ProfileDiff
+from perfnb.analysis.trace_diff import TraceDiff, diff_traces
+from perfnb.frames.recording import Recording
+from perfnb.frames.schema import conform
 from perfnb.views.profile_diff import diff_html, diff_text
 
 
-class ProfileComparison:
-    """Two profiles side by side, layer by layer. Shows itself in a notebook."""
+def not_comparable(other: object) -> str:
+    """The sentence that refuses to compare a profile, or the profiles of several ranks, with something."""
+    kind = type(other).__name__
+    hint = " Compare one rank with one: a[0].compare(b[0])." if kind == "Ranks" else ""
+    return f"compare takes another profile, not {kind}.{hint}"
 
-    def __init__(self, diff: ProfileDiff) -> None:
-        self._diff = diff
+
+class ProfileComparison:
+    """Two profiles, or traces, side by side. Shows itself in a notebook.
+
+    Every figure is per step. The first is ``a``, the one that it is compared with ``b``; ``grew_ms`` is what b takes
+    more. The tables of operators and kernels are computed when first asked for.
+    """
+
+    def __init__(self, diff: ProfileDiff, a: Recording, b: Recording) -> None:
+        self._diff, self._a, self._b = diff, a, b
 
     @property
     def layers(self) -> pd.DataFrame:
@@ -26,12 +41,55 @@ class ProfileComparison:
         """Milliseconds of each phase in both."""
         return self._diff.phases.copy()
 
+    @property
+    def ops(self) -> pd.DataFrame:
+        """A row an operator of either, in a layer and phase and with its input shapes: calls and times in both.
+
+        Operators are matched through what they lie in, from the outermost on. ``matched`` tells by what: ``layer`` (the
+        same operator in the same layer), ``shapes`` (the same operator and shapes), ``name`` (the same operator, by
+        the order in which they run), or ``only a``, ``only b``. An operator without a partner, such as the maker's own
+        (``aten::cudnn_convolution``), has no row if it lies in one that has a row: it is part of that.
+
+        ``gpu_ms`` is the sum of the durations of all work launched inside, ``host_ms`` the time on the host, and
+        ``self_gpu_ms`` and ``self_host_ms`` the parts that are in no row inside: they add up to the whole, with the
+        row ``(no known op)`` for work that no operator is known to have launched. ``grew_ms`` and ``ratio`` are of the
+        GPU's time where both have some, else of the host's. ``around`` is the row that it lies in, ``depth`` counts the
+        operators around it, and ``is_range`` tells an annotated range from an operator.
+        """
+        return conform(pd.DataFrame(), "diff_ops") if self._traces is None else self._traces.ops.copy()
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """The kernels, copies and fills behind each row of `ops` that launched some, what changed most first.
+
+        ``kernels_a`` and ``kernels_b`` are lists of names, the heaviest first; ``calls`` and ``gpu_ms`` their sums, and
+        ``row`` the row of `ops`, ``inside`` the outermost operator around it. What no operator is known to have
+        launched has a row for each name of a kernel.
+        """
+        return conform(pd.DataFrame(), "diff_kernels") if self._traces is None else self._traces.kernels.copy()
+
+    @property
+    def gpu_time(self) -> pd.DataFrame:
+        """What a GPU did in a step of both, in milliseconds: the mean over steps and GPUs.
+
+        ``total`` is from the begin of a step's first work to the end of its last, ``idle`` what of it nothing ran in.
+        Each is the length of a union of intervals. Empty where one of the two has no work on a GPU.
+        """
+        traces = self._traces
+        if traces is None or traces.gpu_time is None:
+            return conform(pd.DataFrame(), "diff_gpu_time")
+        return traces.gpu_time.copy()
+
+    @cached_property
+    def _traces(self) -> TraceDiff | None:
+        return diff_traces(self._a, self._b, self._diff.layers)
+
     def __str__(self) -> str:
-        return diff_text(self._diff)
+        return diff_text(self._diff, self._traces)
 
     def __repr__(self) -> str:
         matched = int(self._diff.layers["matched"].notna().sum())
         return f"<perfnb.ProfileComparison: {matched} layers matched of {len(self._diff.layers)}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": diff_html(self._diff)}
+        return {"text/plain": str(self), "text/html": diff_html(self._diff, self._traces)}

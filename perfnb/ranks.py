@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 
@@ -113,6 +113,19 @@ class Ranks:
     def meta(self) -> dict[int, dict[str, Any]]:
         """What each profile's `meta` says, by rank."""
         return {rank: profile.meta for rank, profile in self._profiles.items()}
+
+    def compare(self, other: object) -> NoReturn:
+        """Ranks are compared one by one: ``a[0].compare(b[0])``.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        raise TypeError(
+            "The profiles of several ranks cannot be compared all at once, since what a rank waits for is the others' "
+            "doing. Compare one rank with one: a[0].compare(b[0])."
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the profiles to the folder `path`, one in a folder of its own each; `perfnb.load` brings them back.

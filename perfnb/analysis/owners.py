@@ -22,11 +22,15 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
 
     A forward op that itself ran in a backward node (double backward) passes the question on to that node.
     """
+    return _pass_on(np.append(host.block, NONE)[makers(events, host)], host)
+
+
+def makers(events: pd.DataFrame, host: Host) -> Ints:
+    """For each block, the place in `host` of the forward op that made a backward node; `NONE` for all others."""
     result = np.full(len(host.blocks), NONE, dtype=np.int64)
     nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
-    op = forward_ops(events, host, host.blocks["event"].to_numpy()[nodes])
-    result[nodes] = np.append(host.block, NONE)[op]
-    return _pass_on(result, host)
+    result[nodes] = forward_ops(events, host, host.blocks["event"].to_numpy()[nodes])
+    return result
 
 
 def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:

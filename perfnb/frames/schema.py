@@ -27,7 +27,19 @@ ENGINE_ROW = "(autograd engine)"
 UNATTRIBUTED_ROW = "(unattributed)"
 SPECIAL_ROWS = (LOSS_ROW, ACCUMULATION_ROW, ENGINE_ROW, UNATTRIBUTED_ROW)
 
+#: Row of ``diff_ops`` for work on the GPU that no operator is known to have launched.
+NO_OP_ROW = "(no known op)"
+
 _TEXT, _INT, _FLOAT, _CATEGORY = "str", "Int64", "Float64", "category"
+
+#: What an operator that was looked for in two traces is, and how it was found.
+_MATCHED = {**dict.fromkeys(("op", "shapes", "layer"), _TEXT), "phase": _CATEGORY, "matched": _CATEGORY}
+
+
+def _both(dtype: str, *names: str) -> dict[str, str]:
+    """Columns of what two runs have: ``<name>_a`` and ``<name>_b``."""
+    return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
+
 
 #: What is read of the machine: metrics of ``samples``. ``_per_s`` and ``_percent`` are means since the reading before,
 #: except a GPU's ``busy_percent``, over a time that the driver chooses; the others are as read.
@@ -193,11 +205,35 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "share": _FLOAT,
             "saves_ms": _FLOAT,
         },
+        "diff_ops": {
+            **_MATCHED,
+            **_both(_FLOAT, "calls", "host_ms", "gpu_ms"),
+            "grew_ms": _FLOAT,
+            "ratio": _FLOAT,
+            **_both(_FLOAT, "self_host_ms", "self_gpu_ms"),
+            "depth": _INT,
+            "around": _INT,
+            "is_range": "bool",
+            **_both(_TEXT, "op", "shapes", "layer", "phase"),
+        },
+        "diff_kernels": {
+            **_MATCHED,
+            "inside": _TEXT,
+            "row": _INT,
+            **_both("object", "kernels"),
+            **_both(_FLOAT, "calls", "gpu_ms"),
+            "grew_ms": _FLOAT,
+            "ratio": _FLOAT,
+        },
+        "diff_gpu_time": {**_both(_FLOAT, "ms"), "grew_ms": _FLOAT},
     }
 )
 
 #: Name of the index of each frame that has one with a meaning.
 INDEX = MappingProxyType({"layers": "layer", "phases": "phase", "ops": "op", "kernels": "kernel", "launches": "op"})
+INDEX = MappingProxyType(
+    {"layers": "layer", "phases": "phase", "ops": "op", "kernels": "kernel", "diff_gpu_time": "figure"}
+)
 
 
 def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:

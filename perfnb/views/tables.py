@@ -13,7 +13,9 @@ RIGHT = 'align="right"'
 ROW_HEAD = f'scope="row" {LEFT}'
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+def table(
+    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, last_texts: int = 0
+) -> str:
     """A table; its cells are HTML already.
 
     Parameters
@@ -24,14 +26,19 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], tex
     rows : iterable of sequences of str
     texts : int
         The first columns hold text, these many; the others hold figures.
+    last_texts : int
+        And so many of the last ones.
     """
-    body = "".join(_row(row, texts) for row in rows)
-    return f"<table><caption>{caption}</caption><thead>{head_row(heads, texts)}</thead><tbody>{body}</tbody></table>"
+    after = len(heads) - last_texts
+    body = "".join(_row(row, texts, after) for row in rows)
+    head = head_row(heads, texts, after)
+    return f"<table><caption>{caption}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def head_row(words: Sequence[str], texts: int = 1) -> str:
-    """A row of column heads, of which the first `texts` stand over text."""
-    cells = (f'<th scope="col" {LEFT if place < texts else RIGHT}>{word}</th>' for place, word in enumerate(words))
+def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> str:
+    """A row of column heads, of which the first `texts` stand over text, and those from the place `after` on."""
+    after = len(words) if after is None else after
+    cells = (f'<th scope="col" {_side(place, texts, after)}>{word}</th>' for place, word in enumerate(words))
     return f"<tr>{''.join(cells)}</tr>"
 
 
@@ -50,7 +57,11 @@ def name(text: object, width: int = 60) -> str:
     return f'<bdi title="{escape.html(text)}">{escape.html(text, width)}</bdi>'
 
 
-def _row(cells: Sequence[str], texts: int) -> str:
+def _side(place: int, texts: int, after: int) -> str:
+    return LEFT if place < texts or place >= after else RIGHT
+
+
+def _row(cells: Sequence[str], texts: int, after: int) -> str:
     first, *rest = cells
-    others = (f"<td {LEFT if place < texts else RIGHT}>{cell}</td>" for place, cell in enumerate(rest, 1))
+    others = (f"<td {_side(place, texts, after)}>{cell}</td>" for place, cell in enumerate(rest, 1))
     return f"<tr><th {ROW_HEAD}>{first}</th>{''.join(others)}</tr>"
