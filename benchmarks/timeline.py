@@ -16,7 +16,7 @@ from perfnb.analysis.summary import summarize
 from perfnb.analysis.timeline import Timeline, Track
 from perfnb.analysis.timeline_memory import MemoryCurve
 from perfnb.analysis.timeline_rows import KINDS
-from perfnb.profile import profile_step
+from perfnb.profiling import profile_step
 from perfnb.views.page import standalone_page
 from perfnb.views.timeline_data import NOTEBOOK_BYTES, PAGE_BYTES, timeline_bytes
 

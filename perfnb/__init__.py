@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from perfnb.estimate import MemoryEstimate, estimate_memory
     from perfnb.leaks import Leaks, find_leaks
     from perfnb.loading import load
-    from perfnb.profile import Profile, profile_step
+    from perfnb.profile import Profile
     from perfnb.profile_diff import ProfileComparison
+    from perfnb.profiling import profile_step
     from perfnb.ranks import Ranks
     from perfnb.roofline import Roofline
     from perfnb.scaling import ScalingStudy, scaling_study
@@ -60,7 +61,8 @@ _HOMES = {
     **dict.fromkeys(("ABTest", "ab_test"), "comparison"),
     **dict.fromkeys(("ArchitectureComparison", "compare_architectures"), "architectures"),
     **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
-    **dict.fromkeys(("Profile", "profile_step"), "profile"),
+    "Profile": "profile",
+    "profile_step": "profiling",
     "load": "loading",
     "Ranks": "ranks",
     "Roofline": "roofline",

@@ -12,7 +12,8 @@ from perfnb.analysis.architecture_table import architecture_figures
 from perfnb.analysis.architectures import ArchitectureFigures
 from perfnb.analysis.summary import device_words
 from perfnb.comparison import planned_rounds, warm_up
-from perfnb.profile import Profile, run_profile
+from perfnb.profile import Profile
+from perfnb.profiling import run_profile
 from perfnb.views.architectures import architectures_html, architectures_text, show_architectures
 from perfnb.views.progress import Progress
 

@@ -11,6 +11,7 @@ from perfnb.analysis.module_layers import with_module_layers
 from perfnb.errors import TraceError
 from perfnb.frames import storage
 from perfnb.frames.reading import rank_of_name, read_recording, read_recordings, trace_files
+from perfnb.frames.saved import SavedProfile
 from perfnb.profile import Profile
 from perfnb.ranks import Ranks
 from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
@@ -59,11 +60,11 @@ def load(
     if storage.is_watch(source):
         return load_watch(source)
     if storage.is_ranks(source):
-        return Ranks([Profile(recording) for recording in storage.load_ranks(source)])
+        return Ranks([Profile(saved) for saved in storage.load_ranks(source)])
     if source.is_dir() and not storage.is_profile(source) and (files := trace_files(source)):
         return _ranks(files, limits, executor)
     if not source.is_file():
-        return Profile(storage.load(source))
+        return Profile(SavedProfile(source))
     if looks_like_snapshot(source):
         return load_snapshot(source)
     with Progress() as progress:

@@ -1,14 +1,12 @@
-"""`Profile`, and the way to one: `profile_step`. `perfnb.loading` has the other."""
+"""`Profile`: what `perfnb.profile_step` and `perfnb.load` give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -21,30 +19,22 @@ from perfnb.analysis.gpu_time import gpu_time
 from perfnb.analysis.memory import memory_table
 from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.profile_diff import diff_profiles
-from perfnb.analysis.summary import Summary, summarize, timing_of
+from perfnb.analysis.summary import Summary, ops_alone, summarize, timing_of
 from perfnb.analysis.timeline import Timeline, timeline_of
 from perfnb.analysis.trace_export import trace_text
+from perfnb.analysis_version import analysis_version
 from perfnb.errors import RecordingError
 from perfnb.frames import storage
 from perfnb.frames.recording import Recording
+from perfnb.frames.saved import TABLES, SavedProfile
 from perfnb.frames.schema import conform
 from perfnb.profile_diff import ProfileComparison, not_comparable
 from perfnb.roofline import Roofline
 from perfnb.timing import Timing, shown
 from perfnb.traces.chrome_writer import gzipped
-from perfnb.views.display import in_notebook, show, static_bundle
+from perfnb.views.display import show, static_bundle
 from perfnb.views.page import standalone_page
-from perfnb.views.progress import Progress
 from perfnb.views.text import summary_text
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
-
-
-#: Seconds between readings of the machine during a profile.
-WATCH_INTERVAL_S = 0.1
 
 
 class Profile:
@@ -54,18 +44,28 @@ class Profile:
     nothing else. `events` is computed at each access and kept by nobody, for it is large: bind it to a name.
     """
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, source: Recording | SavedProfile) -> None:
+        self._source = source
+
+    @cached_property
+    def _recording(self) -> Recording:
+        return self._source.recording() if isinstance(self._source, SavedProfile) else self._source
+
+    def _table(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """A table: as it was saved if it was, else computed."""
+        version = analysis_version()
+        saved = self._source.table(name, version) if version and isinstance(self._source, SavedProfile) else None
+        return compute() if saved is None else saved
 
     @property
     def layers(self) -> pd.DataFrame:
         """Time per layer in milliseconds of a traced step, forward and backward, and its share of the step."""
-        return self._summary.layers.copy()
+        return self._table("layers", lambda: self._summary.layers.copy())
 
     @property
     def phases(self) -> pd.DataFrame:
         """Time per phase in milliseconds of a traced step; the rows add up to it."""
-        return self._summary.phases.copy()
+        return self._table("phases", lambda: self._summary.phases.copy())
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -75,12 +75,15 @@ class Profile:
     @property
     def ops(self) -> pd.DataFrame:
         """Calls and time per operator of a traced step, the heaviest first."""
-        return self._summary.ops.copy()
+        return self._table("ops", self._ops)
+
+    def _ops(self) -> pd.DataFrame:
+        return self._summary.ops.copy() if "_summary" in vars(self) else ops_alone(self._recording)
 
     @property
     def layer_ops(self) -> pd.DataFrame:
         """Calls and time per layer, operator and direction of a traced step, the heaviest first."""
-        return self._summary.layer_ops.copy()
+        return self._table("layer_ops", lambda: self._summary.layer_ops.copy())
 
     @property
     def kernels(self) -> pd.DataFrame:
@@ -89,7 +92,7 @@ class Profile:
         Times are sums of durations: the rows add up to all work that the traced steps launched, divided by the number
         of steps.
         """
-        return kernel_table(self._recording)
+        return self._table("kernels", lambda: kernel_table(self._recording))
 
     @property
     def kernel_ops(self) -> pd.DataFrame:
@@ -105,7 +108,7 @@ class Profile:
 
         Each is the length of a union of intervals, not a sum; empty without a GPU.
         """
-        return conform(gpu_time(all_events(self._recording)), "gpu_time")
+        return self._table("gpu_time", lambda: conform(gpu_time(all_events(self._recording)), "gpu_time"))
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
@@ -195,6 +198,9 @@ class Profile:
 
         Of a loaded trace also what belongs to no step.
         """
+        return self._table("events", self._events)
+
+    def _events(self) -> pd.DataFrame:
         if self._recording.events.empty:
             return conform(pd.DataFrame(), "events")
         return event_table(self._recording, attribute(self._recording))
@@ -222,17 +228,22 @@ class Profile:
     @property
     def meta(self) -> dict[str, Any]:
         """Name, options, environment, and what was found out about the run."""
-        return deepcopy(dict(self._recording.meta))
+        return deepcopy(dict(self._source.meta))
 
     def save(self, path: str | Path) -> Path:
         """Write the profile to the folder `path` (Parquet and JSON), whole or not at all.
+
+        Its tables are in files of their own, ``table_layers.parquet`` and the like.
 
         Raises
         ------
         RecordingError
             If something that is no profile stands there, or it cannot be written.
         """
-        return storage.save(self._recording, path)
+        return storage.save(self._recording, path, self._tables(), analysis_version())
+
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        return {name: getattr(self, name) for name in sorted(TABLES, key="ops".__eq__)}  # most come from one summary
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report to one self-contained HTML file."""
@@ -292,121 +303,3 @@ class Profile:
 
     def _ipython_display_(self) -> None:
         show(self._summary, self._timeline())
-
-
-def profile_step(
-    step: Callable[..., Any],
-    batches: Iterable[Any] | None = None,
-    *,
-    model: Models | None = None,
-    warmup: int | None = None,
-    steps: int | None = None,
-    traced: int = 3,
-    budget_s: float = 30.0,
-    memory: bool = True,
-    flops: bool = True,
-    stacks: bool = False,
-    watch: bool = False,
-    name: str | None = None,
-) -> Profile:
-    """Run a step again and again and find out where its time goes.
-
-    Parameters
-    ----------
-    step : callable
-        One step: ``step()``, or ``step(batch)`` where there are `batches`, whatever a batch is.
-    batches : iterable, optional
-        Batches for the steps; the wait for them is the phase ``data``. Begun again when they run out.
-    model : Module, list of Module, or dict of name to Module, optional
-        The models to break into layers. By default every module that the step calls, named by the variables that
-        `step` uses.
-    warmup, steps, traced : int, optional
-        Steps to warm up, to time, and to trace. By default warm-up runs until the step time is steady, and as many
-        steps are timed as the spread asks for, 20 to 200.
-    budget_s : float
-        Seconds that all steps together may take; each pass runs at least one step.
-    memory, flops : bool
-        Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
-        operator counted.
-    stacks : bool
-        Record Python calls in the trace too (in ``events``), at a high cost.
-    watch : bool
-        Read the machine's meters meanwhile, ten times a second (``samples``), as `perfnb.watch` does.
-    name : str, optional
-        Title of the profile.
-
-    Returns
-    -------
-    Profile
-
-    Raises
-    ------
-    CaptureError
-        Inside another profiler, with batches that run out, or where the step profiles itself.
-    Exception
-        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
-    """
-    from perfnb.capture.budget import Plan
-    from perfnb.capture.namespace import chosen_models, namespace_of
-
-    __tracebackhide__ = True
-    given: Any = watch
-    if not isinstance(given, bool):
-        raise TypeError(f"watch must be True or False, not {given!r}.")
-    models, names = chosen_models(model)
-    return run_profile(
-        step,
-        batches,
-        plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
-        models=models,
-        namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
-        stacks=stacks,
-        watch=watch,
-        name=name or str(getattr(step, "__name__", "step")),
-    )
-
-
-def run_profile(
-    step: Callable[..., Any],
-    batches: Any,
-    *,
-    plan: Any,
-    models: list[nn.Module] | None,
-    namespace: Mapping[str, Any],
-    stacks: bool = False,
-    watch: bool = False,
-    name: str = "step",
-    quiet: bool = False,
-) -> Profile:
-    """What `profile_step` and its magic share: capture, with progress, and read the trace."""
-    from perfnb.capture.run import capture_step
-    from perfnb.capture.watcher import Watcher
-    from perfnb.frames.build import recording_of
-
-    __tracebackhide__ = True
-    with Progress(enabled=not quiet) as progress:
-        with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher:
-            capture = capture_step(
-                step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
-            )
-        failure, profile = capture.failure, Profile(recording_of(capture, name, watcher))
-        if failure is None:
-            return _under_right_ceilings(profile)
-    if in_notebook() and not quiet:
-        show(profile._summary, profile._timeline())
-        failure.add_note("perfnb: the profile up to here is shown above; it is incomplete.")
-    else:
-        failure.add_note(f"perfnb: the profile up to here, incomplete:\n\n{profile}")
-    raise failure
-
-
-def _under_right_ceilings(profile: Profile) -> Profile:
-    """Measure the machine's ceilings again where a layer or op of the profile computed faster than they allow."""
-    from perfnb.capture.ceilings import measure_ceilings
-
-    roofline, recording = profile._summary.roofline, profile._recording
-    if roofline is None or not roofline.above_ceiling():
-        return profile
-    on = recording.meta["ceilings"]["on"]
-    ceilings = {"on": on, **measure_ceilings(roofline.peaks, on, refresh=True)}
-    return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}))

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from perfnb.analysis.ranks import RanksSummary, summarize_ranks
+from perfnb.analysis_version import analysis_version
 from perfnb.frames import storage
 from perfnb.profile import Profile
 from perfnb.views.ranks import ranks_html, ranks_text
@@ -135,7 +136,8 @@ class Ranks:
         RecordingError
             If something else stands there, or it cannot be written.
         """
-        return storage.save_ranks([profile._recording for profile in self], path)
+        recordings, tables = [profile._recording for profile in self], [profile._tables() for profile in self]
+        return storage.save_ranks(recordings, path, tables, analysis_version())
 
     def _with_rank(self, table: str) -> pd.DataFrame:
         parts = []

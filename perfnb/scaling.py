@@ -15,7 +15,7 @@ from perfnb.analysis.ab import random_orders
 from perfnb.analysis.scaling import ScalingFigures, scaling_figures
 from perfnb.analysis.summary import device_words
 from perfnb.comparison import SEED, milliseconds, warm_up
-from perfnb.profile import run_profile
+from perfnb.profiling import run_profile
 from perfnb.views import format as fmt
 from perfnb.views.progress import Progress
 from perfnb.views.scaling import scaling_html, scaling_line, scaling_text, show_scaling

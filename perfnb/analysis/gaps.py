@@ -40,7 +40,7 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
     # An optimizer stays one where a hook runs it in the middle of the backward pass.
     in_backward = blocks["in_backward"].to_numpy() & (kind != Kind.OPTIMIZER)
     phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
-    gaps = [gap for block in _open_blocks(host) for gap in _gaps(block, host, phase)]
+    gaps = _all_gaps(host, phase)
     if not gaps:
         return replace(host, blocks=blocks.assign(phase=phase))
     parent = np.array([gap[0] for gap in gaps], dtype=np.int64)
@@ -68,12 +68,23 @@ def _open_blocks(host: Host) -> Ints:
     return np.flatnonzero(is_open & ~blocks["in_backward"].to_numpy())
 
 
-def _gaps(block: int, host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
-    """The gaps of a block: its position, begin, end and phase of each."""
+def _all_gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
+    """The gaps of each open block: its position, begin, end and phase of each."""
+    blocks = _open_blocks(host)
+    starts, parent = host.blocks["start"].to_numpy(), host.forest.parent
+    inside = np.flatnonzero(np.isin(parent, blocks))
+    inside = inside[np.lexsort((starts[inside], parent[inside]))]
+    first, last = (np.searchsorted(parent[inside], blocks, side=side) for side in ("left", "right"))
+    found: list[tuple[int, int, int, str]] = []
+    for block, begin, end in zip(blocks.tolist(), first.tolist(), last.tolist(), strict=True):
+        found += _gaps(block, inside[begin:end], host, phase)
+    return found
+
+
+def _gaps(block: int, children: Ints, host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
+    """The gaps of a block between its children, which are in order of time."""
     starts, ends = host.blocks["start"].to_numpy(), host.blocks["end"].to_numpy()
     kinds = host.blocks["kind"].to_numpy()
-    children = np.flatnonzero(host.forest.parent == block)
-    children = children[np.argsort(starts[children], kind="stable")]
     default = str(phase[block])
     gaps: list[tuple[int, int, int, str]] = []
     # Place in `gaps` of the first gap after a forward, or after a backward, that no backward has followed yet.

@@ -105,7 +105,7 @@ def summarize(recording: Recording) -> Summary:
         attribution = attribute(recording)
         phases, layers = phase_table(attribution), layer_table(recording, attribution)
         calls = op_calls(recording, attribution)
-        on_gpu = bool(attribution.cells["kernels"].sum()) or bool((calls["gpu_ns"] > 0).any())
+        on_gpu = _on_gpu(attribution, calls)
         ops, layer_ops = (table(calls, attribution.steps, on_gpu) for table in (op_table, layer_op_table))
         if counted := count_ops(recording):
             layers, ops = with_arithmetic(layers, *counted), ops_with_arithmetic(ops, counted[2])
@@ -137,6 +137,21 @@ def summarize(recording: Recording) -> Summary:
         source=str(recording.meta["trace"]["file"]) if recording.is_loaded else None,
         gpu=None if attribution is None else gpu_summary(recording, attribution),
     )
+
+
+def ops_alone(recording: Recording) -> pd.DataFrame:
+    """The `ops` of `summarize`, in a part of its time."""
+    if recording.events.empty:
+        return conform(pd.DataFrame(), "ops")
+    attribution = attribute(recording)
+    calls = op_calls(recording, attribution)
+    ops = op_table(calls, attribution.steps, _on_gpu(attribution, calls))
+    counted = count_ops(recording)
+    return ops_with_arithmetic(ops, counted[2]) if counted else ops
+
+
+def _on_gpu(attribution: Attribution, calls: pd.DataFrame) -> bool:
+    return bool(attribution.cells["kernels"].sum()) or bool((calls["gpu_ns"] > 0).any())
 
 
 def _machine(recording: Recording, attribution: Attribution | None) -> MachineSummary | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
 
@@ -139,7 +142,7 @@ def is_one(kind: Kind, path: str | Path) -> bool:
 
 def has_frame(name: str, source: Path) -> bool:
     """Whether a folder holds a frame."""
-    return (source / f"{name}.parquet").exists()
+    return _file(name, source).exists()
 
 
 def load_frame(name: str, columns: tuple[str, ...], source: Path) -> pd.DataFrame:
@@ -150,18 +153,50 @@ def load_frame(name: str, columns: tuple[str, ...], source: Path) -> pd.DataFram
     RecordingError
         If it is missing or damaged.
     """
-    file = source / f"{name}.parquet"
+    data = read(name, source)
+    check(name, columns, source, data)
+    return decoded(name, source, data)
+
+
+def read(name: str, source: Path) -> bytes:
+    """The file of a frame; as `load_frame`."""
     try:
-        frame = pd.read_parquet(file, engine="pyarrow")
+        return _file(name, source).read_bytes()
+    except OSError as error:
+        raise _unreadable(name, source, error) from error
+
+
+def check(name: str, columns: tuple[str, ...], source: Path, data: bytes | None) -> None:
+    """Refuse a file that is missing, not whole, or without one of these columns; as `load_frame`."""
+    if data is None:
+        raise RecordingError(f"{_file(name, source)} cannot be read: it is missing.")
+    try:
+        there = pq.read_schema(pa.BufferReader(data)).names
     except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
-        raise RecordingError(f"{file} cannot be read: {error}.") from error
-    lacking = [column for column in columns if column not in frame.columns]
+        raise _unreadable(name, source, error) from error
+    lacking = [column for column in columns if column not in there]
     if lacking:
-        raise RecordingError(f"{file} is damaged: it has no column {lacking[0]!r}.")
+        raise RecordingError(f"{_file(name, source)} is damaged: it has no column {lacking[0]!r}.")
+
+
+def decoded(name: str, source: Path, data: bytes) -> pd.DataFrame:
+    """The frame that a file holds; as `load_frame`."""
+    try:
+        frame = pd.read_parquet(io.BytesIO(data), engine="pyarrow")
+    except (OSError, ValueError) as error:
+        raise _unreadable(name, source, error) from error
     for column in frame.select_dtypes("category"):
         if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
             frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype="str"))
     return frame
+
+
+def _file(name: str, source: Path) -> Path:
+    return source / f"{name}.parquet"
+
+
+def _unreadable(name: str, source: Path, error: Exception) -> RecordingError:
+    return RecordingError(f"{_file(name, source)} cannot be read: {error}.")
 
 
 def load_meta(kind: Kind, source: Path) -> dict[str, Any]:

@@ -259,4 +259,6 @@ def _typed(frame: pd.DataFrame, name: str, dtype: str) -> pd.Series:
         return text.mask(text.isna() | frame[name].isna())
     if name in frame.columns:
         return frame[name].astype(dtype)  # type: ignore[call-overload,no-any-return]
+    if dtype == _CATEGORY:
+        return pd.Series(pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype="str")), index=frame.index)
     return pd.Series(pd.NA, index=frame.index, dtype=dtype)

@@ -11,7 +11,8 @@ import pandas as pd
 from perfnb.errors import RecordingError
 from perfnb.frames import folder
 from perfnb.frames.folder import VERSION, Kind, write_parts, write_text
-from perfnb.frames.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
+from perfnb.frames.recording import Recording, WatchRecord
+from perfnb.frames.saved import PROFILE, WATCH_COLUMNS, SavedProfile, content
 from perfnb.frames.schema import SCHEMA, conform
 
 __all__ = [
@@ -29,55 +30,35 @@ __all__ = [
     "write_text",
 ]
 
-_EVENTS = (
-    *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation"),
-    *("sequence", "forward_thread", "span"),
-)
-#: The frames of a recording and the columns that they must have.
-_FRAMES = {
-    "events": _EVENTS,
-    "steps": ("pass", "wall_ms", "data_ms", "samples"),
-    "modules": ("name", "module", "parent", "depth", "parameters", "parameter_bytes", "compiled"),
-    "spans": ("layer", "loss"),
-}
-#: Events as well, of a loaded trace alone.
-_OUTSIDE = "outside"
-_WATCHED: dict[str, tuple[str, ...]] = {
-    "samples": ("t_s", "device", "window_s", "readings"),
-    "marks": ("name", "depth", "start_s", "end_s"),
-}
-#: Those of its parts that may be absent, by the part's name.
-_PARTS: dict[str, tuple[type, dict[str, tuple[str, ...]]]] = {
-    "memory": (
-        MemoryRecord,
-        {
-            "events": _EVENTS,
-            "changes": ("event", "time_ns", "address", "bytes", "device", "allocated", "reserved"),
-            "known": ("time_ns", "address", "bytes", "device", "category", "layer", "name"),
-            "resident": ("time_ns", "bytes"),
-        },
-    ),
-    "arithmetic": (ArithmeticRecord, {"events": _EVENTS, "calls": ("op", "flops", "bytes", "dtype")}),
-    "watch": (WatchRecord, _WATCHED),
-}
-_PROFILE = Kind(
-    "profile",
-    frozenset({*_FRAMES, _OUTSIDE, *(f"{part}_{name}" for part, (_, frames) in _PARTS.items() for name in frames)}),
-    frozenset({"name", "environment", "options"}),
-)
 _RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}))
-_WATCH = Kind("watch", frozenset(_WATCHED), frozenset({"interval_s", "devices", "absent", "notes", "ticks", "missed"}))
+_WATCH = Kind(
+    "watch", frozenset(WATCH_COLUMNS), frozenset({"interval_s", "devices", "absent", "notes", "ticks", "missed"})
+)
 
 
-def save(recording: Recording, path: str | Path) -> Path:
+def save(
+    recording: Recording,
+    path: str | Path,
+    tables: Mapping[str, pd.DataFrame] | None = None,
+    made_by: str | None = None,
+) -> Path:
     """Write a recording to the folder `path`, whole or not at all; an earlier profile there is replaced.
+
+    Parameters
+    ----------
+    recording : Recording
+    path : str or Path
+    tables : mapping of str to DataFrame, optional
+        Tables that were computed from it, of those in `perfnb.frames.saved.TABLES`: they are saved beside it.
+    made_by : str, optional
+        What computed them. They are read again where this is the same; without it they are not saved.
 
     Raises
     ------
     RecordingError
         If something that is no profile stands at `path`, or it cannot be written.
     """
-    return folder.save(_PROFILE, recording.frames(), recording.meta, path)
+    return folder.save(PROFILE, *content(recording, tables or {}, made_by), path)
 
 
 def load(path: str | Path) -> Recording:
@@ -88,18 +69,7 @@ def load(path: str | Path) -> Recording:
     RecordingError
         If `path` holds none, or a damaged or newer one.
     """
-    source = Path(path).expanduser()
-    meta = folder.load_meta(_PROFILE, source)
-    frames: dict[str, Any] = {name: folder.load_frame(name, columns, source) for name, columns in _FRAMES.items()}
-    parts: dict[str, Any] = {}
-    for part, (record, tables) in _PARTS.items():
-        if any(folder.has_frame(f"{part}_{name}", source) for name in tables):
-            parts[part] = record(
-                **{name: folder.load_frame(f"{part}_{name}", columns, source) for name, columns in tables.items()}
-            )
-    if folder.has_frame(_OUTSIDE, source):
-        parts[_OUTSIDE] = folder.load_frame(_OUTSIDE, _EVENTS, source)
-    return Recording(**frames, **parts, meta=meta)
+    return SavedProfile(path).recording()
 
 
 def save_watch(record: WatchRecord, meta: Mapping[str, Any], path: str | Path) -> Path:
@@ -107,19 +77,26 @@ def save_watch(record: WatchRecord, meta: Mapping[str, Any], path: str | Path) -
     return folder.save(_WATCH, {"samples": record.samples, "marks": record.marks}, meta, path)
 
 
-def save_ranks(recordings: Sequence[Recording], path: str | Path) -> Path:
+def save_ranks(
+    recordings: Sequence[Recording],
+    path: str | Path,
+    tables: Sequence[Mapping[str, pd.DataFrame]] | None = None,
+    made_by: str | None = None,
+) -> Path:
     """Write recordings of several ranks to the folder `path`, a profile in a folder ``rank_<n>`` each; as `save`."""
-    whole = {f"rank_{recording.rank}": recording for recording in recordings}
     meta = {"ranks": [recording.rank for recording in recordings]}
-    return folder.save_all(
-        _RANKS, _PROFILE, {name: (one.frames(), one.meta) for name, one in whole.items()}, meta, path
-    )
+    each = tables or [{}] * len(recordings)
+    parts = {
+        f"rank_{recording.rank}": content(recording, its, made_by)
+        for recording, its in zip(recordings, each, strict=True)
+    }
+    return folder.save_all(_RANKS, PROFILE, parts, meta, path)
 
 
-def load_ranks(path: str | Path) -> list[Recording]:
-    """Read recordings that `save_ranks` wrote; as `load`."""
+def load_ranks(path: str | Path) -> list[SavedProfile]:
+    """The profiles that `save_ranks` wrote; as `load`."""
     source = Path(path).expanduser()
-    return [load(source / f"rank_{int(rank)}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
+    return [SavedProfile(source / f"rank_{int(rank)}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
 
 
 def is_ranks(path: str | Path) -> bool:
@@ -129,7 +106,7 @@ def is_ranks(path: str | Path) -> bool:
 
 def is_profile(path: str | Path) -> bool:
     """Whether a saved profile stands at `path`."""
-    return folder.is_one(_PROFILE, path)
+    return folder.is_one(PROFILE, path)
 
 
 def is_watch(path: str | Path) -> bool:
@@ -141,10 +118,10 @@ def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
     """Read a watch that `save_watch` wrote; as `load`."""
     source = Path(path).expanduser()
     meta = folder.load_meta(_WATCH, source)
-    frames = {name: folder.load_frame(name, columns, source) for name, columns in _WATCHED.items()}
+    frames = {name: folder.load_frame(name, columns, source) for name, columns in WATCH_COLUMNS.items()}
     try:
         _check_watch(meta)
-        record = WatchRecord(*(_watched_frame(name, frames[name]) for name in _WATCHED))
+        record = WatchRecord(*(_watched_frame(name, frames[name]) for name in WATCH_COLUMNS))
     except (TypeError, ValueError, KeyError, AttributeError) as error:  # pyarrow's and pandas' are of these kinds
         raise RecordingError(f"{source} is damaged: {error}.") from error
     return record, meta

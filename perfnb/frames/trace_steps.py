@@ -97,10 +97,10 @@ def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
 
 
 def _marked(trace: TraceColumns, rows: Ints, numbers: dict[int, int]) -> TraceSteps:
-    places = np.stack([trace.process[rows], trace.thread[rows]])
-    threads, which, count = np.unique(places, axis=1, return_inverse=True, return_counts=True)
+    which, threads = _threads(trace, rows)
+    count = np.bincount(which)
     process, thread = threads[:, int(count.argmax())].tolist()
-    chosen = rows[which.reshape(-1) == count.argmax()]
+    chosen = rows[which == count.argmax()]
     chosen = chosen[np.lexsort((-trace.duration_ns[chosen], trace.start_ns[chosen]))]
     starts = trace.start_ns[chosen]
     ends = starts + trace.duration_ns[chosen]
@@ -129,8 +129,8 @@ def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
     """The thread with the most events outside the nodes of a backward pass."""
     is_node = np.array([name.startswith(_BACKWARD_NODE) for name in trace.names], dtype=bool)[trace.name[host]]
     start, end = trace.start_ns[host], trace.start_ns[host] + trace.duration_ns[host]
-    threads, which = np.unique(np.stack([trace.process[host], trace.thread[host]]), axis=1, return_inverse=True)
-    which, most = which.reshape(-1), (-1, 0)
+    which, threads = _threads(trace, host)
+    most = (-1, 0)
     for code in range(threads.shape[1]):
         mine = which == code
         nodes = np.flatnonzero(mine & is_node)
@@ -141,3 +141,11 @@ def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
         most = max(most, (int((~in_backward).sum()), -code))
     process, thread = threads[:, -most[1]].tolist()
     return process, thread
+
+
+def _threads(trace: TraceColumns, rows: Ints) -> tuple[Ints, Ints]:
+    """A number for the thread of each of the rows, and process and thread that it stands for, in their order."""
+    processes, process = np.unique(trace.process[rows], return_inverse=True)
+    threads, thread = np.unique(trace.thread[rows], return_inverse=True)
+    pairs, which = np.unique(process * len(threads) + thread, return_inverse=True)
+    return which, np.stack([processes[pairs // len(threads)], threads[pairs % len(threads)]])

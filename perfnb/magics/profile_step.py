@@ -78,7 +78,7 @@ class ProfileStepMagics(Magics):
 
     def _profile(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
         __tracebackhide__ = True
-        from perfnb.profile import run_profile
+        from perfnb.profiling import run_profile
 
         namespace = self.shell.user_ns
         assign, batches = None, None

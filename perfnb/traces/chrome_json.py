@@ -129,9 +129,11 @@ class ChromeJson:
             self._drop(first.end())
             return _BARE
         while True:
-            # A list, since the search would keep the text from being cut.
-            begins = [begin.span() for begin in islice(_BEGIN_OF_EVENTS.finditer(self._text), _TRIES)]
-            for start, end in begins:
+            tries = 0
+            # In a copy, since the search would keep the text from being cut.
+            for begin in islice(_BEGIN_OF_EVENTS.finditer(bytes(self._text)), _TRIES):
+                tries += 1
+                start, end = begin.span()
                 head = self._text[:start] + _INNER + b"]}"
                 try:
                     self._take(self._decode(_QUICK_TOP, head), is_part=True)
@@ -142,7 +144,7 @@ class ChromeJson:
                     self._drop(end)
                     self._around = 1
                     return _INSIDE
-            if self._ended or len(begins) == _TRIES:
+            if self._ended or tries == _TRIES:
                 return _WHOLE
             self._fill(2 * len(self._text))
 
@@ -210,8 +212,9 @@ class ChromeJson:
         plain = _ESCAPED.sub(b"", text) if b"\\" in text else text
         # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
         steps = np.frombuffer(plain.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
-        outside_strings = ~np.logical_xor.accumulate(steps == 0)
-        depth = np.cumsum(steps * outside_strings, dtype=np.int32).max(initial=0)
+        # How many quotes stood before, modulo 256, which tells as well as their number whether it was even.
+        outside_strings = np.cumsum(steps == 0, dtype=np.uint8) & 1 ^ 1
+        depth = np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0)
         most = self._limits.max_depth
         if depth + (self._around if text.startswith(_BARE) else 0) > most:
             raise chrome_faults.beyond(self._source, f"{most:,} values inside each other", "max_depth")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Raw
 
 from perfnb.traces import chrome_faults
 from perfnb.traces.chrome_events import NO_ARGS, NO_TEXT, AnyEvent, Args, Event, Loose, Time
@@ -28,11 +31,14 @@ _COLUMNS = (
     *("sequence", "forward_thread", "external_id", "python_id", "python_parent", "shapes", "collective", "group"),
     *("wait_stream", "wait_correlation"),
 )
+_UNSIGNED = ("device", "stream", "correlation", "wait_stream", "wait_correlation")
+_SIGNED = ("sequence", "forward_thread", "python_id", "python_parent")
 _OF_MEMORY = {
     **{name: name for name in ("address", "bytes", "device_type", "allocated", "reserved")},
     "device": "device_id",
 }
 _MEMORY_COLUMNS = ("time_ns", "thread", *_OF_MEMORY)
+_NOTHING: Ints = np.array([], dtype=np.int64)
 _MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
 
@@ -96,6 +102,8 @@ class EventColumns:
         # Arrays of the standard library grow in place.
         self._timed = {name: array("q") for name in _COLUMNS}
         self._memory = {name: array("q") for name in _MEMORY_COLUMNS}
+        #: Events at the end of a column that carry no value and are not in it yet.
+        self._unsaid: Counter[str] = Counter()
 
     def add(self, piece: Piece) -> None:
         """Take the columns of a piece's events.
@@ -105,9 +113,11 @@ class EventColumns:
         TraceError
             If a time is no number, or too long for int64 nanoseconds.
         """
-        timed, memory = _timed(piece.events), _memory(piece.events)
-        start = quick_nanoseconds([event.ts for event in timed])
-        duration = quick_nanoseconds([event.dur for event in timed])
+        timed = _timed(piece.events)
+        others = [] if len(timed) == len(piece.events) else [event for event in piece.events if not _is_timed(event)]
+        memory = _memory(others)
+        columns = _by_field(Event, timed)
+        start, duration = quick_nanoseconds(columns["ts"]), quick_nanoseconds(columns["dur"])
         time = quick_nanoseconds([event.ts for event in memory])
         if start is None or duration is None or time is None:
             exact = piece.exactly(self._source)
@@ -122,47 +132,44 @@ class EventColumns:
         duration = np.where(negative, 0, duration)
         if (start > np.iinfo(np.int64).max - duration).any():
             raise chrome_faults.odd_time(self._source, "the end of an event in it", "ts + dur")
-        self._add_timed(timed, start, duration)
+        self._add_timed(columns, start, duration)
         if memory:
             self._add_memory(memory, time)
-        self._add_names(piece.events)
+        self._add_names(others)
 
-    def _add_timed(self, events: Sequence[AnyEvent], start: Ints, duration: Ints) -> None:
-        args = [event.args or NO_ARGS for event in events]
-        external = _numbers([arg.external_id for arg in args])
-        old = _numbers([arg.old_external_id for arg in args])
-        shapes = [arg.old_shapes if arg.shapes is NO_TEXT else arg.shapes for arg in args]
+    def _add_timed(self, events: dict[str, Sequence[Any]], start: Ints, duration: Ints) -> None:
+        given = [arg or NO_ARGS for arg in events["args"]]
+        args = _by_field(Args, given)
+        external, old = _numbers(args["external_id"]), _numbers(args["old_external_id"])
+        shapes = args["shapes"]
+        if not _all_are(NO_TEXT, args["old_shapes"]):
+            shapes = [b if a is NO_TEXT else a for a, b in zip(shapes, args["old_shapes"], strict=True)]
         columns = {
-            "name": _codes(self.names, [event.name for event in events]),
-            "category": _codes(self.categories, [event.cat for event in events]),
+            "name": _codes(self.names, events["name"]),
+            "category": _codes(self.categories, events["cat"]),
             "start_ns": start,
             "duration_ns": duration,
-            "process": self._ids_of([event.pid for event in events]),
-            "thread": self._ids_of([event.tid for event in events]),
-            # Written out, because a name looked up for each of millions of events would take twice the time.
-            "device": _unsigned([arg.device for arg in args]),
-            "stream": _unsigned([arg.stream for arg in args]),
-            "correlation": _unsigned([arg.correlation for arg in args]),
-            "sequence": _numbers([arg.sequence for arg in args]),
-            "forward_thread": _numbers([arg.forward_thread for arg in args]),
-            "python_id": _numbers([arg.python_id for arg in args]),
-            "python_parent": _numbers([arg.python_parent for arg in args]),
-            "wait_stream": _unsigned([arg.wait_stream for arg in args]),
-            "wait_correlation": _unsigned([arg.wait_correlation for arg in args]),
-            "external_id": np.where(external == MISSING, old, external),
+            "process": self._ids_of(events["pid"]),
+            "thread": self._ids_of(events["tid"]),
+            **{name: _unsigned(args[name]) for name in _UNSIGNED},
+            **{name: _numbers(args[name]) for name in _SIGNED},
+            "external_id": old if external is None else external if old is None else _first_of(external, old),
             "shapes": _texts(self.shapes, shapes),
-            "collective": _texts(self.collectives, [arg.collective for arg in args]),
-            "group": self._groups_of(args),
+            "collective": _texts(self.collectives, args["collective"]),
+            "group": self._groups_of(args["group"], args["ranks"]),
         }
         for name, values in columns.items():
-            self._timed[name].frombytes(values.tobytes())
+            if values is None:
+                self._unsaid[name] += len(start)
+            else:
+                _append(self._timed[name], values, self._unsaid.pop(name, 0))
 
     def _add_memory(self, events: Sequence[AnyEvent], time: Ints) -> None:
         args = [event.args or NO_ARGS for event in events]
         columns = {name: _numbers([getattr(arg, argument) for arg in args]) for name, argument in _OF_MEMORY.items()}
         columns |= {"time_ns": time, "thread": self._ids_of([event.tid for event in events])}
         for name, values in columns.items():
-            self._memory[name].frombytes(values.tobytes())
+            _append(self._memory[name], *((_NOTHING, len(events)) if values is None else (values, 0)))
 
     def _add_names(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
@@ -174,22 +181,25 @@ class EventColumns:
                 else:
                     self.thread_names[process, self._ids[event.tid]] = text
 
-    def _ids_of(self, values: list[Loose]) -> Ints:
+    def _ids_of(self, values: Sequence[Loose]) -> Ints:
         ids = plain_ints(values)
         return _codes(self._ids, values) if ids is None else ids
 
-    def _groups_of(self, args: Sequence[Args]) -> Ints:
-        codes = np.full(len(args), MISSING, dtype=np.int64)
-        if [arg.group for arg in args].count(NO_TEXT) == [arg.ranks for arg in args].count(NO_TEXT) == len(args):
-            return codes
-        for row, arg in enumerate(args):
-            if arg.group is not NO_TEXT or arg.ranks is not NO_TEXT:
-                text = f"{text_of(bytes(arg.group))} {text_of(bytes(arg.ranks))}".strip()
+    def _groups_of(self, groups: Sequence[Raw], ranks: Sequence[Raw]) -> Ints | None:
+        if _all_are(NO_TEXT, groups) and _all_are(NO_TEXT, ranks):
+            return None
+        codes = np.full(len(groups), MISSING, dtype=np.int64)
+        for row, (group, members) in enumerate(zip(groups, ranks, strict=True)):
+            if group is not NO_TEXT or members is not NO_TEXT:
+                text = f"{text_of(bytes(group))} {text_of(bytes(members))}".strip()
                 codes[row] = self.groups[text] if text else MISSING
         return codes
 
     def timed(self) -> dict[str, Ints]:
         """The columns of the complete events."""
+        for name, count in self._unsaid.items():
+            _append(self._timed[name], _NOTHING, count)
+        self._unsaid.clear()
         return {name: np.frombuffer(values, dtype=np.int64) for name, values in self._timed.items()}
 
     def memory(self) -> MemoryColumns:
@@ -219,7 +229,12 @@ def text_of(json: bytes) -> str:
     return "" if text == "null" else text
 
 
+def _is_timed(event: Event[Time]) -> bool:
+    return event.ph == "X" and event.cat not in _NOT_TIMED
+
+
 def _timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:
+    # Written out, because a call for each of millions of events would take twice the time.
     return [event for event in events if event.ph == "X" and event.cat not in _NOT_TIMED]
 
 
@@ -227,28 +242,51 @@ def _memory(events: Iterable[Event[Time]]) -> list[Event[Time]]:
     return [event for event in events if event.cat == _INSTANT and event.name == _MEMORY]
 
 
-def _numbers(values: list[Loose]) -> Ints:
-    """Whole numbers; `MISSING` for none and for what is no int64."""
-    if values.count(MISSING) == len(values):
-        return np.full(len(values), MISSING, dtype=np.int64)
+def _numbers(values: Sequence[Loose]) -> Ints | None:
+    """Whole numbers; `MISSING` for what is no int64, ``None`` where no event carries one."""
+    if _all_are(MISSING, values):
+        return None
     numbers = plain_ints(values)
     if numbers is not None:
         return numbers
     return np.array([MISSING if (n := whole_number(value)) is None else n for value in values], dtype=np.int64)
 
 
-def _unsigned(values: list[Loose]) -> Ints:
+def _unsigned(values: Sequence[Loose]) -> Ints | None:
     """As `_numbers`, where some writers print -1 as an unsigned number of 32 bits."""
     numbers = _numbers(values)
-    return np.where(numbers == _MINUS_ONE, MISSING, numbers)
+    return None if numbers is None else np.where(numbers == _MINUS_ONE, MISSING, numbers)
+
+
+def _first_of(values: Ints, others: Ints) -> Ints:
+    """The values, and where they are missing the others."""
+    return np.where(values == MISSING, others, values)
+
+
+def _append(column: array[int], values: Ints, missing: int) -> None:
+    """Lengthen a column by some missing values and then by others."""
+    if missing:
+        column.frombytes(np.full(missing, MISSING, dtype=np.int64).tobytes())
+    column.frombytes(np.ascontiguousarray(values).view(np.uint8).data)
 
 
 def _codes(codes: dict[Any, int], values: Sequence[Any]) -> Ints:
     return np.fromiter(map(codes.__getitem__, values), dtype=np.int64, count=len(values))
 
 
-def _texts(codes: Texts, values: list[msgspec.Raw]) -> Ints:
-    if values.count(NO_TEXT) == len(values):
-        return np.full(len(values), MISSING, dtype=np.int64)
-    found = [MISSING if value is NO_TEXT else codes[bytes(value)] for value in values]
-    return np.array(found, dtype=np.int64)
+def _texts(codes: Texts, values: Sequence[Raw]) -> Ints | None:
+    if _all_are(NO_TEXT, values):
+        return None
+    return np.fromiter(map(codes.__getitem__, map(bytes, values)), dtype=np.int64, count=len(values))
+
+
+def _by_field(struct: type[msgspec.Struct], values: Sequence[msgspec.Struct]) -> dict[str, Sequence[Any]]:
+    """The values of each field: of millions of objects far faster than a look-up for each."""
+    fields = struct.__struct_fields__
+    return dict(
+        zip(fields, zip(*map(msgspec.structs.astuple, values), strict=True) if values else repeat(()), strict=False)
+    )
+
+
+def _all_are(one: Any, values: Sequence[Any]) -> bool:
+    return values.count(one) == len(values)

@@ -17,7 +17,7 @@ from perfnb.errors import RecordingError
 from perfnb.frames import storage
 from tests.capture.models import three_linears, training_step
 
-TABLES = ("layers", "phases", "steps", "ops", "layer_ops", "kernels", "events")
+TABLES = ("layers", "phases", "steps", "ops", "layer_ops", "kernels", "gpu_time", "events")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,9 @@ def test_the_files_are_open_to_other_tools(profile: perfnb.Profile, saved: Path)
     assert sorted(path.name for path in saved.iterdir()) == [
         *("arithmetic_calls.parquet", "arithmetic_events.parquet", "events.parquet", "memory_changes.parquet"),
         *("memory_events.parquet", "memory_known.parquet", "memory_resident.parquet", "modules.parquet"),
-        *("profile.json", "spans.parquet", "steps.parquet"),
+        *("profile.json", "spans.parquet", "steps.parquet", "table_events.parquet", "table_gpu_time.parquet"),
+        *("table_kernels.parquet", "table_layer_ops.parquet", "table_layers.parquet", "table_ops.parquet"),
+        "table_phases.parquet",
     ]
     events = pyarrow.parquet.read_table(saved / "events.parquet")
     assert events.num_rows == len(profile.events)

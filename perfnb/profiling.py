@@ -1,0 +1,139 @@
+"""`profile_step`, and what it shares with its magic: capture, with progress, and read the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perfnb.profile import Profile
+from perfnb.views.display import in_notebook, show
+from perfnb.views.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+
+
+#: Seconds between readings of the machine during a profile.
+WATCH_INTERVAL_S = 0.1
+
+
+def profile_step(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    model: Models | None = None,
+    warmup: int | None = None,
+    steps: int | None = None,
+    traced: int = 3,
+    budget_s: float = 30.0,
+    memory: bool = True,
+    flops: bool = True,
+    stacks: bool = False,
+    watch: bool = False,
+    name: str | None = None,
+) -> Profile:
+    """Run a step again and again and find out where its time goes.
+
+    Parameters
+    ----------
+    step : callable
+        One step: ``step()``, or ``step(batch)`` where there are `batches`, whatever a batch is.
+    batches : iterable, optional
+        Batches for the steps; the wait for them is the phase ``data``. Begun again when they run out.
+    model : Module, list of Module, or dict of name to Module, optional
+        The models to break into layers. By default every module that the step calls, named by the variables that
+        `step` uses.
+    warmup, steps, traced : int, optional
+        Steps to warm up, to time, and to trace. By default warm-up runs until the step time is steady, and as many
+        steps are timed as the spread asks for, 20 to 200.
+    budget_s : float
+        Seconds that all steps together may take; each pass runs at least one step.
+    memory, flops : bool
+        Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
+        operator counted.
+    stacks : bool
+        Record Python calls in the trace too (in ``events``), at a high cost.
+    watch : bool
+        Read the machine's meters meanwhile, ten times a second (``samples``), as `perfnb.watch` does.
+    name : str, optional
+        Title of the profile.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    CaptureError
+        Inside another profiler, with batches that run out, or where the step profiles itself.
+    Exception
+        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.capture.budget import Plan
+    from perfnb.capture.namespace import chosen_models, namespace_of
+
+    __tracebackhide__ = True
+    given: Any = watch
+    if not isinstance(given, bool):
+        raise TypeError(f"watch must be True or False, not {given!r}.")
+    models, names = chosen_models(model)
+    return run_profile(
+        step,
+        batches,
+        plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
+        models=models,
+        namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
+        stacks=stacks,
+        watch=watch,
+        name=name or str(getattr(step, "__name__", "step")),
+    )
+
+
+def run_profile(
+    step: Callable[..., Any],
+    batches: Any,
+    *,
+    plan: Any,
+    models: list[nn.Module] | None,
+    namespace: Mapping[str, Any],
+    stacks: bool = False,
+    watch: bool = False,
+    name: str = "step",
+    quiet: bool = False,
+) -> Profile:
+    """What `profile_step` and its magic share: capture, with progress, and read the trace."""
+    from perfnb.capture.run import capture_step
+    from perfnb.capture.watcher import Watcher
+    from perfnb.frames.build import recording_of
+
+    __tracebackhide__ = True
+    with Progress(enabled=not quiet) as progress:
+        with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher:
+            capture = capture_step(
+                step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
+            )
+        failure, profile = capture.failure, Profile(recording_of(capture, name, watcher))
+        if failure is None:
+            return _under_right_ceilings(profile)
+    if in_notebook() and not quiet:
+        show(profile._summary, profile._timeline())
+        failure.add_note("perfnb: the profile up to here is shown above; it is incomplete.")
+    else:
+        failure.add_note(f"perfnb: the profile up to here, incomplete:\n\n{profile}")
+    raise failure
+
+
+def _under_right_ceilings(profile: Profile) -> Profile:
+    """Measure the machine's ceilings again where a layer or op of the profile computed faster than they allow."""
+    from perfnb.capture.ceilings import measure_ceilings
+
+    roofline, recording = profile._summary.roofline, profile._recording
+    if roofline is None or not roofline.above_ceiling():
+        return profile
+    on = recording.meta["ceilings"]["on"]
+    ceilings = {"on": on, **measure_ceilings(roofline.peaks, on, refresh=True)}
+    return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}))
