@@ -230,9 +230,11 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 #: Name of the index of each frame that has one with a meaning.
-INDEX = MappingProxyType({"layers": "layer", "phases": "phase", "ops": "op", "kernels": "kernel", "launches": "op"})
 INDEX = MappingProxyType(
-    {"layers": "layer", "phases": "phase", "ops": "op", "kernels": "kernel", "diff_gpu_time": "figure"}
+    {
+        **{"layers": "layer", "phases": "phase", "ops": "op", "launches": "op"},
+        **{"kernels": "kernel", "diff_gpu_time": "figure"},
+    }
 )
 
 

@@ -32,7 +32,6 @@ def profile(request: pytest.FixtureRequest) -> perfnb.Profile:
     return perfnb.profile_step(step, warmup=1, steps=2, traced=2)
 
 
-#: The marks are a watch's own.
 #: Those of one profile; others are of a watch, and of two profiles side by side.
 TABLES = [table for table in SCHEMA if table != "marks" and not table.startswith("diff_")]
 
