@@ -284,6 +284,14 @@ def test_short_neighbours_become_a_block_and_the_long_and_lonely_stay() -> None:
     assert "aten::tiny" not in kept
 
 
+def test_short_events_of_two_lines_or_threads_are_no_neighbours() -> None:
+    made = (
+        ByHand().step(0, 1000).op("aten::outer", 10, 13).op("aten::inner", 11, 12).op("aten::other", 11, 12, thread=2)
+    )
+    line = timeline(made)
+    assert len(coarser(line, 5 * US)) == len(line)
+
+
 @pytest.mark.parametrize("shortest", [0, 3 * US, 12 * US, 100 * US, 10_000 * US])
 def test_links_of_a_coarser_timeline_lead_where_they_led(shortest: int) -> None:
     line = timeline(busy().kernel("gemm", 1100, 1500, 1600))
