@@ -433,25 +433,30 @@ def test_the_whole_takes_the_place_of_a_coarser_level(opened):
     expect(t.details.locator("h3")).to_have_text("step 2")
     expect(t.status).to_have_text("4 of 158 events")
     assert t.window_us() == before
-    t.page.get_by_role("tab", name="Ops").click()
-    t.page.get_by_role("tab", name="Timeline").click()
+    t.page.evaluate("again()")  # a second view of the same model
+    t.page.get_by_role("tab", name="Timeline").last.click()
+    expect(t.canvas.last).to_have_attribute("aria-label", "Timeline of 158 events in 6 tracks")
     assert len(t.page.evaluate("sent")) == 1
 
 
 def test_ten_thousand_events_in_a_pixel_are_one_pixel(opened):
-    n = 200_000
     rng = np.random.default_rng(0)
-    start = np.sort(rng.choice(20_000_000, n, replace=False)).astype(float) * 100
+    start = np.sort(rng.choice(20_000_000, 200_000, replace=False)).astype(float) * 100
+    start = start[(start < 1.6e9) | (start > 1.62e9)]  # the last before the gap will fill it
+    n = len(start)
     length = np.minimum(np.diff(start, append=2e9), 50.0)
     planted = int(np.argmin(np.abs(start - 1.2e9)))
     length[planted] = start[planted + 1] - start[planted]
+    wide = int(np.searchsorted(start, 1.6e9)) - 1
+    length[wide] = start[wide + 1] - start[wide]
     none = np.full(n, -1)
     columns = {name: np.zeros(n) for name in ("name", "depth", "kind", "category")}
-    columns |= {"start": start, "duration": length, "layer": none, "launch": none, "forward": none, "detail": none}
+    columns |= {"start": start, "duration": length} | dict.fromkeys(("layer", "launch", "forward", "detail"), none)
     columns["kind"] = np.full(n, samples.KINDS.index("forward"))
-    columns["name"][planted] = 1
+    columns["name"][planted], columns["name"][wide] = 1, 2
     header = {
-        "start_ns": 0, "end_ns": 2e9, "total_events": n, "shortest_ns": 0, "names": ["tiny", "planted"], "details": [],
+        "start_ns": 0, "end_ns": 2e9, "total_events": n, "shortest_ns": 0, "details": [],
+        "names": ["tiny", "planted", "wide"],
         "categories": ["cpu_op"], "layers": [], "layer_rows": [], "memory": [],
         "tracks": [{"kind": "thread", "title": "Thread 1", "note": "", "first": 0, "count": n, "depth": 1}],
     }  # fmt: skip
@@ -459,10 +464,15 @@ def test_ten_thousand_events_in_a_pixel_are_one_pixel(opened):
     blue, pixel = rgb(MARKS["forward"].colour), t.pixel("Thread 1", 5e5)
     assert pixel != blue
     assert pixel[0] < pixel[2]
+    assert hue_of(t.pixel("Thread 1", 1.61e6), "forward")
+    assert not hue_of(t.pixel("Thread 1", 1.58e6), "forward")
     t.page.mouse.move(*t.at("Thread 1", 5e5))
     expect(t.page.locator(".pf-tl-tip")).to_contain_text(re.compile(r"tiny.*the longest of [45]\d\d at this pixel"))
+    t.page.mouse.move(2, 2)
+    assert t.pixel("Thread 1", 5e5) == pixel
     t.search.fill("planted")
-    expect(t.status).to_have_text("1 of 200,000 events")
+    expect(t.status).to_have_text(f"1 of {n:,} events")
+    assert t.pixel("Thread 1", 5e5) != pixel
     t.search.press("Enter")
     expect(t.details.locator("h3")).to_have_text("planted")
     t.search.fill("")

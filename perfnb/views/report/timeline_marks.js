@@ -136,6 +136,7 @@ function timelineMarks(state, look, context, top, { size, x, place, rowTop }) {
       const words = duration((b - a) / 1e6);
       const half = above.measureText(words).width / 2 + 6;
       const middle = Math.min(gutter + width - half, Math.max(gutter + half, gutter + (x(a) + x(b)) / 2));
+      above.clearRect(middle - half - 40, LANE.overview, 2 * half + 80, LANE.axis - 5);
       above.fillStyle = cssOf(theme.fg);
       above.fillRect(middle - half, LANE.overview, 2 * half, LANE.axis - 5);
       above.fillStyle = cssOf(theme.bg);
