@@ -7,7 +7,19 @@ import sys
 
 import torch
 
-from benchmarks import counted, loading, measurements, memory, memory_view, report, roofline, spans, timeline, watching
+from benchmarks import (
+    counted,
+    loading,
+    measurements,
+    memory,
+    memory_view,
+    report,
+    roofline,
+    spans,
+    timeline,
+    traces,
+    watching,
+)
 
 _ALL = {
     "spans": spans.run,
@@ -20,6 +32,7 @@ _ALL = {
     "memory": memory.run,
     "watching": watching.run,
     "timeline": timeline.run,
+    "traces": traces.run,
 }
 
 

@@ -75,5 +75,6 @@ def load(
 def _ranks(paths: list[Path], limits: dict[str, int], executor: Executor | None) -> Ranks:
     if not paths:
         raise TraceError("There is no trace to load: the list is empty.")
-    recordings = read_recordings(paths, limits, executor)
+    with Progress() as progress:
+        recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"))
     return Ranks([Profile(with_module_layers(recording)) for recording in recordings])

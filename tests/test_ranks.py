@@ -231,3 +231,21 @@ def test_two_ranks_of_a_public_job() -> None:
     assert waited[0, 551] == pytest.approx(4.859 + 3.302 + 0.084)
     assert waited[1, 551] == 0
     assert ranks.straggler == 1
+
+
+@pytest.mark.parametrize("how", ["one by one", "apart", "by an executor"])
+def test_progress_tells_of_all_files_together(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = written(tmp_path, [rank_trace(0), rank_trace(50), rank_trace(60)])
+    sizes, told = [path.stat().st_size for path in paths], []
+    monkeypatch.setattr(reading, "QUIET_S", 0)
+    monkeypatch.setattr(reading, "_PAYS", 1 if how == "apart" else 2**60)
+
+    executor = Counting() if how == "by an executor" else None
+    reading.read_recordings(paths, {}, executor, lambda done, total: told.append((done, total)))
+
+    assert [done for done, _ in told] == [sizes[0], sizes[0] + sizes[1], sum(sizes)]
+    assert {total for _, total in told} == {sum(sizes)}
+    monkeypatch.setattr(reading, "QUIET_S", 60)
+    told.clear()
+    reading.read_recordings(paths, {}, executor, lambda done, total: told.append((done, total)))
+    assert not told

@@ -8,16 +8,20 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from perfnb.errors import TraceError
 from perfnb.frames import storage
 from perfnb.frames.foreign import recording_of_trace
 from perfnb.frames.recording import Recording
 from perfnb.traces import kineto
-from perfnb.traces.trace_file import Progress
+from perfnb.traces.trace_file import QUIET_S, Progress
+
+Thing = TypeVar("Thing")
 
 #: Bytes of files from which on they are read by processes of their own.
 _PAYS = 16 * 2**20
@@ -48,7 +52,9 @@ def read_recording(
     return recording_of_trace(kineto.read(source, **limits, progress=progress), source.name, rank)
 
 
-def read_recordings(paths: Sequence[Path], limits: Mapping[str, int], executor: Executor | None) -> list[Recording]:
+def read_recordings(
+    paths: Sequence[Path], limits: Mapping[str, int], executor: Executor | None, progress: Progress | None = None
+) -> list[Recording]:
     """The recordings of trace files of one job, in the order of their ranks.
 
     A rank is that of the trace, else that in the file's name (``rank3``), else the file's place. Where two files would
@@ -58,18 +64,32 @@ def read_recordings(paths: Sequence[Path], limits: Mapping[str, int], executor: 
     ----------
     executor : Executor, optional
         Reads the files. By default processes do if there is much to read.
+    progress : callable, optional
+        As `perfnb.traces.kineto.read` takes it; of all files together.
+
+    Raises
+    ------
+    TraceError
+        If a file cannot be read.
     """
     ranks = [rank_of_name(path.name) for path in paths]
+    together = _Together([_size(path) for path in paths], progress)
     if executor is not None:
         tasks = [
-            executor.submit(read_recording, str(path), dict(limits), rank)
+            executor.submit(_read_or_say, str(path), dict(limits), rank)
             for path, rank in zip(paths, ranks, strict=True)
         ]
-        found = [task.result() for task in tasks]
-    elif len(paths) > 1 and sum(_size(path) for path in paths) >= _PAYS and (os.cpu_count() or 1) > 1:
-        found = _read_apart(paths, limits, ranks)
+        try:
+            found = [_or_raise(task.result()) for task in together.each(tasks)]
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+    elif len(paths) > 1 and together.total >= _PAYS and (os.cpu_count() or 1) > 1:
+        found = _read_apart(paths, limits, ranks, together)
     else:
-        found = [read_recording(path, limits, rank) for path, rank in zip(paths, ranks, strict=True)]
+        pairs = together.each(list(zip(paths, ranks, strict=True)))
+        found = [read_recording(path, limits, rank, together.of_one) for path, rank in pairs]
     known = [
         recording.rank if recording.meta["trace"]["rank_known"] else place for place, recording in enumerate(found)
     ]
@@ -97,6 +117,47 @@ def _with_rank(recording: Recording, rank: int) -> Recording:
     return Recording(**{**vars(recording), "meta": {**recording.meta, "rank": rank}})
 
 
+def _read_or_say(path: str, limits: Mapping[str, int], rank: int | None) -> Recording | str:
+    """`read_recording` for an executor. What is wrong is said: some make errors of their own of what is raised."""
+    try:
+        return read_recording(path, limits, rank)
+    except TraceError as error:
+        return str(error)
+
+
+def _or_raise(answer: Recording | str) -> Recording:
+    if isinstance(answer, str):
+        raise TraceError(answer)
+    return answer
+
+
+class _Together:
+    """How far the reading of several files has got, in bytes."""
+
+    def __init__(self, sizes: Sequence[int], progress: Progress | None) -> None:
+        self.total = sum(sizes)
+        self._sizes = sizes
+        self._progress = progress
+        self._done = 0
+        self._begin = time.monotonic()
+
+    def each(self, things: Sequence[Thing]) -> Iterator[Thing]:
+        """One thing a file, in their order; when the next is asked for, the file is done."""
+        for thing, size in zip(things, self._sizes, strict=True):
+            yield thing
+            self._done += size
+            if time.monotonic() - self._begin >= QUIET_S:
+                self._tell(self._done)
+
+    def of_one(self, done: int, size: int) -> None:
+        """Take the progress of the file that is being read."""
+        self._tell(self._done + done)
+
+    def _tell(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done, self.total)
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -104,7 +165,9 @@ def _size(path: Path) -> int:
         return 0  # reading it will say what is wrong
 
 
-def _read_apart(paths: Sequence[Path], limits: Mapping[str, int], ranks: Sequence[int | None]) -> list[Recording]:
+def _read_apart(
+    paths: Sequence[Path], limits: Mapping[str, int], ranks: Sequence[int | None], together: _Together
+) -> list[Recording]:
     """Read each file in a Python process of its own, which runs nothing of the caller's."""
     with tempfile.TemporaryDirectory(prefix="perfnb-") as work, ThreadPoolExecutor(os.cpu_count()) as threads:
         folders = [Path(work) / str(place) for place in range(len(paths))]
@@ -113,7 +176,7 @@ def _read_apart(paths: Sequence[Path], limits: Mapping[str, int], ranks: Sequenc
             for path, rank, target in zip(paths, ranks, folders, strict=True)
         ]
         tasks = [threads.submit(_in_a_process, question) for question in asked]
-        for path, task in zip(paths, tasks, strict=True):
+        for path, task in zip(paths, together.each(tasks), strict=True):
             code, said = task.result()
             if code == _FAILED:
                 raise TraceError(said.strip())

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 _BLOCK = 2**20
 #: Progress is told from this long after the begin, and this often.
-_QUIET_S, _EVERY_S = 2.0, 0.2
+QUIET_S, _EVERY_S = 2.0, 0.2
 #: No trace is packed as tightly as this; what is, and would pass the cap, is refused before it does.
 _BOMB_RATIO, _BOMB_FROM = 200, 4 * 2**20
 _GZIP = b"\x1f\x8b"
@@ -115,7 +115,7 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
                 raise _too_large(path, f"would unpack to more than {_size(limits.max_bytes)}: {much}")
         yield block
         now = time.monotonic()
-        if progress is not None and now - begin >= _QUIET_S and (now - told >= _EVERY_S or place == size):
+        if progress is not None and now - begin >= QUIET_S and (now - told >= _EVERY_S or place == size):
             told = now
             progress(place, size)
 

@@ -141,7 +141,7 @@ def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path, monkeypatc
     blocks = path.stat().st_size // 2**20 + 1
     clock = iter(range(10**6))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock) * trace_file._EVERY_S / 3)
-    monkeypatch.setattr(trace_file, "_QUIET_S", 0.0)
+    monkeypatch.setattr(trace_file, "QUIET_S", 0.0)
     told: list[int] = []
 
     read(path, progress=lambda done, total: told.append(done))
@@ -154,7 +154,7 @@ def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path, monkeypatc
 def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_file, "_QUIET_S", 0.0)
+    monkeypatch.setattr(trace_file, "QUIET_S", 0.0)
     monkeypatch.setattr(trace_file, "_EVERY_S", 0.0)
     path = tmp_path / "trace.json"
     path.write_bytes(WHOLE)

@@ -1,0 +1,193 @@
+"""Traces from file to tables, against HTA (``traceinsight``), ``json`` and ``orjson``: seconds and memory.
+
+Each figure is the median of runs in processes of their own, which alternate. Seconds count from the file to the result,
+imports left out. Memory is the peak of the process (``ru_maxrss``) less that after the imports.
+
+HTA reads with its process pool and its own measuring of memory (``tracemalloc``) switched off, which makes it faster; a
+single file needs neither. It is asked for what comes nearest to ours:
+
+=========  ==================================================================
+events     ``Trace.parse_traces`` and ``align_and_filter_trace``: its frame of events
+kernels    ``get_gpu_kernel_breakdown``, without charts
+gpu_time   ``get_temporal_breakdown`` and ``get_comm_comp_overlap``, without charts
+ops        nothing: it has no table of operators' times
+=========  ==================================================================
+
+So its time for the tables is without operators. Its nearest call to ``ops``, ``get_aten_op_kernels_and_delay``, is
+measured apart and once, from its own begin: it loops over the operators.
+
+Where HTA refuses one of these, as it does without a GPU, that is said, and what it had done until then counts as its
+time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+_FOLDER = Path(os.environ.get("PERFNB_TRACES") or Path(__file__).parents[2] / "shared" / "traces") / "kineto"
+_PUBLIC = ("mi300_owlv2_large.json.gz", "v100_resnet50_2021.json.gz")
+_LEAST_BYTES, _LEAST_EVENTS = 300_000_000, 800_000
+_RUNS, _RUNS_LARGE = 5, 3
+
+_CAPTURE = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, schedule
+model = torch.nn.Sequential(*[part for _ in range(8)
+                              for part in (torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.ReLU())])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
+batch, steps = torch.randn(16, 64), int(sys.argv[2])
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True,
+             schedule=schedule(wait=0, warmup=1, active=steps)) as profiler:
+    for _ in range(steps + 1):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        profiler.step()
+profiler.export_chrome_trace(sys.argv[1])
+"""
+_MEASURED = """
+import json, resource, sys, time
+path, folder = sys.argv[1], sys.argv[2]
+{imports}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+begin = time.perf_counter()
+said = ""
+{action}
+seconds = time.perf_counter() - begin
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps([seconds, peak * (1 if sys.platform == "darwin" else 1024), str(said)]))
+"""
+_OURS = "import perfnb, perfnb.loading, pandas, pyarrow.parquet, scipy.stats"
+_HTA = """
+import logging, os, warnings
+warnings.simplefilter("ignore")
+logging.disable(logging.CRITICAL)
+from hta.common.trace import Trace
+from hta.trace_analysis import TraceAnalysis
+"""
+_HTA_EVENTS = """
+trace = Trace({0: path}, os.path.dirname(path))
+trace.parse_traces(use_multiprocessing=False, use_memory_profiling=False)
+trace.align_and_filter_trace(include_last_profiler_step=True)
+trace.is_parsed = True
+said = len(trace.get_trace(0))
+"""
+_HTA_TABLES = (
+    _HTA_EVENTS
+    + """
+analysis = TraceAnalysis.__new__(TraceAnalysis)
+analysis.t, said = trace, []
+for name in ("get_gpu_kernel_breakdown", "get_temporal_breakdown", "get_comm_comp_overlap"):
+    try:
+        getattr(analysis, name)(visualize=False)
+    except Exception as error:
+        said.append(f"{name} ({type(error).__name__})")
+said = ", ".join(said)
+"""
+)
+_HTA_OPS = (
+    _HTA_EVENTS
+    + """
+analysis = TraceAnalysis.__new__(TraceAnalysis)
+analysis.t, begin = trace, time.perf_counter()
+try:
+    analysis.get_aten_op_kernels_and_delay()
+except Exception as error:
+    said = f"failed ({type(error).__name__})"
+"""
+)
+_READ = "data = (gzip.open if path.endswith('.gz') else open)(path, 'rb').read()\n"
+#: What is run, by its name: imports, action.
+_ACTIONS = {
+    "events": (_OURS, "said = len(perfnb.load(path).events)"),
+    "tables": (_OURS, "profile = perfnb.load(path); profile.kernels; profile.gpu_time; profile.ops"),
+    "second events": (_OURS, "perfnb.load(folder).events"),
+    "second tables": (_OURS, "profile = perfnb.load(folder); profile.kernels; profile.gpu_time; profile.ops"),
+    "json": ("import gzip, json", _READ + "json.loads(data)"),
+    "orjson": ("import gzip, orjson", _READ + "orjson.loads(data)"),
+    "hta events": (_HTA, _HTA_EVENTS),
+    "hta tables": (_HTA, _HTA_TABLES),
+    "hta ops": (_HTA, _HTA_OPS),
+}
+
+
+def run() -> Iterator[str]:
+    """Some lines a trace: its events, its tables, and both from the saved form."""
+    with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
+        yield from _measure(_captured(Path(work)), Path(work), _RUNS_LARGE)
+        for name in _PUBLIC:
+            if (_FOLDER / name).is_file():
+                yield from _measure(_FOLDER / name, Path(work), _RUNS)
+            else:
+                yield f"traces: {name}: left out, it is not in {_FOLDER}; set PERFNB_TRACES to the folder above"
+
+
+def _captured(work: Path) -> Path:
+    """A trace of a CPU with shapes that is large enough."""
+    path, steps = work / "cpu_with_shapes.json", 1300
+    while True:
+        subprocess.run([sys.executable, "-c", _CAPTURE, str(path), str(steps)], check=True, capture_output=True)
+        text = path.read_bytes()
+        if len(text) >= _LEAST_BYTES and text.count(b'"ph": "X"') >= _LEAST_EVENTS:
+            return path
+        steps += steps // 4
+
+
+def _measure(path: Path, work: Path, runs: int) -> Iterator[str]:
+    folder = work / f"{path.name}.perfnb"
+    save = "import sys, perfnb; perfnb.load(sys.argv[1]).save(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", save, str(path), str(folder)], check=True, capture_output=True)
+    absent = {name for name, module in (("hta", "hta"), ("orjson", "orjson")) if find_spec(module) is None}
+    actions = [name for name in _ACTIONS if name != "hta ops" and name.split()[0] not in absent]
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
+    said: dict[str, str] = {}
+    for _ in range(runs):
+        for name in actions:
+            seconds, peak, said[name] = _fresh(name, path, folder)
+            found[name].append((seconds, peak))
+    time = {name: statistics.median(seconds for seconds, _ in values) for name, values in found.items()}
+    peak = {name: statistics.median(peak for _, peak in values) for name, values in found.items()}
+    yield (
+        f"traces: {path.name}: {path.stat().st_size / 1e6:.0f} MB, {int(said['events']):,} events; medians of {runs} "
+        "alternations"
+    )
+    for other, words in (("hta events", "HTA"), ("json", "json.loads alone"), ("orjson", "orjson.loads alone")):
+        if other in time:
+            yield f"traces:   file to events / {words}: {_ratio(time['events'], time[other])}"
+    if "hta events" in peak:
+        ours, theirs = peak["events"], peak["hta events"]
+        yield (
+            f"traces:   peak memory to events / HTA: 1/{theirs / ours:.1f} "
+            f"({ours / 2**20:.0f} MiB / {theirs / 2**20:.0f} MiB, above what the imports took)"
+        )
+        refused = f"; HTA failed in {said['hta tables']}" if said["hta tables"] else ""
+        yield f"traces:   file to kernels, gpu_time, ops / HTA: {_ratio(time['tables'], time['hta tables'])}{refused}"
+        seconds, _, said["hta ops"] = _fresh("hta ops", path, folder)
+        failed = f", {said['hta ops']}" if said["hta ops"].startswith("failed") else ""
+        yield f"traces:   HTA's operators with their kernels, in addition: {seconds:.3f} s{failed}"
+    for what in ("events", "tables"):
+        yield f"traces:   second load to {what} / first: {_ratio(time[f'second {what}'], time[what])}"
+    for name in sorted(absent):
+        yield f"traces:   {name} is not installed"
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    return f"1/{theirs / ours:.1f} ({ours:.3f} s / {theirs:.3f} s)"
+
+
+def _fresh(name: str, path: Path, folder: Path) -> tuple[float, float, str]:
+    imports, action = _ACTIONS[name]
+    code = _MEASURED.replace("{imports}", imports).replace("{action}", action)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(folder)], capture_output=True, text=True, check=True
+    )
+    seconds, peak, said = json.loads(done.stdout.splitlines()[-1])
+    return float(seconds), float(peak), str(said)
