@@ -13,6 +13,7 @@ from perfnb.analysis.ranks import RanksSummary, summarize_ranks
 from perfnb.analysis_version import analysis_version
 from perfnb.frames import storage
 from perfnb.profile import Profile
+from perfnb.views.page import page_of_ranks
 from perfnb.views.ranks import ranks_html, ranks_text
 
 
@@ -138,6 +139,16 @@ class Ranks:
         """
         recordings, tables = [profile._recording for profile in self], [profile._tables() for profile in self]
         return storage.save_ranks(recordings, path, tables, analysis_version())
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the comparison of the ranks to one self-contained HTML file.
+
+        Raises
+        ------
+        RecordingError
+            If it cannot be written.
+        """
+        return storage.write_text(page_of_ranks(self._summary), path)
 
     def _with_rank(self, table: str) -> pd.DataFrame:
         parts = []

@@ -13,6 +13,7 @@ import pytest
 import perfnb
 from perfnb.errors import RecordingError, TraceError
 from perfnb.frames import reading
+from perfnb.views import palette
 from tests.traces.test_public_traces import FOLDER
 from tests.written_traces import Written
 
@@ -249,3 +250,38 @@ def test_progress_tells_of_all_files_together(how: str, tmp_path: Path, monkeypa
     told.clear()
     reading.read_recordings(paths, {}, executor, lambda done, total: told.append((done, total)))
     assert not told
+
+
+def test_the_page_stands_alone_and_draws_what_each_rank_did(tmp_path: Path) -> None:
+    trace = rank_trace(0)
+    trace.event("gemm", 12_900, 13_000, "kernel", 7, 0, device=0, stream=9, correlation=77)
+    paths = [trace.write(tmp_path / "rank0 <script>x.json"), rank_trace(400).write(tmp_path / "rank1.json")]
+    ranks = perfnb.load(paths)
+
+    page = ranks.to_html(tmp_path / "ranks.html").read_text("utf-8")
+
+    assert page.startswith("<!DOCTYPE html>")
+    assert "default-src 'none'" in page
+    assert "<script" not in page
+    assert "http://" not in page.replace("http-equiv", "")
+    assert page.count('class="pf-bar"') == 2
+    assert "waited for by the others" in page
+    parts = ranks._summary.parts
+    gpu = ranks.gpu_time.set_index("rank")
+    assert (parts["computing_ms"] + parts["both_ms"]).tolist() == pytest.approx(
+        ranks.times.groupby("rank")["computation_ms"].mean().tolist()
+    )
+    assert (parts > 0).any().all() or gpu["overlap_ms"].sum() == 0
+    for name, mark in palette.RANK_PARTS.items():
+        assert f"{mark.word}" in page, name
+    with pytest.raises(RecordingError, match="cannot be written"):
+        ranks.to_html(tmp_path / "ranks.html" / "inside")
+
+
+def test_ranks_without_a_gpu_have_no_bars(tmp_path: Path) -> None:
+    paths = [Written().step(0, 0, 90).op("aten::mm", 0, 10).write(tmp_path / f"rank{n}.json") for n in range(2)]
+
+    page = perfnb.load(paths).to_html(tmp_path / "ranks.html").read_text("utf-8")
+
+    assert 'class="pf-bar"' not in page
+    assert "n/a" in page

@@ -35,6 +35,9 @@ class RanksSummary:
     straggler : int or None
         The rank that the others waited for, where one stands out.
     notes : tuple of str
+    parts : DataFrame
+        What the GPUs of each rank did in the mean step, indexed by ``rank``, in milliseconds that overlap nowhere:
+        ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``idle_ms``.
     """
 
     names: dict[int, str]
@@ -42,6 +45,7 @@ class RanksSummary:
     clocks: pd.DataFrame
     straggler: int | None
     notes: tuple[str, ...]
+    parts: pd.DataFrame
 
 
 def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
@@ -62,7 +66,8 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
     straggler = _straggler(times)
     names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
-    return RanksSummary(names, times, clocks, straggler, tuple(_notes(times, clocks, straggler, len(matched))))
+    notes = tuple(_notes(times, clocks, straggler, len(matched)))
+    return RanksSummary(names, times, clocks, straggler, notes, _parts(times))
 
 
 def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
@@ -75,6 +80,12 @@ def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
     exposed = table["communication_ms"] - table["overlap_ms"]
     table.insert(table.columns.get_loc("overlap_ms") + 1, "exposed_ms", exposed)  # type: ignore[arg-type, operator]
     return table
+
+
+def _parts(times: pd.DataFrame) -> pd.DataFrame:
+    means = times.groupby("rank")[["computation_ms", "overlap_ms", "exposed_ms", "idle_ms"]].mean()
+    means["computing_ms"] = means["computation_ms"] - means["overlap_ms"]
+    return means.rename(columns={"overlap_ms": "both_ms"})[["computing_ms", "both_ms", "exposed_ms", "idle_ms"]]
 
 
 def _only_step(recording: Recording) -> int | None:

@@ -6,10 +6,12 @@ import base64
 import hashlib
 from typing import TYPE_CHECKING
 
+from perfnb.analysis.ranks import RanksSummary
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape
 from perfnb.views.assets import report_script, report_style
 from perfnb.views.html import summary_html
+from perfnb.views.ranks import ranks_html
 from perfnb.views.report_data import layer_rows, report_data
 from perfnb.views.timeline_data import PAGE_BYTES, timeline_bytes
 
@@ -47,16 +49,28 @@ def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
     if timeline is not None:
         packed, facts = timeline_bytes(timeline, layer_rows(summary, timeline.layers), PAGE_BYTES)
     data = escape.json_in_script(report_data(summary, _REPORT_ID, facts))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape.html(summary.name)} · perfnb</title>\n"
-        f"<style>{_PAGE_STYLE}{report_style(watched, gpu)}</style>\n</head>\n<body>\n<main>\n"
+    body = (
         f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary, timeline)}</div>\n'
         '<div id="perfnb-report"></div>\n</main>\n'
         f'<script type="application/json" id="perfnb-data">{data}</script>\n'
         '<script type="application/octet-stream" id="perfnb-timeline">'
         f"{base64.b64encode(packed).decode()}</script>\n"
-        f'<script type="module">{script}</script>\n</body>\n</html>\n'
+        f'<script type="module">{script}</script>\n'
+    )
+    return _document(summary.name, policy, report_style(watched, gpu), body)
+
+
+def page_of_ranks(summary: RanksSummary) -> str:
+    """Several ranks as a self-contained HTML document without scripts."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return _document(f"{len(summary.names):,} ranks", policy, "", f"{ranks_html(summary)}</main>\n")
+
+
+def _document(title: str, policy: str, style: str, body: str) -> str:
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape.html(title)} · perfnb</title>\n"
+        f"<style>{_PAGE_STYLE}{style}</style>\n</head>\n<body>\n<main>\n{body}</body>\n</html>\n"
     )

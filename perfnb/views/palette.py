@@ -53,6 +53,14 @@ CATEGORIES = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
+#: A mark for what a GPU of a rank does: computing is drawn as forward is, moving data as copies are.
+RANK_PARTS = {
+    "computing_ms": Mark("computing", "#0072B2", "█", "solid"),
+    "both_ms": Mark("computing and communicating", "#0072B2", "▓", "rows"),
+    "exposed_ms": Mark("communicating alone", "#56B4E9", "▒", "hatch"),
+    "idle_ms": Mark("idle", GREY, "·", "none"),
+}
+
 
 #: A mark for every part of a GPU's time. Copies look as the phase in which they are made; waiting for the host as
 #: waiting for data does.

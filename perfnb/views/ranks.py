@@ -7,12 +7,14 @@ from typing import Any
 import pandas as pd
 
 from perfnb.analysis.ranks import RanksSummary
-from perfnb.views import escape, tables
+from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
 from perfnb.views.assets import static_style
 
 #: Most ranks that are listed.
 _MOST = 64
+#: Width of the longest bar.
+_BAR_PX = 480
 _COLUMNS = {
     "wall_ms": "step",
     "computation_ms": "computing",
@@ -62,9 +64,41 @@ def ranks_html(summary: RanksSummary) -> str:
     table = tables.table(caption, ["rank", "file", *_COLUMNS.values(), "clock"], rows)
     notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *summary.notes])
     return (
-        f'<div class="perfnb-static"><style>{static_style()}</style>{table}'
+        f'<div class="perfnb-static"><style>{static_style()}</style>{_bars(summary)}{table}'
         f"<p><strong>Notes</strong></p><ul>{notes}</ul></div>"
     )
+
+
+def _bars(summary: RanksSummary) -> str:
+    """A bar for each rank, all to one scale."""
+    parts = summary.parts.head(_MOST)
+    longest = fmt.known(parts.sum(axis=1).max()) or 0.0
+    if not longest:
+        return ""
+    rows = [
+        (escape.html(str(rank)), _bar(row, longest), "waited for by the others" if rank == summary.straggler else "")
+        for rank, row in parts.iterrows()
+    ]
+    keys = " &nbsp; ".join(tables.keyed(mark) for mark in palette.RANK_PARTS.values())
+    bars = tables.table("What the GPUs did in the mean step", ["rank", "", ""], rows, texts=3)
+    return f"{bars}<p>{keys}</p>"
+
+
+def _bar(row: Any, longest: float) -> str:
+    lengths = {name: fmt.known(row[name]) or 0.0 for name in palette.RANK_PARTS}
+    total = sum(lengths.values())
+    if total <= 0:
+        return fmt.UNKNOWN
+    marks = palette.RANK_PARTS.items()
+    words = ", ".join(f"{mark.word} {fmt.duration(lengths[name])}" for name, mark in marks if lengths[name] > 0)
+    pieces = "".join(
+        f'<i class="pf-{mark.pattern}" style="width:{100 * lengths[name] / total:.2f}%;background-color:{mark.colour}">'
+        "</i>"
+        for name, mark in marks
+        if lengths[name] > 0
+    )
+    width = max(1, round(_BAR_PX * total / longest))
+    return f'<div class="pf-bar" role="img" title="{words}" aria-label="{words}" style="width:{width}px">{pieces}</div>'
 
 
 def _means(summary: RanksSummary) -> pd.DataFrame:
