@@ -22,6 +22,7 @@ _TIMELINE = (
     "timeline_details.js",
     "timeline_acts.js",
     "timeline_steer.js",
+    "timeline_view.js",
     "timeline.js",
 )
 

@@ -1,0 +1,319 @@
+"""What the timeline says in a browser: search, table, details of a time, a coarser level, hostile names."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+pytest.importorskip("playwright", reason="needs playwright")
+from playwright.sync_api import expect
+
+from perfnb.views.palette import MARKS
+from tests.browser.conftest import OpenPage
+from tests.browser.test_report import CONTRAST
+from tests.browser.timeline_driver import GPU, NODES, OPS, ROW, Timeline, hue_of, opened_timeline, rgb
+from tests.views import timeline_samples as samples
+from tests.views.summaries import HOSTILE
+from tests.views.timeline_pages import page_with
+from tests.views.timeline_samples import Event, Track
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Timeline]
+
+
+@pytest.fixture
+def opened(open_page: OpenPage) -> Open:
+    """Opens a timeline in its report."""
+    return functools.partial(opened_timeline, open_page)
+
+
+def test_search_counts_dims_the_rest_and_steps_in_order_of_time(opened):
+    t = opened()
+    phase = t.pixel("Phases", 700)
+    t.search.fill("CUDALAUNCH")
+    expect(t.status).to_have_text("20 of 158 events")
+    assert t.pixel("Phases", 700) != phase
+    assert hue_of(t.pixel(OPS, 60 + 33, 2), "forward")
+    seen = []
+    for _ in range(11):
+        t.search.press("Enter")
+        seen.append((t.fact("start").inner_text(), t.fact("on").inner_text()))
+    own = [(90 + 60 * b, OPS) for b in range(5)] + [(400 + 80 * b, NODES) for b in range(5)] + [(1090, OPS)]
+    assert seen[:5] == [
+        (f"{us / 1e3:.3f} ms into step 1" if us >= 100 else f"{us:.1f} µs into step 1", on) for us, on in own[:5]
+    ]
+    assert [on for _, on in seen] == [on for _, on in own]
+    expect(t.status).to_have_text("11 of 20")
+    t.page.get_by_role("button", name="Previous match").click()
+    expect(t.status).to_have_text("10 of 20")
+    t.search.fill("features.1")
+    expect(t.status).to_have_text("16 of 158 events")
+    t.search.fill("nothing has this name")
+    expect(t.status).to_have_text("0 of 158 events")
+    expect(t.page.get_by_role("button", name="Next match")).to_be_disabled()
+    t.search.press("Escape")
+    expect(t.search).to_have_value("")
+    expect(t.canvas).to_be_focused()
+    assert t.pixel("Phases", 700) == phase
+
+
+def test_from_a_layer_to_its_events_and_back(opened):
+    t = opened()
+    page = t.page
+    page.get_by_role("tab", name="Layers").click()
+    page.locator("tr[data-row]:visible").filter(has_text="Conv2d").first.click()
+    page.get_by_role("button", name="Show in timeline").click()
+    expect(page.get_by_role("tab", name="Timeline")).to_have_attribute("aria-selected", "true")
+    expect(t.status).to_have_text("1 of 2")
+    expect(t.details.locator("h3")).to_have_text("model.features.0")
+    first, last = t.window_us()
+    assert first < 60 < 118 < last
+    assert last - first < 200
+    expect(t.canvas).to_be_focused()
+    page.keyboard.press("n")
+    expect(t.status).to_have_text("2 of 2")
+    expect(t.fact("start")).to_have_text("60.0 µs into step 2")
+    t.details.get_by_role("button", name="model.features.0", exact=True).click()
+    expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("tr[aria-selected=true]:visible")).to_contain_text("Conv2d")
+
+
+def test_a_layer_is_reached_before_the_timeline_was_ever_opened(open_page):
+    page = open_page(page_with(samples.step()), viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
+    page.locator("tr[data-row]:visible").filter(has_text="Linear").first.click()
+    page.get_by_role("button", name="Show in timeline").click()
+    expect(Timeline(page).details.locator("h3")).to_have_text("model.head")
+
+
+def test_the_table_says_what_the_picture_shows(opened):
+    t = opened()
+    t.page.get_by_role("button", name="Table").click()
+    rows = t.page.locator(".pf-tl-table tbody tr")
+    expect(rows).to_have_count(158)
+    expect(rows.nth(0)).to_have_text(re.compile(r"step 1–otherSteps0 ms1\.00 ms"))
+    expect(rows.nth(2)).to_have_text(re.compile(r"backward–backwardPhases0\.380 ms0\.420 ms"))
+    t.search.fill("dgrad")
+    expect(rows).to_have_count(10)
+    expect(rows.first).to_have_text(re.compile(r"dgradmodel.head.*backwardGPU 0, stream 70\.425 ms65\.0 µs"))
+    rows.nth(1).get_by_role("button").press("Enter")
+    expect(t.details.locator("h3")).to_have_text("dgrad")
+    expect(rows.locator("[aria-pressed=true]")).to_have_count(1)
+    t.search.fill("")
+    expect(rows).to_have_count(158)
+    t.canvas.focus()
+    t.page.keyboard.press("f")
+    expect(rows).not_to_have_count(158)
+    first, last = t.window_us()
+    for name in rows.locator("td:nth-child(5)").all_inner_texts():
+        value, unit = name.split()
+        assert float(value) * {"ms": 1e3, "µs": 1}[unit] < last
+    assert first > 0
+
+
+def test_keys_alone_reach_everything(opened):
+    t = opened()
+    page = t.page
+    t.search.focus()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if t.canvas.evaluate("(canvas) => document.activeElement === canvas"):
+            break
+    expect(t.canvas).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(t.details.locator("h3")).to_have_text("model")
+    for key, name in (
+        ("ArrowDown", "model.features"), ("ArrowDown", "model.features.0"), ("ArrowRight", "model.features.1"),
+        ("ArrowLeft", "model.features.0"), ("ArrowUp", "model.features"), ("ArrowUp", "model"), ("ArrowUp", "model"),
+    ):  # fmt: skip
+        page.keyboard.press(key)
+        expect(t.details.locator("h3")).to_have_text(name)
+    page.keyboard.press("f")
+    first, last = t.window_us()
+    assert first == pytest.approx(-30)  # no more than a little before the whole
+    assert last - first == pytest.approx(1.7 * 300)
+    page.keyboard.press("Escape")
+    expect(t.details).to_contain_text("Click an event")
+    page.keyboard.press("/")
+    expect(t.search).to_be_focused()
+    page.keyboard.type("optimizer")
+    page.keyboard.press("Enter")
+    expect(t.details.locator("h3")).to_have_text("optimizer")
+    page.keyboard.press("Escape")
+    page.keyboard.press("n")
+    expect(t.canvas).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    expect(t.canvas).not_to_be_focused()
+
+
+def test_a_track_folds_to_one_line_and_opens_for_a_jump(opened):
+    t = opened()
+    title = t.page.get_by_role("button", name=OPS)
+    expect(title).to_have_attribute("aria-expanded", "true")
+    below = t.page.locator(".pf-tl-title").filter(has_text=GPU)
+    before = below.bounding_box()["y"]
+    title.press("Enter")
+    expect(title).to_have_attribute("aria-expanded", "false")
+    assert below.bounding_box()["y"] == before - 2 * ROW
+    expect(title).to_be_focused()
+    t.click(GPU, 60 + 80)
+    t.details.get_by_role("button", name="cudaLaunchKernel").click()
+    expect(title).to_have_attribute("aria-expanded", "true")
+    assert below.bounding_box()["y"] == before
+
+
+def test_a_marked_time_is_measured(opened):
+    t = opened()
+    (x0, y), (x1, _) = t.at("Phases", 380), t.at("Phases", 800)
+    t.page.keyboard.down("Shift")
+    t.page.mouse.move(x0, y)
+    t.page.mouse.down()
+    t.page.mouse.move(x1, y, steps=4)
+    t.page.mouse.up()
+    t.page.keyboard.up("Shift")
+    expect(t.details.locator("h3")).to_have_text(re.compile(r"^Marked: 0\.4(19|2\d) ms$"))
+    row = t.details.get_by_role("row").filter(has_text=GPU)
+    expect(row.locator("td").nth(1)).to_have_text(re.compile(r"^0\.34\d ms$"))  # 30 of one, four times 65, 55
+    expect(t.details.get_by_role("row").filter(has_text=NODES).locator("td").first).to_have_text("10")
+    t.canvas.focus()
+    t.page.keyboard.press("f")
+    assert t.window_us() == pytest.approx((380, 800), abs=3)
+    t.page.keyboard.press("Escape")
+    expect(t.details).to_contain_text("Click an event")
+
+
+def test_the_whole_takes_the_place_of_a_coarser_level(opened):
+    whole = samples.step()
+    coarse = samples.encoded(
+        [Track("steps", "Steps", [Event("step 1", 0, 1000, "other"), Event("step 2", 1000, 1000, "other")])],
+        total_events=158,
+        shortest_ns=12_000,
+        layers=samples.LAYERS,
+    )
+    t = opened(coarse, whole)
+    note = t.page.get_by_text("Showing events of")
+    expect(note).to_have_text("Showing events of 12.0 µs and longer: 2 of 158.")
+    t.click("Steps", 1500)
+    t.canvas.focus()
+    t.page.keyboard.press("w")
+    t.search.fill("step")
+    before = t.window_us()
+    assert t.page.evaluate("sent") == [{"timeline": "whole"}]
+    t.page.evaluate("answer()")
+    expect(note).to_be_hidden()
+    expect(t.canvas).to_have_attribute("aria-label", "Timeline of 158 events in 6 tracks")
+    expect(t.details.locator("h3")).to_have_text("step 2")
+    expect(t.status).to_have_text("4 of 158 events")
+    assert t.window_us() == before
+    t.page.evaluate("again()")  # a second view of the same model
+    t.page.get_by_role("tab", name="Timeline").last.click()
+    expect(t.canvas.last).to_have_attribute("aria-label", "Timeline of 158 events in 6 tracks")
+    assert len(t.page.evaluate("sent")) == 1
+
+
+def test_ten_thousand_events_in_a_pixel_are_one_pixel(opened):
+    rng = np.random.default_rng(0)
+    start = np.sort(rng.choice(20_000_000, 200_000, replace=False)).astype(float) * 100
+    start = start[(start < 1.6e9) | (start > 1.62e9)]  # the last before the gap will fill it
+    n = len(start)
+    length = np.minimum(np.diff(start, append=2e9), 50.0)
+    planted = int(np.argmin(np.abs(start - 1.2e9)))
+    length[planted] = start[planted + 1] - start[planted]
+    wide = int(np.searchsorted(start, 1.6e9)) - 1
+    length[wide] = start[wide + 1] - start[wide]
+    none = np.full(n, -1)
+    columns = {name: np.zeros(n) for name in ("name", "depth", "kind", "category")}
+    columns |= {"start": start, "duration": length} | dict.fromkeys(("layer", "launch", "forward", "detail"), none)
+    columns["kind"] = np.full(n, samples.KINDS.index("forward"))
+    columns["name"][planted], columns["name"][wide] = 1, 2
+    header = {
+        "start_ns": 0, "end_ns": 2e9, "total_events": n, "shortest_ns": 0, "details": [],
+        "names": ["tiny", "planted", "wide"],
+        "categories": ["cpu_op"], "layers": [], "layer_rows": [], "memory": [],
+        "tracks": [{"kind": "thread", "title": "Thread 1", "note": "", "first": 0, "count": n, "depth": 1}],
+    }  # fmt: skip
+    t = opened(samples.packed(header, {**columns, "memory_t": [], "memory_bytes": []}))
+    blue, pixel = rgb(MARKS["forward"].colour), t.pixel("Thread 1", 5e5)
+    assert pixel != blue
+    assert pixel[0] < pixel[2]
+    assert hue_of(t.pixel("Thread 1", 1.61e6), "forward")
+    assert not hue_of(t.pixel("Thread 1", 1.58e6), "forward")
+    t.page.mouse.move(*t.at("Thread 1", 5e5))
+    expect(t.page.locator(".pf-tl-tip")).to_contain_text(re.compile(r"tiny.*the longest of [45]\d\d at this pixel"))
+    t.page.mouse.move(2, 2)
+    assert t.pixel("Thread 1", 5e5) == pixel
+    t.search.fill("planted")
+    expect(t.status).to_have_text(f"1 of {n:,} events")
+    assert t.pixel("Thread 1", 5e5) != pixel
+    t.search.press("Enter")
+    expect(t.details.locator("h3")).to_have_text("planted")
+    t.search.fill("")
+    middle = (start[planted] + length[planted] / 2) / 1e3
+    assert t.pixel("Thread 1", middle)[2] > t.pixel("Thread 1", middle)[0]
+    t.click("Thread 1", middle)
+    expect(t.details.locator("h3")).to_have_text("planted")
+
+
+def test_hostile_names_are_text(opened):
+    names = [*HOSTILE, "שלום עולם", "🦆" * 20, "a" * 5000]
+    events = [Event(n, 10 * k, 9, layer=n, detail=n, category=n[:50]) for k, n in enumerate(names)]
+    tracks = [Track("thread", names[0], events, note=names[1]), Track("stream", names[2], [Event(names[0], 0, 5)])]
+    data = samples.encoded(tracks, [(names[0], [0, 50], [1.0, 2.0])], layers=names)
+    t = opened(data)
+    t.canvas.focus()
+    for _ in range(3):
+        t.page.keyboard.press("w")
+    t.page.keyboard.press("0")
+    t.page.get_by_role("button", name="Table").click()
+    rows = t.page.locator(".pf-tl-table tbody tr")
+    expect(rows).to_have_count(len(events) + 1)
+    for at in (0, 6, len(events) - 1):
+        rows.nth(at).get_by_role("button").click()
+        expect(t.details.locator("h3")).not_to_be_empty()
+        box = t.canvas.bounding_box()
+        t.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 9)
+    t.search.fill("layer:__proto__")
+    expect(t.status).to_have_text(f"1 of {len(events) + 1} events")
+    assert t.page.evaluate("window.__pwned") is None
+    assert t.page.locator("main img, main svg [onload], main script").count() == 0
+    assert t.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(
+    ("data", "before", "words"),
+    [
+        (None, "delete window.DecompressionStream", "cannot unpack the timeline"),
+        (b"none of it", "", "The timeline cannot be read"),
+    ],
+)
+def test_what_cannot_be_unpacked_is_said(open_page, data, before, words):
+    html = page_with(samples.step(), before=before)
+    if data:
+        html = html.replace(base64.b64encode(samples.step()).decode(), base64.b64encode(data).decode())
+    page = open_page(html)
+    page.get_by_role("tab", name="Timeline").click()
+    expect(page.locator(".pf-timeline [role=status]")).to_contain_text(words)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [800, 1400])
+def test_text_stands_out_and_nothing_is_cut_off(opened, scheme, width):
+    t = opened(color_scheme=scheme, viewport={"width": width, "height": 900})
+    t.click(OPS, 62 + 25)
+    t.page.get_by_role("button", name="Table").click()
+    expect(t.page.locator(".pf-tl-table tbody tr")).to_have_count(158)
+    t.page.mouse.move(0, 0)
+    low = t.page.evaluate(CONTRAST)
+    assert low["checked"] > 200
+    assert low["ratio"] >= 4.5, low
+    assert t.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ground = t.pixel(GPU, 20)
+    assert (min(ground) > 200) == (scheme == "light")
+    t.page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
+    assert (min(t.pixel(GPU, 20)) > 200) == (scheme == "dark")
