@@ -365,3 +365,14 @@ def test_what_the_trace_says_of_itself_is_in_meta(tmp_path: Path) -> None:
     assert meta["trace"]["thread_names"] == [[MAIN, BACKWARD, "pt_autograd_0"]]
     assert meta["environment"]["gpus"] == ["Small GPU"]
     json.dumps(meta)
+
+
+def test_events_that_end_before_they_begin_are_told_of(tmp_path: Path) -> None:
+    trace = Written().step(0, 0, 100).op("aten::mm", 10, 20).op("aten::add", 50, 45).op("aten::mul", 60, 52)
+
+    profile = perfnb.load(trace.write(tmp_path / "trace.json"))
+
+    assert "2 events end before they begin; they count as taking no time." in str(profile)
+    assert profile.ops.loc[["aten::add", "aten::mul"], "total_cpu_ms"].tolist() == [0, 0]
+    whole = Written().step(0, 0, 100).op("aten::mm", 10, 20).write(tmp_path / "whole.json")
+    assert "end before they begin" not in str(perfnb.load(whole))

@@ -19,6 +19,8 @@ from perfnb.errors import RecordingError
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
 _FORMAT = "perfnb"
+#: Bytes of a file below which starting threads to decode it takes longer than they save.
+_THREADS_PAY = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,9 @@ def decoded(name: str, source: Path, data: bytes) -> pd.DataFrame:
     """The frame that a file holds; as `load_frame`."""
     try:
         # As pandas.read_parquet, without the imports of Arrow's data sets, which take longer than a small file.
-        frame: pd.DataFrame = pq.ParquetFile(pa.BufferReader(data)).read().to_pandas()
+        threads = len(data) >= _THREADS_PAY
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=threads)
+        frame: pd.DataFrame = table.to_pandas(use_threads=threads)
     except (OSError, ValueError) as error:
         raise _unreadable(name, source, error) from error
     for column in frame.select_dtypes("category"):

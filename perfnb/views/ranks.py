@@ -80,7 +80,7 @@ def _bars(summary: RanksSummary) -> str:
         for rank, row in parts.iterrows()
     ]
     keys = " &nbsp; ".join(tables.keyed(mark) for mark in palette.RANK_PARTS.values())
-    bars = tables.table("What the GPUs did in the mean step", ["rank", "", ""], rows, texts=3)
+    bars = tables.table("What the GPUs did in the mean step, without copies", ["rank", "", ""], rows, texts=3)
     return f"{bars}<p>{keys}</p>"
 
 
