@@ -23,7 +23,9 @@ _START = """
 const holder = document.getElementById("perfnb-report");
 const data = document.getElementById("perfnb-data").textContent;
 const packed = atob(document.getElementById("perfnb-timeline").textContent);
-const timeline = new DataView(Uint8Array.from(packed, (character) => character.charCodeAt(0)).buffer);
+const bytes = new Uint8Array(packed.length);
+for (let i = 0; i < bytes.length; i += 1) bytes[i] = packed.charCodeAt(i);
+const timeline = new DataView(bytes.buffer);
 report.render({ model: { get: (name) => (name === "timeline" ? timeline : data) }, el: holder });
 """
 _PAGE_STYLE = (
