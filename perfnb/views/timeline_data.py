@@ -105,9 +105,15 @@ def _length(step: int) -> int:
     return round(2 ** (step / _FINE))
 
 
+def _worded(timeline: Timeline) -> list[str]:
+    """The names of the rows, with those of the phases as words."""
+    phases = set(timeline.kinds)
+    return [palette.mark(name).word if name in phases else name for name in timeline.names]
+
+
 def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest: int) -> bytes:
     rows = timeline.rows
-    names, name = _used(timeline.names, rows["name"].to_numpy())
+    names, name = _used(_worded(timeline), rows["name"].to_numpy())
     details, detail = _used(timeline.details, rows["detail"].to_numpy())
     categories, category = _used(timeline.categories, rows["category"].to_numpy())
     values = {column: rows[column].to_numpy() for column in _ARRAYS} | {"name": name, "detail": detail}
