@@ -177,11 +177,11 @@ import resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
 from perfnb.errors import TraceError
 from perfnb.traces.kineto import read
-begin = time.monotonic()
+begin = time.process_time()
 try:
     read(sys.argv[1], **eval(sys.argv[2]))
 except TraceError as error:
-    print(f"{time.monotonic() - begin:.1f} s:", error)
+    print(f"{time.process_time() - begin:.1f} s:", error)
 """
 
 
