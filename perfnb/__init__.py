@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from perfnb.architectures import ArchitectureComparison, compare_architectures
     from perfnb.comparison import ABTest, ab_test
     from perfnb.estimate import MemoryEstimate, estimate_memory
+    from perfnb.experiments import Journal, journal
     from perfnb.leaks import Leaks, find_leaks
     from perfnb.loading import load
+    from perfnb.performance_report import PerformanceReport, report
     from perfnb.profile import Profile
     from perfnb.profile_diff import ProfileComparison
     from perfnb.profiling import profile_step
@@ -31,10 +33,12 @@ __version__ = "0.1.0"
 __all__ = [
     "ABTest",
     "ArchitectureComparison",
+    "Journal",
     "Leaks",
     "MemoryEstimate",
     "MemorySnapshot",
     "PerfnbError",
+    "PerformanceReport",
     "Profile",
     "ProfileComparison",
     "Ranks",
@@ -47,8 +51,10 @@ __all__ = [
     "compare_architectures",
     "estimate_memory",
     "find_leaks",
+    "journal",
     "load",
     "profile_step",
+    "report",
     "scaling_study",
     "selfcheck",
     "time_step",
@@ -60,9 +66,11 @@ _HOMES = {
     **dict.fromkeys(("MemoryEstimate", "estimate_memory"), "estimate"),
     **dict.fromkeys(("ABTest", "ab_test"), "comparison"),
     **dict.fromkeys(("ArchitectureComparison", "compare_architectures"), "architectures"),
+    **dict.fromkeys(("Journal", "journal"), "experiments"),
     **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
     "Profile": "profile",
     "profile_step": "profiling",
+    **dict.fromkeys(("PerformanceReport", "report"), "performance_report"),
     "load": "loading",
     "Ranks": "ranks",
     "Roofline": "roofline",

@@ -152,6 +152,7 @@ def ab_test(
         said = None if check is None else _said(check, *bench.results)
         bench.results = []
         plan, times = planned_rounds(bench, begin, budget_s, equal_within)
+    sizes = set(bench.sizes)
     return ABTest(
         ab_figures(
             times[0].tolist(),
@@ -164,6 +165,7 @@ def ab_test(
             check=said,
             noise=bench.conditions.facts,
             steady=steady,
+            batch_size=sizes.pop() if len(sizes) == 1 else None,
         )
     )
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from perfnb.analysis.module_layers import with_module_layers
 from perfnb.errors import TraceError
-from perfnb.frames import storage
+from perfnb.frames import measurements, storage
 from perfnb.frames.reading import rank_of_name, read_recording, read_recordings, trace_files
 from perfnb.frames.saved import SavedProfile
+from perfnb.performance_report import PerformanceReport, load_report
 from perfnb.profile import Profile
 from perfnb.ranks import Ranks
 from perfnb.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
+from perfnb.timing import Timing, load_timing
 from perfnb.views.progress import Progress
 from perfnb.watching import Watch, load_watch
 
@@ -26,8 +28,8 @@ def load(
     max_events: int | None = None,
     max_depth: int | None = None,
     executor: Executor | None = None,
-) -> Profile | MemorySnapshot | Watch | Ranks:
-    """Load a profile or watch that was saved, traces of torch.profiler, or a snapshot of CUDA's memory.
+) -> Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing:
+    """Load a profile, watch, report or timing that was saved, traces of torch.profiler, or a snapshot of CUDA's memory.
 
     A trace may be from any program, plain or compressed with gzip (``.json``, ``.json.gz``, ``.pt.trace.json``), from
     CUDA, ROCm or a CPU. Its steps are the ranges named ``ProfilerStep#<n>``; without any, all of it is one step. It has
@@ -48,7 +50,7 @@ def load(
     Raises
     ------
     RecordingError
-        If there is nothing at `path`, or a saved profile or watch is damaged or of a newer form.
+        If there is nothing at `path`, or what was saved there is damaged or of a newer form.
     TraceError
         If a trace or snapshot is damaged, too large, or none.
     """
@@ -59,6 +61,10 @@ def load(
     source = Path(path).expanduser()
     if storage.is_watch(source):
         return load_watch(source)
+    if measurements.is_report(source):
+        return load_report(source)
+    if measurements.is_timing(source):
+        return load_timing(source)
     if storage.is_ranks(source):
         return Ranks([Profile(saved) for saved in storage.load_ranks(source)])
     if source.is_dir() and not storage.is_profile(source) and (files := trace_files(source)):

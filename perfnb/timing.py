@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from perfnb.analysis import timing as analysis
 from perfnb.analysis.planning import plan_steps
 from perfnb.analysis.timing import timing_of_batches
+from perfnb.errors import RecordingError
+from perfnb.frames import measurements
 from perfnb.views.progress import Progress
 from perfnb.views.timing import timing_html, timing_text
 
@@ -18,8 +23,26 @@ WARMUP_SHARE, MOST_WARMUP = 0.2, 200
 PILOT = 20
 
 
+#: What is saved of a timing, beside its steps.
+_FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
+
+
 class Timing(analysis.Timing):
     """Step times, measured without profiler and hooks. Shows itself as a line and a small picture."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the step times to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+
+        Raises
+        ------
+        RecordingError
+            If something that is no timing stands there, or it cannot be written.
+        """
+        parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
+        steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
+        return measurements.save_timing(
+            steps.astype({"pass": "str", "wall_ms": "float64"}), {name: getattr(self, name) for name in _FACTS}, path
+        )
 
     def __str__(self) -> str:
         return timing_text(self)
@@ -31,6 +54,24 @@ class Timing(analysis.Timing):
 def shown(timing: analysis.Timing) -> Timing:
     """The same figures, as what shows itself."""
     return Timing(**{name: getattr(timing, name) for name in analysis.Timing.__dataclass_fields__})
+
+
+def load_timing(path: str | Path) -> Timing:
+    """Read step times that `Timing.save` wrote.
+
+    Raises
+    ------
+    RecordingError
+        If there are none, or damaged ones.
+    """
+    steps, meta = measurements.load_timing(path)
+    try:
+        warmup, timed = (
+            tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
+        )
+        return Timing(samples_ms=timed, warmup_ms=warmup, **{name: meta[name] for name in _FACTS})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordingError(f"{path} is damaged: its steps are not what a timing writes ({error}).") from error
 
 
 def time_step(

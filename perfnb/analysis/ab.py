@@ -37,6 +37,8 @@ class ABFigures:
         What went on beside the steps.
     steady : bool or None
         Whether the warm-up ended with both steady.
+    batch_size : int or None
+        Samples that every step works on; ``None`` where the batches do not tell or differ.
     """
 
     a_name: str
@@ -50,6 +52,7 @@ class ABFigures:
     check: str | None = None
     noise: Mapping[str, Any] = field(default_factory=dict)
     steady: bool | None = None
+    batch_size: int | None = None
 
     @property
     def verdict(self) -> str:
@@ -59,12 +62,12 @@ class ABFigures:
     @property
     def a(self) -> Timing:
         """The times of a."""
-        return Timing(self.a_ms, steady=self.steady, noise=self.noise)
+        return Timing(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     @property
     def b(self) -> Timing:
         """The times of b."""
-        return Timing(self.b_ms, steady=self.steady, noise=self.noise)
+        return Timing(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     @property
     def percent(self) -> Floats:

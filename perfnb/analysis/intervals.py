@@ -147,6 +147,26 @@ def quantile(samples: Samples, q: float) -> float | None:
     return float(np.quantile(samples, q)) if len(samples) >= steps_for_quantile(q) else None
 
 
+def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Confidence interval of a quantile of independent samples; ``None`` where too few allow none.
+
+    The quantile lies below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end leaves out half
+    of what `confidence` allows (David and Nagaraja, Order Statistics, section 7.1). At 95 % the 95th percentile needs
+    72 samples.
+    """
+    from scipy.special import bdtr
+
+    ordered = np.sort(np.asarray(samples, dtype=float))
+    n = len(ordered)
+    ranks = np.arange(1, n + 1)
+    tail = (1 - confidence) / 2
+    low = ranks[bdtr(ranks - 1.0, n, q) <= tail]
+    high = ranks[1.0 - bdtr(ranks - 1.0, n, q) <= tail]
+    if not len(low) or not len(high):
+        return None
+    return float(ordered[low[-1] - 1]), float(ordered[high[0] - 1])
+
+
 def relative_standard_error(samples: Samples) -> float | None:
     """Standard error of the median as a share of it; ``None`` where there is no interval, or a sample of 0.
 

@@ -18,7 +18,7 @@ from perfnb.errors import RecordingError
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
-_FORMAT = "perfnb"
+FORMAT = "perfnb"
 #: Bytes of a file below which starting threads to decode it takes longer than they save.
 _THREADS_PAY = 4 * 2**20
 
@@ -65,26 +65,30 @@ def save_all(
     parts: Mapping[str, tuple[Mapping[str, pd.DataFrame], Mapping[str, Any]]],
     meta: Mapping[str, Any],
     path: str | Path,
+    frames: Mapping[str, pd.DataFrame] | None = None,
 ) -> Path:
     """Write a folder of folders, each with its frames and facts; as `save`.
 
     Parameters
     ----------
     kind, one : Kind
-        Of the whole, which has no frames, and of each part.
+        Of the whole, and of each part.
     parts : mapping
         Frames and facts by the name of their folder.
+    frames : mapping, optional
+        Of the whole.
     """
     target = Path(path).expanduser()
     earlier = is_one(kind, target) and not target.is_symlink()
     inside = list(target.iterdir()) if earlier else []
-    may_replace = earlier and all(entry.name == kind.meta or _may_replace(one, entry) for entry in inside)
+    own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
+    may_replace = earlier and all(entry.name in own or _may_replace(one, entry) for entry in inside)
 
     def write(fresh: Path) -> None:
-        for name, (frames, facts) in parts.items():
+        for name, (tables, facts) in parts.items():
             (fresh / name).mkdir()
-            _write(one, frames, facts, fresh / name)
-        _write(kind, {}, meta, fresh)
+            _write(one, tables, facts, fresh / name)
+        _write(kind, frames or {}, meta, fresh)
 
     return _put(kind, target, may_replace or (target.is_dir() and not any(target.iterdir())), write)
 
@@ -92,7 +96,7 @@ def save_all(
 def _write(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], fresh: Path) -> None:
     for name, frame in frames.items():
         frame.to_parquet(fresh / f"{name}.parquet", engine="pyarrow", compression="zstd")
-    content = {"format": _FORMAT, "version": VERSION, "meta": dict(meta)}
+    content = {"format": FORMAT, "version": VERSION, "meta": dict(meta)}
     (fresh / kind.meta).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
@@ -189,6 +193,10 @@ def decoded(name: str, source: Path, data: bytes) -> pd.DataFrame:
         frame: pd.DataFrame = table.to_pandas(use_threads=threads)
     except (OSError, ValueError) as error:
         raise _unreadable(name, source, error) from error
+    if not len(frame):  # of a frame without rows Parquet keeps no categories
+        empty = pd.CategoricalDtype(pd.Index([], dtype="str"))
+        kept = (table.schema.pandas_metadata or {}).get("columns", [])
+        frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
     for column in frame.select_dtypes("category"):
         if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
             frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype="str"))
@@ -219,7 +227,7 @@ def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         version, meta = int(content["version"]), dict(content["meta"])
-        if content["format"] != _FORMAT:
+        if content["format"] != FORMAT:
             raise ValueError("it is not perfnb's")
         if version <= VERSION and not kind.needs <= meta.keys():
             raise ValueError("it is not whole")

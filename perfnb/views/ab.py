@@ -86,13 +86,17 @@ def ab_html(figures: ABFigures) -> str:
     """The experiment as sentences, a picture of the ratios, and a table."""
     first, *rest = ab_sentences(figures)
     words = f"<p><strong>{escape.html_sentence(first)}</strong><br>{escape.html_sentence(' '.join(rest))}</p>"
-    if len(figures.a_ms) > 1:
-        alt = (
-            f"The ratios of the pairs' times, how they are distributed, and the band of equivalence; {ab_line(figures)}"
-        )
-        words += f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
+    words += ab_picture(figures)
     rows = [[tables.name(name), escape.html(step), escape.html(least)] for name, step, least in _rows(figures)[1:]]
     return words + tables.table("Step times in the experiment", ["step", "median", "least"], rows)
+
+
+def ab_picture(figures: ABFigures) -> str:
+    """A picture of how the ratios are distributed; nothing for one pair."""
+    if len(figures.a_ms) < 2:
+        return ""
+    alt = f"The ratios of the pairs' times, how they are distributed, and the band of equivalence; {ab_line(figures)}"
+    return f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
 
 
 def _rows(figures: ABFigures) -> list[tuple[str, str, str]]:

@@ -19,6 +19,11 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 #: Marks on one character that are drawn; more of them would climb over their neighbours.
 _MAX_MARKS = 3
+#: What begins something in Markdown, or in the HTML that it may hold; addresses become links without any markup.
+_MARKDOWN = (
+    *((char, f"\\{char}") for char in "\\`*_[]|~$"),
+    *(("&", "&amp;"), ("<", "&lt;"), ("://", "&#58;//"), ("www.", "www&#46;"), ("@", "&#64;")),
+)
 _JSON_IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -88,6 +93,14 @@ def html(text: Any, width: int = MAX_NAME) -> str:
 def html_sentence(text: Any) -> str:
     """Our own sentence, which may quote names, for HTML: as `html`, with room for its length."""
     return html(text, 2000)
+
+
+def markdown(text: Any, width: int = MAX_NAME) -> str:
+    """`text` made plain for Markdown, in a line or in a cell of a table: it holds no markup and no link."""
+    shown = plain(text, width)
+    for mark, harmless in _MARKDOWN:
+        shown = shown.replace(mark, harmless)
+    return shown
 
 
 def json_in_script(value: Any) -> str:

@@ -76,3 +76,23 @@ def _document(title: str, policy: str, style: str, body: str) -> str:
         f"<title>{escape.html(title)} · perfnb</title>\n"
         f"<style>{_PAGE_STYLE}{style}</style>\n</head>\n<body>\n<main>\n{body}</body>\n</html>\n"
     )
+
+
+def static_page(title: str, body: str) -> str:
+    """Static HTML as a document of its own, whose content security policy lets nothing run and nothing be asked for.
+
+    Parameters
+    ----------
+    title : str
+        It may quote names.
+    body : str
+        HTML already.
+    """
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape.html(title)} · perfnb</title>\n"
+        f"<style>{_PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )

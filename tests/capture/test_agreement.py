@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from perfnb.capture.agreement import disagreement
+from perfnb.capture.agreement import disagreement, worst_difference
 
 ONE = torch.tensor([1.0, 2.0, 4.0])
 
@@ -26,6 +27,8 @@ ONE = torch.tensor([1.0, 2.0, 4.0])
         (torch.tensor([torch.inf]), torch.tensor([torch.inf])),
         (torch.zeros(0), torch.zeros(0)),
         (3, 3.0000001),
+        (np.array([1.0, 2.0]), np.array([1.0, 2.0])),
+        ((1.0, np.array([1.0, 2.0], ">f4")), (1.0, torch.tensor([1.0, 2.0]))),
     ],
 )
 def test_what_agrees_has_no_words(first: Any, second: Any) -> None:
@@ -42,9 +45,46 @@ def test_what_agrees_has_no_words(first: Any, second: Any) -> None:
         ({"a": ONE}, {"b": ONE}, "the result has other keys"),
         ((ONE,), (ONE, ONE), "the result has 2 parts instead of 1"),
         (ONE, 1.0, "the result is float and not the same Tensor"),
+        (np.array([1.0, 2.0]), np.array([1.0, 3.0]), "the result differs by up to 0.5 of the largest value"),
         (torch.zeros(2), torch.ones(2), "the result differs by up to inf"),
         (torch.tensor([torch.inf]), torch.tensor([1.0]), "the result differs by up to 1 "),
     ],
 )
 def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
     assert disagreement(first, second, 1e-6).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tolerance", "dtype"),
+    [
+        (ONE, ONE, 1e-4, "float32"),
+        (ONE.double(), ONE.double(), 1e-6, "float64"),
+        (ONE, ONE.to(torch.bfloat16), 2e-2, "bfloat16"),
+        (1.0, 1.0, 1e-4, "float32"),
+        (3, 3, 0.0, ""),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), 0.0, ""),
+        (ONE.to(torch.complex64), ONE.to(torch.complex64), 1e-4, "float32"),
+    ],
+)
+def test_the_tolerance_is_that_of_the_coarser_dtype(first: Any, second: Any, tolerance: float, dtype: str) -> None:
+    found = worst_difference(first, second)
+
+    assert found is not None
+    assert (found.relative, found.tolerance, found.dtype) == (0.0, tolerance, dtype)
+
+
+def test_the_worst_part_is_the_one_farthest_beyond_its_tolerance() -> None:
+    first = {"wide": ONE.to(torch.bfloat16), "exact": torch.tensor([1000])}
+    near = {"wide": ONE.to(torch.bfloat16) * 1.01, "exact": torch.tensor([1000])}
+    off = {**near, "exact": torch.tensor([1001])}
+
+    by_rounding, by_one = worst_difference(first, near), worst_difference(first, off)
+    assert by_rounding is not None
+    assert by_one is not None
+    assert 0 < by_rounding.relative <= by_rounding.tolerance
+    assert by_one.words == "the result['exact'] differs by up to 0.001 of the largest value"
+    assert by_one.relative > by_one.tolerance == 0.0
+    allowed = worst_difference(first, off, 0.1)
+    assert allowed is not None
+    assert allowed.relative <= allowed.tolerance == 0.1
+    assert worst_difference((), ()) is None

@@ -49,6 +49,12 @@ def test_a_loaded_profile_can_be_saved_and_loaded_again(saved: Path, tmp_path: P
         pd.testing.assert_frame_equal(getattr(second, table), getattr(perfnb.load(saved), table))
 
 
+def test_a_step_without_allocations_comes_back(tmp_path: Path) -> None:
+    profile = perfnb.profile_step(lambda: None, warmup=1, steps=2, traced=1)
+
+    assert str(perfnb.load(profile.save(tmp_path / "run"))) == str(profile)
+
+
 def test_the_files_are_open_to_other_tools(profile: perfnb.Profile, saved: Path) -> None:
     assert sorted(path.name for path in saved.iterdir()) == [
         *("arithmetic_calls.parquet", "arithmetic_events.parquet", "events.parquet", "memory_changes.parquet"),

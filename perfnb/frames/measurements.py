@@ -1,0 +1,80 @@
+"""Saving and loading step times, and reports on a change: a folder of Parquet and JSON each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perfnb.errors import RecordingError
+from perfnb.frames import folder, storage
+from perfnb.frames.folder import Kind
+from perfnb.frames.recording import Recording
+from perfnb.frames.saved import PROFILE
+
+_TIMING = Kind("timing", frozenset({"steps"}), frozenset({"noise"}))
+_STEPS = ("pass", "wall_ms")
+_REPORT = Kind("report", frozenset({"pairs", "losses", "table"}), frozenset({"change", "experiment", "quality"}))
+_PAIRS, _LOSSES = ("a_ms", "b_ms"), ("name", "candidate", "baseline", "limit")
+#: Folders of the two profiles.
+SIDES = ("baseline", "candidate")
+
+
+def save_timing(steps: pd.DataFrame, meta: Mapping[str, Any], path: str | Path) -> Path:
+    """Write step times to the folder `path`, whole or not at all; an earlier one there is replaced.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        ``pass`` (warmup, timed) and ``wall_ms``.
+    """
+    return folder.save(_TIMING, {"steps": steps}, meta, path)
+
+
+def load_timing(path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read step times that `save_timing` wrote."""
+    source = Path(path).expanduser()
+    meta = folder.load_meta(_TIMING, source)
+    return folder.load_frame("steps", _STEPS, source), meta
+
+
+def is_timing(path: str | Path) -> bool:
+    """Whether saved step times stand at `path`."""
+    return folder.is_one(_TIMING, path)
+
+
+def save_report(
+    frames: Mapping[str, pd.DataFrame], profiles: Mapping[str, Recording], meta: Mapping[str, Any], path: str | Path
+) -> Path:
+    """Write a report to the folder `path`, with the profiles of both steps in folders of their own; as `save_timing`.
+
+    Parameters
+    ----------
+    frames : mapping
+        ``pairs``, ``losses``, and for other tools ``table``.
+    profiles : mapping
+        By `SIDES`; empty where none were made.
+    """
+    parts = {name: (recording.frames(), recording.meta) for name, recording in profiles.items()}
+    return folder.save_all(_REPORT, PROFILE, parts, meta, path, frames)
+
+
+def load_report(path: str | Path) -> tuple[dict[str, pd.DataFrame], dict[str, Recording], dict[str, Any]]:
+    """Read a report that `save_report` wrote."""
+    source = Path(path).expanduser()
+    meta = folder.load_meta(_REPORT, source)
+    frames = {
+        name: folder.load_frame(name, columns, source) for name, columns in {"pairs": _PAIRS, "losses": _LOSSES}.items()
+    }
+    there = [name for name in SIDES if storage.is_profile(source / name)]
+    if len(there) == 1:
+        missing = next(name for name in SIDES if name not in there)
+        raise RecordingError(f"{source} is damaged: the profile of the {missing} is missing.")
+    return frames, {name: storage.load(source / name) for name in there}, meta
+
+
+def is_report(path: str | Path) -> bool:
+    """Whether a saved report on a change stands at `path`."""
+    return folder.is_one(_REPORT, path)

@@ -1,0 +1,107 @@
+"""The figures of a report on a change, against what they must be by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfnb.analysis.decision import Loss
+from perfnb.analysis.intervals import quantile_interval
+from perfnb.analysis.performance_report import COLUMNS, Quality, performance_figures
+from perfnb.analysis.roofline import Roofline
+from perfnb.analysis.timing import Timing
+from tests.views import summaries
+from tests.views.performance_samples import SAME, experiment
+
+
+def profiled(median_ms: float, utilisation: float | None, flops: int | None, peak: int | None) -> Any:
+    """A summary of a profile that found this."""
+    roofline = Roofline("", {}, None, pd.DataFrame(), utilisation, flops)
+    memory = None if peak is None else type("Memory", (), {"peak_bytes": peak})()
+    timing = Timing((median_ms,) * 3)
+    return replace(summaries.small_cnn(), roofline=roofline, memory=memory, timing=timing)
+
+
+def test_figures_are_those_of_the_pairs_and_of_the_profiles() -> None:
+    ab = experiment(0.5, pairs=100)
+    found = performance_figures(
+        ab, SAME, {"p95_ms": 7.0}, [profiled(20.0, 0.1, 1000, 4000), profiled(20.0, 0.3, 2000, 6000)]
+    )
+    table = found.table
+
+    assert list(table.columns) == list(COLUMNS)
+    assert table.loc["median_ms", "ratio"] == ab.comparison.ratio
+    assert (table.loc["median_ms", "ci_low"], table.loc["median_ms", "ci_high"]) == ab.comparison.ratio_ci
+    # 32 samples a step, of the median time.
+    assert found.baseline.throughput_per_s == pytest.approx(32e3 / np.median(ab.a_ms))
+    assert table.loc["throughput_per_s", "ci_low"] == pytest.approx(1 / ab.comparison.ratio_ci[1])  # type: ignore[index]
+    # What was found in 20 ms is twice and four times as much in the time of the pairs.
+    assert found.baseline.utilisation == pytest.approx(0.1 * 20 / np.median(ab.a_ms))
+    assert table.loc["utilisation", "candidate"] == pytest.approx(0.3 * 20 / np.median(ab.b_ms))
+    # Three times the work (as the ceilings count it) in half the time.
+    assert table.loc["utilisation", "ratio"] == pytest.approx(3 / ab.comparison.ratio)
+    assert table.loc["peak_memory_bytes", ["difference", "ratio"]].tolist() == [2000.0, 1.5]
+    assert table.loc["flops", "ratio"] == 2.0
+    assert table.loc["p95_ms", "baseline"] == pytest.approx(np.quantile(ab.a_ms, 0.95))
+    assert table.loc["p95_ms", "limit"] == 7.0
+    assert found.decision.decision == "accept"
+
+
+def test_what_is_unknown_is_missing_and_not_zero() -> None:
+    found = performance_figures(experiment(0.5, pairs=20), SAME, {})
+
+    for name in ("p95_ms", "utilisation", "peak_memory_bytes", "flops"):
+        assert found.table.loc[name, ["baseline", "candidate", "difference", "ratio", "ci_low"]].isna().all(), name
+    assert found.table["limit"].isna()["median_ms"]
+
+
+def test_a_baseline_without_arithmetic_has_no_ratio() -> None:
+    profiles = [profiled(20.0, 0.0, 0, 0), profiled(20.0, None, None, None)]
+    found = performance_figures(experiment(0.5), SAME, {}, profiles)
+
+    assert found.table["ratio"].isna()[["utilisation", "peak_memory_bytes", "flops"]].all()
+
+
+def test_limits_reach_the_decision() -> None:
+    profiles = [profiled(20.0, None, None, 4000), profiled(20.0, None, None, 6000)]
+    quality = Quality((Loss("loss", 0.3, limit=0.4),), "function")
+
+    def decided(**limits: float) -> tuple[str, tuple[str, ...]]:
+        decision = performance_figures(experiment(0.5), quality, limits, profiles).decision
+        return decision.decision, decision.about
+
+    assert decided() == ("accept", ())
+    assert decided(peak_memory_bytes=6000) == ("accept", ())
+    assert decided(peak_memory_bytes=5999) == ("reject", ("peak_memory_bytes",))
+    assert decided(median_ms=1.0, p95_ms=1.0) == ("reject", ("median_ms", "p95_ms"))
+    assert decided(los=1.0) == ("inconclusive", ("los",))
+
+
+def test_the_interval_of_a_quantile_holds_it_in_95_of_100_cases() -> None:
+    generator = np.random.default_rng(2)
+    held = 0
+    for _ in range(1000):
+        interval = quantile_interval(generator.random(120), 0.95)
+        assert interval is not None
+        held += interval[0] <= 0.95 <= interval[1]
+    assert 930 <= held <= 999
+    assert quantile_interval(np.arange(71), 0.95) is None
+    assert quantile_interval(np.arange(72), 0.95) is not None
+    assert quantile_interval(np.arange(85), 0.95, 0.975) is None
+    assert quantile_interval(np.arange(86), 0.95, 0.975) is not None
+
+
+def test_the_ratio_of_the_95th_percentiles_holds_the_truth() -> None:
+    """Both are lognormal, so that the true ratio is known: that of the medians."""
+    held = 0
+    for seed in range(60):
+        generator = np.random.default_rng(seed)
+        a, b = 10 * np.exp(generator.normal(0, 0.2, (2, 150)))
+        ab = replace(experiment(0.8, pairs=150), a_ms=tuple(a), b_ms=tuple(0.8 * b))
+        row = performance_figures(ab, SAME, {}).table.loc["p95_ms"]
+        held += bool(row["ci_low"] <= 0.8 <= row["ci_high"])
+    assert held >= 55
