@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perfnb.comparison import ABTest, ab_test
     from perfnb.estimate import MemoryEstimate, estimate_memory
     from perfnb.experiments import Journal, journal
+    from perfnb.input_bound import InputBoundTest, confirm_input_bound
     from perfnb.leaks import Leaks, find_leaks
     from perfnb.loading import load
     from perfnb.performance_report import PerformanceReport, report
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from perfnb.scaling import ScalingStudy, scaling_study
     from perfnb.self_check import SelfCheck, selfcheck
     from perfnb.snapshot import MemorySnapshot
+    from perfnb.system import SystemCheck, system_check
     from perfnb.timing import Timing, time_step
     from perfnb.watching import Watch, watch
 
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ABTest",
     "ArchitectureComparison",
+    "InputBoundTest",
     "Journal",
     "Leaks",
     "MemoryEstimate",
@@ -45,10 +48,12 @@ __all__ = [
     "Roofline",
     "ScalingStudy",
     "SelfCheck",
+    "SystemCheck",
     "Timing",
     "Watch",
     "ab_test",
     "compare_architectures",
+    "confirm_input_bound",
     "estimate_memory",
     "find_leaks",
     "journal",
@@ -57,6 +62,7 @@ __all__ = [
     "report",
     "scaling_study",
     "selfcheck",
+    "system_check",
     "time_step",
     "watch",
 ]
@@ -67,6 +73,7 @@ _HOMES = {
     **dict.fromkeys(("ABTest", "ab_test"), "comparison"),
     **dict.fromkeys(("ArchitectureComparison", "compare_architectures"), "architectures"),
     **dict.fromkeys(("Journal", "journal"), "experiments"),
+    **dict.fromkeys(("InputBoundTest", "confirm_input_bound"), "input_bound"),
     **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
     "Profile": "profile",
     "profile_step": "profiling",
@@ -78,6 +85,7 @@ _HOMES = {
     "ProfileComparison": "profile_diff",
     **dict.fromkeys(("ScalingStudy", "scaling_study"), "scaling"),
     **dict.fromkeys(("SelfCheck", "selfcheck"), "self_check"),
+    **dict.fromkeys(("SystemCheck", "system_check"), "system"),
     **dict.fromkeys(("Timing", "time_step"), "timing"),
     **dict.fromkeys(("Watch", "watch"), "watching"),
 }

@@ -119,11 +119,11 @@ class Bench:
         __tracebackhide__ = True
         alone = len(self._steps) == 1
         arguments = () if alone else self._batch()
-        numbers = None if alone else _random_state()
+        numbers = None if alone else random_state()
         results: list[Any] = [None] * len(self._steps)
         for place, number in enumerate(order):
             if numbers is not None and place:
-                _set_random_state(numbers)
+                set_random_state(numbers)
             step, clock = self._steps[number], clocks[number]
             self.conditions.running = True
             clock.begin()
@@ -146,13 +146,13 @@ class Bench:
         return () if self._source is None else (self._source.next(),)
 
 
-def _random_state() -> tuple[Any, ...]:
+def random_state() -> tuple[Any, ...]:
     """The state of the generators of random numbers that the steps share."""
     on_gpu = torch.cuda.get_rng_state_all() if cuda_in_use() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
 
 
-def _set_random_state(state: tuple[Any, ...]) -> None:
+def set_random_state(state: tuple[Any, ...]) -> None:
     of_python, of_numpy, of_torch, on_gpu = state
     random.setstate(of_python)
     np.random.set_state(of_numpy)

@@ -15,7 +15,7 @@ from perfnb.capture.sampler.nvml_pcie import PcieCounters
 from perfnb.capture.sampler.nvml_throttle import throttle_words
 from perfnb.capture.sampler.readings import Absent, Facts, Lost, Values
 
-__all__ = ["NvmlSource", "throttle_words"]
+__all__ = ["NvmlSource", "absence", "throttle_words"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,11 @@ _THROUGHPUT_NS, _APART_NS = 2_000_000_000, 100_000_000
 _SLICES = (
     "Of a MIG slice only memory can be read: NVML gives no utilisation under MIG, and the rest only for the whole GPU."
 )
+
+
+def absence(error: pynvml.NVMLError) -> str:
+    """Why there is no GPU to read, where NVML does not start or cannot count them."""
+    return _ABSENT.get(error.value) or f"NVML does not start: {error_words(error)}"
 
 
 class NvmlSource:
@@ -64,7 +69,7 @@ class NvmlSource:
             gpus = find_gpus()
         except pynvml.NVMLError as error:
             self.close()
-            raise Absent(_ABSENT.get(error.value) or f"NVML does not start: {error_words(error)}") from error
+            raise Absent(absence(error)) from error
         chosen = let_through(gpus, visible)
         self._devices = {device.key: device for device in chosen if not device.problem}
         if not self._devices:

@@ -7,6 +7,15 @@ import sys
 from typing import Any
 
 from perfnb.capture.sampler.nvml import NvmlSource
+from perfnb.capture.system.gpus import read_gpus
+from perfnb.capture.system.reading import Unread
+
+
+def _told(value: Any) -> Any:
+    """A value for JSON; what could not be read keeps its reason."""
+    if isinstance(value, Unread):
+        return {"unread": value.why}
+    return {name: _told(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def main() -> None:
@@ -16,7 +25,9 @@ def main() -> None:
         method, *arguments = json.loads(line)
         value = None
         try:
-            if method == "open":
+            if method == "set_ups":
+                value = _told(read_gpus(*arguments))
+            elif method == "open":
                 if source is not None:
                     source.close()
                 source = None

@@ -205,6 +205,41 @@ int nvmlDeviceGetPcieThroughput(const Device *device, unsigned direction, unsign
 
 GIVE_32(nvmlDeviceGetMaxPcieLinkGeneration, "link_generation", 4)
 GIVE_32(nvmlDeviceGetMaxPcieLinkWidth, "link_width", 16)
+GIVE_32(nvmlDeviceGetCurrPcieLinkGeneration, "link_generation_now", 4)
+GIVE_32(nvmlDeviceGetCurrPcieLinkWidth, "link_width_now", 16)
+GIVE_32(nvmlDeviceGetPersistenceMode, "persistence", 1)
+GIVE_32(nvmlDeviceGetPowerManagementLimit, "power_cap", 300000)
+GIVE_32(nvmlDeviceGetPowerManagementDefaultLimit, "power_default", 300000)
+
+int nvmlDeviceGetEccMode(const Device *device, unsigned *current, unsigned *pending) {
+    int code = begin(device, "nvmlDeviceGetEccMode");
+    if (code) return code;
+    *current = (unsigned)number(called(device), "ecc", 1);
+    *pending = (unsigned)number(called(device), "ecc_after", *current);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(const Device *device, unsigned kind, unsigned counter, u64 *to) {
+    int code = begin(device, "nvmlDeviceGetTotalEccErrors");
+    if (kind != 1 || counter != 0) return INVALID_ARGUMENT; /* uncorrected, since the driver was loaded */
+    if (!code) *to = number(called(device), "ecc_errors", 0);
+    return code;
+}
+
+int nvmlSystemGetDriverVersion(char *to, unsigned size) {
+    load();
+    if (!started) return UNINITIALIZED;
+    const char *value = find(NULL, "driver");
+    snprintf(to, size, "%.*s", value ? (int)strcspn(value, "\n") : 9, value ? value : "550.54.15");
+    return (int)number(NULL, "nvmlSystemGetDriverVersion", SUCCESS);
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *to) {
+    load();
+    if (!started) return UNINITIALIZED;
+    *to = (int)number(NULL, "driver_cuda", 12040);
+    return (int)number(NULL, "nvmlSystemGetCudaDriverVersion", SUCCESS);
+}
 
 #ifndef OLD_DRIVER
 

@@ -79,14 +79,18 @@ def stand_in(folder: Path, *, old_driver: bool = False) -> dict[str, str]:
 def set_up(folder: Path, settings: dict[str, int | str | bytes]) -> None:
     """Say what the GPUs of `stand_in` answer from now on; what is not said is as at the beginning.
 
-    Names without a device are ``count`` (of GPUs, at most 16), ``init`` (the error that starting NVML gives), and
-    ``log`` (1: the calls are kept, see `calls`). Of a device, ``0`` or ``1`` or ``0:1`` for slice 1 of GPU 0:
+    Names without a device are ``count`` (of GPUs, at most 16), ``init`` (the error that starting NVML gives),
+    ``driver`` and ``driver_cuda`` (versions: text, and 12040 for 12.4), ``nvmlSystemGetDriverVersion`` and
+    ``nvmlSystemGetCudaDriverVersion`` (their errors), and ``log`` (1: the calls are kept, see `calls`). Of a device,
+    ``0`` or ``1`` or ``0:1`` for slice 1 of GPU 0:
 
     - ``0.name`` (bytes, if it is to be no text), ``0.uuid``, ``0.busy`` (percent), ``0.used``, ``0.reserved`` and
       ``0.total`` (bytes), ``0.power`` and ``0.power_limit`` (mW), ``0.energy`` (mJ), ``0.temperature``,
       ``0.sm_clock``, ``0.memory_clock``, ``0.throttle`` (bits), ``0.received`` and ``0.sent`` (bytes; without them the
       GPU has no such counters), ``0.counter_type`` (1: of 32 bits), ``0.receive_kb`` and ``0.send_kb`` (KB/s),
-      ``0.link_generation``, ``0.link_width``;
+      ``0.link_generation``, ``0.link_width``, ``0.link_generation_now``, ``0.link_width_now``;
+    - ``0.persistence`` (0: off), ``0.power_cap`` and ``0.power_default`` (mW), ``0.ecc`` and ``0.ecc_after`` (a
+      restart; 0: off), ``0.ecc_errors``;
     - ``0.mig`` (1: on), ``0.slices`` (places for slices), ``0:1.absent`` (1: that place is empty);
     - ``0.error``: the error of everything that is asked of it; ``0.nvmlDeviceGetPowerUsage``: that of one function. Of
       functions for several things the names are ``nvmlDeviceGetClockInfo:1`` (SM) and ``:2``,
@@ -174,6 +178,10 @@ class Gpus:
     def read(self, device: str, at_s: float = 0.0) -> dict[str, Any]:
         """Read a device at an instant, in seconds."""
         return dict(self._ask("read", device, round(at_s * 1e9) + 10**12))
+
+    def set_ups(self, visible: str | None = None) -> dict[str, Any]:
+        """What `perfnb.capture.system.gpus.read_gpus` gives; an `Unread` as ``{"unread": why}``."""
+        return dict(self._ask("set_ups", visible))
 
     def notes(self) -> list[str]:
         """The source's notes; empties them."""

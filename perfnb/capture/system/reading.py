@@ -1,0 +1,177 @@
+"""Reading small files of the system, each of which may be missing or say anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+#: Longer than any file that is read whole.
+_MOST_BYTES = 1 << 22
+
+Reader = Callable[[], Any]
+
+
+class Unread(NamedTuple):
+    """Stands for what could not be read."""
+
+    why: str
+
+
+class Unreadable(Exception):
+    """Something cannot be read; the message says why."""
+
+
+def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """What each reader gives, or why it gives nothing; one that fails does not hinder the others."""
+    facts: dict[str, Any] = {}
+    for name, read in readers.items():
+        try:
+            facts[name] = read()
+        except Exception as error:  # drivers and libraries fail in many ways, and each is an answer
+            facts[name] = Unread(reason(error))
+    return facts
+
+
+def reason(error: Exception) -> str:
+    """Why something could not be read, in words."""
+    if isinstance(error, Unreadable):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower() + (f": {error.filename}" if error.filename else "")
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class Tree:
+    """The files by which Linux tells of itself.
+
+    Parameters
+    ----------
+    root : str
+        The folder that holds ``sys``, ``proc`` and ``dev``.
+    platform : str
+        As `sys.platform` tells it; elsewhere than on Linux nothing can be read.
+    """
+
+    def __init__(self, root: str, platform: str) -> None:
+        self.root, self.platform = root, platform
+
+    @property
+    def is_linux(self) -> bool:
+        """Whether there are such files."""
+        return self.platform.startswith("linux")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the files are those of the machine that this process runs on."""
+        return self.root == "/"
+
+    def path(self, name: str) -> str:
+        """Where a file such as ``proc/meminfo`` lies.
+
+        Raises
+        ------
+        Unreadable
+            Elsewhere than on Linux.
+        """
+        if not self.is_linux:
+            system = {"darwin": "macOS", "win32": "Windows"}.get(self.platform, self.platform)
+            raise Unreadable(f"{system} does not tell it in a way that perfnb knows")
+        return os.path.join(self.root, name)
+
+    def text(self, name: str) -> str:
+        """What a file says, without white space at its ends.
+
+        Raises
+        ------
+        Unreadable
+            If it cannot be read, or is empty.
+        """
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                text = b""
+                while len(text) < _MOST_BYTES and (more := os.read(descriptor, 1 << 16)):
+                    text += more
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Unreadable(f"{(error.strerror or 'error').lower()}: /{name}") from None
+        if not text.strip():
+            raise Unreadable(f"/{name} is empty")
+        return text.decode(errors="replace").strip()
+
+    def whole(self, name: str) -> int:
+        """The whole number that a file holds.
+
+        Raises
+        ------
+        Unreadable
+        """
+        text = self.text(name)
+        if not text.isascii() or not text.isdigit() or len(text) > 19:
+            raise Unreadable(f"/{name} says {text[:40]!r}, which is no number")
+        return int(text)
+
+    def word(self, name: str) -> str:
+        """The one word that a file holds.
+
+        Raises
+        ------
+        Unreadable
+        """
+        text = self.text(name)
+        if len(text) > 60 or not text.replace("-", "").replace("_", "").isalnum():
+            raise Unreadable(f"/{name} says {text[:40]!r}, which is no word")
+        return text
+
+    def chosen(self, name: str) -> str:
+        """The word in brackets of a file such as ``always [madvise] never``.
+
+        Raises
+        ------
+        Unreadable
+        """
+        text = self.text(name)
+        before, _, after = text.partition("[")
+        word, bracket, _ = after.partition("]")
+        if bracket and word:
+            return word
+        if before.strip() and " " not in text and len(text) < 40:
+            return text  # there is nothing to choose from
+        raise Unreadable(f"/{name} says {text[:40]!r}, in which nothing is chosen")
+
+    def folders(self, name: str, prefix: str) -> list[str]:
+        """The entries of a folder that are called `prefix` and a number, in the order of the numbers.
+
+        Raises
+        ------
+        Unreadable
+            If there are none.
+        """
+        try:
+            entries = os.listdir(self.path(name))
+        except OSError as error:
+            raise Unreadable(f"{(error.strerror or 'error').lower()}: /{name}") from None
+        found = [entry for entry in entries if entry.startswith(prefix) and entry[len(prefix) :].isdecimal()]
+        if not found:
+            raise Unreadable(f"there is no {prefix}0 in /{name}")
+        return [f"{name}/{entry}" for entry in sorted(found, key=lambda entry: int(entry[len(prefix) :]))]
+
+
+def numbers_of(text: str) -> frozenset[int]:
+    """The numbers of a list such as ``0-3,8``.
+
+    Raises
+    ------
+    Unreadable
+    """
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()) or len(first + last) > 10:
+            raise Unreadable(f"{text[:40]!r} is no list of numbers")
+        if int(last or first) - int(first) > 1 << 16:
+            raise Unreadable(f"{text[:40]!r} holds more numbers than there can be")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)

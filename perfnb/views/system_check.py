@@ -1,0 +1,100 @@
+"""The checks of the machine, what asks for attention first; as text and as static HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import pandas as pd
+
+from perfnb.views import escape, tables
+from perfnb.views.assets import static_style
+
+#: A sign for each verdict, beside its word, in the order in which they are shown.
+SIGNS = {"attention": "▲", "unknown": "?", "info": "·", "ok": "✓"}
+_HEADS = {
+    "attention": "May cost speed, or make timings unsteady",
+    "unknown": "Could not be read",
+    "info": "To know",
+    "ok": "In order",
+}
+_WRAPPED = "white-space:normal;max-width:34em;overflow-wrap:anywhere"
+_NAMES = 26
+_MIN_WIDTH = 60
+
+
+def system_line(checks: pd.DataFrame) -> str:
+    """``2 of 23 checks ask for attention, 1 could not be read``."""
+    counts = checks["verdict"].value_counts()
+    attention, unknown = int(counts.get("attention", 0)), int(counts.get("unknown", 0))
+    asks = f"{attention or 'none'} of {len(checks)} checks ask{'s' * (attention == 1)} for attention"
+    return asks + (f", {unknown} could not be read" if unknown else "")
+
+
+def system_text(checks: pd.DataFrame, width: int = 100) -> str:
+    """The checks as text, the reasons beside those that ask for attention."""
+    width = max(_MIN_WIDTH, width)
+    lines = escape.wrapped(f"perfnb · the machine · {system_line(checks)}", width)
+    for verdict, rows in _sections(checks):
+        lines += ["", f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"]
+        for names, row in _merged(rows):
+            lines += _hanging(", ".join(names), escape.plain(row["found"], 2000), width)
+            if verdict == "attention":
+                for word in ("expected", "why", "how"):
+                    lines += _hanging("", f"{word}: {escape.plain(row[word], 2000)}", width)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def system_html(checks: pd.DataFrame) -> str:
+    """The checks as tables; why each matters and how to change it stand beside what asks for attention, else folded."""
+    parts = [f'<style>{static_style()}</style><p class="pf-head"><strong>The machine</strong><br>']
+    parts.append(f'<strong class="pf-step">{escape.html_sentence(_capital(system_line(checks)))}</strong></p>')
+    for verdict, rows in _sections(checks):
+        wide = verdict == "attention"
+        columns = ("found", "expected", "why", "how") if wide else ("found", "expected")
+        body = [
+            [f"<strong>{names}</strong>" if wide else names, *(_cell(row[column]) for column in columns)]
+            for names, row in ((_cell(", ".join(names)), row) for names, row in _merged(rows))
+        ]
+        heads = ["check", *({"why": "why it matters", "how": "how to change it"}.get(c, c) for c in columns)]
+        caption = f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"
+        parts.append(tables.table(caption, heads, body, texts=len(heads)))
+    rest = [row for verdict, rows in _sections(checks) if verdict != "attention" for row in rows]
+    if rest:
+        body = [[_cell(row["check"]), _cell(row["why"]), _cell(row["how"])] for row in rest]
+        table = tables.table("", ["check", "why it matters", "how to change it"], body, texts=3)
+        parts.append(f"<details><summary>Why the others matter, and how to change them</summary>{table}</details>")
+    return f'<div class="perfnb-static">{"".join(parts)}</div>'
+
+
+def _sections(checks: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    for verdict in SIGNS:
+        rows = checks[checks["verdict"] == verdict]
+        if len(rows):
+            yield verdict, [{str(name): str(value) for name, value in row.items()} for row in rows.to_dict("records")]
+
+
+def _merged(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Neighbours that found the same, such as all checks of a GPU where there is none, as one line."""
+    for _, same in groupby(rows, key=lambda row: (row["found"], row["verdict"] == "attention" and row["check"])):
+        alike = list(same)
+        names = [row["check"] for row in alike]
+        yield names, alike[0] if len(alike) == 1 else {**alike[0], "expected": ""}
+
+
+def _hanging(name: str, text: str, width: int) -> list[str]:
+    """A name and, beside it, text that is broken to its column."""
+    heads = escape.wrapped(name, _NAMES - 2)
+    lines = escape.wrapped(text, width - _NAMES - 2)
+    count = max(len(heads), len(lines))
+    heads += [""] * (count - len(heads))
+    lines += [""] * (count - len(lines))
+    return [f"  {escape.fit(head, _NAMES)}{line}" for head, line in zip(heads, lines, strict=True)]
+
+
+def _cell(text: str) -> str:
+    return f'<div style="{_WRAPPED}">{escape.html_sentence(text)}</div>'
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
