@@ -22,6 +22,7 @@ from perfnb.analysis.profile_diff import diff_profiles
 from perfnb.analysis.summary import Summary, ops_alone, summarize, timing_of
 from perfnb.analysis.timeline import Timeline, timeline_of
 from perfnb.analysis.trace_export import trace_text
+from perfnb.analysis.trace_memory import trace_memory_table
 from perfnb.analysis_version import analysis_version
 from perfnb.errors import RecordingError
 from perfnb.frames import storage
@@ -167,7 +168,13 @@ class Profile:
         """Bytes alive by category at every change in the counted step, per device; empty where memory was not watched.
 
         Beside them what CUDA's allocator reserved, and on the CPU the process's resident memory.
+
+        Of a loaded trace that records memory (``profile_memory=True``): the allocators' totals at every change in it,
+        ``t_ms`` from the begin of its first step. Categories are missing, for a trace does not tell what memory is for.
+        On the CPU ``total`` leaves out what was alive before the profiler recorded.
         """
+        if self._recording.trace_memory is not None:
+            return trace_memory_table(self._recording)
         watched = watched_memory(self._recording)
         return conform(pd.DataFrame(), "memory") if watched is None else memory_table(watched)
 
@@ -263,7 +270,8 @@ class Profile:
 
         It holds the events of the traced steps (of a loaded trace, all), each with its layer, phase and step, and
         beside them tracks of the steps, phases and layers, arrows from launches to kernels and from ops to their
-        backward, and the curve of memory.
+        backward, and the curve of memory. Of a loaded trace also its allocations and frees, so that it comes back with
+        its memory; that of a profiled step is of other steps than the traced ones, and comes back as no table.
 
         Parameters
         ----------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -151,15 +152,52 @@ def test_a_loaded_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     assert str(loaded).replace("trace.json", "original.json") == str(profile)
 
 
+def test_the_memory_of_a_loaded_trace_comes_back_and_is_a_counter(tmp_path: Path) -> None:
+    trace = training().memory(-5, 8, 8).memory(100.25, 2**40, 2**40, 1, 0, reserved=2**41).memory(700, -1, 7)
+    profile = perfnb.load(trace.memory(2100, 512, None, 1, 0).write(tmp_path / "original.json"))
+    assert isinstance(profile, perfnb.Profile)
+
+    loaded = again(profile, tmp_path / "trace.json")
+
+    assert profile._recording.trace_memory is not None
+    assert len(profile._recording.trace_memory) == 4
+    pd.testing.assert_frame_equal(loaded._recording.trace_memory, profile._recording.trace_memory)
+    pd.testing.assert_frame_equal(loaded.memory, profile.memory)
+    curves = [event for event in events_of(tmp_path / "trace.json") if event["ph"] == "C"]
+    assert [(event["name"], event["ts"], event["args"]["bytes"]) for event in curves] == [
+        ("Memory, CPU", -5, 8),
+        ("Memory, CPU", 700, 7),
+        ("Memory, cuda:0", 0, 0),
+        ("Memory, cuda:0", 100.25, 2**40),
+    ]
+
+
+def test_the_counter_of_a_profiled_step_is_its_curve_and_no_table_when_loaded(
+    profile: perfnb.Profile, tmp_path: Path
+) -> None:
+    loaded = again(profile, tmp_path / "trace.json")
+
+    line = profile._timeline()
+    assert line is not None
+    (curve,) = line.memory
+    exact = json.loads((tmp_path / "trace.json").read_text("utf-8"), parse_float=Decimal)
+    told = [event for event in exact["traceEvents"] if event["ph"] == "C"]
+    assert [event["args"]["bytes"] for event in told] == curve.bytes.tolist()
+    assert [1000 * event["ts"] for event in told] == (curve.times_ns + line.zero_ns).tolist()
+    assert loaded.memory.empty
+
+
 @public
-@pytest.mark.parametrize("name", ["mi250_toy_train.json.gz", "gpu_metrics_2021.json", "sampled_rank_0.json.gz"])
+@pytest.mark.parametrize(
+    "name", ["mi250_toy_train.json.gz", "gpu_metrics_2021.json", "sampled_rank_0.json.gz", "mi300_vit.json.gz"]
+)
 def test_public_traces_come_back(name: str, tmp_path: Path) -> None:
     profile = perfnb.load(FOLDER / "kineto" / name)
     assert isinstance(profile, perfnb.Profile)
 
     loaded = again(profile, tmp_path / "trace.json.gz")
 
-    for table in (*TABLES, "events"):
+    for table in (*TABLES, "events", "memory"):
         pd.testing.assert_frame_equal(
             getattr(loaded, table), getattr(profile, table), check_categorical=False, check_dtype=False
         )

@@ -48,6 +48,15 @@ class Written:
         args = {"device": 0, "stream": 7, "correlation": number, **more}
         return self.event(name, begin, end, "kernel", 7, 0, **args)
 
+    def memory(self, time: float, size: int, total: int | None, *device: int, reserved: int = 0) -> Written:
+        """An allocation or a free, on the CPU or a device of a kind and number."""
+        kind, number = device or (0, -1)
+        args = {"Addr": 4096, "Bytes": size, "Device Type": kind, "Device Id": number, "Total Reserved": reserved}
+        args |= {} if total is None else {"Total Allocated": total}
+        place = {"pid": self.process, "tid": BACKWARD, "ts": time, "args": args}
+        self.events.append({"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", **place})
+        return self
+
     def write(self, path: Path) -> Path:
         text = json.dumps({**self.facts, "traceEvents": self.events}).encode()
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)

@@ -13,7 +13,7 @@ from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.nesting import NONE, Ints
 from perfnb.analysis.timeline_events import event_rows, shape_texts
 from perfnb.analysis.timeline_layers import layer_rows, phase_rows, step_rows
-from perfnb.analysis.timeline_memory import MemoryCurve, memory_curves
+from perfnb.analysis.timeline_memory import MemoryCurve, curves_of_trace, memory_curves
 from perfnb.analysis.timeline_rows import KINDS, Labels, joined, layer_names
 from perfnb.frames.recording import Recording
 
@@ -63,7 +63,7 @@ class Timeline:
     names, categories, kinds, layers, details : tuple of str
         Texts; `kinds` are phases and ``recompute``, `details` shapes of inputs.
     memory : tuple of MemoryCurve
-        Where it was watched.
+        Where it was watched, or a loaded trace tells of it.
     zero_ns : int
         What to add to ``start`` to have the trace's own time.
     """
@@ -106,7 +106,8 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
     attribution : Attribution
         Of its events.
     watched : Watched, optional
-        What was seen of memory, in steps of its own; its curve is placed on every traced step.
+        What was seen of memory, in steps of its own; its curve is placed on every traced step. A loaded trace has its
+        own curves.
     """
     names, categories = Labels(), Labels()
     whole = [
@@ -125,7 +126,7 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
         launch=_places(rows["event"].to_numpy(), rows["launch"].to_numpy(), _of_events(tables)),
         forward=_places(rows["event"].to_numpy(), rows["forward"].to_numpy(), _of_events(tables)),
     )
-    curves = () if watched is None else tuple(memory_curves(recording, attribution, watched))
+    curves = curves_of_trace(recording) if watched is None else memory_curves(recording, attribution, watched)
     return Timeline(
         tracks=_tracks(tables),
         rows=rows,

@@ -115,7 +115,7 @@ def _thinned(curve: MemoryCurve) -> MemoryCurve:
     if len(curve.bytes) <= _MOMENTS:
         return curve
     time = curve.times_ns - curve.times_ns[0]
-    stretch = time * (_MOMENTS - 3) // max(int(time[-1]), 1)
+    stretch = (time * ((_MOMENTS - 3) / max(int(time[-1]), 1))).astype(np.int64)  # a trace may span years
     order = np.lexsort((-curve.bytes, stretch))
     highest = order[np.unique(stretch[order], return_index=True)[1]]
     rows = np.unique(np.concatenate([highest, [0, len(time) - 1]]))

@@ -1,4 +1,7 @@
-"""Memory of the counted step, placed on the traced ones: they ran the same, but not at the same speed."""
+"""Curves of memory: as a loaded trace tells, or the counted step's, placed on the traced ones.
+
+Those ran the same, but not at the same speed.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from perfnb.analysis.blocks import Kind
 from perfnb.analysis.memory import memory_table
 from perfnb.analysis.nesting import NONE, Bools, Ints
 from perfnb.analysis.phases import phase_stretches
+from perfnb.analysis.trace_memory import memory_of_trace
 from perfnb.frames.recording import Recording
 
+_AS_TOLD = "as the trace tells"
 _BY_OP = "as in the counted step, placed by op"
 _BY_PHASE = "as in the counted step, placed by phase"
 _STRETCHED = "as in the counted step, stretched over the step"
@@ -80,6 +85,11 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
         times = [np.rint(np.interp(moments, known, meant)).astype(np.int64) for known, meant, _ in placed]
         curves.append(MemoryCurve(str(device), note, np.concatenate(times), np.tile(sizes, len(times))))
     return curves
+
+
+def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
+    """The curve of each device as the trace that was loaded tells it: every total at its own time, in steps or not."""
+    return [MemoryCurve(line.device, _AS_TOLD, line.times_ns, line.allocated) for line in memory_of_trace(recording)]
 
 
 def _by_op(counted: _Ops, traced: _Ops, window: _Window, step: _Window) -> tuple[Ints, Ints, str] | None:

@@ -123,7 +123,7 @@ def _has_none_inside(rows: pd.DataFrame) -> Bools:
 
 
 def _cut(curve: MemoryCurve, begin: int, end: int) -> MemoryCurve:
-    first = max(int(np.searchsorted(curve.times_ns, begin, side="right")) - 1, 0)
-    last = max(int(np.searchsorted(curve.times_ns, end)), first + 1)
+    begun = int(np.searchsorted(curve.times_ns, begin, side="right"))
+    first, last = max(begun - 1, 0), max(int(np.searchsorted(curve.times_ns, end)), begun)
     times = np.maximum(curve.times_ns[first:last] - begin, 0)
     return replace(curve, times_ns=times, bytes=curve.bytes[first:last])

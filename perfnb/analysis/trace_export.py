@@ -17,7 +17,7 @@ from perfnb.frames.own_layers import KEY, layers_written
 from perfnb.frames.recording import Recording
 from perfnb.traces import chrome_writer as writer
 from perfnb.traces.chrome_writer import Column, Flow, Json, Labels
-from perfnb.traces.event_columns import DERIVED
+from perfnb.traces.event_columns import DERIVED, INSTANT, MEMORY
 
 #: What the columns of numbers are called in a trace.
 _ARGUMENTS = {
@@ -28,6 +28,11 @@ _ARGUMENTS = {
 _TEXTS = {"shapes": "Input Dims", "collective": "Collective name", "group": "Process Group Name"}
 #: Number of the process under which what perfnb found out stands, or the next one that is free.
 _OWN_PROCESS = 1_000_000_000
+#: As `_ARGUMENTS`, of allocations and frees.
+_OF_MEMORY = {
+    "reserved": "Total Reserved", "allocated": "Total Allocated", "bytes": "Bytes", "address": "Addr",
+    "device": "Device Id", "device_type": "Device Type",
+}  # fmt: skip
 _NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
 
 
@@ -67,6 +72,13 @@ def _parts(recording: Recording, timeline: Timeline) -> Iterator[str]:
         begins = rows.iloc[ends[link].to_numpy()]
         yield from writer.flows(category, _places(events, begins), _places(events, ends), first)
         first += len(ends)
+    if (changes := recording.trace_memory) is not None:
+        yield from writer.instants(
+            MEMORY,
+            INSTANT,
+            Flow(*(changes[name].to_numpy() for name in ("process", "thread", "time_ns"))),
+            {key: changes[name].to_numpy() for name, key in _OF_MEMORY.items()},
+        )
     for curve in timeline.memory:
         word = "CPU" if curve.device == "cpu" else curve.device
         yield from writer.counter(f"Memory, {word}", own, curve.times_ns + timeline.zero_ns, curve.bytes, "bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perfnb.analysis.trace_memory import CPU, memory_of_trace
 from perfnb.frames.recording import Recording
 
 #: Ratio of the longest to the shortest step above which the report gives them all.
@@ -33,6 +34,12 @@ def of_the_trace(recording: Recording) -> Iterator[str]:
         yield (
             f"{count:,} of {whole:,} events belong to no step: they are in `events` and `gpu_time`, and in no figure "
             "per step."
+        )
+    if lines := memory_of_trace(recording):
+        before = " Of the CPU's, what was alive before is left out." if lines[0].device == CPU else ""
+        yield (
+            "The trace tells how much memory was allocated, in the timeline and in `memory`, but not what for: there "
+            f"are no categories, and no figures by layer.{before}"
         )
     modules = recording.modules
     if len(modules) and modules["module"].isna().all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,16 @@ def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) 
     outside = event_frame(trace, rest, span[rest]).assign(marks_step=marks[rest])
     modules, spans = layers_read(trace.perfnb) or (_no_modules(), _no_spans())
     meta = _meta(trace, steps, name, rank)
-    around = outside if len(outside) else None
-    return Recording(events, _steps_frame(trace, steps), modules, spans, meta, outside=around)
+    memory = {field.name: getattr(trace.memory, field.name) for field in fields(trace.memory)}
+    return Recording(
+        events,
+        _steps_frame(trace, steps),
+        modules,
+        spans,
+        meta,
+        outside=outside if len(outside) else None,
+        trace_memory=pd.DataFrame(memory) if len(trace.memory) else None,
+    )
 
 
 def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:

@@ -99,6 +99,11 @@ class Recording:
         Where the machine was watched.
     outside : DataFrame or None
         The events of a loaded trace that belong to none of its steps, as `events`.
+    trace_memory : DataFrame or None
+        The allocations and frees of a loaded trace, where it holds some, in order of time, in and outside its steps:
+        ``time_ns``, ``process``, ``thread``, ``address``, ``bytes`` (negative where it is freed), ``device_type``
+        (torch's number), ``device``, ``allocated``, ``reserved`` (the allocator's totals after it); -1 for what an
+        event does not carry.
     """
 
     events: pd.DataFrame
@@ -110,6 +115,7 @@ class Recording:
     arithmetic: ArithmeticRecord | None = None
     watch: WatchRecord | None = None
     outside: pd.DataFrame | None = None
+    trace_memory: pd.DataFrame | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -140,4 +146,5 @@ class Recording:
         for name, part in (("memory", self.memory), ("arithmetic", self.arithmetic), ("watch", self.watch)):
             if part is not None:
                 frames |= {f"{name}_{field.name}": getattr(part, field.name) for field in fields(part)}
-        return frames if self.outside is None else frames | {"outside": self.outside}
+        alone = {"outside": self.outside, "trace_memory": self.trace_memory}
+        return frames | {name: frame for name, frame in alone.items() if frame is not None}

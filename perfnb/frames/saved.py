@@ -29,8 +29,13 @@ _FRAMES = {
     "modules": ("name", "module", "parent", "depth", "parameters", "parameter_bytes", "compiled"),
     "spans": ("layer", "loss"),
 }
-#: Events as well, of a loaded trace alone.
-_OUTSIDE = "outside"
+#: Of a loaded trace alone, which may lack them.
+_OF_TRACE: dict[str, tuple[str, ...]] = {
+    "outside": EVENT_COLUMNS,
+    "trace_memory": (
+        *("time_ns", "process", "thread", "address", "bytes", "device_type", "device", "allocated", "reserved"),
+    ),
+}
 #: Those of its parts that may be absent, by the part's name.
 _PARTS: dict[str, tuple[type, dict[str, tuple[str, ...]]]] = {
     "memory": (
@@ -53,7 +58,7 @@ PROFILE = Kind(
     "profile",
     frozenset(
         {
-            *(*_FRAMES, _OUTSIDE, *(_TABLE.format(name) for name in TABLES)),
+            *(*_FRAMES, *_OF_TRACE, *(_TABLE.format(name) for name in TABLES)),
             *(f"{part}_{name}" for part, (_, frames) in _PARTS.items() for name in frames),
         }
     ),
@@ -103,7 +108,7 @@ class SavedProfile:
         needed = dict(_FRAMES)
         for part in self._parts:
             needed |= {f"{part}_{name}": columns for name, columns in _PARTS[part][1].items()}
-        return needed | ({_OUTSIDE: EVENT_COLUMNS} if _OUTSIDE in self._files else {})
+        return needed | {name: columns for name, columns in _OF_TRACE.items() if name in self._files}
 
     def recording(self) -> Recording:
         """All that was recorded.
@@ -117,8 +122,7 @@ class SavedProfile:
         for part in self._parts:
             record, tables = _PARTS[part]
             frames[part] = record(**{name: self._frame(f"{part}_{name}") for name in tables})
-        if _OUTSIDE in self._files:
-            frames[_OUTSIDE] = self._frame(_OUTSIDE)
+        frames |= {name: self._frame(name) for name in _OF_TRACE if name in self._files}
         return Recording(**frames, meta=self.meta)
 
     def table(self, name: str, made_by: str) -> pd.DataFrame | None:

@@ -31,7 +31,7 @@ class Json(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Where arrows begin or end: process, thread and nanoseconds of each."""
+    """Where arrows begin or end, or instants are: process, thread and nanoseconds of each."""
 
     process: Ints
     thread: Ints
@@ -67,6 +67,18 @@ def slices(
             f'{{"ph":"X","cat":{cat},"name":{word},{pid}{tid}"ts":{ts},"dur":{dur}{rest}}}'
             for word, cat, pid, tid, ts, dur, rest in fields
         )
+
+
+def instants(name: str, category: str, places: Flow, args: Mapping[str, Column]) -> Iterator[str]:
+    """Events of one name without duration (``ph: i``); of `args` an event has those that are not -1."""
+    words = f'"cat":{_text(category)},"name":{_text(name)}'
+    for first in range(0, len(places.time_ns), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        process, thread, times = (values[part] for values in places)
+        fields = zip(
+            _ids("pid", process), _ids("tid", thread), _microseconds(times), _arguments(args, part), strict=True
+        )
+        yield ",\n".join(f'{{"ph":"i","s":"t",{words},{pid}{tid}"ts":{ts}{rest}}}' for pid, tid, ts, rest in fields)
 
 
 def flows(category: str, begins: Flow, ends: Flow, first: int = 1) -> Iterator[str]:

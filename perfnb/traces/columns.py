@@ -30,8 +30,8 @@ class MemoryColumns:
 
     Attributes
     ----------
-    time_ns, thread : ndarray of int64
-        When, and on which thread.
+    time_ns, process, thread : ndarray of int64
+        When, and where; numbers as in `TraceColumns`.
     address, bytes : ndarray of int64
         Of the block; `bytes` is negative where it is freed.
     device_type, device : ndarray of int64
@@ -42,6 +42,7 @@ class MemoryColumns:
     """
 
     time_ns: Ints
+    process: Ints
     thread: Ints
     address: Ints
     bytes: Ints

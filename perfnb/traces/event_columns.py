@@ -20,10 +20,10 @@ from perfnb.traces.chrome_times import exact_nanoseconds, quick_nanoseconds
 from perfnb.traces.columns import MISSING, Ints, MemoryColumns, plain_ints
 
 #: An allocation or a free, as an instant; torch's slower exporter gives it a meaningless duration.
-_MEMORY, _INSTANT = "[memory]", "cpu_instant_event"
+MEMORY, INSTANT = "[memory]", "cpu_instant_event"
 #: Category of intervals that perfnb derived from the events of the trace, and finds anew.
 DERIVED = "perfnb"
-_NOT_TIMED = ("Trace", _INSTANT, DERIVED)
+_NOT_TIMED = ("Trace", INSTANT, DERIVED)
 #: A text that is a number, and of no more digits than any that fits.
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
 _COLUMNS = (
@@ -37,7 +37,7 @@ _OF_MEMORY = {
     **{name: name for name in ("address", "bytes", "device_type", "allocated", "reserved")},
     "device": "device_id",
 }
-_MEMORY_COLUMNS = ("time_ns", "thread", *_OF_MEMORY)
+_MEMORY_COLUMNS = ("time_ns", "process", "thread", *_OF_MEMORY)
 _NOTHING: Ints = np.array([], dtype=np.int64)
 _MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
@@ -167,7 +167,8 @@ class EventColumns:
     def _add_memory(self, events: Sequence[AnyEvent], time: Ints) -> None:
         args = [event.args or NO_ARGS for event in events]
         columns = {name: _numbers([getattr(arg, argument) for arg in args]) for name, argument in _OF_MEMORY.items()}
-        columns |= {"time_ns": time, "thread": self._ids_of([event.tid for event in events])}
+        columns |= {"time_ns": time, "process": self._ids_of([event.pid for event in events])}
+        columns["thread"] = self._ids_of([event.tid for event in events])
         for name, values in columns.items():
             _append(self._memory[name], *((_NOTHING, len(events)) if values is None else (values, 0)))
 
@@ -239,7 +240,7 @@ def _timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:
 
 
 def _memory(events: Iterable[Event[Time]]) -> list[Event[Time]]:
-    return [event for event in events if event.cat == _INSTANT and event.name == _MEMORY]
+    return [event for event in events if event.cat == INSTANT and event.name == MEMORY]
 
 
 def _numbers(values: Sequence[Loose]) -> Ints | None:
