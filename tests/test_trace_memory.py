@@ -98,14 +98,16 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
 
 def test_a_device_without_totals_has_none_and_another_is_named_by_its_kind(tmp_path: Path) -> None:
     trace = training().memory(90, 512, None, CUDA, 0).memory(95, 8, 8, HIP, 1).memory(96, 8, 8, 77, 0)
-    profile = loaded(trace.memory(99, 4, 2).memory(98, 1, -5).write(tmp_path / "trace.json"))
+    trace.memory(99, 4, 2).memory(98, 1, -5).memory(100, 1, 3, 0, 0)
+    profile = loaded(trace.write(tmp_path / "trace.json"))
 
+    assert len(line_of(profile).memory) == 3
     assert curves(profile) == {
-        "cpu": [(99, 2)],  # less than what was allocated: what was before is not known
+        "cpu": [(99, 2), (100, 3)],  # less than what was allocated: what was before is not known
         "hip:1": [(0, 0), (95, 8)],
         "device of type 77:0": [(0, 0), (96, 8)],
     }
-    assert len(profile.memory) == 5
+    assert len(profile.memory) == 6
 
 
 def test_a_trace_without_totals_or_memory_has_no_table(tmp_path: Path) -> None:
