@@ -36,6 +36,7 @@ _FOLDER = Path(os.environ.get("PERFNB_TRACES") or Path(__file__).parents[2] / "s
 _PUBLIC = ("mi300_owlv2_large.json.gz", "v100_resnet50_2021.json.gz")
 _LEAST_BYTES, _LEAST_EVENTS = 300_000_000, 800_000
 _RUNS, _RUNS_LARGE = 5, 3
+_MOST_CAPTURES = 5
 
 _CAPTURE = """
 import sys, torch
@@ -45,7 +46,7 @@ model = torch.nn.Sequential(*[part for _ in range(8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
 batch, steps = torch.randn(16, 64), int(sys.argv[2])
 with profile(activities=[ProfilerActivity.CPU], record_shapes=True,
-             schedule=schedule(wait=0, warmup=1, active=steps)) as profiler:
+             schedule=schedule(wait=0, warmup=1, active=steps, repeat=1)) as profiler:
     for _ in range(steps + 1):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
@@ -133,12 +134,13 @@ def run() -> Iterator[str]:
 def _captured(work: Path) -> Path:
     """A trace of a CPU with shapes that is large enough."""
     path, steps = work / "cpu_with_shapes.json", 1300
-    while True:
+    for _ in range(_MOST_CAPTURES):
         subprocess.run([sys.executable, "-c", _CAPTURE, str(path), str(steps)], check=True, capture_output=True)
         text = path.read_bytes()
         if len(text) >= _LEAST_BYTES and text.count(b'"ph": "X"') >= _LEAST_EVENTS:
             return path
         steps += steps // 4
+    raise RuntimeError(f"No capture of {steps} steps was large enough: the last has {len(text):,} bytes.")
 
 
 def _measure(path: Path, work: Path, runs: int) -> Iterator[str]:

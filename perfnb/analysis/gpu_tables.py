@@ -62,6 +62,8 @@ def queue_table(gpu: GpuEvents) -> pd.DataFrame:
 
 def path_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``critical_path``: the segments of the path of each step, its tail on devices included."""
+    if gpu.events.empty:  # nothing but ranges that the user marked
+        return conform(pd.DataFrame(), "critical_path")
     if gpu.only_step is None:
         table = critical_paths(gpu.events, tail=True)
         table = table[table["step"].isin(gpu.steps)]
@@ -74,6 +76,8 @@ def path_table(gpu: GpuEvents) -> pd.DataFrame:
 
 def saving_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``path_savings``: the parts of each step's path, by kind and by operator."""
+    if gpu.events.empty:
+        return conform(pd.DataFrame(), "path_savings")
     parts = []
     run = prepare(gpu.events, work=gpu.work)
     for number in gpu.steps:

@@ -35,7 +35,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
     calls = _by_layer(layer[forward], np.ones(int(forward.sum())), len(modules))
     own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in ("own", "own_corrected")}
-    steps, whole = attribution.steps, float(cells["corrected_ns"].sum())
+    steps, whole = attribution.steps, float(cells["corrected_ns"].sum()) or np.nan  # of nothing there is no share
     on_gpu = bool(cells["kernels"].sum())
     table = pd.DataFrame(
         {

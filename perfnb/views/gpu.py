@@ -160,6 +160,8 @@ def _part_text(word: str, row: Any, width: int) -> str:
 
 
 def _in_columns(entries: Sequence[tuple[palette.Mark, float, float]], width: int) -> list[str]:
+    if not entries:  # all that ran took less time than the trace can tell
+        return []
     words = max(escape.cells(mark.word) for mark, _, _ in entries)
     cells = [
         f"{mark.glyph} {escape.fit(mark.word, words)} {fmt.duration(ms):>8} {fmt.share(part):>6}"
