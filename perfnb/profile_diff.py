@@ -52,11 +52,28 @@ class ProfileComparison:
 
         ``gpu_ms`` is the sum of the durations of all work launched inside, ``host_ms`` the time on the host, and
         ``self_gpu_ms`` and ``self_host_ms`` the parts that are in no row inside: they add up to the whole, with the
-        row ``(no known op)`` for work that no operator is known to have launched. ``grew_ms`` and ``ratio`` are of the
-        GPU's time where both have some, else of the host's. ``around`` is the row that it lies in, ``depth`` counts the
-        operators around it, and ``is_range`` tells an annotated range from an operator.
+        row ``(no known op)`` for work that no operator is known to have launched. ``grew_host_ms`` and ``grew_gpu_ms``
+        are what b takes more; ``grew_ms`` is the second where both traces have work on a GPU, and missing where an
+        operator has none, else the first; ``ratio`` goes with it. ``around`` is the row that it lies in, ``depth``
+        counts the operators around it, and ``is_range`` tells an annotated range from an operator.
+
+        ``grew_ms`` counts what lies inside as well, so a change stands in the row of the operator in which it is and
+        of each around it: do not sum it up over all rows. What adds up to the step's change is
+        ``(ops["self_gpu_ms_b"].fillna(0) - ops["self_gpu_ms_a"].fillna(0)).sum()`` (``self_host_ms`` for the host), or
+        `by_op`.
         """
         return conform(pd.DataFrame(), "diff_ops") if self._traces is None else self._traces.ops.copy()
+
+    @property
+    def by_op(self) -> pd.DataFrame:
+        """The operators that lie in no other, all layers in one, what changed most first: what the display lists.
+
+        A row an operator with its input shapes, with all that lies inside it; ``layers``: in how many it is. An
+        annotated range stands here with what no operator inside it took, and ``(no known op)`` for the work that no
+        operator is known to have launched: each moment and each kernel is in one row, so ``grew_ms`` may be summed up.
+        Columns as in `ops`, and ``kernels_a``, ``kernels_b`` (lists of names, the heaviest first).
+        """
+        return conform(pd.DataFrame(), "diff_by_op") if self._traces is None else self._traces.operators.copy()
 
     @property
     def kernels(self) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import perfnb
+from perfnb.frames.schema import SCHEMA
 from perfnb.views.escape import cells
 from tests.test_public_traces import events_of
 from tests.traces.test_public_traces import FOLDER
@@ -211,6 +212,17 @@ def test_two_captures_of_one_recommender() -> None:
     assert alone["host_ms_b"].to_dict() == pytest.approx(
         {"All2All_Pooled_Req": 0.311 / 2, "CatBackward0": 0.011 / 2, "AddmmBackward0": 0.207 / 2}
     )
+    assert alone["grew_host_ms"].to_dict() == pytest.approx(alone["host_ms_b"].to_dict())
+    assert alone["grew_ms"].isna().all()  # the measure is the GPU's time, of which they have none
+    text = " ".join(str(compared).split())
+    assert "Only in the second, per step calls host GPU All2All_Pooled_Req 2048×34820 0.5 0.155 ms none" in text
+    assert "CatBackward0 1024×70904 0.5 5.50 µs none" in text
+    assert "nccl:all_reduce 4432073 1 → 0.5 66.5 µs → 33.0 µs none" in text
+    assert "Only in the first" not in text
+    assert "16 → 15 in all, 1 fewer. The time from the first work to the last" in text
+    page = re.sub(r"<[^>]+>", " ", compared._repr_mimebundle_()["text/html"])
+    assert "All2All_Pooled_Req" in page
+    assert "1 fewer" in page
     assert ops.loc["aten::empty", ["calls_a", "calls_b", "host_ms_a", "host_ms_b"]].tolist() == [1, 1, 0.001, 0.001]
     assert ops.loc["(no known op)", "gpu_ms_a"] == pytest.approx(0.843)
     changed = compared.kernels[compared.kernels["grew_ms"].abs() > 1e-9]
@@ -250,3 +262,19 @@ def test_backward_of_an_old_trace_meets_that_of_a_new_one() -> None:
     matched = backward[backward["op_b"].notna()]
     assert set(matched["op_b"]) == {"NativeBatchNormBackward0"}
     assert matched["calls_b"].sum() == 100
+
+
+@public
+def test_the_table_by_op_adds_up_and_so_do_own_times() -> None:
+    compared = public_trace("h100_vit").compare(public_trace("mi300_vit"))
+
+    ops, by_op = compared.ops, compared.by_op
+    whole = compared.gpu_time.loc["busy", "grew_ms"]  # no two kernels overlap in these
+    assert by_op["grew_ms"].sum() == pytest.approx(whole, abs=1e-3) == pytest.approx(0.491, abs=1e-3)
+    assert (ops["self_gpu_ms_b"].fillna(0) - ops["self_gpu_ms_a"].fillna(0)).sum() == pytest.approx(whole, abs=1e-3)
+    assert ops["grew_ms"].sum() > 1  # a change counts in each op around it
+    heaviest = by_op.iloc[0]
+    assert (heaviest["op"], heaviest["layers"]) == ("aten::scaled_dot_product_attention", 12)
+    assert heaviest["kernels_a"] != heaviest["kernels_b"]
+    assert list(by_op.columns) == list(SCHEMA["diff_by_op"])
+    assert by_op.loc[by_op["gpu_ms_a"] == 0, "grew_ms"].isna().all()

@@ -12,6 +12,8 @@ from perfnb.analysis.nesting import NONE, Floats, Ints, forest_of, subtree_sums
 from perfnb.frames.schema import NO_OP_ROW
 
 LAYER, SHAPES, NAME, ONLY_A, ONLY_B = "layer", "shapes", "name", "only a", "only b"
+#: What stands for every way in which an operator of one was found in the other.
+BOTH = "both"
 SIDES = ("a", "b")
 _WORDS = {"name": "op", "shapes": "shapes", "layer": "layer", "phase": "phase"}
 _TIMES = ("self_host_ms", "self_gpu_ms")
@@ -192,11 +194,38 @@ def over_layers(outermost_ops: pd.DataFrame) -> pd.DataFrame:
 def grown(table: pd.DataFrame, what: str) -> pd.DataFrame:
     """The table with how much more time b takes, and how many times as much as a.
 
-    What one of them does not have took no time there.
+    What one of them does not have took no time there. ``grew_ms`` is that of the host's or the GPU's time of which
+    `what` is, and missing where it is the GPU's and neither had it do anything.
     """
+    found = {}
+    for time in ("host_ms", "gpu_ms"):
+        if f"{time}_a" in table:
+            a, b = (table[f"{time}_{side}"].astype("Float64") for side in SIDES)
+            found[f"grew_{time}"] = (b.fillna(0.0) - a.fillna(0.0)).mask(a.isna() & b.isna())
     a, b = (table[f"{what}_{side}"].astype("Float64") for side in SIDES)
-    grew = (b.fillna(0.0) - a.fillna(0.0)).mask(a.isna() & b.isna())
-    return table.assign(grew_ms=grew, ratio=(b / a).mask(a.fillna(0.0) <= 0))
+    nothing = (a.fillna(0.0) == 0) & (b.fillna(0.0) == 0) & (what == "gpu_ms")
+    grew = found[f"grew_{what}"].mask(nothing)
+    return table.assign(grew_ms=grew, **found, ratio=(b / a).mask(a.fillna(0.0) <= 0))
+
+
+def uneven_of(ops: pd.DataFrame, by_op: pd.DataFrame) -> pd.DataFrame:
+    """The operators that the two do not call equally often, all layers in one, the longest on the host first.
+
+    Of those that only one has and that lie in each other the outermost, with all inside; of those that both have the
+    ones that lie in no other.
+    """
+    alone = ops["matched"].isin([ONLY_A, ONLY_B]).to_numpy(dtype=bool)
+    around = ops["around"].fillna(NONE).to_numpy(dtype=np.int64)
+    inside = (around != NONE) & alone[around]
+    rows = ops[alone & ~inside]
+    table = rows.groupby(["op", "shapes", "matched"], dropna=False, sort=False)[_FIGURES].sum(min_count=1)
+    calls = by_op[["calls_a", "calls_b"]].astype("Float64")
+    differ = calls.notna().all(axis=1) & ((calls["calls_a"] - calls["calls_b"]).abs() > 1e-9).fillna(False)
+    both = by_op.loc[differ & ~by_op["op"].isin(table.index.get_level_values("op")), ["op", "shapes", *_FIGURES]]
+    table = pd.concat([table.reset_index(), both.assign(matched=BOTH)], ignore_index=True)
+    longest = table[["host_ms_a", "host_ms_b"]].astype("Float64").max(axis=1).fillna(-1.0).to_numpy(dtype=float)
+    uneven: pd.DataFrame = table.iloc[np.argsort(-longest, kind="stable")].reset_index(drop=True)
+    return uneven
 
 
 def changed_most(table: pd.DataFrame) -> pd.DataFrame:

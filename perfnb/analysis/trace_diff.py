@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis import diff_tables as tables
-from perfnb.analysis.diff_tables import LAYER, NAME, ONLY_A, ONLY_B, SHAPES, SIDES, changed_most, grown
+from perfnb.analysis.diff_tables import BOTH, LAYER, NAME, ONLY_A, ONLY_B, SHAPES, SIDES, changed_most, grown
 from perfnb.analysis.events import all_events
 from perfnb.analysis.gpu_time import gpu_time, gpu_time_by_step
 from perfnb.analysis.matched_ops import matched_ops
@@ -21,8 +21,6 @@ from perfnb.analysis.op_tree import op_tree
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import NO_OP_ROW, conform
 
-#: What time is summed up by, beside `ONLY_A`, `ONLY_B` and `NO_OP_ROW`.
-BOTH = "both"
 GPU_FIGURES = ("total", "busy", "computation", "communication", "memcpy", "idle")
 
 
@@ -40,11 +38,15 @@ class TraceDiff:
         What to look at first, what changed most first: the operators that lie in no other, with all inside them;
         annotated ranges, with what no operator inside them took; and the work that no operator is known to have
         launched. Their times add up to the whole. ``op``, ``shapes``, ``layer``, ``phase``, ``matched``, ``calls_a``,
-        ``calls_b``, ``host_ms_a``, ``host_ms_b``, ``gpu_ms_a``, ``gpu_ms_b``, ``grew_ms``, ``ratio``, and
-        ``kernels_a``, ``kernels_b`` (lists of names, the heaviest first).
+        ``calls_b``, ``host_ms_a``, ``host_ms_b``, ``gpu_ms_a``, ``gpu_ms_b``, ``grew_ms``, ``grew_host_ms``,
+        ``grew_gpu_ms``, ``ratio``, and ``kernels_a``, ``kernels_b`` (lists of names, the heaviest first).
     operators : DataFrame
-        `outermost` with an operator's rows of all layers in one, where name and shapes are the same; ``layers``: how
-        many. ``matched`` is missing where they were matched in several ways.
+        The frame ``diff_by_op``: `outermost` with an operator's rows of all layers in one, where name and shapes are
+        the same; ``layers``: how many. ``matched`` is missing where they were matched in several ways.
+    uneven : DataFrame
+        The operators that the two do not call equally often, all layers in one, the longest on the host first; of those
+        that lie in each other the outermost: ``op``, ``shapes``, ``matched`` (``only a``, ``only b``, ``both``), and
+        ``calls``, ``host_ms`` and ``gpu_ms`` of both.
     sums : DataFrame
         Time as ``grew_ms`` tells it, by what it was in: operators that both have, ``only a``, ``only b``, and for the
         GPU the work that no operator is known to have launched: ``ms_a``, ``ms_b``, ``grew_ms``.
@@ -56,6 +58,8 @@ class TraceDiff:
         The share of a's time, and of b's, in operators that the other has in the same layer or with the same shapes.
     steps : tuple of int
         Traced steps of a, and of b.
+    works : tuple of int
+        Kernels, copies and fills on the GPU in all traced steps of a, and of b.
     unmarked : tuple of bool
         Whether a, and b, mark no steps, so that all of the trace counts as one.
     without_shapes, without_layers : tuple of bool
@@ -66,11 +70,13 @@ class TraceDiff:
     kernels: pd.DataFrame
     outermost: pd.DataFrame
     operators: pd.DataFrame
+    uneven: pd.DataFrame
     sums: pd.DataFrame
     gpu_time: pd.DataFrame | None
     on_gpu: bool
     alike: tuple[float | None, float | None]
     steps: tuple[int, int]
+    works: tuple[int, int]
     unmarked: tuple[bool, bool]
     without_shapes: tuple[bool, bool]
     without_layers: tuple[bool, bool]
@@ -98,16 +104,19 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
     work = tables.work_of(both)
     kernels = tables.kernels_of(work, table, top)
     first_look = tables.outermost_of(table, top, work)
+    by_op = changed_most(grown(tables.over_layers(first_look), what))
     return TraceDiff(
         ops=conform(grown(tables.with_lost(ops, work), what), "diff_ops"),
-        kernels=conform(changed_most(grown(kernels, "gpu_ms")), "diff_kernels"),
+        kernels=conform(changed_most(grown(kernels, "gpu_ms").drop(columns="grew_gpu_ms")), "diff_kernels"),
         outermost=changed_most(grown(first_look, what)),
-        operators=changed_most(grown(tables.over_layers(first_look), what)),
+        operators=conform(by_op, "diff_by_op"),
+        uneven=tables.uneven_of(ops, by_op),
         sums=_sums(table, work, what),
         gpu_time=_gpu_times(a, b) if on_gpu else None,
         on_gpu=on_gpu,
         alike=(_alike(table, f"self_{what}_a"), _alike(table, f"self_{what}_b")),
         steps=(both.trees[0].steps, both.trees[1].steps),
+        works=(len(both.trees[0].work), len(both.trees[1].work)),
         unmarked=(_unmarked(a), _unmarked(b)),
         without_shapes=both.lacking("shapes"),
         without_layers=both.lacking("layer"),

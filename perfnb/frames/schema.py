@@ -41,6 +41,9 @@ def _both(dtype: str, *names: str) -> dict[str, str]:
     return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
 
 
+#: How much more time b takes, on the measure in use and on each, and how many times as much.
+_GREW = dict.fromkeys(("grew_ms", "grew_host_ms", "grew_gpu_ms", "ratio"), _FLOAT)
+
 #: What is read of the machine: metrics of ``samples``. ``_per_s`` and ``_percent`` are means since the reading before,
 #: except a GPU's ``busy_percent``, over a time that the driver chooses; the others are as read.
 METRICS = (
@@ -208,13 +211,21 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "diff_ops": {
             **_MATCHED,
             **_both(_FLOAT, "calls", "host_ms", "gpu_ms"),
-            "grew_ms": _FLOAT,
-            "ratio": _FLOAT,
+            **_GREW,
             **_both(_FLOAT, "self_host_ms", "self_gpu_ms"),
             "depth": _INT,
             "around": _INT,
             "is_range": "bool",
             **_both(_TEXT, "op", "shapes", "layer", "phase"),
+        },
+        "diff_by_op": {
+            **dict.fromkeys(("op", "shapes"), _TEXT),
+            "matched": _CATEGORY,
+            "layers": _INT,
+            **_both(_FLOAT, "calls", "host_ms", "gpu_ms"),
+            **_GREW,
+            **_both("object", "kernels"),
+            **_both(_TEXT, "op"),
         },
         "diff_kernels": {
             **_MATCHED,

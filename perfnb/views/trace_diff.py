@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
-from perfnb.analysis.diff_tables import ONLY_A, ONLY_B
-from perfnb.analysis.trace_diff import BOTH, GPU_FIGURES, TraceDiff
+from perfnb.analysis.diff_tables import BOTH, ONLY_A, ONLY_B
+from perfnb.analysis.trace_diff import GPU_FIGURES, TraceDiff
 from perfnb.frames.schema import NO_OP_ROW
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
 from perfnb.views.kernel_names import kernel_list
+from perfnb.views.uneven_ops import op_html, sizes, uneven_html, uneven_text
 
 #: Greatest number of operators listed, all layers in one, and of operators by layer.
 MOST_OPERATORS, MOST_OPS = 12, 10
@@ -34,9 +34,9 @@ _SUMS = {
     ONLY_B: "ops only in the second",
     NO_OP_ROW: "launched by no known op",
 }
+_GPU_TITLE = "A GPU in a step"
 _NO_CHANGE = "No op took more or less time."
 _CELLS = 11
-_SHAPE = re.compile(r"\[([0-9][0-9, ]*)\]")
 
 
 def trace_facts(diff: TraceDiff) -> Iterator[str]:
@@ -67,13 +67,18 @@ def trace_facts(diff: TraceDiff) -> Iterator[str]:
 
 
 def trace_text(diff: TraceDiff, width: int) -> list[str]:
-    """The lines of the sums, the operators that changed most, and the kernels behind them."""
+    """The lines of the sums, the operators that changed most, their kernels, and what is not called equally often."""
+    return [*_operator_lines(diff, width), *uneven_text(diff, width)]
+
+
+def _operator_lines(diff: TraceDiff, width: int) -> list[str]:
     names = width - 32 - _CELLS - 1
     head = f" {'a':>9} {'b':>9} {'grew by':>10}"
     lines = []
     for title, table in _overviews(diff):
         lines += ["", f"{title:<{names}}{head}"]
         lines += [f"{word:<{names}} {x:>9} {y:>9} {grew:>10}" for word, x, y, grew in table]
+        lines += [line for note in _notes(diff, title) for line in escape.wrapped(note, width)]
     rows = list(_operators(diff))
     if not rows:
         return [*lines, "", _NO_CHANGE]
@@ -90,10 +95,13 @@ def trace_text(diff: TraceDiff, width: int) -> list[str]:
 
 def trace_html(diff: TraceDiff, heads: list[str]) -> str:
     """The same as tables, and the operators by layer."""
-    parts = [tables.table(escape.html(title), ["", *heads, "grew by"], rows) for title, rows in _overviews(diff)]
+    parts = []
+    for title, table in _overviews(diff):
+        parts.append(tables.table(escape.html(title), ["", *heads, "grew by"], table))
+        parts += [f'<p class="pf-small">{escape.html_sentence(note)}</p>' for note in _notes(diff, title)]
     rows = list(_operators(diff))
     if not rows:
-        return "".join([*parts, f'<p class="pf-small">{_NO_CHANGE}</p>'])
+        return "".join([*parts, f'<p class="pf-small">{_NO_CHANGE}</p>', *uneven_html(diff)])
     columns, scale = ["op and input shapes", *heads, "grew by", ""], _scale(diff.operators, MOST_OPERATORS)
     cells = [(*_cells(row, scale), escape.html(row.where), _kernels(row)) for row in rows]
     left = len(diff.operators) - len(rows)
@@ -106,12 +114,30 @@ def trace_html(diff: TraceDiff, heads: list[str]) -> str:
         left = len(of_layers) - len(by_layer)
         caption = "Ops by layer" + (f"; {left:,} changed less" if left > 0 else "")
         parts.append(tables.table(caption, [*columns, "layer"], cells, last_texts=1))
-    return "".join(parts)
+    return "".join([*parts, *uneven_html(diff)])
+
+
+def _notes(diff: TraceDiff, title: str) -> Iterator[str]:
+    """What to say below one of `_overviews`."""
+    a, b = diff.works
+    if title != _GPU_TITLE or a == b:
+        return
+    if diff.steps[0] == diff.steps[1]:
+        numbers = f"{a:,} → {b:,} in all, {abs(b - a):,} {'more' if b > a else 'fewer'}"
+    else:
+        per_step = [count / steps for count, steps in zip(diff.works, diff.steps, strict=True)]
+        if per_step[0] == per_step[1]:
+            return
+        numbers = f"{' → '.join(map(fmt.count, per_step))} a step"
+    yield (
+        f"Kernels, copies and fills: {numbers}. The time from the first work to the last, and with it idle, depends on "
+        "the one that begins first and the one that ends last alone: one more or fewer there may be all of the change."
+    )
 
 
 def _overviews(diff: TraceDiff) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
     if diff.gpu_time is not None:
-        yield "A GPU in a step", list(_gpu(diff.gpu_time))
+        yield _GPU_TITLE, list(_gpu(diff.gpu_time))
     yield "Work on the GPU, summed up" if diff.on_gpu else "Time in ops on the host", list(_sums(diff))
 
 
@@ -122,7 +148,7 @@ class _Row:
         ops = [str(row[f"op_{side}"]) for side in ("a", "b") if not pd.isna(row[f"op_{side}"])]
         self.op = " → ".join(dict.fromkeys(ops)) or str(row["op"])
         self.whole_shapes = "" if pd.isna(row["shapes"]) else str(row["shapes"])
-        self.shapes = _sizes(self.whole_shapes)
+        self.shapes = sizes(self.whole_shapes)
         self.name = f"{self.op} {self.shapes}".strip()
         self.a, self.b = fmt.duration(row[f"{what}_a"]), fmt.duration(row[f"{what}_b"])
         self.grew, self.signed = fmt.known(row["grew_ms"]) or 0.0, signed(row["grew_ms"])
@@ -136,7 +162,7 @@ class _Row:
         numbers = [row[f"calls_{side}"] for side in ("a", "b") if not pd.isna(row[f"calls_{side}"])]
         calls = " → ".join(dict.fromkeys(map(fmt.count, numbers)))
         parts = [f"{calls} call{'s' * (calls != '1')}"] if calls else []
-        layers = int(row.get("layers", 0))
+        layers = int(fmt.known(row.get("layers")) or 0)
         parts += [f"in {layers:,} layer{'s' * (layers > 1)}"] if layers else []
         only = {ONLY_A: "only first", ONLY_B: "only second"}.get(str(row["matched"]))
         return " ".join(parts + ([f"({only})"] if only else []))
@@ -182,18 +208,8 @@ def signed(ms: Any) -> str:
     return f"{'−' if number < 0 else '+'}{fmt.duration(abs(number))}" if number else "0 ms"
 
 
-def _sizes(shapes: str) -> str:
-    """The shapes of inputs that have some: ``4×197×768, 768×768``."""
-    return ", ".join(match.replace(" ", "").replace(",", "×") for match in _SHAPE.findall(shapes))
-
-
-def _op(row: _Row) -> str:
-    shapes = f' <bdi title="{escape.html(row.whole_shapes)}"><em>{escape.html(row.shapes, 34)}</em></bdi>'
-    return f"{tables.name(row.op, 60)}{shapes if row.shapes else ''}"
-
-
 def _cells(row: _Row, scale: float) -> tuple[str, ...]:
-    return _op(row), row.a, row.b, row.signed, _bar(row.grew, scale)
+    return op_html(row.op, row.whole_shapes, row.shapes), row.a, row.b, row.signed, _bar(row.grew, scale)
 
 
 def _kernels(row: _Row) -> str:

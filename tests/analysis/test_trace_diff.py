@@ -235,6 +235,36 @@ def test_without_a_gpu_in_one_of_them_the_host_counts() -> None:
     assert found.ops["self_host_ms_a"].sum() == pytest.approx(0.03)
 
 
+def test_what_is_not_called_equally_often_is_listed_by_the_hosts_time() -> None:
+    a = (
+        ByHand()
+        .step(0, 1000)
+        .op("aten::mm", 20, 50)
+        .op("aten::mm", 60, 80)
+        .op("gone", 90, 95)
+        .op("aten::add", 100, 110)
+    )
+    b = ByHand().step(0, 1000).op("aten::mm", 20, 50).op("new", 100, 140).op("newer", 110, 120).op("other", 200, 205)
+    b.op("aten::add", 300, 310)
+    a.kernel("k", 30, 500, 510)
+    b.kernel("k", 30, 500, 510).kernel("k2", 130, 520, 527)
+
+    found = diff(a.recording(), b.recording())
+
+    assert found.uneven[["op", "matched"]].to_numpy().tolist() == [
+        ["aten::mm", "both"], ["new", "only b"], ["gone", "only a"], ["other", "only b"],
+    ]  # fmt: skip
+    uneven = found.uneven.set_index("op")
+    assert uneven.loc["new", ["calls_b", "host_ms_b", "gpu_ms_b"]].tolist() == pytest.approx([1, 0.04, 0.007])
+    assert uneven.loc["aten::mm", ["calls_a", "calls_b", "host_ms_a"]].tolist() == pytest.approx([2, 1, 0.05])
+    grew = ["grew_ms", "grew_host_ms", "grew_gpu_ms"]
+    assert [row(found.ops, "new")[name] for name in grew] == pytest.approx([0.007, 0.04, 0.007])
+    gone = row(found.ops, "gone")
+    assert pd.isna(gone["grew_ms"])
+    assert (gone["grew_host_ms"], gone["grew_gpu_ms"]) == (pytest.approx(-0.005), 0)
+    assert found.works == (1, 2)
+
+
 def test_the_time_of_the_gpu_is_of_a_step() -> None:
     table = diff(conv("aten::x", ["k"], 60, steps=3), conv("aten::x", ["k"], 80)).gpu_time
 
