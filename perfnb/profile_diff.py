@@ -33,7 +33,12 @@ class ProfileComparison:
 
     @property
     def layers(self) -> pd.DataFrame:
-        """A row a layer of either: its names, how they were matched, its figures in both, and ``grew_ms``."""
+        """A row a layer of either: its names, how they were matched, and its figures in both.
+
+        ``grew_ms`` is of its own time on the host and ``grew_gpu_ms`` of its own time on the GPU (``self_ms``,
+        ``self_gpu_ms``: layers inside excluded), the latter where both have work on a GPU. ``gpu_ms_a`` and
+        ``gpu_ms_b`` include the layers inside.
+        """
         return self._diff.layers.copy()
 
     @property

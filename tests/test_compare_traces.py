@@ -278,3 +278,26 @@ def test_the_table_by_op_adds_up_and_so_do_own_times() -> None:
     assert heaviest["kernels_a"] != heaviest["kernels_b"]
     assert list(by_op.columns) == list(SCHEMA["diff_by_op"])
     assert by_op.loc[by_op["gpu_ms_a"] == 0, "grew_ms"].isna().all()
+
+
+@public
+def test_layers_of_a_gpu_are_ranked_by_its_time() -> None:
+    """By hand: the convolution took longer on the host and less on the GPU."""
+    first, second = public_trace("h100_vit"), public_trace("mi300_vit")
+
+    compared = first.compare(second)
+
+    conv = compared.layers[compared.layers["module"] == "Conv2d"].iloc[0]
+    assert conv["grew_ms"] == pytest.approx(0.173, abs=1e-3)
+    assert conv["grew_gpu_ms"] == pytest.approx(-0.0765, abs=1e-4)
+    for side, profile in (("a", first), ("b", second)):
+        assert compared.layers[f"self_gpu_ms_{side}"].sum() == pytest.approx(profile.kernels["total_ms"].sum())
+    lines = str(compared).splitlines()
+    head = next(place for place, line in enumerate(lines) if line.startswith("layer (own time)"))
+    assert lines[head].split()[3:] == ["GPU:", "a", "GPU:", "b", "GPU", "grew", "host", "grew"]
+    assert "Conv2d_0" in lines[head + 1]
+    assert "−76.5 µs" in lines[head + 1]
+    assert "+0.173 ms" in lines[head + 1]
+    page = compared._repr_mimebundle_()["text/html"]
+    assert "GPU, grew by" in page
+    assert "host, grew by" in page

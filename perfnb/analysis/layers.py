@@ -21,10 +21,10 @@ _MEASURES = (*_DIRECTIONS, "own", "corrected", "own_corrected", "ops", "kernels"
 def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     """The frame ``layers``: one row a layer in model order, then the rows in parentheses that are no module.
 
-    Times are per traced step, children included (``self_ms``: excluded). A layer's children are those that ran inside
-    it, so a layer that two others share counts in both; a container that is never called itself (``ModuleList``)
-    sums what ran below it. ``share`` and ``self_share`` are of the step, corrected for the cost of tracing. The rows'
-    ``self_ms`` add up to the phases forward and backward.
+    Times are per traced step, children included (``self_ms``, ``self_gpu_ms``: excluded). A layer's children are those
+    that ran inside it, so a layer that two others share counts in both; a container that is never called itself
+    (``ModuleList``) sums what ran below it. ``share`` and ``self_share`` are of the step, corrected for the cost of
+    tracing. The rows' ``self_ms`` add up to the phases forward and backward.
     """
     cells, modules = attribution.cells, recording.modules
     per_span = _per_span(attribution)
@@ -34,7 +34,8 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
     calls = _by_layer(layer[forward], np.ones(int(forward.sum())), len(modules))
-    own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in ("own", "own_corrected")}
+    names = ("own", "own_corrected", "gpu")
+    own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in names}
     steps, whole = attribution.steps, float(cells["corrected_ns"].sum()) or np.nan  # of nothing there is no share
     on_gpu = bool(cells["kernels"].sum())
     table = pd.DataFrame(
@@ -51,6 +52,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
             "parameter_bytes": modules["parameter_bytes"].to_numpy(),
             "ops": sums["ops"] / steps,
             **({"kernels": sums["kernels"] / steps, "gpu_ms": sums["gpu"] / 1e6 / steps} if on_gpu else {}),
+            **({"self_gpu_ms": own["gpu"] / 1e6 / steps} if on_gpu else {}),
         },
         index=pd.Index(modules["name"], dtype="str"),
     )
@@ -183,4 +185,5 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
         },
         index=sums.index,
     )
-    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=sums["gpu_ns"] / 1e6 / steps) if on_gpu else rows
+    gpu = sums["gpu_ns"] / 1e6 / steps
+    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=gpu, self_gpu_ms=gpu) if on_gpu else rows

@@ -12,6 +12,7 @@ from perfnb.frames.schema import SPECIAL_ROWS
 
 #: What is set side by side of each layer.
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
+GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
 NAME, PLACE = "name", "place"
 
 
@@ -29,8 +30,9 @@ class ProfileDiff:
         The most memory alive.
     layers : DataFrame
         A row a layer of either, in the order of a: ``a``, ``b`` (its name there, missing where it has none),
-        ``matched`` (name, place, or missing), ``module``, ``depth``, and of each of `FIGURES` ``<figure>_a``,
-        ``<figure>_b``; ``grew_ms``: of its own time, layers inside excluded.
+        ``matched`` (name, place, or missing), ``module``, ``depth``, and of each of `FIGURES` and `GPU_FIGURES`
+        ``<figure>_a``, ``<figure>_b``; ``grew_ms``, ``grew_gpu_ms``: of its own time on the host and the GPU, layers
+        inside excluded. What is of the GPU is missing where one of the two has nothing on one.
     phases : DataFrame
         By phase: ``ms_a``, ``ms_b``, ``grew_ms``.
     """
@@ -75,11 +77,21 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
             "depth": left["depth"].where(left["depth"].notna(), right["depth"]),
         }
     )
-    for name in FIGURES:
+    for name in (*FIGURES, *GPU_FIGURES):
         table[f"{name}_a"], table[f"{name}_b"] = left[name], right[name]
     # What one of them does not have at all took no time there.
-    own = [side["self_ms"].mask(side["name"].isna(), 0.0) for side in (left, right)]
-    return table.assign(grew_ms=own[1] - own[0])
+    own, own_gpu = (
+        [side[time].mask(side["name"].isna(), 0.0) for side in (left, right)] for time in ("self_ms", "self_gpu_ms")
+    )
+    grew_gpu = own_gpu[1] - own_gpu[0]
+    if not on_gpu(a, b):
+        grew_gpu = grew_gpu.mask(grew_gpu.notna())
+    return table.assign(grew_ms=own[1] - own[0], grew_gpu_ms=grew_gpu)
+
+
+def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    """Whether two frames ``layers`` both tell of work on a GPU."""
+    return all(bool((side["self_gpu_ms"].fillna(0) > 0).any()) for side in (a, b))
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:

@@ -86,6 +86,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "ops": _FLOAT,
             "kernels": _FLOAT,
             "gpu_ms": _FLOAT,
+            "self_gpu_ms": _FLOAT,
         },
         "phases": {"ms": _FLOAT, "share": _FLOAT},
         "steps": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from perfnb.views.trace_diff import signed, trace_facts, trace_html, trace_text
 #: Greatest number of layers listed.
 MOST_LAYERS = 20
 
+_GPU_HEADS = tuple(f"{where}, {what}" for where in ("GPU", "host") for what in ("first", "second", "grew by"))
 _CAUTION = (
     "The two were measured one after the other, and the machine may have drifted between them: whether one step is "
     "faster than the other, perfnb.ab_test tells."
@@ -38,14 +40,21 @@ def diff_text(diff: ProfileDiff, traces: TraceDiff | None = None, width: int = 1
     lines += [line for fact in _facts(diff, traces) for line in escape.wrapped(fact, width)]
     lines += [] if traces is None else trace_text(traces, width)
     names = width - 44
-    lines += ["", f"{'layer (own time on the host)':<{names}} {'a':>9} {'b':>9} {'grew by':>10} {'':<12}"]
-    rows = list(_layers(diff))
-    lines += [
-        f"{escape.fit(name, names)} {x:>9} {y:>9} {grew:>10} {how:<12}".rstrip() for name, x, y, grew, how in rows
-    ]
+    rows, on_gpu = list(_layers(diff)), _on_gpu(diff)
+    if on_gpu:
+        room = width - 56
+        title = f"{'layer (own time)':<{room}}"
+        lines += ["", f"{title} {'GPU: a':>9} {'GPU: b':>9} {'GPU grew':>10} {'host grew':>10}"]
+    else:
+        room = names
+        lines += ["", f"{'layer (own time on the host)':<{room}} {'a':>9} {'b':>9} {'grew by':>10}"]
+    for row in rows:
+        gpu = "".join(f" {cell:>{size}}" for cell, size in zip(row.gpu, (9, 9, 10), strict=True))
+        host = f" {row.host[2]:>10}" if on_gpu else f" {row.host[0]:>9} {row.host[1]:>9} {row.host[2]:>10}"
+        lines.append(f"{escape.fit(row.name, room)}{gpu if on_gpu else ''}{host} {row.how:<12}".rstrip())
     left = len(diff.layers) - len(rows)
     lines += [f"… {left:,} more, which changed less"] if left else []
-    lines += ["", f"{'phase':<{names}} {'a':>9} {'b':>9} {'grew by':>10}"]
+    lines += ["", f"{'phase (on the host)':<{names}} {'a':>9} {'b':>9} {'grew by':>10}"]
     lines += [f"{escape.fit(word, names)} {x:>9} {y:>9} {grew:>10}" for word, x, y, grew in _phases(diff)]
     return "\n".join([*lines, "", *escape.wrapped(_CAUTION, width)])
 
@@ -54,16 +63,19 @@ def diff_html(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
     """The comparison as tables without scripts; see `diff_text`."""
     heads = [escape.html(diff.a_name, 40), escape.html(diff.b_name, 40)]
     facts = "<br>".join(escape.html_sentence(fact) for fact in _facts(diff, traces))
-    rows = [(tables.name(name), x, y, grew, escape.html(how)) for name, x, y, grew, how in _layers(diff)]
+    listed, on_gpu = list(_layers(diff)), _on_gpu(diff)
+    rows = [(tables.name(row.name), *(row.gpu if on_gpu else ()), *row.host, escape.html(row.how)) for row in listed]
     left = len(diff.layers) - len(rows)
-    caption = "Layers by how much their own time on the host changed" + (f"; {left:,} changed less" if left else "")
+    where = "GPU" if on_gpu else "host"
+    caption = f"Layers by how much their own time on the {where} changed" + (f"; {left:,} changed less" if left else "")
+    columns = ["layer", *(_GPU_HEADS if on_gpu else [*heads, "grew by"]), "matched"]
     phases = [(escape.html(word), x, y, grew) for word, x, y, grew in _phases(diff)]
     return (
         f'<div class="perfnb-static"><style>{static_style()}</style>'
         f'<p class="pf-head"><strong>{heads[1]}</strong> against <strong>{heads[0]}</strong><br>{facts}</p>'
         f"{'' if traces is None else trace_html(traces, heads)}"
-        f"{tables.table(caption, ['layer', *heads, 'grew by', 'matched'], rows)}"
-        f"{tables.table('Phases', ['phase', *heads, 'grew by'], phases)}"
+        f"{tables.table(caption, columns, rows, last_texts=1)}"
+        f"{tables.table('Phases, on the host', ['phase', *heads, 'grew by'], phases)}"
         f'<p class="pf-small">{escape.html_sentence(_CAUTION)}</p></div>'
     )
 
@@ -83,16 +95,35 @@ def _facts(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[str]:
         yield from trace_facts(traces)
 
 
-def _layers(diff: ProfileDiff) -> Iterator[tuple[str, str, str, str, str]]:
-    """Names, times, growth and how they were matched, of the layers that changed most."""
-    order = diff.layers["grew_ms"].abs().fillna(-1.0).sort_values(ascending=False, kind="stable").index
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's names, its own times in both and what they grew by, on the GPU and the host, and how it was matched."""
+
+    name: str
+    gpu: tuple[str, str, str]
+    host: tuple[str, str, str]
+    how: str
+
+
+def _on_gpu(diff: ProfileDiff) -> bool:
+    return bool(diff.layers["grew_gpu_ms"].notna().any())
+
+
+def _layers(diff: ProfileDiff) -> Iterator[_Layer]:
+    """The layers that changed most: on the GPU where both have work there, else on the host."""
+    changed = diff.layers["grew_gpu_ms" if _on_gpu(diff) else "grew_ms"]
+    order = changed.abs().fillna(-1.0).sort_values(ascending=False, kind="stable").index
     for _, row in diff.layers.loc[order].head(MOST_LAYERS).iterrows():
         a, b = (None if pd.isna(name) else str(name) for name in (row["a"], row["b"]))
         name = f"{a} → {b}" if a and b and a != b else a or b or ""
         how = (
             "only first" if b is None else "only second" if a is None else "by place" if row["matched"] == PLACE else ""
         )
-        yield name, fmt.duration(row["self_ms_a"]), fmt.duration(row["self_ms_b"]), signed(row["grew_ms"]), how
+        gpu, host = (
+            (fmt.duration(row[f"{time}_a"]), fmt.duration(row[f"{time}_b"]), signed(row[grew]))
+            for time, grew in (("self_gpu_ms", "grew_gpu_ms"), ("self_ms", "grew_ms"))
+        )
+        yield _Layer(name, gpu, host, how)
 
 
 def _phases(diff: ProfileDiff) -> Iterator[tuple[str, str, str, str]]:

@@ -82,7 +82,7 @@ def _operator_lines(diff: TraceDiff, width: int) -> list[str]:
     rows = list(_operators(diff))
     if not rows:
         return [*lines, "", _NO_CHANGE]
-    lines += ["", f"{'op (all layers)':<{names}}{head}"]
+    lines += ["", f"{f'op (all layers, {_where(diff)})':<{names}}{head}"]
     scale = _scale(diff.operators, MOST_OPERATORS)
     for row in rows:
         bar = _text_bar(row.grew, scale)
@@ -105,14 +105,16 @@ def trace_html(diff: TraceDiff, heads: list[str]) -> str:
     columns, scale = ["op and input shapes", *heads, "grew by", ""], _scale(diff.operators, MOST_OPERATORS)
     cells = [(*_cells(row, scale), escape.html(row.where), _kernels(row)) for row in rows]
     left = len(diff.operators) - len(rows)
-    caption = "Ops by how much they changed, all layers together" + (f"; {left:,} changed less" if left > 0 else "")
+    caption = f"Ops by how much their time on the {_where(diff)} changed, all layers together" + (
+        f"; {left:,} changed less" if left > 0 else ""
+    )
     parts.append(tables.table(caption, [*columns, "where", "kernels: first → second"], cells, last_texts=2))
     of_layers = diff.outermost[diff.outermost["layer"].notna()]
     if by_layer := list(_rows(diff, of_layers, MOST_OPS)):
         scale = _scale(of_layers, MOST_OPS)
         cells = [(*_cells(row, scale), tables.name(row.layer)) for row in by_layer]
         left = len(of_layers) - len(by_layer)
-        caption = "Ops by layer" + (f"; {left:,} changed less" if left > 0 else "")
+        caption = f"Ops by layer, time on the {_where(diff)}" + (f"; {left:,} changed less" if left > 0 else "")
         parts.append(tables.table(caption, [*columns, "layer"], cells, last_texts=1))
     return "".join([*parts, *uneven_html(diff)])
 
@@ -133,6 +135,10 @@ def _notes(diff: TraceDiff, title: str) -> Iterator[str]:
         f"Kernels, copies and fills: {numbers}. The time from the first work to the last, and with it idle, depends on "
         "the one that begins first and the one that ends last alone: one more or fewer there may be all of the change."
     )
+
+
+def _where(diff: TraceDiff) -> str:
+    return "GPU" if diff.on_gpu else "host"
 
 
 def _overviews(diff: TraceDiff) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:

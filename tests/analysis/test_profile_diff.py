@@ -56,3 +56,21 @@ def test_special_rows_are_matched_by_name_only() -> None:
     old, new = layers(("(loss)", "", 0, 1.0)), layers(("(unattributed)", "", 0, 1.0))
 
     assert diff_layers(old, new)["matched"].isna().all()
+
+
+def test_growth_on_the_gpu_stands_beside_that_on_the_host() -> None:
+    new = layers(("net", "Net", 0, 1.0), ("net.a", "Linear", 1, 2.5), ("net.z", "GELU", 1, 1.0))
+    a, b = (frame.assign(gpu_ms=9.0, self_gpu_ms=frame["self_ms"] * times) for frame, times in ((OLD, 10), (new, 2)))
+
+    table = diff_layers(a, b).set_index("a", drop=False)
+
+    assert table.loc["net.a", ["self_gpu_ms_a", "self_gpu_ms_b", "grew_ms", "grew_gpu_ms"]].tolist() == [
+        20,
+        5,
+        0.5,
+        -15,
+    ]
+    assert table.loc["net", ["gpu_ms_a", "gpu_ms_b"]].tolist() == [9, 9]
+    assert table.loc["net.c", "grew_gpu_ms"] == -5.0
+    # Where one has nothing on a GPU, nothing grew there.
+    assert diff_layers(a, new)[["grew_gpu_ms", "self_gpu_ms_b"]].isna().all(axis=None)
