@@ -108,7 +108,7 @@ class Ranks:
 
     @property
     def straggler(self) -> int | None:
-        """The rank that the others wait for, where one stands out."""
+        """The one of these ranks that the others wait for, where one stands out; those not loaded are not known."""
         return self._summary.straggler
 
     @property

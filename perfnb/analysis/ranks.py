@@ -10,6 +10,7 @@ import pandas as pd
 from perfnb.analysis.collectives import collectives, matching, waits
 from perfnb.analysis.events import all_events
 from perfnb.analysis.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.analysis.rank_doubts import Doubts, doubts_of
 from perfnb.frames.recording import Recording
 
 #: Share of a step that the others must have waited longer than the straggler.
@@ -33,8 +34,11 @@ class RanksSummary:
     clocks : DataFrame
         Indexed by ``rank``: ``ahead_us`` of the first rank's clock, ``spread_us``, ``collectives``.
     straggler : int or None
-        The rank that the others waited for, where one stands out.
-    notes : tuple of str
+        The one of these ranks that the others waited for, where one stands out.
+    doubts : Doubts
+        What speaks against reading them as the ranks of one job, or as all of them.
+    matched : tuple of int
+        The ranks of which collectives were found on others as well.
     parts : DataFrame
         What the GPUs of each rank did in the mean step, indexed by ``rank``, in milliseconds that overlap nowhere:
         ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``idle_ms``.
@@ -44,7 +48,8 @@ class RanksSummary:
     times: pd.DataFrame
     clocks: pd.DataFrame
     straggler: int | None
-    notes: tuple[str, ...]
+    doubts: Doubts
+    matched: tuple[int, ...]
     parts: pd.DataFrame
 
 
@@ -66,8 +71,8 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
     straggler = _straggler(times)
     names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
-    notes = tuple(_notes(times, clocks, straggler, len(matched)))
-    return RanksSummary(names, times, clocks, straggler, notes, _parts(times))
+    together = _matched_with(clocks) if len(matched) else ()
+    return RanksSummary(names, times, clocks, straggler, doubts_of(recordings), together, _parts(times))
 
 
 def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
@@ -104,24 +109,6 @@ def _straggler(times: pd.DataFrame) -> int | None:
     return int(ordered.index[0]) if clearly else None
 
 
-def _notes(times: pd.DataFrame, clocks: pd.DataFrame, straggler: int | None, matched: int) -> list[str]:
-    said = []
-    mean = times.groupby("rank")["waiting_ms"].mean()
-    if straggler is not None:
-        others = mean.drop(straggler)
-        said.append(
-            f"Rank {straggler} is the straggler: in collectives the others waited {others.mean():.3g} ms a step for "
-            f"the last to come, it waited {mean[straggler]:.3g} ms."
-        )
-    elif not matched:
-        said.append("No collective could be matched between the ranks: waiting and clocks are not known.")
-    else:
-        said.append("No rank stands out as the one that the others wait for.")
-    known = clocks.iloc[1:].dropna()
-    if len(known):
-        rank, ahead, spread, count = next(known.sort_values("ahead_us", key=abs, ascending=False).itertuples(name=None))
-        said.append(
-            f"Clocks were told from the ends of collectives: that of rank {rank} is {ahead:+,.0f} µs from that of rank "
-            f"{clocks.index[0]} (± {spread:,.0f} µs, {count} collectives); waiting is corrected for it."
-        )
-    return said
+def _matched_with(clocks: pd.DataFrame) -> tuple[int, ...]:
+    """Ranks of which some collectives were found on others."""
+    return tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0])

@@ -133,6 +133,7 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
         "trace": {
             "file": name,
             "rank_known": own_rank is not None,
+            "rank": own_rank,
             "world_size": trace.world_size,
             "events": len(trace),
             "unit_ns": trace.unit_ns,

@@ -11,6 +11,7 @@ from perfnb.analysis.summary import Summary
 from perfnb.views import escape
 from perfnb.views.assets import report_script, report_style
 from perfnb.views.html import summary_html
+from perfnb.views.rank_notes import ranks_count
 from perfnb.views.ranks import ranks_html
 from perfnb.views.report_data import layer_rows, report_data
 from perfnb.views.timeline_data import PAGE_BYTES, timeline_bytes
@@ -65,7 +66,7 @@ def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
 def page_of_ranks(summary: RanksSummary) -> str:
     """Several ranks as a self-contained HTML document without scripts."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return _document(f"{len(summary.names):,} ranks", policy, "", f"{ranks_html(summary)}</main>\n")
+    return _document(ranks_count(len(summary.names)), policy, "", f"{ranks_html(summary)}</main>\n")
 
 
 def _document(title: str, policy: str, style: str, body: str) -> str:

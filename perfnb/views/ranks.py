@@ -10,6 +10,7 @@ from perfnb.analysis.ranks import RanksSummary
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
 from perfnb.views.assets import static_style
+from perfnb.views.rank_notes import distinct_names, rank_notes, ranks_count
 
 #: Most ranks that are listed.
 _MOST = 64
@@ -33,19 +34,20 @@ def ranks_text(summary: RanksSummary, width: int = 100) -> str:
     """A line for each rank, mean over its steps, and what to know about them."""
     means = _means(summary)
     heads = [*_COLUMNS.values(), "clock"]
-    widths = [max(len(head), 10) for head in heads]
+    widths = [max(len(head), 9) for head in heads]
     room = max(10, width - 6 - sum(widths) - len(widths) - 2)
     lines = [
-        f"perfnb · {len(summary.names):,} ranks · mean of a step",
+        f"perfnb · {ranks_count(len(summary.names))} · mean of a step",
         f"{'rank':>5} {'':<{room}}{''.join(f' {head:>{w}}' for head, w in zip(heads, widths, strict=True))}",
         "─" * width,
     ]
-    for rank, row in means.head(_MOST).iterrows():
+    names = distinct_names(list(means["name"].head(_MOST)), room)
+    for name, (rank, row) in zip(names, means.head(_MOST).iterrows(), strict=True):
         figures = "".join(f" {value:>{w}}" for value, w in zip(_figures(row), widths, strict=True))
-        lines.append(f"{rank:>5} {escape.fit(escape.plain(row['name'], room), room)}{figures}")
+        lines.append(f"{rank:>5} {escape.fit(name, room)}{figures}")
     if len(means) > _MOST:
         lines.append(f"… {len(means) - _MOST:,} more")
-    notes = [_LEGEND, *summary.notes]
+    notes = [_LEGEND, *rank_notes(summary)]
     wrapped = [escape.wrapped(escape.plain(note, 2000), width - 2) for note in notes]
     said = [f"{'  ' if i else '• '}{line}" for note in wrapped for i, line in enumerate(note)]
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
@@ -54,19 +56,28 @@ def ranks_text(summary: RanksSummary, width: int = 100) -> str:
 def ranks_html(summary: RanksSummary) -> str:
     """The same as a table."""
     means = _means(summary)
+    names = distinct_names(list(means["name"].head(_MOST)), 60)
     rows = [
-        (escape.html(str(rank)), escape.html(row["name"], 60), *map(escape.html, _figures(row)))
-        for rank, row in means.head(_MOST).iterrows()
+        (escape.html(str(rank)), _file(row["name"], name), *map(escape.html, _figures(row)))
+        for name, (rank, row) in zip(names, means.head(_MOST).iterrows(), strict=True)
     ]
-    caption = f"{len(summary.names):,} ranks, mean of a step"
+    count = ranks_count(len(summary.names))
+    caption = f"{count}, mean of a step"
     if len(means) > _MOST:
         caption += f" ({len(means) - _MOST:,} more are not listed)"
-    table = tables.table(caption, ["rank", "file", *_COLUMNS.values(), "clock"], rows)
-    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *summary.notes])
+    table = tables.table(caption, ["rank", "file", *_COLUMNS.values(), "clock"], rows, texts=2)
+    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *rank_notes(summary)])
+    size = summary.doubts.world_size
+    of = f" of {size:,}" if summary.doubts.absent else ""
+    head = f'<p class="pf-head"><strong>{count}{of}</strong> · what each did, and who waited for whom</p>'
     return (
-        f'<div class="perfnb-static"><style>{static_style()}</style>{_bars(summary)}{table}'
+        f'<div class="perfnb-static"><style>{static_style()}</style>{head}{_bars(summary)}{table}'
         f"<p><strong>Notes</strong></p><ul>{notes}</ul></div>"
     )
+
+
+def _file(name: object, shown: str) -> str:
+    return f'<bdi title="{escape.html(name)}">{escape.html(shown)}</bdi>'
 
 
 def _bars(summary: RanksSummary) -> str:
