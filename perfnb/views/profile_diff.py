@@ -61,20 +61,26 @@ def diff_text(diff: ProfileDiff, traces: TraceDiff | None = None, width: int = 1
 
 def diff_html(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
     """The comparison as tables without scripts; see `diff_text`."""
-    heads = [escape.html(diff.a_name, 40), escape.html(diff.b_name, 40)]
+    names = [escape.html(diff.a_name, 40), escape.html(diff.b_name, 40)]
+    heads = [f"<bdi>{name.replace('.', '<wbr>.')}</bdi>" for name in names]
     facts = "<br>".join(escape.html_sentence(fact) for fact in _facts(diff, traces))
     listed, on_gpu = list(_layers(diff)), _on_gpu(diff)
-    rows = [(tables.name(row.name), *(row.gpu if on_gpu else ()), *row.host, escape.html(row.how)) for row in listed]
+    rows: list[tuple[str, ...]] = [(tables.name(row.name), *(row.gpu if on_gpu else ()), *row.host) for row in listed]
     left = len(diff.layers) - len(rows)
     where = "GPU" if on_gpu else "host"
     caption = f"Layers by how much their own time on the {where} changed" + (f"; {left:,} changed less" if left else "")
-    columns = ["layer", *(_GPU_HEADS if on_gpu else [*heads, "grew by"]), "matched"]
+    columns = ["layer", *(_GPU_HEADS if on_gpu else [*heads, "grew by"])]
+    if any(row.how for row in listed):
+        columns, rows = (
+            [*columns, "matched"],
+            [(*row, escape.html(one.how)) for row, one in zip(rows, listed, strict=True)],
+        )
     phases = [(escape.html(word), x, y, grew) for word, x, y, grew in _phases(diff)]
     return (
-        f'<div class="perfnb-static"><style>{static_style()}</style>'
-        f'<p class="pf-head"><strong>{heads[1]}</strong> against <strong>{heads[0]}</strong><br>{facts}</p>'
+        f'<div class="perfnb-static pf-diff"><style>{static_style()}</style>'
+        f'<p class="pf-head"><strong>{names[1]}</strong> against <strong>{names[0]}</strong><br>{facts}</p>'
         f"{'' if traces is None else trace_html(traces, heads)}"
-        f"{tables.table(caption, columns, rows, last_texts=1)}"
+        f"{tables.table(caption, columns, rows, last_texts=int('matched' in columns))}"
         f"{tables.table('Phases, on the host', ['phase', *heads, 'grew by'], phases)}"
         f'<p class="pf-small">{escape.html_sentence(_CAUTION)}</p></div>'
     )

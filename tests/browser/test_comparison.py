@@ -1,0 +1,55 @@
+"""Two traces side by side as a page: no column is cut off where there is little room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import perfnb
+from perfnb.views.page import static_page
+from tests.browser.conftest import OpenPage
+from tests.written_traces import Written
+
+KERNEL = "void gemm_with_a_name_of_many_words_{}::of<float>(float*)"
+
+
+def trace(path: Path, us: float) -> perfnb.Profile:
+    """Layers with long names, an op in each, and kernels with long names."""
+    trace = Written(deviceProperties=[{"id": 0, "name": "Small GPU"}]).step(0, 0, 900)
+    shapes = {"Input Dims": [[4, 12, 197, 64], [4, 12, 197, 64], [4, 12, 197, 64]]}
+    trace.module("VisionTransformerModel_0", 1, 890).module("VisionTransformerEncoder_0", 2, 880)
+    for place in range(6):
+        begin = 10.0 + 100 * place
+        trace.module(f"ScaledDotProductSelfAttention_{place}", begin, begin + 90)
+        trace.event("aten::scaled_dot_product_attention", begin + 1, begin + 80, **shapes)  # type: ignore[arg-type]
+        trace.kernel(KERNEL.format(us), begin + 5, 1000 + begin, 1000 + begin + us)
+        trace.kernel(KERNEL.format("second"), begin + 15, 1050 + begin, 1050 + begin + us)
+    profile = perfnb.load(trace.write(path))
+    assert isinstance(profile, perfnb.Profile)
+    return profile
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_of_1000_pixels_shows_every_column(open_page: OpenPage, tmp_path: Path, scheme: str) -> None:
+    compared = trace(tmp_path / "the_first_of_two_traces.json", 10).compare(
+        trace(tmp_path / "the_second_of_two_traces.json", 30)
+    )
+
+    html = static_page("Compared", compared._repr_mimebundle_()["text/html"])
+    page = open_page(html, viewport={"width": 1000, "height": 900}, color_scheme=scheme)
+
+    room, tables = page.evaluate(
+        "(() => { const all = document.querySelector('.perfnb-static'); const tables = "
+        "[...all.querySelectorAll('table')].map((one) => one.offsetWidth);"
+        "return [[all.scrollWidth, all.clientWidth], tables]; })()"
+    )
+    assert room[0] <= room[1]
+    assert max(tables) > 800  # there is something that needs the room
+    where = page.locator("th", has_text="kernels: first → second").bounding_box()
+    assert where is not None
+    assert where["x"] + where["width"] <= 1000
+    figure = page.locator("td[align=right]", has_text="+0.240 ms").first.bounding_box()
+    assert figure is not None
+    assert figure["height"] < 100
+    assert page.locator("td[align=right]").first.evaluate("(one) => getComputedStyle(one).whiteSpace") == "nowrap"
