@@ -99,7 +99,10 @@ class Profile:
     def kernel_ops(self) -> pd.DataFrame:
         """Kernels, copies and fills by the operator that launched them and its input shapes, per traced step.
 
-        Beside them the layer in which most of this time was launched. Shapes are known where they were recorded.
+        ``op_calls`` counts calls of the operator, ``kernels`` different kernels, ``calls`` the kernels, copies and fills
+        that ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched them,
+        ``layer`` the one with most of this time and ``layer_share`` its share of it, 0 to 1. Shapes are known where
+        they were recorded.
         """
         return gpu_tables.kernel_op_table(self._gpu_events(layers=True))
 
@@ -120,10 +123,13 @@ class Profile:
     def gpu_idle(self) -> pd.DataFrame:
         """Why each GPU was idle, in milliseconds by step.
 
-        Either the host was late to launch (``host_ms``), or a kernel had been launched and waited for another one, its
-        stream or an event (``dependency_ms``), or nothing in the trace explains it (``other_ms``, of it ``unknown_ms``
-        where the launch is not in the trace). A gap belongs to the step of the work after it, so that the rows of a
-        GPU, with that of no step, add up to its idle time in `gpu_time`.
+        Either the host was late to launch (``host_ms``, of it ``call_ms`` in the launching call and ``latency_ms`` from
+        its return to the begin of the work), or a kernel had been launched and waited for another one, its stream or an
+        event (``dependency_ms``), or nothing in the trace explains it (``other_ms``, of it ``unknown_ms`` where the
+        launch is not in the trace). One gap can have several parts: the host's until the call returned, then another.
+        A gap belongs to the step of the work after it, so that the rows of a GPU, with that of no step, add up to its
+        idle time in `gpu_time`; ``before_ms`` is what stands before the first work of the step, which `gpu_steps`
+        leaves out.
         """
         return gpu_tables.idle_table(self._gpu_events())
 
@@ -150,6 +156,22 @@ class Profile:
 
         A step lasts until the last work that it launched has ended. ``start_ns`` counts as that of `events`; the
         durations of a step add up to it. Without a GPU the path is the host's.
+
+        ``kind`` is one of these (in brackets the word of the report):
+
+        - ``operator`` (ops on the host): the host at work in an op, as ``aten::mm``
+        - ``call`` (GPU calls on the host): in a call of CUDA or HIP: launching, allocating, copying
+        - ``host`` (host between ops): in neither: Python and other code
+        - ``synchronisation`` (return from waiting): from the end of the awaited work until the waiting call returned
+        - ``handover`` (change of thread): from the forward thread's work to the backward thread's, or back
+        - ``launch`` (launch): from the begin of a launching call to that of its work, which waited for nothing else
+        - ``computation``, ``communication``, ``memcpy`` (computation, communication, copies): work of the GPU
+        - ``delay`` (gap between kernels): from the end of one kernel to the begin of the one that waited for it
+        - ``unknown`` (not known): the trace does not tell what was waited for
+
+        ``inferred`` marks a delay after work that the trace does not name as awaited: it ended just before, and nothing
+        else explains the delay. ``name`` is that of the op, call or kernel, ``op`` the op that it is, lies in or was
+        launched by.
         """
         return gpu_tables.path_table(self._gpu_events(layers=True))
 
@@ -158,7 +180,8 @@ class Profile:
         """The parts of each step's critical path and what each would save, by kind and by operator, the longest first.
 
         ``path_ms`` bounds what removing a part can save; ``saves_ms`` is by how much the step is shorter when timed
-        anew without it, missing for parts beyond the twelve longest. Takes about 3 s where the steps have 500,000
+        anew without it, missing for parts beyond the twelve longest and for time of which the trace does not tell what
+        it was spent on. Takes about 3 s where the steps have 500,000
         events.
         """
         return gpu_tables.saving_table(self._gpu_events())

@@ -172,6 +172,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gpu_idle": {
             **dict.fromkeys(("rank", "device", "step"), _INT),
             **dict.fromkeys(("idle_ms", "host_ms", "dependency_ms", "other_ms", "unknown_ms"), _FLOAT),
+            **dict.fromkeys(("call_ms", "latency_ms", "before_ms"), _FLOAT),
             "gaps": _INT,
         },
         "launches": {
