@@ -31,7 +31,8 @@ from perfnb.analysis.nesting import NONE, Ints
 
 #: Kinds of segment. The host: in an operator, in a call of the GPU's runtime, in neither; returning from waiting for a
 #: device; from the end of one thread's work to the begin of the next one's. A launch, from the begin of the call to
-#: that of the work; the work; from the end of work to the begin of what waited for it. What cannot be known.
+#: that of the work; the work; from the end of work to the begin of what waited for it. What cannot be known, as when
+#: work begins much later than its launch or the end of what it waited for explain.
 KINDS = ("operator", "call", "host", "synchronisation", "handover", "launch", *SORTS, "delay", "unknown")
 _HOST = -1  # stands for what the host's timeline will tell
 _CODE = {name: code for code, name in enumerate(KINDS)}
@@ -208,6 +209,7 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
     """Segments from the end to the begin."""
     work, held, waits, over = run.work, run.held, run.waits, run.handovers
     starts, ends, sorts, rows = (values.tolist() for values in (work.start, work.end, work.sort, work.rows))
+    explained = held.explained.tolist()
     launch, threads, by, calls = (values.tolist() for values in (held.launch, held.thread, held.by, work.call))
     previous = np.where(held.by == EVENT, held.awaited, held.before).tolist()
     segments: list[_Segment] = []
@@ -226,6 +228,9 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
             start = min(starts[at], now)
             segments.append((_CODE[SORTS[sorts[at]]], rows[at], at, max(start, begin), now, NONE))
             reason = by[at]
+            if reason != UNKNOWN and explained[at] < start:
+                segments.append((_CODE["unknown"], NONE, NONE, max(explained[at], begin), max(start, begin), NONE))
+                start = explained[at]
             if reason == LAUNCH:
                 now = min(launch[at], start)
                 thread = threads[at]

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.device_work import CALLS, DeviceWork, column, first_match, is_in, matching, pairs, thread_keys
-from perfnb.analysis.gpu_idle import HANDOVER_NS
+from perfnb.analysis.gpu_idle import HANDOVER_NS, LAUNCH_NS
 from perfnb.analysis.launches import submitted
 from perfnb.analysis.nesting import NONE, Bools, Ints
 
@@ -40,6 +40,9 @@ class HeldUp:
         `LAUNCH`, `STREAM` (the work before it), `EVENT` (the awaited work) or `UNKNOWN`.
     inferred : ndarray of bool
         The awaited work is not named by the trace: it ended just before this began, and nothing else did.
+    explained : ndarray
+        Until when what held it up explains that it did not run: its begin, but earlier where it began much later than
+        a launch takes. Then nothing in the trace tells what it waited for afterwards.
     """
 
     launch: Ints
@@ -48,6 +51,7 @@ class HeldUp:
     awaited: Ints
     by: Ints
     inferred: Bools
+    explained: Ints
 
 
 @dataclass(frozen=True)
@@ -96,14 +100,12 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     nearest = _ended_before(pairs(work.device), work)
     inferred = (work.start - np.maximum(held, work.start.min(initial=0)) > HANDOVER_NS) & (by != UNKNOWN)
     inferred &= (ends[nearest] > held) & (work.start - np.maximum(ends[nearest], held) <= HANDOVER_NS)
-    return HeldUp(
-        launch,
-        thread,
-        before,
-        np.where(inferred, nearest, awaited),
-        np.where(inferred, EVENT, by),
-        inferred,
-    )
+    awaited, by = np.where(inferred, nearest, awaited), np.where(inferred, EVENT, by)
+    returned = launch + np.where(known, column(events, "duration_ns")[work.call], 0)
+    free = np.where(by == LAUNCH, returned, np.where(by == STREAM, ends[before], ends[awaited]))
+    # The kernels of a CUDA graph come in the order that it gives, with gaps that are its own.
+    late = (by != UNKNOWN) & ~(graph & (by == STREAM)) & (work.start - np.minimum(free, work.start) > LAUNCH_NS)
+    return HeldUp(launch, thread, before, awaited, by, inferred, np.where(late, free, work.start))
 
 
 def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:

@@ -13,7 +13,7 @@ from perfnb.analysis.attribution import ON_DEVICE, Attribution
 from perfnb.analysis.critical_path import path_in, prepare
 from perfnb.analysis.device_work import CALLS, OPS, is_in, step_windows
 from perfnb.analysis.gpu_events import GpuEvents, gpu_events
-from perfnb.analysis.gpu_idle import REASONS
+from perfnb.analysis.gpu_idle import REASONS, idle_time
 from perfnb.analysis.gpu_time import gpu_time
 from perfnb.analysis.kernels import kernels_of_ops
 from perfnb.analysis.launch_facts import LaunchFacts, QueueChart, launch_facts, queue_chart
@@ -30,6 +30,8 @@ MOST_PARTS = 12
 MOST_SEGMENTS = 150_000
 #: What a device's time is made of, idle time by its reason; the parts add up to it.
 PARTS = ("computation", "communication", "memcpy", *REASONS)
+#: Parts of these, beside them: of ``host`` in the launching call and after it, of ``other`` without a known launch.
+_WITHIN = ("call", "latency", "unknown")
 _GRAPH = "GraphLaunch"
 
 
@@ -41,8 +43,9 @@ class PathFacts:
     ----------
     step : int or None
         Its number; ``None`` where the trace marks no steps, and the path is that of the whole.
-    steps : int
-        Of so many it is the one with the median time.
+    steps, steps_in_all : int
+        Of so many it is the one with the median time, of two the longer: of those that launched work on a device; and
+        how many there are.
     total_ms, tail_ms : float
         How long it took, until its work on devices was done, and how much of this came after the step on the host.
     kinds, ops : DataFrame
@@ -52,6 +55,7 @@ class PathFacts:
 
     step: int | None
     steps: int
+    steps_in_all: int
     total_ms: float
     tail_ms: float
     kinds: pd.DataFrame
@@ -69,10 +73,18 @@ class GpuSummary:
     devices : DataFrame
         One row a device, over the whole trace: ``device``, ``total_ms``, and `PARTS` in milliseconds, which add up to
         it: computation, communication while not computing, copies beside neither, idle by reason. ``overlap_ms`` is
-        communication while computing.
+        communication while computing; ``call`` and ``latency`` are the parts of ``host`` in the launching call and
+        after it, ``unknown`` that of ``other`` whose launch is not known.
+    whole_ms : float
+        How long the steps took on host and devices; the whole trace where it marks none.
+    pieces : int
+        Kernels, copies and fills of the whole trace.
     steps : DataFrame
-        The same of each step, with ``step``; the first `MOST_STEPS`. Idle time before a step's work is the step's.
+        As `devices` of each step, with ``step``; the first `MOST_STEPS`. From the begin of its first work to the end of
+        its last, as the frame ``gpu_steps`` has it: idle time between two steps is in neither.
     steps_in_all : int
+    steps_marked : bool
+        Whether the trace marks steps; if not, its whole is one.
     launches : LaunchFacts
     queue : QueueChart or None
     kernels : DataFrame
@@ -87,8 +99,11 @@ class GpuSummary:
 
     busy: float
     devices: pd.DataFrame
+    whole_ms: float
+    pieces: int
     steps: pd.DataFrame
     steps_in_all: int
+    steps_marked: bool
     launches: LaunchFacts
     queue: QueueChart | None
     kernels: pd.DataFrame
@@ -107,7 +122,10 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
     if not len(times):
         return None
     steps, idle = gpu_tables.step_table(gpu), gpu_tables.idle_table(gpu)
-    waited = idle.groupby("device", dropna=False)[[f"{reason}_ms" for reason in REASONS]].sum().reset_index()
+    names = [f"{name}_ms" for name in (*REASONS, *_WITHIN)]
+    waited = idle.groupby("device", dropna=False)[names].sum().reset_index()
+    if gpu.only_step is None:
+        idle = idle_time(gpu.events, by_step=True, work=gpu.work, own_step=True)
     by_step = _parts(steps.merge(idle.drop(columns="idle_ms"), on=["rank", "device", "step"], how="left"))
     numbers = by_step["step"].drop_duplicates()
     rows = launches(gpu.of_steps.events, gpu.of_steps.work)
@@ -117,8 +135,11 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
     return GpuSummary(
         busy=float(times["busy_ms"].sum()) / span if span else 1.0,
         devices=_parts(times.merge(waited, on="device", how="left")),
+        whole_ms=_whole(gpu) / 1e6,
+        pieces=len(gpu.work),
         steps=by_step[by_step["step"].isin(numbers.head(MOST_STEPS))].reset_index(drop=True),
         steps_in_all=len(numbers),
+        steps_marked=gpu.only_step is None,
         launches=launch_facts(rows, queue, spans, len(gpu.steps)),
         queue=queue_chart(queue, spans),
         kernels=kernels.head(MOST_KERNELS),
@@ -138,9 +159,21 @@ def _parts(table: pd.DataFrame) -> pd.DataFrame:
         **{reason: table[f"{reason}_ms"].fillna(0.0) for reason in REASONS},
     }
     named = {name: table[name] for name in ("device", "step") if name in table}
-    frame = pd.DataFrame({**named, **parts, "overlap_ms": table["overlap_ms"]})
+    within = {name: table[f"{name}_ms"].fillna(0.0) for name in _WITHIN}
+    frame = pd.DataFrame({**named, **parts, "overlap_ms": table["overlap_ms"], **within})
     frame.insert(len(named), "total_ms", frame[list(PARTS)].sum(axis=1))
     return frame
+
+
+def _whole(gpu: GpuEvents) -> int:
+    """Nanoseconds from the begin of the first step to the end of the last and of all work; or of the trace."""
+    marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
+    if gpu.only_step is None and len(marks):
+        begin, end = int(marks["start"].min()), int(marks["end"].max())
+    else:
+        begin = int(events["start_ns"].min())
+        end = int((events["start_ns"] + events["duration_ns"]).max())
+    return max(end, int(work.end.max())) - min(begin, int(work.start.min()))
 
 
 def _spans(gpu: GpuEvents) -> pd.DataFrame:
@@ -172,13 +205,15 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:
-    """The path of the step with the median time."""
+    """The path of the step with the median time, of those that launched work on a device."""
     if not gpu.steps:
         return None
-    number, marks = gpu.steps[0], step_windows(gpu.events)
+    number, marks, chosen = gpu.steps[0], step_windows(gpu.events), 1
     if gpu.only_step is None:
-        order = (marks["end"] - marks["start"]).sort_values(kind="stable").index
-        number = int(marks.loc[order[(len(order) - 1) // 2], "number"])
+        busy = marks[marks["number"].isin(np.unique(gpu.work.step))]
+        busy = busy if len(busy) else marks
+        order = (busy["end"] - busy["start"]).sort_values(kind="stable").index
+        number, chosen = int(busy.loc[order[len(order) // 2], "number"]), int(busy["number"].nunique())
     run = prepare(gpu.events, work=gpu.work)
     window = gpu_tables.window_of_step(run, gpu, number)
     length = window.end - window.begin
@@ -192,7 +227,8 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
         tail = max(window.end - int(marks.loc[marks["number"] == number, "end"].max()), 0)
     return PathFacts(
         step=None if gpu.only_step is not None else number,
-        steps=len(gpu.steps),
+        steps=chosen,
+        steps_in_all=len(gpu.steps),
         total_ms=length / 1e6,
         tail_ms=tail / 1e6,
         kinds=kinds,

@@ -52,12 +52,14 @@ class QueueChart:
     ----------
     start_ms, piece_ms : float
         Begin, from that of the first step, and length of a piece of time.
-    longest : mapping of int or None to ndarray
-        By device the longest queue in each piece; a device without a number is ``None``.
+    mean, longest : mapping of int or None to ndarray
+        By device the queue in each piece, its mean over the piece's time and the longest; a device without a number is
+        ``None``.
     """
 
     start_ms: float
     piece_ms: float
+    mean: dict[int | None, npt.NDArray[np.float64]]
     longest: dict[int | None, Ints]
 
 
@@ -93,13 +95,14 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
 
 
 def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
-    """The longest queue in each of `QUEUE_PIECES` pieces of time; ``None`` where no launch is known."""
+    """The queue in each of `QUEUE_PIECES` pieces of time; ``None`` where no launch is known."""
     if not len(queue):
         return None
     begin = min(int(queue["start_ns"].min()), int(spans["start_ns"].min()))
     end = max(int(spans["end_ns"].max()), begin + 1)
     edges = np.linspace(begin, end, QUEUE_PIECES + 1)
     longest: dict[int | None, Ints] = {}
+    mean: dict[int | None, npt.NDArray[np.float64]] = {}
     for device, time, length in _queues(queue, spans):
         # A piece begins with the length that the one before it left.
         first = np.searchsorted(time, edges[:-1], side="right")
@@ -108,7 +111,11 @@ def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
         longest[device] = np.array(
             [known[a : max(b, a) + 1].max() for a, b in zip(first.tolist(), last.tolist(), strict=True)], dtype=np.int64
         )
-    return QueueChart(begin / 1e6, (end - begin) / 1e6 / QUEUE_PIECES, longest)
+        # The length times the time that it lasted, added up until each instant; at the last one nothing is left.
+        filled = np.concatenate(([0.0], np.cumsum(length[:-1] * np.diff(time)))) if len(time) else np.zeros(1)
+        until = np.interp(edges, time, filled) if len(time) else np.zeros(len(edges))
+        mean[device] = np.diff(until) / np.diff(edges)
+    return QueueChart(begin / 1e6, (end - begin) / 1e6 / QUEUE_PIECES, mean, longest)
 
 
 def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | None, Ints, Ints]]:

@@ -71,6 +71,8 @@ def savings_in(
     length = max(window.end - window.begin, 1)
     table = pd.DataFrame({"segments": sums["size"], "path_ms": sums["sum"] / 1e6, "share": sums["sum"] / length})
     table["saves_ms"] = pd.Series(saved, index=parts, dtype="Float64").reindex(table.index)
+    if by == "kind":
+        table["saves_ms"] = table["saves_ms"].mask(table.index == "unknown")
     table.index.name = by
     return table.reset_index()
 
@@ -204,11 +206,12 @@ class Retiming:
             if reason != by:
                 shift = shift + slack
             else:
-                # What held it up did so for the whole delay, unless the delay is what is left out.
+                # What held it up did so for the whole delay, unless the delay is what is left out; of this what nothing
+                # explains stays.
                 shift = shift.copy()
                 part = self.of_delay[which] if reason != LAUNCH else part
                 if part != NONE:
-                    shift[part] += slack
+                    shift[part] += max(min(int(held.explained[which]), int(start)) - int(time), 0)
             earliest = np.minimum(earliest, shift)
         return np.where(np.isfinite(earliest), earliest, 0.0)
 

@@ -150,10 +150,15 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
 
 
 def _gpus(trace: TraceColumns) -> list[str]:
-    """Names of the devices that something ran on, as far as the trace tells them."""
+    """Names of the devices that something ran on, as far as the trace tells them.
+
+    The numbers in the trace are not always those of the list; where all in the list are of one kind, its name is right.
+    """
     used = np.unique(trace.device[is_in(trace, ON_DEVICE)]) if len(trace) else np.array([], dtype=np.int64)
     by_number: dict[Any, Any] = {device.get("id"): device.get("name") for device in trace.devices if _plain(device)}
-    return [str(by_number.get(number) or f"GPU {number}") for number in used.tolist() if number != MISSING]
+    kinds = {name for name in by_number.values() if name}
+    only = kinds.pop() if len(kinds) == 1 else None
+    return [str(by_number.get(number) or only or f"GPU {number}") for number in used.tolist() if number != MISSING]
 
 
 def _plain(device: dict[str, Any]) -> bool:

@@ -55,7 +55,10 @@ def gpu_data(summary: GpuSummary) -> dict[str, Any]:
         else {
             "start_ms": _number(queue.start_ms),
             "piece_ms": _number(queue.piece_ms, 9),
-            "devices": [[device_word(device), values.tolist()] for device, values in queue.longest.items()],
+            "devices": [
+                [device_word(device), [_number(value, 4) for value in queue.mean[device]], values.tolist()]
+                for device, values in queue.longest.items()
+            ],
         },
         "kernels": {
             "op": [_place(names, value) for value in kernels["op"]],

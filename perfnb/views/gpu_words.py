@@ -17,10 +17,11 @@ PART_WORDS = {
     "computation": "At least one kernel computed; fills count as well.",
     "communication": "Only kernels of NCCL or RCCL ran: communication with other GPUs that no computation hid.",
     "memcpy": "Only copies ran, from the host, to it or on the GPU.",
-    "host": "Nothing ran, since the host had not yet launched the next work.",
+    "host": "Nothing ran, since the host had not yet launched the next work, or only just: a launch takes some µs.",
     "dependency": "The next work had been launched and waited: for the work before it, an event of another stream, or "
     "its turn in a CUDA graph.",
-    "other": "Nothing ran, and the trace does not explain why; or it does not hold the launch of the next work.",
+    "other": "Nothing ran though the next work had been launched, and the trace does not explain why; or it does not "
+    "hold its launch.",
 }
 
 #: What the kinds of a critical path mean.
@@ -35,7 +36,8 @@ KIND_WORDS = {
     "host": "The host in neither an op nor a call: Python and other code",
     "synchronisation": "From the end of the awaited work until the waiting call returned",
     "handover": "From the end of the forward thread's work to the begin of the backward thread's, or back",
-    "unknown": "The trace does not tell what was waited for",
+    "unknown": "The trace does not tell what was waited for, nor what would be saved: as between a launch and work that "
+    "began much later, though nothing known ran before it",
 }
 
 SAVES_WORDS = (
@@ -47,6 +49,8 @@ _SHAPES, _SHAPE = re.compile(r"\[[][0-9, ]*\]"), re.compile(r"\[([0-9][0-9, ]*)\
 
 #: Idle share from which waiting for the host is worth a word, and from which it is the main thing.
 _SOME, _MUCH = 0.05, 0.3
+#: Share of the steps above which first work to last stands for them.
+_COVERED = 0.5
 #: Share of short kernels from which it is worth a word.
 _SHORT = 0.2
 
@@ -55,57 +59,100 @@ def headline(summary: GpuSummary) -> str:
     """How busy the GPUs were, and what they waited for most."""
     devices = summary.devices
     total = float(devices["total_ms"].sum())
+    each = total / len(devices)
     who = "The GPU was" if len(devices) == 1 else f"{len(devices)} GPUs were"
-    said = f"{who} busy {fmt.share(summary.busy)} of {fmt.duration(total / len(devices))}, from first work to last"
-    idle = {name: float(devices[name].sum()) / total if total else 0.0 for name in ("host", "dependency", "other")}
+    said = f"{who} busy {fmt.share(summary.busy)} of {fmt.duration(each)}, from first work to last"
+    if _much_longer(summary):
+        busy = fmt.share(summary.busy * each / summary.whole_ms)
+        said += f" ({busy} of the {_whole_word(summary)}, {fmt.duration(summary.whole_ms)})"
+    idle = {name: _part(summary, name) for name in ("host", "dependency", "other")}
     why, most = max(idle.items(), key=lambda item: item[1])
     if most < 0.01:
         return f"{said}."
     because = {
         "host": "the host launched the next work too late",
-        "dependency": "launched work waited for other work",
+        "dependency": "launched work waited for other work or for an event",
         "other": "of something that the trace does not explain",
     }[why]
+    if why == "host" and _part(summary, "latency") > most / 2:
+        because = "work needs some time from its launch until it begins"
+    elif why == "other" and _part(summary, "unknown") > most / 2:
+        because = "of something that cannot be told: the launch of the next work is not in the trace"
     return f"{said}, and idle {fmt.share(most)} of it because {because}."
+
+
+def _part(summary: GpuSummary, name: str) -> float:
+    """The share of the devices' time."""
+    total = float(summary.devices["total_ms"].sum())
+    return float(summary.devices[name].sum()) / total if total else 0.0
+
+
+def _much_longer(summary: GpuSummary) -> bool:
+    """Whether the steps, or the trace, are much longer than the time from first work to last."""
+    return float(summary.devices["total_ms"].mean()) < _COVERED * summary.whole_ms
+
+
+def _whole_word(summary: GpuSummary) -> str:
+    if not summary.steps_marked:
+        return "trace"
+    steps = summary.path.steps_in_all if summary.path is not None else summary.steps_in_all
+    return "step" if steps == 1 else "steps"
 
 
 def launch_sentence(summary: GpuSummary) -> str:
     """What the figures of the launches say together."""
-    facts, devices = summary.launches, summary.devices
+    facts = summary.launches
     if not facts.known:
         return "No launch is in the trace: what launching cost cannot be told."
-    total = float(devices["total_ms"].sum())
-    late = float(devices["host"].sum()) / total if total else 0.0
-    short = facts.short_share or 0.0
+    doubt = "Whether launches keep up with the GPU cannot be told from this trace"
+    known, lost = facts.known / facts.launched, _part(summary, "unknown")
+    if known < 0.5 or lost >= _SOME:
+        idle = f", and the GPU was idle {fmt.share(lost)} of its time before these" if lost >= _SOME else ""
+        return f"{doubt}: the launches of {fmt.share(1 - known)} of the kernels, copies and fills are not in it{idle}."
+    late, short = _part(summary, "host"), facts.short_share or 0.0
+    if summary.pieces <= len(summary.devices):
+        return f"{doubt}: only one kernel, copy or fill ran, so that the GPU waited for no next one."
     if late < _SOME:
         often = f"idle {fmt.share(late)} of its time" if fmt.share(late) != "0 %" else "never idle"
         hidden = f", although {fmt.share(short)} of the kernels ran for less time than their launch took"
-        said = f"Launches keep up with the GPU: it was {often} because the host was late"
+        between = " between its first work and its last" if _much_longer(summary) else ""
+        said = f"Launches keep up with the GPU: it was {often}{between} because the host was late"
         return f"{said}{hidden if short >= _SHORT else ''}."
+    call, latency = _part(summary, "call"), _part(summary, "latency")
+    before = max(late - call - latency, 0.0)
+    parts = [(before, "before the call"), (call, "in it"), (latency, "from its return to the begin of the work")]
+    named = [f"{fmt.share(part)} {word}" for part, word in parts if part >= 0.005]
     waited = "The GPU waited for the host" if late >= _MUCH else "At times the GPU waited for the host"
-    idle = f"{fmt.share(late)} of its time it was idle because the next launch came late"
-    if (facts.empty_share or 0.0) < late / 2 and facts.call_us_95 is not None:
-        # A queue that is not empty while the GPU is idle is filled by a call that has not returned.
-        slow = f"the calls that launch took long (95 % of them up to {fmt.duration(facts.call_us_95 / 1e3)})"
-        return f"{waited}: {idle}, not for want of launches: {slow}."
-    said = f"{waited}: {fmt.share(facts.empty_share)} of its time nothing was queued, and {idle}."
+    said = f"{waited}: {fmt.share(late)} of its time it was idle until the next launch came"
+    if len(named) > 1:
+        said = f"{said}: {', '.join(named)}"
+    if call > before and facts.call_us_95 is not None:
+        return f"{said}. The calls that launch took long: 95 % of them up to {fmt.duration(facts.call_us_95 / 1e3)}."
     if short >= _SHORT:
         return (
-            f"{said} {fmt.share(short)} of the kernels ran for less time than their launch took: larger batches, fused "
+            f"{said}. {fmt.share(short)} of the kernels ran for less time than their launch took: larger batches, fused "
             "ops (torch.compile) or CUDA graphs launch less often."
         )
-    return f"{said} The critical path tells what the host did meanwhile."
+    return f"{said}. The critical path tells what the host did meanwhile."
 
 
 def path_title(path: PathFacts) -> str:
     """Of which step the path is, and how long."""
     if path.step is None:
         return f"Critical path of the whole trace, {fmt.duration(path.total_ms)}"
-    which = f"step {path.step}" + (f", the median of {path.steps} steps" if path.steps > 1 else "")
+    which = f"step {path.step}{_chosen(path)}"
     tail = ""
     if path.tail_ms > 0:
         tail = f", of these {fmt.duration(path.tail_ms)} on the GPU after the host had ended the step"
     return f"Critical path of {which}: {fmt.duration(path.total_ms)}{tail}"
+
+
+def _chosen(path: PathFacts) -> str:
+    """Why this step."""
+    working = " with work on a GPU" if path.steps < path.steps_in_all else ""
+    if path.steps > 1:
+        return f", {'the longer' if path.steps == 2 else 'the median'} of {path.steps} steps{working}"
+    return f", the only one{working}" if working else ""
 
 
 def launch_figures(summary: GpuSummary) -> list[tuple[str, str, str, str]]:

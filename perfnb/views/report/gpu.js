@@ -2,7 +2,7 @@
 const QUEUE = { left: 46, right: 14, top: 8, height: 84, below: 22 };
 
 function gpuTab(data) {
-  const charts = (data.queue?.devices ?? []).slice(0, 8).map(([word, lengths]) => queueChart(data.queue, word, lengths));
+  const charts = (data.queue?.devices ?? []).slice(0, 8).map(([word, means, longest]) => queueChart(data.queue, word, means, longest));
   const kernels = kernelTable(data);
   const element = h("div", { class: "pf-view pf-gpu" },
     h("p", { class: "pf-gpu-lead" }, data.headline),
@@ -10,7 +10,7 @@ function gpuTab(data) {
     data.path && criticalPath(data.path),
     launchFacts(data),
     charts.length ? h("section", { "aria-label": "Queue" },
-      h("h3", {}, "Queue"), h("p", { class: "pf-quiet" }, "Work that had been launched and had not begun. Where there is none, the GPU has nothing to do next."),
+      h("h3", {}, "Queue"), h("p", { class: "pf-quiet" }, "Work that had been launched and had not begun: filled, the mean over time; the line, the most. Where there is none, the GPU has nothing to do next. The scale goes by square roots, so that short queues show."),
       charts.map((chart) => chart.element)) : null,
     kernels.element,
     data.notes.length ? h("ul", { class: "pf-gpu-notes" }, data.notes.map((note) => h("li", {}, note))) : null);
@@ -55,6 +55,7 @@ function stepBars({ steps, marks, steps_in_all: all }) {
       h("div", {}, h("div", { class: "pf-gpu-bar", role: "img", "aria-label": `${step.word}: ${words(step)}`, style: `width:${(100 * step.total_ms) / longest}%` },
         step.parts.map((ms, i) => (ms > 0 ? gpuFill(marks[i], ms, step.total_ms) : null)))),
       h("span", { class: "pf-gpu-total" }, figure(duration(step.total_ms))))),
+    h("p", { class: "pf-quiet" }, "From the begin of the first work that a step launched to the end of its last; idle time between two steps is in neither."),
     left > 0 ? h("p", { class: "pf-quiet" }, `${left.toLocaleString("en-US")} more steps are not drawn.`) : null);
 }
 
@@ -85,7 +86,14 @@ function launchFacts(data) {
       h("dt", {}, h("span", { class: "pf-hint" }, word)), h("dd", {}, h("b", {}, figure(value)), h("small", {}, small))))));
 }
 
-function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, lengths) {
+// One, and round numbers near a ninth, four ninths and all of the most: evenly apart by square roots.
+function rootTicks(most) {
+  const nice = (value) => [5, 2, 1].map((k) => k * 10 ** Math.floor(Math.log10(value))).find((round) => round <= value);
+  return [...new Set([1, ...[most / 9, (4 * most) / 9, most].filter((value) => value >= 1).map(nice)])]
+    .filter((value, i, all) => i === all.length - 1 || Math.sqrt(all[i + 1] / most) - Math.sqrt(value / most) > 0.15);
+}
+
+function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, means, lengths) {
   const holder = h("div", { class: "pf-gpu-queue" });
   const most = Math.max(1, ...lengths);
   const end = begin + piece * lengths.length;
@@ -96,10 +104,10 @@ function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, lengths
     const { left, right, top, height, below } = QUEUE;
     const [x1, y0] = [width - right, top + height];
     const x = (ms) => left + ((x1 - left) * (ms - begin)) / (end - begin || 1);
-    const y = (length) => y0 - (height * length) / most;
-    const ticks = niceTicks(most, 3).filter(Number.isInteger);
+    const y = (length) => y0 - height * Math.sqrt(length / most);
+    const ticks = rootTicks(most);
     const times = niceTicks(end - begin, Math.max(2, Math.floor(width / 150)));
-    const line = lengths.map((length, i) => `H${x(begin + i * piece).toFixed(1)}V${y(length).toFixed(1)}`).join("");
+    const line = (values) => values.map((value, i) => `H${x(begin + i * piece).toFixed(1)}V${y(value ?? 0).toFixed(1)}`).join("");
     const cursor = drawn("line", { class: "pf-axis", y1: top, y2: y0, visibility: "hidden" });
     const point = (event) => {
       const box = holder.getBoundingClientRect();
@@ -109,14 +117,15 @@ function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, lengths
       if (!inside) return (tip.textContent = rest);
       const place = x(begin + (at + 0.5) * piece);
       for (const side of ["x1", "x2"]) cursor.setAttribute(side, place);
-      return (tip.textContent = `${devices.length > 1 ? `${word}: ` : ""}${lengths[at].toLocaleString("en-US")} queued at most, ${roundNumber(duration(at * piece))} to ${roundNumber(duration((at + 1) * piece))} after the begin`);
+      return (tip.textContent = `${devices.length > 1 ? `${word}: ` : ""}${count(means[at])} queued on average, ${lengths[at].toLocaleString("en-US")} at most, ${roundNumber(duration(at * piece))} to ${roundNumber(duration((at + 1) * piece))} after the begin`);
     };
     holder.replaceChildren(drawn("svg", { width, height: y0 + below, role: "img", "aria-label": `Length of the queue of ${word} over time, at most ${most}`,
       pointermove: point, pointerleave: () => point({ clientX: -1e9 }) },
     ticks.map((value) => [drawn("line", { class: "pf-rule", x1: left, x2: x1, y1: y(value), y2: y(value) }),
       drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toLocaleString("en-US"))]),
     times.map((value, i) => drawn("text", { x: x(begin + value), y: y0 + 16, "text-anchor": i ? "middle" : "start" }, value ? roundNumber(duration(value)) : "0")),
-    drawn("path", { class: "pf-gpu-area", d: `M${left},${y0}${line}H${x1}V${y0}Z` }), cursor));
+    drawn("path", { class: "pf-gpu-area", d: `M${left},${y0}${line(means)}H${x1}V${y0}Z` }),
+    drawn("path", { class: "pf-gpu-most", d: `M${left},${y0}${line(lengths)}H${x1}V${y0}` }), cursor));
   };
   const refit = drawnToFit(holder, draw);
   return { element: h("div", {}, h("p", { class: "pf-gpu-tip" }, tip), holder), refit };
