@@ -11,6 +11,7 @@ import pandas as pd
 from perfnb.analysis.architecture_table import architecture_figures
 from perfnb.analysis.architectures import ArchitectureFigures
 from perfnb.analysis.summary import device_words
+from perfnb.analysis.timing import times_in_words
 from perfnb.comparison import planned_rounds, warm_up
 from perfnb.profile import Profile
 from perfnb.profiling import run_profile
@@ -52,7 +53,7 @@ class ArchitectureComparison:
         return architectures_text(self._figures)
 
     def __repr__(self) -> str:
-        times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in self._figures.table["median_ms"].items())
+        times = ", ".join(f"{name} {times_in_words([ms])}" for name, ms in self._figures.table["median_ms"].items())
         return f"<perfnb.ArchitectureComparison: {times}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

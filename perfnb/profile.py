@@ -21,6 +21,7 @@ from perfnb.analysis.ops import kernel_table
 from perfnb.analysis.profile_diff import diff_profiles
 from perfnb.analysis.summary import Summary, ops_alone, summarize, timing_of
 from perfnb.analysis.timeline import Timeline, timeline_of
+from perfnb.analysis.timing import times_in_words
 from perfnb.analysis.trace_export import trace_text
 from perfnb.analysis.trace_memory import trace_memory_table
 from perfnb.analysis_version import analysis_version
@@ -327,7 +328,7 @@ class Profile:
             steps = self._recording.traced_steps
             words = f"{trace['events']:,} events, {steps} step{'s' * (steps != 1)}"
             return f"<perfnb.Profile of {trace['file']!r}: {words}>"
-        return f"<perfnb.Profile {self.meta['name']!r}: {timing.median_ms:.3g} ms a step, {timing.steps} steps timed>"
+        return f"<perfnb.Profile {self.meta['name']!r}: {times_in_words([timing.median_ms])} a step, {timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return static_bundle(self._summary, self._timeline())

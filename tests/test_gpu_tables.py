@@ -143,7 +143,10 @@ def test_the_facts_of_the_tab_are_those_of_the_tables(profile: perfnb.Profile) -
     assert gpu.busy == pytest.approx(437 / 2070)
     assert [us(value) for value in gpu.devices.iloc[0][parts]] == [2070, 415, 22, 0, 1630, 3, 0, 78]
     assert [us(value) for value in gpu.steps.iloc[0][parts]] == [300, 118, 22, 0, 160, 0, 0, 78]
-    assert [us(value) for value in gpu.steps.iloc[1][parts]] == [1770, 297, 0, 0, 1470, 3, 0, 0]
+    assert [us(value) for value in gpu.steps.iloc[1][parts]] == [1070, 297, 0, 0, 770, 3, 0, 0]
+    # The 700 before the first work of step 8 are in neither step, as in the frame.
+    assert [us(value) for value in gpu.steps["total_ms"]] == [us(value) for value in profile.gpu_steps["total_ms"]]
+    assert [us(value) for value in profile.gpu_idle["before_ms"]] == [0, 700]
     facts = gpu.launches
     assert (facts.launched, facts.known, facts.call_us, facts.call_us_95) == (3.5, 3.5, 1, 1)
     assert (facts.delay_us, facts.delay_us_95, facts.short_share, facts.longest_queue) == (10, 20, 0, 1)
@@ -155,9 +158,13 @@ def test_the_facts_of_the_tab_are_those_of_the_tables(profile: perfnb.Profile) -
     queued = gpu.queue.longest[0]
     assert queued.max() == 1
     assert queued[0] == 1  # 20 to 28.7
+    mean = gpu.queue.mean[0]
+    # Six waited 12, 20 and 10, then 10, 13 and 10, and the first one 10 before it began, each alone.
+    assert us(mean.sum() * gpu.queue.piece_ms) == 75 + 10
+    assert (mean <= queued + 1e-9).all()
     assert (queued[17:33] == 0).all()  # 167 to 306
     assert gpu.path is not None
-    assert (gpu.path.step, gpu.path.steps, us(gpu.path.total_ms), gpu.path.tail_ms) == (7, 2, 1000, 0)
+    assert (gpu.path.step, gpu.path.steps, us(gpu.path.total_ms)) == (8, 2, 1100)
     assert gpu.kernels["share"].sum() == pytest.approx(1)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.layers import inside_compiled
-from perfnb.analysis.timing import Timing
+from perfnb.analysis.timing import Timing, times_in_words
 from perfnb.analysis.trace_notes import of_the_trace, without_layers
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import UNATTRIBUTED_ROW
@@ -63,18 +63,18 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
     traced = _traced_ms(recording)
     if traced.max() > _DISAGREE * traced.min() and not recording.is_loaded:
-        times = ", ".join(f"{value:.3g}" for value in traced)
+        times = times_in_words(traced)
         yield (
-            f"The traced steps took {times} ms: they disagree, and times by phase and layer are their mean. Other work "
+            f"The traced steps took {times}: they disagree, and times by phase and layer are their mean. Other work "
             "on the machine or unlike batches may be the cause; profile again before you trust them."
         )
     if slowdown is not None and slowdown > _SLOWDOWN:
-        cells = attribution.cells
+        cells, more_ms = attribution.cells, (slowdown - 1) * timing.median_ms
         explained_ms = (cells["ns"].sum() - cells["corrected_ns"].sum()) / attribution.steps / 1e6
         yield (
-            f"Traced steps took {slowdown:.3g} times as long as timed ones: {(slowdown - 1) * timing.median_ms:.3g} ms "
-            f"more, of which tracing itself explains {explained_ms:.3g} ms ({cost.get('op_ns', 0) / 1e3:.2f} µs an op, "
-            f"{cost.get('call_ns', 0) / 1e3:.2f} µs a module call, as measured here). Shares are corrected for that; "
+            f"Traced steps took {slowdown:.3g} times as long as timed ones: {times_in_words([more_ms])} "
+            f"more, of which tracing itself explains {times_in_words([explained_ms])} "
+            f"({cost.get('op_ns', 0) / 1e3:.2f} µs an op, {cost.get('call_ns', 0) / 1e3:.2f} µs a module call, as measured here). Shares are corrected for that; "
             "times are as traced."
         )
     if recording.meta.get("stacks"):

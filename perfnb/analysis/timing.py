@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -46,8 +46,10 @@ class Timing:
     def __repr__(self) -> str:
         if not self.steps:
             return "<perfnb.Timing: no step>"
-        interval = "" if self.ci_ms is None else f" [{self.ci_ms[0]:.3g}, {self.ci_ms[1]:.3g}]"
-        return f"<perfnb.Timing: {self.median_ms:.3g} ms{interval}, {self.steps} step{'s' * (self.steps > 1)}>"
+        interval = "" if self.ci_ms is None else f" [{times_in_words(self.ci_ms)}]"
+        return (
+            f"<perfnb.Timing: {times_in_words([self.median_ms])}{interval}, {self.steps} step{'s' * (self.steps > 1)}>"
+        )
 
     @property
     def steps(self) -> int:
@@ -107,3 +109,10 @@ def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: 
         samples=sum(known) if whole else None,
         **rest,
     )
+
+
+def times_in_words(times_ms: Iterable[float]) -> str:
+    """Milliseconds with three significant digits and one unit: ``1.2, 980 ms``, or ``0.98, 3.44 s`` from 1,000 ms on."""
+    values = [float(f"{value:.3g}") for value in times_ms]
+    in_s = max(map(abs, values), default=0.0) >= 1000
+    return ", ".join(f"{value / 1000 if in_s else value:.3g}" for value in values) + (" s" if in_s else " ms")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perfnb.analysis.timing import times_in_words
 from perfnb.analysis.trace_memory import CPU, memory_of_trace
 from perfnb.frames.recording import Recording
 
@@ -22,9 +23,9 @@ def of_the_trace(recording: Recording) -> Iterator[str]:
             f"step, from the begin of its first event {on}to the end of its last."
         )
     elif len(steps) > 1 and steps["wall_ms"].max() > _DISAGREE * steps["wall_ms"].min():
-        times = ", ".join(f"{value:.3g}" for value in steps["wall_ms"].head(_MOST_TIMES))
+        times = times_in_words(steps["wall_ms"].head(_MOST_TIMES))
         more = " and more" if len(steps) > _MOST_TIMES else ""
-        yield f"The steps took {times}{more} ms: they differ, and times by phase, layer and op are their mean."
+        yield f"The steps took {times}{more}: they differ, and times by phase, layer and op are their mean."
     if facts["steps_ignored"]:
         yield (
             f"Marks of steps on other threads or inside other steps are not counted as steps: {facts['steps_ignored']}."

@@ -50,7 +50,7 @@ _SHAPES, _SHAPE = re.compile(r"\[[][0-9, ]*\]"), re.compile(r"\[([0-9][0-9, ]*)\
 #: Idle share from which waiting for the host is worth a word, and from which it is the main thing.
 _SOME, _MUCH = 0.05, 0.3
 #: Share of the steps above which first work to last stands for them.
-_COVERED = 0.5
+_COVERED = 0.7
 #: Share of short kernels from which it is worth a word.
 _SHORT = 0.2
 
@@ -151,7 +151,7 @@ def _chosen(path: PathFacts) -> str:
     """Why this step."""
     working = " with work on a GPU" if path.steps < path.steps_in_all else ""
     if path.steps > 1:
-        return f", {'the longer' if path.steps == 2 else 'the median'} of {path.steps} steps{working}"
+        return f", the {'upper ' if path.steps == 2 else ''}median of {path.steps} steps{working}"
     return f", the only one{working}" if working else ""
 
 

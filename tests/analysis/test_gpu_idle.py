@@ -72,7 +72,9 @@ def test_after_a_call_that_makes_a_stream_wait_the_rest_of_the_gap_is_waiting(th
 
 
 def test_gaps_before_a_step_are_marked_and_left_out_where_each_step_stands_alone() -> None:
-    trace = Trace().event("ProfilerStep#3", 0, 99, "user_annotation").event("ProfilerStep#4", 100, 200, "user_annotation")
+    trace = (
+        Trace().event("ProfilerStep#3", 0, 99, "user_annotation").event("ProfilerStep#4", 100, 200, "user_annotation")
+    )
     trace.work("a", 10, 20, (1, 5)).work("b", 40, 50, (30, 35)).work("c", 120, 130, (110, 115))
     trace.work("d", 150, 160, (140, 145))
 
