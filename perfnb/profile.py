@@ -100,8 +100,8 @@ class Profile:
     def kernel_ops(self) -> pd.DataFrame:
         """Kernels, copies and fills by the operator that launched them and its input shapes, per traced step.
 
-        ``op_calls`` counts calls of the operator, ``kernels`` different kernels, ``calls`` the kernels, copies and fills
-        that ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched them,
+        ``op_calls`` counts calls of the operator, ``kernels`` different kernels, ``calls`` the kernels, copies and
+        fills that ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched them,
         ``layer`` the one with most of this time and ``layer_share`` its share of it, 0 to 1. Shapes are known where
         they were recorded.
         """
@@ -328,7 +328,8 @@ class Profile:
             steps = self._recording.traced_steps
             words = f"{trace['events']:,} events, {steps} step{'s' * (steps != 1)}"
             return f"<perfnb.Profile of {trace['file']!r}: {words}>"
-        return f"<perfnb.Profile {self.meta['name']!r}: {times_in_words([timing.median_ms])} a step, {timing.steps} steps timed>"
+        step = times_in_words([timing.median_ms])
+        return f"<perfnb.Profile {self.meta['name']!r}: {step} a step, {timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return static_bundle(self._summary, self._timeline())

@@ -74,7 +74,8 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
         yield (
             f"Traced steps took {slowdown:.3g} times as long as timed ones: {times_in_words([more_ms])} "
             f"more, of which tracing itself explains {times_in_words([explained_ms])} "
-            f"({cost.get('op_ns', 0) / 1e3:.2f} µs an op, {cost.get('call_ns', 0) / 1e3:.2f} µs a module call, as measured here). Shares are corrected for that; "
+            f"({cost.get('op_ns', 0) / 1e3:.2f} µs an op, "
+            f"{cost.get('call_ns', 0) / 1e3:.2f} µs a module call, as measured here). Shares are corrected for that; "
             "times are as traced."
         )
     if recording.meta.get("stacks"):

@@ -46,10 +46,10 @@ class Timing:
     def __repr__(self) -> str:
         if not self.steps:
             return "<perfnb.Timing: no step>"
-        interval = "" if self.ci_ms is None else f" [{times_in_words(self.ci_ms)}]"
-        return (
-            f"<perfnb.Timing: {times_in_words([self.median_ms])}{interval}, {self.steps} step{'s' * (self.steps > 1)}>"
-        )
+        times, unit = times_in_words([self.median_ms, *(self.ci_ms or ())]).rsplit(" ", 1)
+        median, *bounds = times.split(", ")
+        interval = f" [{', '.join(bounds)}]" if bounds else ""
+        return f"<perfnb.Timing: {median} {unit}{interval}, {self.steps} step{'s' * (self.steps > 1)}>"
 
     @property
     def steps(self) -> int:
@@ -112,7 +112,7 @@ def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: 
 
 
 def times_in_words(times_ms: Iterable[float]) -> str:
-    """Milliseconds with three significant digits and one unit: ``1.2, 980 ms``, or ``0.98, 3.44 s`` from 1,000 ms on."""
+    """Milliseconds with three significant digits and one unit: ``1.2, 980 ms``, or ``0.98, 3.44 s`` from 1,000 ms."""
     values = [float(f"{value:.3g}") for value in times_ms]
     in_s = max(map(abs, values), default=0.0) >= 1000
     return ", ".join(f"{value / 1000 if in_s else value:.3g}" for value in values) + (" s" if in_s else " ms")

@@ -36,8 +36,8 @@ KIND_WORDS = {
     "host": "The host in neither an op nor a call: Python and other code",
     "synchronisation": "From the end of the awaited work until the waiting call returned",
     "handover": "From the end of the forward thread's work to the begin of the backward thread's, or back",
-    "unknown": "The trace does not tell what was waited for, nor what would be saved: as between a launch and work that "
-    "began much later, though nothing known ran before it",
+    "unknown": "The trace does not tell what was waited for, nor what would be saved: as between a launch and work "
+    "that began much later, though nothing known ran before it",
 }
 
 SAVES_WORDS = (
@@ -130,8 +130,8 @@ def launch_sentence(summary: GpuSummary) -> str:
         return f"{said}. The calls that launch took long: 95 % of them up to {fmt.duration(facts.call_us_95 / 1e3)}."
     if short >= _SHORT:
         return (
-            f"{said}. {fmt.share(short)} of the kernels ran for less time than their launch took: larger batches, fused "
-            "ops (torch.compile) or CUDA graphs launch less often."
+            f"{said}. {fmt.share(short)} of the kernels ran for less time than their launch took: larger batches, "
+            "fused ops (torch.compile) or CUDA graphs launch less often."
         )
     return f"{said}. The critical path tells what the host did meanwhile."
 

@@ -226,6 +226,46 @@ def test_without_launches_the_path_is_what_the_devices_show_and_the_rest_is_unkn
     assert in_us(critical_path(trace.frame(), window=(0, 60_000), tail=True))[0] == ("unknown", "", 0, 10)
 
 
+def test_a_kernel_that_begins_long_after_its_launch_waited_for_what_is_not_known() -> None:
+    trace = Trace().work("late", 500, 560, (10, 12)).event("cudaDeviceSynchronize", 50, 565, "cuda_runtime")
+
+    assert in_us(critical_path(step(trace, 570), 1)) == [
+        ("host", "", 0, 10),
+        ("launch", "cudaLaunchKernel", 10, 2),
+        ("unknown", "", 12, 488),
+        ("computation", "late", 500, 60),
+        ("synchronisation", "cudaDeviceSynchronize", 560, 5),
+        ("host", "", 565, 5),
+    ]
+
+
+def test_a_kernel_that_begins_long_after_the_one_before_it_waited_for_what_is_not_known() -> None:
+    trace = Trace().work("first", 5, 50, (1, 3)).work("second", 190, 200, (4, 6))
+    trace.event("cudaDeviceSynchronize", 10, 205, "cuda_runtime")
+
+    assert ("unknown", "", 50, 140) in in_us(critical_path(step(trace, 210), 1))
+
+
+@public
+@pytest.mark.parametrize(
+    ("name", "launch_ms", "unknown_ms"),
+    [
+        # The first copy of the trace begins 7.8 ms after its call, which took 0.005.
+        ("mi300_vllm_decode_graph.json.gz", 0.05, 7.83),
+        # The next kernel is launched at 0.123 ms in 0.005 and begins at 463.380.
+        ("mi300_sglang_decode.json.gz", 0.05, 463.25),
+    ],
+)
+def test_no_launch_of_a_public_trace_takes_what_nothing_explains(
+    name: str, launch_ms: float, unknown_ms: float
+) -> None:
+    path = critical_path(public_trace(name))
+    sums = path.groupby("kind", observed=False)["duration_ns"].sum() / 1e6
+
+    assert sums["launch"] < launch_ms
+    assert sums["unknown"] == pytest.approx(unknown_ms, rel=0.01)
+
+
 def test_layers_of_the_events_are_those_of_the_segments() -> None:
     frame = step(waiting())
     frame["layer"] = pd.Categorical(

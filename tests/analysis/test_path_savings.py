@@ -63,6 +63,15 @@ def test_what_waits_for_an_event_is_saved_with_what_it_waits_for() -> None:
     assert parts["a"] == (55, 49)
 
 
+def test_what_nothing_explains_saves_nothing_that_is_known_and_stays_where_its_launch_is_left_out() -> None:
+    trace = Trace().work("late", 500, 560, (10, 12)).event("cudaDeviceSynchronize", 50, 565, "cuda_runtime")
+    table = path_savings(step(trace, 570), 1).set_index("kind")
+
+    assert pd.isna(table.loc["unknown", "saves_ms"])
+    assert table.loc["unknown", "path_ms"] == pytest.approx(0.488)
+    assert table.loc["launch", "saves_ms"] == pytest.approx(0.002)
+
+
 def test_a_table_names_its_parts_the_longest_first_and_times_only_some_anew() -> None:
     table = path_savings(step(waiting()), 1, most=2)
 

@@ -49,7 +49,7 @@ def test_the_tab_shows_what_the_gpus_did(tab):
     assert box is not None
     assert box["width"] > 800
     chart.hover(position={"x": 50, "y": 40})
-    expect(page.locator(".pf-gpu-tip").first).to_contain_text("1 queued at most, 0 ms to")
+    expect(page.locator(".pf-gpu-tip").first).to_contain_text(" queued on average, 1 at most, 0 ms to")
 
 
 def test_kernels_are_searched_and_told_in_full(tab):

@@ -14,7 +14,7 @@ from perfnb.analysis.launch_facts import LaunchFacts
 from perfnb.views import assets, escape, palette
 from perfnb.views.gpu import gpu_html, gpu_text
 from perfnb.views.gpu_data import gpu_data
-from perfnb.views.gpu_words import headline, launch_sentence, shape_words
+from perfnb.views.gpu_words import headline, launch_sentence, path_title, shape_words
 from perfnb.views.report_data import report_data
 from tests.views import gpu_samples as samples
 from tests.views import summaries
@@ -111,19 +111,62 @@ def test_the_sentence_says_whether_launches_keep_up(tmp_path):
     assert launch_sentence(gpu).startswith("The GPU waited for the host: ")
     assert headline(gpu).startswith("2 GPUs were busy ")
 
+    # From 30 to 2280 GPU 0 and to 2400 GPU 1; nothing is left out.
     busy = gpu.devices.assign(host=0.0, total_ms=gpu.devices["total_ms"] - gpu.devices["host"])
-    assert launch_sentence(replace(gpu, devices=busy)) == (
-        "Launches keep up with the GPU: it was never idle because the host was late."
-    )
+    near = replace(gpu, devices=busy, whole_ms=float(busy["total_ms"].max()))
+    assert launch_sentence(near) == "Launches keep up with the GPU: it was never idle because the host was late."
+    assert "between its first work and its last" in launch_sentence(replace(near, whole_ms=1000.0))
+    assert headline(replace(near, whole_ms=1000.0)).count("of the steps, 1.00 s)") == 1
     none = LaunchFacts(5, 0, None, None, None, None, None, None, None)
     assert "cannot be told" in launch_sentence(replace(gpu, launches=none))
-    slow = replace(gpu.launches, empty_share=0.001, call_us_95=463_000.0)
-    assert launch_sentence(replace(gpu, launches=slow)).endswith(
-        "the calls that launch took long (95 % of them up to 463 ms)."
-    )
+    slow = replace(gpu, launches=replace(gpu.launches, call_us_95=463_000.0))
+    slow = replace(slow, devices=gpu.devices.assign(call=gpu.devices["host"]))
+    assert launch_sentence(slow).endswith("The calls that launch took long: 95 % of them up to 463 ms.")
     short = replace(gpu.launches, short_share=0.4)
     assert "40 % of the kernels ran for less time than their launch took: " in launch_sentence(
         replace(gpu, launches=short)
+    )
+
+
+def test_whether_launches_keep_up_is_not_said_without_evidence(tmp_path):
+    gpu = gpu_of(samples.two_gpus(), tmp_path)
+    quiet = gpu.devices.assign(host=0.0)
+
+    few = replace(gpu, devices=quiet, launches=replace(gpu.launches, launched=8, known=1))
+    assert launch_sentence(few) == (
+        "Whether launches keep up with the GPU cannot be told from this trace: the launches of 88 % of the kernels, "
+        "copies and fills are not in it."
+    )
+    lost = replace(gpu, devices=quiet.assign(unknown=quiet["total_ms"] / 2))
+    assert "the GPU was idle 50 % of its time before these" in launch_sentence(lost)
+
+    alone = gpu_of(Written().step(1, 0, 5000).op("aten::mm", 10, 30).kernel("gemm", 12, 20, 30), tmp_path)
+    assert "cannot be told from this trace: only one kernel" in launch_sentence(alone)
+    assert headline(alone) == (
+        "The GPU was busy 100 % of 10.0 µs, from first work to last (0.2 % of the step, 5.00 ms)."
+    )
+
+
+def test_the_path_is_of_a_step_that_launched_work(tmp_path):
+    trace = Written().step(1, 0, 900).step(2, 900, 1000).step(3, 1000, 1010)
+    trace.kernel("gemm", 12, 20, 30).kernel("gemm", 910, 920, 930)
+
+    path = gpu_of(trace, tmp_path).path
+
+    assert path is not None
+    assert (path.step, path.steps, path.steps_in_all) == (1, 2, 3)
+    assert path_title(path) == "Critical path of step 1, the upper median of 2 steps with work on a GPU: 0.900 ms"
+
+
+def test_the_parts_of_waiting_for_the_host_are_named(tmp_path):
+    trace = Written().step(1, 0, 1000).kernel("a", 10, 20, 100)
+    trace.event("cudaLaunchKernel", 150, 200, "cuda_runtime", correlation=77)
+    trace.event("b", 220, 420, "kernel", 7, 0, device=0, stream=7, correlation=77)
+
+    # Of 400: 50 until the call, 50 in it, 20 until the work began.
+    assert launch_sentence(gpu_of(trace, tmp_path)).startswith(
+        "The GPU waited for the host: 30 % of its time it was idle until the next launch came: 12 % before the call, "
+        "12 % in it, 5.0 % from its return to the begin of the work."
     )
 
 
