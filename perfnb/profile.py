@@ -101,9 +101,9 @@ class Profile:
         """Kernels, copies and fills by the operator that launched them and its input shapes, per traced step.
 
         ``op_calls`` counts calls of the operator, ``kernels`` different kernels, ``calls`` the kernels, copies and
-        fills that ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched them,
-        ``layer`` the one with most of this time and ``layer_share`` its share of it, 0 to 1. Shapes are known where
-        they were recorded.
+        fills that ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched
+        them, ``layer`` the one with most of this time and ``layer_share`` its share of it, 0 to 1. Shapes are known
+        where they were recorded.
         """
         return gpu_tables.kernel_op_table(self._gpu_events(layers=True))
 

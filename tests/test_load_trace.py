@@ -367,6 +367,24 @@ def test_what_the_trace_says_of_itself_is_in_meta(tmp_path: Path) -> None:
     json.dumps(meta)
 
 
+@pytest.mark.parametrize(
+    ("listed", "name"),
+    [
+        ([(0, "Small GPU")], "Small GPU"),  # numbers differ, but there is one kind
+        ([(0, "Small GPU"), (1, "Small GPU")], "Small GPU"),
+        ([(0, "Small GPU"), (1, "Large GPU")], "GPU 9"),
+        ([(0, "Small GPU"), (9, "Large GPU")], "Large GPU"),
+        ([(0, "")], "GPU 9"),
+        ([], "GPU 9"),
+    ],
+)
+def test_a_gpu_is_named_where_only_one_kind_is_listed(listed: list[tuple[int, str]], name: str, tmp_path: Path) -> None:
+    trace = Written(deviceProperties=[{"id": number, "name": word} for number, word in listed])
+    trace.op("aten::mm", 5, 10).kernel("k", 6, 20, 30, device=9)
+
+    assert loaded(trace, tmp_path).meta["environment"]["gpus"] == [name]
+
+
 def test_events_that_end_before_they_begin_are_told_of(tmp_path: Path) -> None:
     trace = Written().step(0, 0, 100).op("aten::mm", 10, 20).op("aten::add", 50, 45).op("aten::mul", 60, 52)
 
