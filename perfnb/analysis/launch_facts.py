@@ -13,6 +13,7 @@ from perfnb.analysis.nesting import Ints
 
 #: Pieces of time in which the length of the queue is told.
 QUEUE_PIECES = 240
+_COPY = "Memcpy"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class LaunchFacts:
     launched, known : float
         Kernels, copies and fills per step, and how many of them have their launch in the trace.
     call_us, call_us_95, delay_us, delay_us_95 : float or None
-        Median and 95th percentile: of the time in a launching call, and from its begin to that of the work.
+        Median and 95th percentile: of the time in a launching call, but for copies whose call waited until they were
+        done; and from its begin to that of the work.
     short_share : float or None
         Share of kernels that ran for less time than their launch took.
     longest_queue : int or None
@@ -75,8 +77,11 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
     steps : int
     """
     known = rows[rows["call_ns"].notna()]
-    # A call that launched several pieces of work counts once.
-    calls, weight = _floats(known["call_ns"]) / 1e3, 1 / _floats(known["shared"])
+    # A call that launched several pieces of work counts once; a copy whose call returned when it was done is waiting.
+    waited = known["call"].astype("str").str.contains(_COPY, regex=False, na=False)
+    waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False)
+    launching = known[~waited]
+    calls, weight = _floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"])
     delays = np.sort(_floats(rows["delay_ns"].dropna()) / 1e3)
     short = _floats(rows["short"].dropna())
     once = np.ones(len(delays))

@@ -173,7 +173,12 @@ def launch_figures(summary: GpuSummary) -> list[tuple[str, str, str, str]]:
             "kernels, copies, fills" + ("" if known == 1 else f"; launches known of {fmt.share(known)}"),
             "Pieces of work that a step gives to the GPU",
         ),
-        ("Launch call", us(facts.call_us), upper(facts.call_us_95), "Median time that the host spends in one launch"),
+        (
+            "Launch call",
+            us(facts.call_us),
+            upper(facts.call_us_95),
+            "Median time that the host spends in one launch; calls that wait until their copy is done are left out",
+        ),
         (
             "Launch to start",
             us(facts.delay_us),

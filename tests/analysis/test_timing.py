@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from perfnb.analysis.intervals import median_interval
-from perfnb.analysis.timing import Timing
+from perfnb.analysis.timing import Timing, times_in_words
 
 
 # Conover, Practical Nonparametric Statistics; Hahn and Meeker, Statistical Intervals, for 95 %.
@@ -60,3 +60,17 @@ def test_timing_tells_median_interval_and_throughput() -> None:
     assert timing.throughput_per_s == pytest.approx(32 / 5.5e-3)
     assert Timing((1.0, 2.0)).ci_ms is None
     assert Timing((1.0, 2.0)).throughput_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ([1.234], "1.23 ms"),
+        ([980, 1.2], "980, 1.2 ms"),
+        ([3441, 980.4], "3.44, 0.98 s"),
+        ([999.6], "1 s"),
+        ([61_234], "61.2 s"),
+    ],
+)
+def test_times_from_a_second_on_are_said_in_seconds(times, words):
+    assert times_in_words(times) == words

@@ -170,6 +170,17 @@ def test_the_parts_of_waiting_for_the_host_are_named(tmp_path):
     )
 
 
+def test_a_copy_whose_call_waits_until_it_is_done_is_no_long_launch(tmp_path):
+    trace = Written().step(1, 0, 1000).kernel("gemm", 10, 20, 800)
+    for number, end in ((77, 900), (78, 812)):  # the second call returns before its copy begins
+        trace.event("hipMemcpyWithStream", 12, end, "cuda_runtime", correlation=number)
+        trace.event("copy", 850, 860, "gpu_memcpy", 7, 0, device=0, stream=7, correlation=number)
+
+    facts = gpu_of(trace, tmp_path).launches
+
+    assert (facts.call_us, facts.call_us_95) == (1, 800)
+
+
 def test_what_is_not_known_is_said(tmp_path):
     trace = Written().event("gemm", 10, 30, "kernel", 7, 0, device=0, stream=7)
     gpu = gpu_of(trace, tmp_path)

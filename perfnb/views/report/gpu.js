@@ -10,7 +10,7 @@ function gpuTab(data) {
     data.path && criticalPath(data.path),
     launchFacts(data),
     charts.length ? h("section", { "aria-label": "Queue" },
-      h("h3", {}, "Queue"), h("p", { class: "pf-quiet" }, "Work that had been launched and had not begun: filled, the mean over time; the line, the most. Where there is none, the GPU has nothing to do next. The scale goes by square roots, so that short queues show."),
+      h("h3", {}, "Queue"), h("p", { class: "pf-quiet" }, "Work that had been launched and had not begun: filled, the mean over time; the line, the most. Where there is none, the GPU has nothing to do next."),
       charts.map((chart) => chart.element)) : null,
     kernels.element,
     data.notes.length ? h("ul", { class: "pf-gpu-notes" }, data.notes.map((note) => h("li", {}, note))) : null);
@@ -96,16 +96,18 @@ function rootTicks(most) {
 function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, means, lengths) {
   const holder = h("div", { class: "pf-gpu-queue" });
   const most = Math.max(1, ...lengths);
+  // Short queues would not show beside long ones.
+  const byRoots = most > 12;
   const end = begin + piece * lengths.length;
   const tip = h("span", { class: "pf-quiet", role: "status" });
-  const rest = `${devices.length > 1 ? `${word}: ` : ""}${most.toLocaleString("en-US")} at most; point at it for its length at a time`;
+  const rest = `${devices.length > 1 ? `${word}: ` : ""}${most.toLocaleString("en-US")} at most${byRoots ? ", on a scale of square roots" : ""}; point at it for its length at a time`;
   tip.textContent = rest;
   const draw = (width) => {
     const { left, right, top, height, below } = QUEUE;
     const [x1, y0] = [width - right, top + height];
     const x = (ms) => left + ((x1 - left) * (ms - begin)) / (end - begin || 1);
-    const y = (length) => y0 - height * Math.sqrt(length / most);
-    const ticks = rootTicks(most);
+    const y = (length) => y0 - height * (byRoots ? Math.sqrt(length / most) : length / most);
+    const ticks = byRoots ? rootTicks(most) : niceTicks(most, 3).filter(Number.isInteger);
     const times = niceTicks(end - begin, Math.max(2, Math.floor(width / 150)));
     const line = (values) => values.map((value, i) => `H${x(begin + i * piece).toFixed(1)}V${y(value ?? 0).toFixed(1)}`).join("");
     const cursor = drawn("line", { class: "pf-axis", y1: top, y2: y0, visibility: "hidden" });
