@@ -25,6 +25,7 @@ _OLD_NODE = re.compile(r"\w+Backward[0-9]*|torch::autograd::\w+")
 _LOADER = "enumerate(DataLoader)#"
 _OPTIMIZER = ("Optimizer.", "aten::_amp_")
 _COPY_TO_DEVICE = "HtoD"
+_TORCH_OP = "aten::"
 
 
 class Kind(IntEnum):
@@ -161,16 +162,26 @@ def _kind_of(name: str) -> Kind:
 
 
 def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest) -> None:
-    """Mark the outermost op of a copy from host to device that lies directly in a step."""
+    """Mark the outermost of torch's ops around a copy from host to device, where a step is the innermost block.
+
+    A range or an op of someone else's around it holds more than the copy.
+    """
     names = events["name"].cat.categories
     to_device = np.array([_COPY_TO_DEVICE in str(name) for name in names])[events["name"].cat.codes.to_numpy()]
     copied = events["correlation"].to_numpy()[to_device & (events["category"] == "gpu_memcpy").to_numpy()]
-    launch = np.flatnonzero(np.isin(host["correlation"].to_numpy(), copied[copied != NONE]) & (kind == Kind.OP))
+    if len(copied) == 0:
+        return
+    block = innermost(forest, kind != Kind.OP)
+    in_step = (kind == Kind.OP) & (block != NONE) & (kind[block] == Kind.STEP)
+    is_op = np.array([str(label).startswith(_TORCH_OP) for label in host["name"].cat.categories], dtype=bool)
+    is_op = is_op[host["name"].cat.codes.to_numpy()] & (host["category"] == "cpu_op").to_numpy() & in_step
+    launch = np.flatnonzero(np.isin(host["correlation"].to_numpy(), copied[copied != NONE]) & in_step)
+    launch = launch[(host["category"].iloc[launch] != "user_annotation").to_numpy()]
     while len(launch):
         above = forest.parent[launch]
-        outermost = (above != NONE) & (kind[above] == Kind.STEP)
-        kind[launch[outermost]] = Kind.COPY
-        launch = np.unique(above[(above != NONE) & (kind[above] == Kind.OP)])
+        inside = (above != NONE) & is_op[above]
+        kind[launch[~inside]] = Kind.COPY
+        launch = np.unique(above[inside])
 
 
 def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools) -> pd.DataFrame:

@@ -149,6 +149,23 @@ def test_a_copy_back_to_the_host_is_not_host_to_device() -> None:
     assert in_us(Profile(hand.recording()).phases["ms"])["host_to_device"] == 0
 
 
+def test_a_range_around_a_copy_and_other_work_is_no_copy() -> None:
+    hand = ByHand()
+    hand.step(0, 1000).event("my job", 50, 950, "user_annotation")
+    hand.op("aten::to", 100, 300).op("aten::_to_copy", 110, 290)
+    hand.kernel("Memcpy HtoD (Pageable -> Device)", 150, 160, 260, category="gpu_memcpy")
+    hand.op("aten::conv2d", 400, 900).kernel("conv", 500, 550, 650)
+    hand.op("mine::forward", 910, 940).op("aten::copy_", 915, 925)
+    hand.kernel("Memcpy HtoD (Pageable -> Device)", 920, 921, 922, category="gpu_memcpy")
+
+    p = Profile(hand.recording())
+
+    phases = in_us(p.phases["ms"])
+    assert (phases["host_to_device"], phases["other"]) == (210, 790)
+    events = p.events.set_index("name")
+    assert events.loc[["my job", "aten::conv2d", "mine::forward", "conv"], "phase"].tolist() == ["other"] * 4
+
+
 def test_a_copy_inside_a_layer_is_the_layers() -> None:
     hand = ByHand()
     layer = hand.layer("layer")
