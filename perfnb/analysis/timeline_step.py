@@ -31,40 +31,49 @@ class StepTimeline:
     name : str
         ``step 3``.
     duration_ns : int
+        Of the step itself, which is the host's.
+    shown_ns : int
+        Until the step ended and all work that it launched on devices.
     timeline : Timeline
-        The events that are work, from the step's begin, cut at its ends; spans around them are left out.
+        The events that are work, from the step's begin; spans around them are left out. The host's are cut at the
+        step's end. Devices' are those during the step, and later ones that it launched.
     tracks : DataFrame
         One row a track, in the same order: ``track``, ``kind``, ``events``, ``busy_ms`` (while at least one event ran),
-        ``share`` (of the step), ``longest`` (name of the longest event; of a layer that has none inside), ``layer``
-        (its layer, missing where there is none) and ``longest_ms``.
+        ``share`` (of what is shown), ``longest`` (name of the longest event; of a layer that has none inside),
+        ``layer`` (its layer, missing where there is none) and ``longest_ms``.
     """
 
     name: str
     duration_ns: int
+    shown_ns: int
     timeline: Timeline
     tracks: pd.DataFrame
 
 
 def step_timeline(timeline: Timeline) -> StepTimeline | None:
-    """The traced step of median length; ``None`` where none takes time."""
-    steps = timeline.rows_on(timeline.of("steps")[0]).sort_values("duration", kind="stable")
-    chosen = steps.iloc[(len(steps) - 1) // 2]
+    """The traced step of median length, of two the longer; ``None`` where none takes time."""
+    steps = timeline.rows_on(timeline.of("steps")[0])
+    lengths = steps["duration"].to_numpy()
+    chosen = steps.iloc[int(np.argmax(lengths == np.sort(lengths)[len(lengths) // 2]))]
     begin, duration = int(chosen["start"]), int(chosen["duration"])
     if duration <= 0:
         return None
+    launched = {track: _launched(timeline, track, begin, begin + duration) for track in timeline.of("stream")}
+    shown = max([duration, *(_latest(timeline, track, ours) - begin for track, ours in launched.items())])
     parts, tracks, first = [], [], 0
     for track in timeline.tracks:
-        rows = _during(timeline, track, begin, begin + duration)
+        rows = _during(timeline, track, begin, begin + duration, launched.get(track), begin + shown)
         if len(rows) and track.kind != "steps":
             parts.append(rows)
             tracks.append(replace(track, first=first, count=len(rows), depth=int(rows["depth"].max()) + 1))
             first += len(rows)
     whole = pd.concat(parts, ignore_index=True) if parts else timeline.rows.iloc[:0]
     whole = whole.assign(launch=NONE, forward=NONE)
-    curves = tuple(_cut(curve, begin, begin + duration) for curve in timeline.memory)
+    curves = tuple(_cut(curve, begin, begin + shown) for curve in timeline.memory)
     seen = replace(timeline, tracks=tuple(tracks), rows=whole, memory=curves)
-    table = pd.DataFrame([_facts(seen, track, duration) for track in tracks], columns=list(_COLUMNS))
-    return StepTimeline(timeline.names[int(chosen["name"])], duration, seen, table.astype(_COLUMNS))
+    facts = [_facts(seen, track, shown) for track in tracks]
+    table = pd.DataFrame(facts, columns=list(_COLUMNS), dtype="object")  # a missing layer stays one beside texts
+    return StepTimeline(timeline.names[int(chosen["name"])], duration, shown, seen, table.astype(_COLUMNS))
 
 
 _COLUMNS = {
@@ -73,13 +82,28 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def _during(timeline: Timeline, track: Track, begin: int, end: int) -> pd.DataFrame:
+def _launched(timeline: Timeline, track: Track, begin: int, end: int) -> Bools:
+    """Which work of a stream something in the step launched."""
+    rows = timeline.rows_on(track)
+    launch = rows["launch"].to_numpy()
+    at = timeline.rows["start"].to_numpy()[launch]
+    return np.asarray((launch != NONE) & (at >= begin) & (at < end) & _is_work(timeline, track, rows))
+
+
+def _latest(timeline: Timeline, track: Track, chosen: Bools) -> int:
+    rows = timeline.rows_on(track)[chosen]
+    return int((rows["start"] + rows["duration"]).max()) if len(rows) else 0
+
+
+def _during(timeline: Timeline, track: Track, begin: int, end: int, launched: Bools | None, last: int) -> pd.DataFrame:
     rows = timeline.rows_on(track)
     start = rows["start"].to_numpy()
     finish = start + rows["duration"].to_numpy()
-    rows = rows[(start < end) & (finish > begin) & _is_work(timeline, track, rows)]
+    during = (start < end) & (finish > begin) & _is_work(timeline, track, rows)
+    rows = rows[during if launched is None else during | launched]
     start = np.maximum(rows["start"].to_numpy(), begin)
-    finish = np.minimum((rows["start"] + rows["duration"]).to_numpy(), end)
+    finish = np.minimum((rows["start"] + rows["duration"]).to_numpy(), end if launched is None else last)
+    finish = np.maximum(finish, start)
     rows = rows.assign(start=start - begin, duration=finish - start)
     if track.kind in _WORK:
         order = np.lexsort((rows["depth"], -finish, start))
@@ -96,7 +120,7 @@ def _is_work(timeline: Timeline, track: Track, rows: pd.DataFrame) -> Bools:
     return np.asarray(work[rows["category"].to_numpy()] & ~mark[rows["name"].to_numpy()])
 
 
-def _facts(seen: Timeline, track: Track, duration: int) -> tuple[object, ...]:
+def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:
     rows = seen.rows_on(track)
     start, length = rows["start"].to_numpy(), rows["duration"].to_numpy()
     busy = union(start, start + length).length
@@ -105,7 +129,7 @@ def _facts(seen: Timeline, track: Track, duration: int) -> tuple[object, ...]:
     name, layer = (int(rows[column].iloc[longest]) for column in ("name", "layer"))
     owner = seen.layers[layer] if layer != NONE else None
     return (
-        track.title, track.kind, len(rows), busy / 1e6, busy / duration, seen.names[name], owner,
+        track.title, track.kind, len(rows), busy / 1e6, busy / shown, seen.names[name], owner,
         int(length[longest]) / 1e6,
     )  # fmt: skip
 

@@ -63,10 +63,17 @@ def timeline_text(timeline: Timeline, width: int = 100) -> list[str]:
 
 
 def _headline(timeline: Timeline, step: StepTimeline) -> str:
-    facts = [f"{step.name}, {fmt.duration(step.duration_ns / 1e6)}"]
+    facts = [_length(step)]
     if timeline.memory:
         facts.append(f"memory {timeline.memory[0].note}")
     return " · ".join(facts)
+
+
+def _length(step: StepTimeline) -> str:
+    length = f"{step.name}, {fmt.duration(step.duration_ns / 1e6)}"
+    if step.shown_ns == step.duration_ns:
+        return length
+    return f"{length}; work that it launched ends {fmt.duration(step.shown_ns / 1e6)} after its begin"
 
 
 def _longest(row: Any) -> str:
@@ -81,4 +88,4 @@ def _alt(step: StepTimeline) -> str:
     tracks = ", ".join(str(track.title) for track in step.timeline.tracks)
     rows = step.timeline.rows_on(phases[0]) if phases else step.timeline.rows.iloc[:0]
     kinds = dict.fromkeys(palette.mark(step.timeline.kinds[kind]).word for kind in rows["kind"].tolist())
-    return f"{step.name}, {fmt.duration(step.duration_ns / 1e6)}; tracks: {tracks}; phases: {', '.join(kinds)}"
+    return f"{_length(step)}; tracks: {tracks}; phases: {', '.join(kinds)}"

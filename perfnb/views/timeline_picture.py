@@ -59,20 +59,22 @@ def draw_step(figure: Figure, step: StepTimeline) -> None:
     heights = [lines * _LINE_INCHES, *[_MEMORY_INCHES] * len(curves)]
     grid: Any = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
     above, *below = grid[:, 0]
-    timeline = coarser(step.timeline, max(2, step.duration_ns // _PARTS))
+    timeline = coarser(step.timeline, max(2, step.shown_ns // _PARTS))
     by_title = {(track.kind, track.title): track for track in timeline.tracks}
     top, places = 0.0, []
     for track in shown:
         places.append((top + 0.5, escape.chart(_title(track), _TITLE)))
-        _band(above, timeline, by_title[track.kind, track.title], top, step.duration_ns)
+        _band(above, timeline, by_title[track.kind, track.title], top, step.shown_ns)
         top += min(track.depth, _LINES[track.kind]) + _GAP
     above.set_ylim(top - _GAP + 0.1, -0.1)
     above.set_yticks([place for place, _ in places], [word for _, word in places])
     for axes, curve in zip(below, curves, strict=True):
-        _memory(axes, curve, step.duration_ns)
+        _memory(axes, curve, step.shown_ns)
     for axes in (above, *below):
         bare(axes)
-        axes.set_xlim(0, step.duration_ns)
+        axes.set_xlim(0, step.shown_ns)
+        if step.duration_ns < step.shown_ns:
+            axes.axvline(step.duration_ns, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.xaxis.grid(True, color=LINE, linewidth=0.6)
         axes.xaxis.set_major_formatter(lambda value, _: fmt.duration(value / 1e6) if value else "0")
         axes.tick_params(axis="x", labelbottom=axes is grid[-1, 0])

@@ -317,17 +317,56 @@ def test_one_step_is_cut_out_and_its_tracks_are_summed() -> None:
     step = step_timeline(timeline(made))
 
     assert step is not None
-    assert (step.name, step.duration_ns) == ("step 0", 1000 * US)
+    assert (step.name, step.duration_ns, step.shown_ns) == ("step 0", 1000 * US, 1100 * US)
     table = step.tracks.set_index("track")
     assert table.index.tolist() == ["Phases", "Layers", "Thread 1 (main)", "GPU 0, stream 7"]
     stream = table.loc["GPU 0, stream 7"]
-    assert (stream["events"], stream["busy_ms"], stream["share"]) == (2, 0.15, 0.15)  # the second is cut at the end
-    assert (stream["longest"], stream["layer"], stream["longest_ms"]) == ("gemm", "net.first", 0.1)
+    assert (stream["events"], stream["busy_ms"]) == (2, 0.25)  # the second ends after the step that launched it
+    assert stream["share"] == pytest.approx(0.25 / 1.1)
+    assert (stream["longest"], stream["layer"], stream["longest_ms"]) == ("gemm", "net.first", 0.15)
     layers = table.loc["Layers"]
     assert (layers["layer"], layers["longest_ms"]) == ("net.second", 0.16)  # of those that have none inside
     assert layers["busy_ms"] == pytest.approx(0.3 + 0.04 + 0.02 + 0.18)
     thread = table.loc["Thread 1 (main)"]
     assert thread["busy_ms"] == pytest.approx((80 + 40 + 90 + 30 + 20 + 60 + 20 + 10 + 60 + 10) / 1e3)
+
+
+def test_the_step_shown_lasts_until_its_work_has_ended_and_no_work_of_the_next_is_shown() -> None:
+    made = ByHand().step(0, 100).op("aten::mm", 10, 20).kernel("first", 15, 300, 400)
+    made.step(200, 290).op("aten::relu", 210, 220).kernel("second", 215, 350, 390).kernel("third", 216, 400, 500)
+    made.event("orphan", 50, 60, "kernel", thread=-1, device=0, stream=7)
+
+    step = step_timeline(timeline(made))
+
+    assert step is not None
+    assert (step.name, step.duration_ns, step.shown_ns) == ("step 0", 100 * US, 400 * US)
+    (stream,), (thread,) = step.timeline.of("stream"), step.timeline.of("thread")
+    assert [one[:3] for one in told(step.timeline, stream)] == [("orphan", 50, 60), ("first", 300, 400)]
+    assert {name for name, *_ in told(step.timeline, thread)} == {"aten::mm", "cudaLaunchKernel"}
+    assert step.timeline.span_ns == (0, 400 * US)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chosen"), [((9, 1), 0), ((1, 9), 1), ((5, 7, 6), 2), ((1, 2, 3, 4), 2), ((5, 5), 0)]
+)
+def test_the_step_of_median_length_is_of_two_the_longer(lengths: tuple[int, ...], chosen: int) -> None:
+    made = ByHand()
+    for number, length in enumerate(lengths):
+        made.step(100 * number, 100 * number + length).op("aten::a", 100 * number, 100 * number + 1)
+
+    step = step_timeline(timeline(made))
+
+    assert step is not None
+    assert (step.name, step.duration_ns) == (f"step {chosen}", lengths[chosen] * US)
+
+
+def test_a_track_without_a_layer_has_none_beside_one_that_has() -> None:
+    made = training().op("aten::elsewhere", 1100, 1200, thread=9)
+
+    step = step_timeline(timeline(made))
+
+    assert step is not None
+    assert step.tracks.set_index("track")["layer"].loc[["Layers", "Thread 9"]].tolist() == ["net.second", None]
 
 
 @pytest.mark.parametrize("make", [lambda: ByHand().step(5, 5), lambda: ByHand().step(5, 5).op("aten::a", 5, 5)])
