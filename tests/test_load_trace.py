@@ -100,6 +100,22 @@ def test_work_outside_the_steps_is_the_gpus_and_no_steps(tmp_path: Path) -> None
     assert f"2 of {len(trace.events)} events belong to no step" in " ".join(str(profile).split())
 
 
+def test_a_range_on_a_device_lies_on_the_stream_of_the_work_beside_it(tmp_path: Path) -> None:
+    trace = training(1).kernel("odd", 855, 860, 870, stream=9, device=2)
+    trace.event("ProfilerStep#9", 100, 900, "gpu_user_annotation", 7, 0, **{"External id": 1})
+    trace.event("elsewhere", 100, 900, "gpu_user_annotation", 8, 0)
+
+    profile = loaded(trace, tmp_path)
+
+    events = profile.events[profile.events["category"] == "gpu_user_annotation"].set_index("name")
+    assert events.loc["ProfilerStep#9", ["device", "stream"]].tolist() == [0, 7]
+    assert events.loc["elsewhere", ["device", "stream"]].isna().all()
+    timeline = profile._timeline()
+    assert timeline is not None
+    titles = [track.title for track in timeline.of("stream")]
+    assert titles == ["GPU 0, stream 7", "GPU 2, stream 9", "Device without a number, no stream"]
+
+
 def test_the_text_of_a_trace(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     golden("trace.txt", f"{loaded(training(), tmp_path)}\n")
 

@@ -17,6 +17,8 @@ from perfnb.analysis.timeline_memory import MemoryCurve, curves_of_trace, memory
 from perfnb.analysis.timeline_rows import KINDS, Labels, joined, layer_names
 from perfnb.frames.recording import Recording
 
+#: Kinds of tracks that hold the events of the trace, each once.
+OF_EVENTS = ("thread", "stream", "python")
 LAYERS_NOTE = "forward by calls, backward by the nodes that a layer's ops made"
 
 
@@ -27,7 +29,7 @@ class Track:
     Attributes
     ----------
     kind : str
-        ``steps``, ``phases``, ``layers``, ``thread`` or ``stream``.
+        ``steps``, ``phases``, ``layers``, ``thread``, ``stream`` or ``python``.
     title : str
         May quote a name of the trace.
     first, count : int
@@ -36,6 +38,8 @@ class Track:
         How many lines it takes.
     note : str
         What to know about it.
+    thread : str
+        Title of the track of the thread whose Python calls these are.
     """
 
     kind: str
@@ -44,6 +48,7 @@ class Track:
     count: int
     depth: int
     note: str = ""
+    thread: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,8 +118,8 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
     whole = [
         ("steps", "Steps", step_rows(recording, attribution, names, categories), ""),
         ("phases", "Phases", phase_rows(attribution, names, categories), ""),
-        ("layers", "Layers", layer_rows(recording, attribution, names, categories), LAYERS_NOTE),
-        *((one.kind, one.title, one.rows, "") for one in event_rows(recording, attribution, names, categories)),
+        ("layers", "Layers", layer_rows(recording, attribution, names, categories), ""),
+        *((one.kind, one.title, one.rows, one.thread) for one in event_rows(recording, attribution, names, categories)),
     ]
     named = len(recording.modules) > 0
     tables = [one for one in whole if len(one[2]) and (named or one[0] != "layers")]
@@ -143,14 +148,16 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
 def _tracks(tables: Sequence[tuple[str, str, pd.DataFrame, str]]) -> tuple[Track, ...]:
     firsts = np.cumsum([0, *(len(rows) for _, _, rows, _ in tables)]).tolist()
     return tuple(
-        Track(kind, title, first, len(rows), int(rows["depth"].max()) + 1, note)
-        for (kind, title, rows, note), first in zip(tables, firsts, strict=False)
+        Track(
+            kind, title, first, len(rows), int(rows["depth"].max()) + 1, LAYERS_NOTE if kind == "layers" else "", thread
+        )
+        for (kind, title, rows, thread), first in zip(tables, firsts, strict=False)
     )
 
 
 def _of_events(tables: Sequence[tuple[str, str, pd.DataFrame, str]]) -> np.ndarray:
-    """Whether each row is on a thread or stream; only those are what a link leads to."""
-    return np.repeat([kind in ("thread", "stream") for kind, *_ in tables], [len(rows) for _, _, rows, _ in tables])
+    """Whether each row is an event of the trace; only those are what a link leads to."""
+    return np.repeat([kind in OF_EVENTS for kind, *_ in tables], [len(rows) for _, _, rows, _ in tables])
 
 
 def _places(event: Ints, wanted: Ints, of_events: np.ndarray) -> Ints:

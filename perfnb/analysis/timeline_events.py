@@ -13,7 +13,7 @@ from perfnb.analysis.attribution import Attribution, blocks_of_events
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.device_work import calls_of, column, first_match, is_in, pairs, text
 from perfnb.analysis.events import all_events
-from perfnb.analysis.nesting import NONE, Bools, Ints, innermost, nest_cutting
+from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, innermost, nest_cutting
 from perfnb.analysis.owners import forward_ops
 from perfnb.analysis.timeline_rows import (
     DEEPEST,
@@ -32,6 +32,7 @@ from perfnb.frames.trace_steps import ON_DEVICE
 
 _STEP, _DATA, _OWN_CATEGORY = "pf_step#", "pf_data", "cpu_op"
 _OPS = ("cpu_op",)
+_PYTHON = ("python_function",)
 #: As torch's profiler and perfnb write it.
 _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 
@@ -43,19 +44,22 @@ class EventRows:
     Attributes
     ----------
     kind : str
-        ``thread`` or ``stream``.
+        ``thread``, ``stream`` or ``python``: the Python calls of a thread.
     title : str
     rows : DataFrame
         As `rows_of` gives them; ``launch`` and ``forward`` are rows of `all_events`.
+    thread : str
+        Title of the thread whose Python calls these are.
     """
 
     kind: str
     title: str
     rows: pd.DataFrame
+    thread: str = ""
 
 
 def event_rows(recording: Recording, attribution: Attribution, names: Labels, categories: Labels) -> list[EventRows]:
-    """All events of the trace, the step's thread first, streams last."""
+    """All events of the trace: the step's thread first, then the others, streams, and Python calls, which are deep."""
     events = all_events(recording)
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
@@ -67,7 +71,8 @@ def event_rows(recording: Recording, attribution: Attribution, names: Labels, ca
     thread = pairs(column(events, "process")[host], column(events, "thread")[host])
     forest, end[host] = nest_cutting(thread, start[host], end[host])
     depth = np.zeros(len(events), dtype=np.int64)
-    depth[host] = np.minimum(forest.depth, DEEPEST)
+    is_python = is_in(events, _PYTHON)[host]
+    depth[host] = np.minimum(_depths_apart(forest, is_python, thread, start[host], end[host]), DEEPEST)
     # Python calls are no part of the attribution: they belong to the block that they run in.
     around = innermost(forest, block[host] != NONE)
     block[host] = np.where(block[host] != NONE, block[host], np.where(around != NONE, block[host][around], NONE))
@@ -85,16 +90,28 @@ def event_rows(recording: Recording, attribution: Attribution, names: Labels, ca
         return apart(rows_of(start[rows], end[rows], depth=depth[rows], event=rows, **given))
 
     main = _main_thread(recording, attribution)
-    found = [
-        EventRows("thread", title, table(host[members]))
-        for title, members in _threads(recording, events, host, thread, main, block, attribution)
-    ]
+    found, python = [], []
+    for title, members in _threads(recording, events, host, thread, main, block, attribution):
+        calls, others = members[is_python[members]], members[~is_python[members]]
+        found += [EventRows("thread", title, table(host[others]))] if len(others) else []
+        whose = f"Python calls of {title[0].lower()}{title[1:]}"
+        python += [EventRows("python", whose, table(host[calls]), title)] if len(calls) else []
     for title, members in _streams(events, np.flatnonzero(on_device)):
         order = members[np.lexsort((-end[members], start[members]))]
         end[order] = _without_slivers(start[order], end[order], recording.meta.get("trace", {}).get("unit_ns", 1))
         depth[order] = lanes(start[order], end[order])
         found.append(EventRows("stream", title, table(order)))
-    return found
+    return [*found, *python]
+
+
+def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, end: Ints) -> Ints:
+    """How deep each event lies in others of its sort: in Python calls, or in all else."""
+    depth = forest.depth
+    if is_python.any() and not is_python.all():
+        depth = depth.copy()
+        for chosen in (is_python, ~is_python):
+            depth[chosen] = nest_cutting(thread[chosen], start[chosen], end[chosen])[0].depth
+    return depth
 
 
 def shape_texts(recording: Recording) -> list[str]:

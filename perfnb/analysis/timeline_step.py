@@ -17,6 +17,7 @@ from perfnb.analysis.timeline_rows import lanes
 _WORK = {
     "thread": ("cpu_op", "cuda_runtime", "cuda_driver"),
     "stream": ("kernel", "gpu_memcpy", "gpu_memset"),
+    "python": (),
 }
 #: Ranges that stand for a whole step.
 _MARKS = ("pf_step#", "ProfilerStep#", "pf#", "pf_data")

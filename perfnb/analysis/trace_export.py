@@ -11,7 +11,7 @@ import pandas as pd
 from perfnb.analysis.device_work import column, text
 from perfnb.analysis.events import all_events
 from perfnb.analysis.nesting import NONE, Ints
-from perfnb.analysis.timeline import Timeline, Track
+from perfnb.analysis.timeline import OF_EVENTS, Timeline, Track
 from perfnb.frames.event_frame import SPAN_LABEL
 from perfnb.frames.own_layers import KEY, layers_written
 from perfnb.frames.recording import Recording
@@ -131,7 +131,7 @@ def _names_of(events: pd.DataFrame) -> Labels:
 
 def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Column]:
     """Layer, phase and step of each event."""
-    of_events = [track.kind in ("thread", "stream") for track in timeline.tracks]
+    of_events = [track.kind in OF_EVENTS for track in timeline.tracks]
     rows = timeline.rows[np.repeat(of_events, [track.count for track in timeline.tracks])]
     found = {}
     for key, name, labels in (("layer", "layer", timeline.layers), ("phase", "kind", timeline.kinds)):
@@ -171,7 +171,7 @@ def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]
     """Tracks with a number and rows; where intervals of a track cross, each of its lines has a number."""
     number = 0
     for track in timeline.tracks:
-        if track.kind in ("thread", "stream"):
+        if track.kind in OF_EVENTS:
             continue
         rows = timeline.rows_on(track)
         parts = [rows] if _nest(rows) else [rows[rows["depth"] == depth] for depth in range(track.depth)]
@@ -203,7 +203,7 @@ def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: 
     threads = {(pid, tid): name for pid, tid, name in facts.get("thread_names", [])}
     process, thread = column(events, "process"), column(events, "thread")
     for track in timeline.tracks:
-        if track.kind in ("thread", "stream") and track.count:
+        if track.kind in OF_EVENTS and track.count:
             event = int(timeline.rows["event"].iloc[track.first])
             pid, tid = int(process[event]), int(thread[event])
             if not recording.is_loaded:

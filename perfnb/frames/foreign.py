@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb.frames.device_ranges import with_places
 from perfnb.frames.event_frame import event_frame, span_names
 from perfnb.frames.own_layers import layers_read
 from perfnb.frames.recording import Recording
@@ -33,6 +34,7 @@ def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) 
     rank : int, optional
         Where the trace itself tells none.
     """
+    trace = with_places(trace)
     steps = steps_of(trace)
     part = belongs_to_steps(trace, steps)
     _, span = span_names(trace)

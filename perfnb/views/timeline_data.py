@@ -145,6 +145,7 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
                 "kind": track.kind,
                 "title": escape.plain(track.title, MAX_TEXT),
                 "note": track.note,
+                "thread": escape.plain(track.thread, MAX_TEXT),
                 "first": track.first,
                 "count": track.count,
                 "depth": track.depth,

@@ -143,6 +143,31 @@ def test_events_are_on_their_thread_and_stream_and_know_what_caused_them() -> No
     ]
 
 
+def test_python_calls_are_tracks_of_their_own_at_the_end_and_ops_nest_without_them() -> None:
+    trace = training().kernel("gemm", 1110, 1500, 1600)
+    trace.event("outer", 1000, 1475, "python_function").event("inner", 1060, 1400, "python_function")
+    trace.event("elsewhere", 1100, 1200, "python_function", thread=9)
+
+    line = timeline(trace)
+
+    assert [(t.kind, t.title, t.thread, t.depth) for t in line.tracks[3:]] == [
+        ("thread", "Thread 1 (main)", "", line.of("thread")[0].depth),
+        ("stream", "GPU 0, stream 7", "", 1),
+        ("python", "Python calls of thread 1 (main)", "Thread 1 (main)", 2),
+        ("python", "Python calls of thread 9", "Thread 9", 1),
+    ]
+    calls, other = line.of("python")
+    assert [(name, depth) for name, _, _, depth, _ in told(line, calls)] == [("outer", 0), ("inner", 1)]
+    assert [one[:3] for one in told(line, other)] == [("elsewhere", 100, 200)]
+    bare = timeline(training().kernel("gemm", 1110, 1500, 1600))
+    assert told(line, line.of("thread")[0]) == told(bare, bare.of("thread")[0])
+    (kernel,) = line.rows_on(line.of("stream")[0]).to_dict("records")
+    assert line.names[line.rows["name"].iloc[kernel["launch"]]] == "cudaLaunchKernel"
+    step = step_timeline(line)
+    assert step is not None
+    assert not step.timeline.of("python")
+
+
 def test_an_empty_event_is_kept_and_a_deep_one_is_no_deeper_than_255() -> None:
     made = ByHand().step(0, 1000).op("aten::tick", 5, 5)
     for depth in range(300):

@@ -119,11 +119,14 @@ function timelineStore(buffer) {
     const found = [];
     let busy = 0;
     const ranges = [];
-    for (const below of row.track.rows) {
-      if (below.depth > row.depth) ranges[below.depth] = [placeOf(start, start[i], below.first, below.last), placeOf(start, end(i), below.first, below.last)];
+    // What a Python call launched stands among the events of its thread.
+    const python = row.track.kind === "python";
+    const track = (python && tracks.find((one) => one.kind === "thread" && one.title === row.track.thread)) || row.track;
+    for (const below of track.rows) {
+      if (python || below.depth > row.depth) ranges[below.depth] = [placeOf(start, start[i], below.first, below.last), placeOf(start, end(i), below.first, below.last)];
     }
-    ranges[row.depth] = [i, i + 1];
-    const [low, high] = [row.track.first, row.track.first + row.track.count];
+    if (!python) ranges[row.depth] = [i, i + 1];
+    const [low, high] = [track.first, track.first + track.count];
     for (let k = 0; k < total; k += 1) {
       const by = launch[k];
       if (by < low || by >= high) continue;

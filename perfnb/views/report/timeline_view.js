@@ -187,6 +187,8 @@ function timelineView(element, store, data, facts, showLayer) {
   for (const node of [document.body, document.documentElement]) watched.observe(node, { attributes: true });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
   [state.t0, state.t1] = act.bounds();
+  // Python calls are many lines that tell what ops and layers tell in few.
+  for (const track of store.tracks) if (track.kind === "python") state.folded.add(`python ${track.title}`);
   // Threads without work of the step make room for what has some.
   if (timelineLanes(store, state.folded).height > TALLEST) {
     const other = store.header.kinds.findIndex((kind) => kind.word === "other");
