@@ -152,6 +152,69 @@ def test_keys_alone_reach_everything(opened):
     expect(t.canvas).not_to_be_focused()
 
 
+def test_f_zooms_to_what_the_pointer_is_on_or_says_that_nothing_is_chosen(opened):
+    t = opened()
+    before = t.window_us()
+    t.canvas.focus()
+    t.page.keyboard.press("f")
+    expect(t.details).to_contain_text("Nothing is chosen")
+    expect(t.page.locator(".pf-tl-spoken")).to_contain_text("Nothing is chosen")
+    assert t.window_us() == before
+    t.page.mouse.move(*t.at(GPU, 1000 + 60 + 80))
+    t.page.keyboard.press("f")
+    first, last = t.window_us()
+    assert last - first == pytest.approx(1.7 * 55)
+    expect(t.details.locator("h3")).to_have_count(0)
+
+
+def test_a_layer_is_named_in_full_among_its_partners(opened):
+    t = opened()
+    t.search.fill("model.features.1")
+    t.search.press("Enter")
+    t.click("Layers", 150, 2)
+    expect(t.details.locator("h4")).to_have_text(["Inside"])
+    expect(t.details.get_by_role("button", name="model.features", exact=True)).to_be_visible()
+
+
+def test_one_match_is_the_match_and_times_count_from_the_first_step(opened):
+    ops = Track("thread", OPS, [Event("early", -200, 50, "other"), Event("late", 30, 20, "other")])
+    steps = Track("steps", "Steps", [Event("step 1", 0, 100, "other")])
+    t = opened(samples.encoded([steps, ops]))
+    t.page.get_by_role("button", name="Table").click()
+    t.search.fill("early")
+    table = t.page.locator(".pf-tl-table")
+    expect(table.locator("p")).to_have_text("The match in the time shown")
+    expect(table.locator("th").nth(4)).to_have_text("Start from the first step")
+    expect(table.locator("tbody tr td").nth(3)).to_have_text("−0.200 ms")
+    t.click(OPS, -180)
+    expect(t.fact("start")).to_have_text("−0.200 ms from the first step")
+    t.search.fill("late")
+    expect(table.locator("tbody tr td").nth(3)).to_have_text("30.0 µs")
+    t.click(OPS, 40)
+    expect(t.fact("start")).to_have_text("30.0 µs into step 1")
+
+
+def test_python_calls_are_folded_at_first_and_tell_what_they_launched(opened):
+    calls = Track(
+        "python",
+        "Python calls of thread 1 (main)",
+        [Event("outer", 0, 100), Event("inner", 10, 80, depth=1)],
+        thread=OPS,
+    )
+    op = Event("cudaLaunchKernel", 20, 5, key="call")
+    ops = Track("thread", OPS, [op, Event("cudaLaunchKernel", 95, 2, key="late")])
+    gpu = Track("stream", GPU, [Event("gemm", 30, 20, launch="call"), Event("relu", 120, 20, launch="late")])
+    t = opened(samples.encoded([Track("steps", "Steps", [Event("step 1", 0, 150)]), ops, gpu, calls]))
+    title = t.page.get_by_role("button", name=calls.title)
+    expect(title).to_have_attribute("aria-expanded", "false")
+    title.click()
+    t.click(calls.title, 50, 1)
+    expect(t.details.locator("h3")).to_have_text("inner")
+    expect(t.details.locator("h4")).to_have_text(["Launched on the device 1, 20.0 µs", "Called by"])
+    t.click(calls.title, 50, 0)
+    expect(t.details.locator("h4")).to_have_text(["Launched on the device 2, 40.0 µs"])
+
+
 def test_a_track_folds_to_one_line_and_opens_for_a_jump(opened):
     t = opened()
     title = t.page.get_by_role("button", name=OPS)

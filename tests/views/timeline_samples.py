@@ -45,6 +45,7 @@ class Track:
     title: str
     events: list[Event] = field(default_factory=list)
     note: str = ""
+    thread: str = ""
 
 
 def encoded(
@@ -79,7 +80,7 @@ def encoded(
     shown = []
     for track, inside in ordered:
         depth = 1 + max((event.depth for event in inside), default=0)
-        shown.append({"kind": track.kind, "title": track.title, "note": track.note})
+        shown.append({"kind": track.kind, "title": track.title, "note": track.note, "thread": track.thread})
         shown[-1] |= {"first": first, "count": len(inside), "depth": depth}
         first += len(inside)
     times, alive, curves = [], [], []

@@ -35,6 +35,11 @@ function timelineActs(state, frame, words, ui) {
     focus() {
       if (state.interval) act.show(...state.interval);
       else if (state.selected >= 0) act.zoomTo(state.selected);
+      else if (state.hovered >= 0) act.zoomTo(state.hovered);
+      else ui.say("Nothing is chosen: click an event or press Enter, then F zooms to it.");
+    },
+    enter() {
+      if (state.interval || state.selected >= 0) act.focus();
       else act.choose(act.anyInSight());
     },
     // Where keys begin: the event in the middle of what is shown, of the layers if there are any.

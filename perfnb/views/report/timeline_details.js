@@ -2,6 +2,9 @@
 const MOST_PARTNERS = 12;
 const MOST_LISTED = 200;
 
+// Times in words count from where the axis has its zero: the begin of the first step.
+const fromFirstStep = (time) => `${time < 0 ? "−" : ""}${duration(Math.abs(time) / 1e6)}`;
+
 function timelineWords(state, data, facts) {
   const layerPath = (code) => {
     const row = state.store.header.layer_rows[code] ?? -1;
@@ -21,14 +24,19 @@ function timelineWords(state, data, facts) {
     const { store } = state;
     const steps = store.tracks.find((track) => track.kind === "steps")?.rows[0];
     const at = steps ? store.firstAt(steps, time) : -1;
-    if (!steps || at >= steps.last || store.start[at] > time) return `at ${duration((time - store.header.start_ns) / 1e6)}`;
+    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} from the first step`;
     return `${duration((time - store.start[at]) / 1e6)} into ${of("names", store.name[at])}`;
+  };
+  // What a link to an event is called: a layer in full, since its own name may be a mere number.
+  const called = (i) => {
+    const { name, layer, track } = about(i);
+    return track.kind === "layers" && layer ? layer : name;
   };
   const brief = (i) => {
     const { name, kind, track } = about(i);
     return `${name}, ${duration(state.store.duration[i] / 1e6)}, ${kind.word}, ${track.title}`;
   };
-  return { about, when, brief };
+  return { about, when, called, brief };
 }
 
 function timelineTip(state, words, found) {
@@ -51,7 +59,7 @@ function eventDetails(state, words, jump, showLayer) {
   const { name, kind, category, detail, layer, layerRow, track } = words.about(i);
   const entry = (word, value) => value == null ? null : h("div", {}, h("dt", {}, word), h("dd", {}, value));
   const ms = (ns) => figure(duration(ns / 1e6));
-  const link = (k) => h("button", { type: "button", class: "pf-link pf-name", title: `${words.brief(k)}. Go to it`, click: () => jump(k) }, words.about(k).name);
+  const link = (k) => h("button", { type: "button", class: "pf-link pf-name", title: `${words.brief(k)}. Go to it`, click: () => jump(k) }, words.called(k));
   const partner = (k) => h("li", {}, link(k), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
   const group = (title, events, more = "") => events.length > 0 && h("section", {}, h("h4", {}, title, more ? h("span", { class: "pf-quiet" }, ` ${more}`) : null),
     h("ul", {}, events.slice(0, MOST_PARTNERS).map(partner)),
@@ -97,12 +105,13 @@ function timelineTable(state, words, facts, jump) {
   const { store } = state;
   const found = store.longestIn(state.t0, state.t1, MOST_LISTED);
   const what = store.lit ? "matches" : "events";
-  const caption = found.length < MOST_LISTED ? `The ${found.length} ${what} in the time shown, longest first` : `The ${MOST_LISTED} longest ${what} in the time shown`;
+  const all = found.length === 1 ? `The ${what === "events" ? "event" : "match"}` : `The ${found.length} ${what}`;
+  const caption = found.length < MOST_LISTED ? `${all} in the time shown${found.length > 1 ? ", longest first" : ""}` : `The ${MOST_LISTED} longest ${what} in the time shown`;
   const rows = found.map((i) => {
     const { name, layer, layerRow, kind, track } = words.about(i);
     return [h("button", { type: "button", class: "pf-link pf-name", title: name, "aria-pressed": String(i === state.selected), click: () => jump(i) }, name),
       h("span", { class: "pf-name", title: layer }, layerRow >= 0 ? facts.brief(layerRow) : layer ?? "–"), h("span", { class: "pf-kind" }, swatch(kind), kind.word), h("span", { title: track.title }, track.title),
-      h("span", { title: words.when(store.start[i]) }, figure(duration((store.start[i] - store.header.start_ns) / 1e6))), figure(duration(store.duration[i] / 1e6))];
+      h("span", { title: words.when(store.start[i]) }, figure(fromFirstStep(store.start[i]))), figure(duration(store.duration[i] / 1e6))];
   });
-  return [h("p", { class: "pf-quiet" }, caption), smallTable(caption, { words: ["Event", "Layer", "Kind", "Track", "Start", "Duration"], text: 4 }, rows)];
+  return [h("p", { class: "pf-quiet" }, caption), smallTable(caption, { words: ["Event", "Layer", "Kind", "Track", "Start from the first step", "Duration"], text: 4 }, rows)];
 }

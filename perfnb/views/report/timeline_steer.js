@@ -63,7 +63,7 @@ function steerTimeline(canvas, scroller, state, frame, act) {
     w: () => act.zoom(1 / 1.4, state.pointer?.x), s: () => act.zoom(1.4, state.pointer?.x), "+": () => act.zoom(1 / 1.4), "-": () => act.zoom(1.4), "=": () => act.zoom(1 / 1.4),
     a: () => act.pan(-0.15), d: () => act.pan(0.15), 0: act.whole, Home: act.whole,
     ArrowLeft: () => act.beside(-1), ArrowRight: () => act.beside(1), ArrowUp: () => act.along(-1), ArrowDown: () => act.along(1),
-    f: act.focus, Enter: act.focus, "/": act.find, n: () => act.next(1), N: () => act.next(-1), Escape: act.escape,
+    f: act.focus, Enter: act.enter, "/": act.find, n: () => act.next(1), N: () => act.next(-1), Escape: act.escape,
     PageUp: () => { scroller.scrollTop -= 0.8 * scroller.clientHeight; }, PageDown: () => { scroller.scrollTop += 0.8 * scroller.clientHeight; },
   };
   canvas.addEventListener("keydown", (event) => {

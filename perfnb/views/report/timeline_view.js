@@ -54,6 +54,10 @@ function timelineView(element, store, data, facts, showLayer) {
   };
   const ui = {
     redraw, canvas, scroller, tip, spoken, describe: () => describe(), layout: () => layout, fold: (lane) => fold(lane), tell: (rank) => tell(rank),
+    say: (text) => {
+      panel.replaceChildren(h("p", { class: "pf-quiet" }, text));
+      spoken.textContent = text;
+    },
     get shell() { return shell; }, get search() { return search; },
   };
   const act = timelineActs(state, frame, words, ui);
