@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from perfnb.analysis.module_layers import with_module_layers
-from perfnb.errors import TraceError
+from perfnb.errors import RecordingError, TraceError
 from perfnb.frames import measurements, storage
 from perfnb.frames.reading import rank_of_name, read_recording, read_recordings, trace_files
 from perfnb.frames.saved import SavedProfile
@@ -40,7 +40,7 @@ def load(
     ----------
     path : str, Path, or list of these
         A list of traces, or a folder of several, is of several ranks of one job. A rank is what the trace says, else
-        the file's name (``rank3``), else the place in the list.
+        the file's name (``rank3``), else the place in the list. A list or folder of one trace is one rank's `Ranks`.
     max_bytes, max_events, max_depth : int, optional
         Of a trace: bytes of text, unpacked, number of events, and values inside values, beyond which it is refused. A
         small file can unpack to more than the memory holds.
@@ -53,11 +53,14 @@ def load(
         If there is nothing at `path`, or what was saved there is damaged or of a newer form.
     TraceError
         If a trace or snapshot is damaged, too large, or none.
+    TypeError, ValueError
+        If an argument is none of the above.
     """
     given: dict[str, Any] = {"max_bytes": max_bytes, "max_events": max_events, "max_depth": max_depth}
     limits = {name: value for name, value in given.items() if value is not None}
+    _check(limits, executor)
     if not isinstance(path, str | Path):
-        return _ranks([Path(one).expanduser() for one in path], limits, executor)
+        return _ranks(_paths(path), limits, executor)
     source = Path(path).expanduser()
     if storage.is_watch(source):
         return load_watch(source)
@@ -67,8 +70,13 @@ def load(
         return load_timing(source)
     if storage.is_ranks(source):
         return Ranks([Profile(saved) for saved in storage.load_ranks(source)])
-    if source.is_dir() and not storage.is_profile(source) and (files := trace_files(source)):
-        return _ranks(files, limits, executor)
+    if source.is_dir() and not storage.is_profile(source):
+        if files := trace_files(source):
+            return _ranks(files, limits, executor)
+        raise RecordingError(
+            f"{source} is no saved perfnb profile: it is not a folder with a profile.json. It holds no traces "
+            "(*.json, *.json.gz) either."
+        )
     if not source.is_file():
         return Profile(SavedProfile(source))
     if looks_like_snapshot(source):
@@ -78,9 +86,34 @@ def load(
     return Profile(with_module_layers(recording))
 
 
+def _check(limits: dict[str, Any], executor: object) -> None:
+    for name, value in limits.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be a whole number, not {value!r}.")
+        if value <= 0:
+            raise ValueError(f"{name} must be a number above 0, not {value!r}.")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {executor!r}.")
+
+
+def _paths(path: object) -> list[Path]:
+    """The paths of a list of them."""
+    if not isinstance(path, Iterable) or isinstance(path, bytes):
+        raise TypeError(f"path must be a path or a list of paths, not {path!r}.")
+    found = []
+    for one in path:
+        if not isinstance(one, str | Path):
+            raise TypeError(f"path must be a list of paths; one in it is {one!r}.")
+        found.append(Path(one).expanduser())
+    return found
+
+
 def _ranks(paths: list[Path], limits: dict[str, int], executor: Executor | None) -> Ranks:
     if not paths:
         raise TraceError("There is no trace to load: the list is empty.")
+    for one in paths:
+        if not one.exists():
+            raise RecordingError(f"{one} does not exist.")
     with Progress() as progress:
         recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"))
     return Ranks([Profile(with_module_layers(recording)) for recording in recordings])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -290,6 +291,44 @@ def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
             perfnb.load(path, **limit)  # type: ignore[arg-type]
         assert str(path) in str(caught.value)
     assert perfnb.load(str(path), max_events=10_000, max_bytes=2**30, max_depth=50)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"max_bytes": "1GB"}, TypeError, "max_bytes must be a whole number, not '1GB'"),
+        ({"max_events": True}, TypeError, "max_events must be a whole number, not True"),
+        ({"max_events": 2.5}, TypeError, "max_events must be a whole number, not 2.5"),
+        ({"max_bytes": -1}, ValueError, "max_bytes must be a number above 0, not -1"),
+        ({"max_depth": 0}, ValueError, "max_depth must be a number above 0, not 0"),
+        ({"executor": "nope"}, TypeError, "executor must be one of concurrent.futures, .* not 'nope'"),
+        ({"path": None}, TypeError, "path must be a path or a list of paths, not None"),
+        ({"path": 5}, TypeError, "path must be a path or a list of paths, not 5"),
+        ({"path": b"trace.json"}, TypeError, "path must be a path or a list of paths, not b'trace.json'"),
+        ({"path": ["a.json", None]}, TypeError, "path must be a list of paths; one in it is None"),
+    ],
+)
+def test_what_is_no_path_or_limit_is_said_in_a_sentence(
+    given: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    path = training(1).write(tmp_path / "trace.json")
+
+    with pytest.raises(error, match=f"^{words}\\.$"):
+        perfnb.load(**{"path": path, **given})
+
+
+def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one_rank(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordingError, match=r"profile\.json\. It holds no traces \(\*\.json, \*\.json\.gz\) either\.$"
+    ):
+        perfnb.load(tmp_path)
+    trace = training(1).write(tmp_path / "trace.json")
+    for given in (tmp_path, [trace]):
+        ranks = perfnb.load(given)
+        assert isinstance(ranks, perfnb.Ranks)
+        assert len(ranks) == 1
+    with pytest.raises(RecordingError, match=r"nowhere\.json does not exist\.$"):
+        perfnb.load([trace, tmp_path / "nowhere.json"])
 
 
 def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path) -> None:

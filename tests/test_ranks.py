@@ -213,7 +213,7 @@ def test_a_bad_file_among_them_is_one_error_that_names_it(
         perfnb.load(paths)
     assert str(paths[1]) in str(caught.value)
     assert "\n" not in str(caught.value)
-    with pytest.raises(TraceError, match="no such file"):
+    with pytest.raises(RecordingError, match="does not exist"):
         perfnb.load([paths[0], tmp_path / "nowhere.json"])
     with pytest.raises(TraceError, match="the list is empty"):
         perfnb.load([])

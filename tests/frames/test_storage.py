@@ -233,7 +233,7 @@ def test_a_frame_without_its_columns_is_damaged(saved: Path, frame: str) -> None
 
 
 def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match=r"is no saved perfnb profile: it is not a folder with a profile\.json\.$"):
+    with pytest.raises(RecordingError, match=r"is no saved perfnb profile: it is not a folder with a profile\.json\."):
         perfnb.load(tmp_path)
     with pytest.raises(RecordingError, match=r"missing does not exist\.$"):
         perfnb.load(tmp_path / "missing")
