@@ -295,7 +295,9 @@ class Profile:
         It holds the events of the traced steps (of a loaded trace, all), each with its layer, phase and step, and
         beside them tracks of the steps, phases and layers, arrows from launches to kernels and from ops to their
         backward, and the curve of memory. Of a loaded trace also its allocations and frees, so that it comes back with
-        its memory; that of a profiled step is of other steps than the traced ones, and comes back as no table.
+        its memory; that of a profiled step is of other steps than the traced ones, and comes back as no table. Of a
+        loaded trace's own arguments those that perfnb reads are kept; grid, block, registers, occupancy, types, strides
+        and values of inputs are not.
 
         Parameters
         ----------

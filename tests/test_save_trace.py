@@ -107,6 +107,43 @@ def test_layers_and_phases_are_tracks_with_readable_names(profile: perfnb.Profil
     assert {event["name"] for event in curves} == {"Memory, CPU"}
 
 
+def test_marks_of_perfnb_have_readable_names_and_are_found_again(profile: perfnb.Profile, tmp_path: Path) -> None:
+    path = profile.save_trace(tmp_path / "trace.json")
+
+    events = events_of(path)
+    names = {event["name"] for event in events}
+    assert not [name for name in names if name.startswith("pf")]
+    assert {"step 0", "step 1", "net.first"} <= {event["name"] for event in events if event.get("cat") == "cpu_op"}
+    loaded = perfnb.load(path)
+    assert isinstance(loaded, perfnb.Profile)
+    assert loaded.steps["step"].tolist() == [0, 1]
+    twice = again(loaded, tmp_path / "twice.json")
+    pd.testing.assert_frame_equal(twice.events, loaded.events, check_categorical=False)
+    again_named = {event["name"] for event in events_of(tmp_path / "twice.json") if event["ph"] == "X"}
+    assert again_named == {event["name"] for event in events if event["ph"] == "X"}
+
+
+def test_what_processes_and_old_streams_are_is_kept_and_all_events_have_a_thread(tmp_path: Path) -> None:
+    trace = training(1)
+    for pid, labels in ((MAIN, "CPU"), (0, "GPU 0")):
+        trace.events.append({"ph": "M", "name": "process_labels", "pid": pid, "args": {"labels": labels}})
+    trace.event("Context Sync", 10, 20, "cuda_sync", -1, 0)
+    for event in trace.events:
+        event["tid"] = "stream 7" if event.get("cat") == "kernel" else event.get("tid")
+    profile = perfnb.load(trace.write(tmp_path / "original.json"))
+    assert isinstance(profile, perfnb.Profile)
+
+    events = events_of(profile.save_trace(tmp_path / "trace.json"))
+
+    assert [(e["pid"], e["args"]["labels"]) for e in events if e["name"] == "process_labels"] == [
+        (MAIN, "CPU"), (0, "GPU 0")
+    ]  # fmt: skip
+    assert all("tid" in event for event in events if event["ph"] == "X")
+    (kernels,) = {event["tid"] for event in events if event.get("cat") == "kernel"}
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert named[0, kernels] == "GPU 0, stream 7"
+
+
 def test_arrows_lead_from_launch_to_kernel_and_from_forward_to_backward(tmp_path: Path) -> None:
     profile = perfnb.Profile(by_hand().kernel("gemm", 1100, 1500, 1600).recording())
 

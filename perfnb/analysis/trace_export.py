@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from perfnb.analysis.timeline import OF_EVENTS, Timeline, Track
 from perfnb.frames.event_frame import SPAN_LABEL
 from perfnb.frames.own_layers import KEY, layers_written
 from perfnb.frames.recording import Recording
+from perfnb.frames.schema import LOSS_ROW
 from perfnb.traces import chrome_writer as writer
+from perfnb.traces.chrome_events import OWN_NAME
 from perfnb.traces.chrome_writer import Column, Flow, Json, Labels
 from perfnb.traces.event_columns import DERIVED, INSTANT, MEMORY
 
@@ -33,6 +36,7 @@ _OF_MEMORY = {
     "reserved": "Total Reserved", "allocated": "Total Allocated", "bytes": "Bytes", "address": "Addr",
     "device": "Device Id", "device_type": "Device Type",
 }  # fmt: skip
+_MARK = re.compile(r"pf_step#([0-9]{1,18})|pf_data")
 _NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
 
 
@@ -108,8 +112,11 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
             args[key] = (Json if name == "shapes" else Labels)(list(map(str, texts)), value[order])
     args |= _found_out(timeline, len(events), order)
     names, (codes, labels) = _names_of(events), text(events, "category")
+    shown = _readable(names, recording, events, timeline, args["layer"], order)
+    own = np.where(shown.codes < len(names.texts), NONE, names.codes)
+    args[OWN_NAME] = Labels(names.texts, own[order])
     yield from writer.slices(
-        Labels(names.texts, names.codes[order]),
+        Labels(shown.texts, shown.codes[order]),
         Labels(list(map(str, labels)), codes[order]),
         start_ns=start[order],
         duration_ns=column(events, "duration_ns")[order],
@@ -127,6 +134,29 @@ def _names_of(events: pd.DataFrame) -> Labels:
     codes = codes.copy()
     codes[spans] = len(labels) + np.arange(len(spans))
     return Labels([*map(str, labels), *(f"{SPAN_LABEL}{number}" for number in numbers.tolist())], codes)
+
+
+def _readable(
+    names: Labels, recording: Recording, events: pd.DataFrame, timeline: Timeline, layer: Column, order: Ints
+) -> Labels:
+    """The names where perfnb's own marks are called by what they stand for; those are the ones added at the end."""
+    of_ops = (events["category"] == "cpu_op").to_numpy(dtype=bool)
+    texts, codes = list(names.texts), names.codes.copy()
+    for code, name in enumerate(names.texts):
+        mark = _MARK.fullmatch(name)
+        if mark:
+            texts.append(f"step {mark[1]}" if mark[1] else "data")
+            codes[of_ops & (names.codes == code)] = len(texts) - 1
+    if isinstance(layer, Labels):
+        owner = np.full(len(codes), NONE, dtype=np.int64)
+        owner[order] = layer.codes
+        spans = _own_spans(events)
+        loss = recording.spans["loss"].reindex(column(events, "span"), fill_value=False).to_numpy(dtype=bool)
+        owner = np.where((owner == NONE) & loss, len(layer.texts), owner)
+        spans &= owner != NONE
+        codes[spans] = len(texts) + owner[spans]
+        texts += [*layer.texts, LOSS_ROW]
+    return Labels(texts, codes)
 
 
 def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Column]:
@@ -210,7 +240,11 @@ def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: 
                 threads.setdefault((pid, tid), track.title)
                 if track.kind == "stream":
                     processes.setdefault(pid, track.title.partition(",")[0])
+            elif track.kind == "stream" and tid < 0:
+                threads.setdefault((pid, tid), track.title)  # old traces have names where others have numbers
     for pid, name in processes.items():
         yield from writer.process_name(int(pid), str(name))
+    for pid, labels in facts.get("process_labels", []):
+        yield from writer.process_labels(int(pid), str(labels))
     for (pid, tid), name in threads.items():
         yield from writer.thread_name(int(pid), int(tid), str(name))

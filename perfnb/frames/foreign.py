@@ -146,6 +146,7 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
             "host_calls": int(is_in(trace, ("cuda_runtime", "cuda_driver")).sum()),
             "device_events": int(is_in(trace, ("kernel", "gpu_memcpy", "gpu_memset")).sum()),
             "process_names": [[pid, text] for pid, text in trace.process_names.items()][:_MOST_NAMES],
+            "process_labels": [[pid, text] for pid, text in trace.process_labels.items()][:_MOST_NAMES],
             "thread_names": [[pid, tid, text] for (pid, tid), text in trace.thread_names.items()][:_MOST_NAMES],
         },
     }

@@ -19,6 +19,10 @@ Loose = int | float | str | None
 NO_TEXT = Raw(b"")
 
 
+#: The argument under which perfnb writes what it calls an event that bears a readable name.
+OWN_NAME = "perfnb name"
+
+
 class Args(msgspec.Struct, frozen=True, gc=False):
     """The arguments of an event."""
 
@@ -45,6 +49,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     group: Raw = msgspec.field(default=NO_TEXT, name="Process Group Name")
     ranks: Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
     name: Raw = NO_TEXT
+    labels: Raw = NO_TEXT
+    own_name: Raw = msgspec.field(default=NO_TEXT, name=OWN_NAME)
 
 
 NO_ARGS = Args()

@@ -56,8 +56,9 @@ def slices(
         fields = zip(
             _written(name, part),
             _written(category, part),
-            _ids("pid", process[part]),
-            _ids("tid", thread[part]),
+            # Viewers put what has no thread anywhere: -1, as torch writes it, stays.
+            _ids("pid", process[part], None),
+            _ids("tid", thread[part], None),
             _microseconds(start_ns[part]),
             _microseconds(duration_ns[part]),
             _arguments(args, part),
@@ -106,6 +107,11 @@ def process_name(process: int, name: str, place: int | None = None) -> Iterator[
     yield _metadata("process_name", process, None, {"name": name})
     if place is not None:
         yield _metadata("process_sort_index", process, None, {"sort_index": place})
+
+
+def process_labels(process: int, labels: str) -> Iterator[str]:
+    """What a process is, beside its name."""
+    yield _metadata("process_labels", process, None, {"labels": labels})
 
 
 def thread_name(process: int, thread: int, name: str, place: int | None = None) -> Iterator[str]:
@@ -180,8 +186,8 @@ def _json(text: str) -> str:
     return text if "\n" not in text else _text(text)
 
 
-def _ids(key: str, values: Ints) -> list[str]:
-    return ["" if value == MISSING else f'"{key}":{value},' for value in values.tolist()]
+def _ids(key: str, values: Ints, left_out: int | None = MISSING) -> list[str]:
+    return ["" if value == left_out else f'"{key}":{value},' for value in values.tolist()]
 
 
 def _microseconds(times_ns: Ints) -> list[str]:

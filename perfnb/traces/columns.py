@@ -98,7 +98,7 @@ class TraceColumns:
         The GPUs as the trace describes them.
     rank, world_size : int or None
         From the trace's description of the distributed job.
-    process_names : dict of int to str
+    process_names, process_labels : dict of int to str
         Name of each process, by its number in `process`.
     thread_names : dict of (int, int) to str
         Name of each thread, by its numbers in `process` and `thread`.
@@ -138,6 +138,7 @@ class TraceColumns:
     rank: int | None = None
     world_size: int | None = None
     process_names: dict[int, str] = field(default_factory=dict)
+    process_labels: dict[int, str] = field(default_factory=dict)
     thread_names: dict[tuple[int, int], str] = field(default_factory=dict)
     perfnb: Any = None
 

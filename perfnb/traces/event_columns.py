@@ -86,7 +86,7 @@ class EventColumns:
     ----------
     names, categories, groups : Codes
     shapes, collectives : Texts
-    process_names, thread_names : dict
+    process_names, process_labels, thread_names : dict
         As `TraceColumns` has them.
     negative_durations : int
     """
@@ -95,6 +95,7 @@ class EventColumns:
         self.names, self.categories = Codes(), Codes()
         self.shapes, self.collectives, self.groups = Texts(), Texts(), Codes()
         self.process_names: dict[int, str] = {}
+        self.process_labels: dict[int, str] = {}
         self.thread_names: dict[tuple[int, int], str] = {}
         self.negative_durations = 0
         self._ids = Ids()
@@ -144,8 +145,11 @@ class EventColumns:
         shapes = args["shapes"]
         if not _all_are(NO_TEXT, args["old_shapes"]):
             shapes = [b if a is NO_TEXT else a for a, b in zip(shapes, args["old_shapes"], strict=True)]
+        names = events["name"]
+        if not _all_are(NO_TEXT, own := args["own_name"]):
+            names = [b if a is NO_TEXT else text_of(bytes(a)) for a, b in zip(own, names, strict=True)]
         columns = {
-            "name": _codes(self.names, events["name"]),
+            "name": _codes(self.names, names),
             "category": _codes(self.categories, events["cat"]),
             "start_ns": start,
             "duration_ns": duration,
@@ -181,6 +185,8 @@ class EventColumns:
                     self.process_names[process] = text
                 else:
                     self.thread_names[process, self._ids[event.tid]] = text
+            elif event.ph == "M" and event.args and event.name == "process_labels":
+                self.process_labels[self._ids[event.pid]] = text_of(bytes(event.args.labels)).strip()
 
     def _ids_of(self, values: Sequence[Loose]) -> Ints:
         ids = plain_ints(values)

@@ -115,6 +115,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         rank=_count(job, "rank"),
         world_size=_count(job, "world_size"),
         process_names=columns.process_names,
+        process_labels=columns.process_labels,
         thread_names=columns.thread_names,
         perfnb=facts.get("perfnb"),
     )
