@@ -15,6 +15,7 @@ _WATCHED = ("watch_store.js", "watch_lines.js", "watch_chart.js", "watch_strip.j
 
 #: The timeline: its events, its picture, what it says, how it is moved.
 _TIMELINE = (
+    "timeline_links.js",
     "timeline_store.js",
     "timeline_canvas.js",
     "timeline_marks.js",

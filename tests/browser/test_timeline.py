@@ -15,6 +15,7 @@ from perfnb.views.palette import MARKS
 from tests.browser.conftest import OpenPage
 from tests.browser.timeline_driver import GPU, NODES, OPS, READ, ROW, Timeline, hue_of, opened_timeline, rgb
 from tests.views import timeline_samples as samples
+from tests.views.timeline_samples import Event, Track
 
 pytestmark = pytest.mark.browser
 
@@ -144,16 +145,47 @@ def test_a_click_tells_of_an_event_and_its_partners_lead_on(opened):
     t.details.get_by_role("button", name="fprop").click()
     expect(t.details.locator("h3")).to_have_text("fprop")
     expect(t.fact("on")).to_have_text(GPU)
+    expect(t.partners("Launched by")).to_have_text(["aten::conv2d (cudaLaunchKernel)50.0 µs · Thread 1 (main)"])
     t.details.get_by_role("button", name="cudaLaunchKernel").click()
     expect(t.fact("start")).to_have_text("0.150 ms into step 1")
     t.details.get_by_role("button", name="aten::convolution").click()
     t.details.get_by_role("button", name="aten::conv2d").click()
     t.details.get_by_role("button", name="ConvolutionBackward0").click()
     expect(t.fact("start")).to_have_text("0.620 ms into step 1")
+    expect(t.partners("Forward op")).to_have_text([re.compile("^aten::conv2d"), re.compile("^aten::convolution")])
     t.details.get_by_role("button", name="aten::conv2d").click()
     expect(t.fact("start")).to_have_text("0.122 ms into step 1")
     t.click(OPS, 600)
     expect(t.details).to_contain_text("Click an event")
+
+
+def test_a_layer_leads_to_its_kernels_and_its_backward(opened):
+    t = opened(samples.step(backward_layers=True))
+    t.click("Layers", 1000 + 60 + 60 + 20, 2)
+    expect(t.details.locator("h3")).to_have_text("model.features.1")
+    expect(t.partners("Launched on the device")).to_have_text([re.compile("^fprop55.0 µs")])
+    expect(t.partners("Backward ops")).to_have_text([re.compile("^ConvolutionBackward0")])
+    expect(t.partners("Backward")).to_have_text([re.compile("^model.features.1.*70.0 µs · Layers")])
+    dark = max(t.page.evaluate("getComputedStyle(document.querySelector('.perfnb')).color.match(/\\d+/g).map(Number)"))
+    for track, us, depth in ((GPU, 1000 + 120 + 55, 0), ("Layers", 1000 + 380 + 80 * 3, 2)):
+        x, y = t.at(track, us, depth)
+        seen = t.canvas.evaluate(READ, [x - 2, y - ROW / 2 - 2, 6, 5, True])
+        assert min(max(seen[k : k + 3]) for k in range(0, len(seen), 4)) <= dark + 3  # where a line ends
+    t.partners("Backward").get_by_role("button").click()
+    expect(t.fact("start")).to_have_text("0.620 ms into step 2")
+    expect(t.fact("kind")).to_have_text("backward")
+    expect(t.partners("Launched on the device")).to_have_text([re.compile("^dgrad65.0 µs")])
+    expect(t.partners("Forward")).to_have_text([re.compile("^model.features.1.*58.0 µs · Layers")])
+
+
+def test_what_overlaps_on_a_stream_calls_nothing(opened):
+    copies = [Event("Memcpy HtoD", 0, 8, category="gpu_memcpy"), Event("Stream Sync", 1, 7, depth=1)]
+    t = opened(samples.encoded([Track("steps", "Steps", [Event("step 1", 0, 10)]), Track("stream", GPU, copies)]))
+    for depth, name in enumerate(("Memcpy HtoD", "Stream Sync")):
+        t.click(GPU, 4, depth)
+        expect(t.details.locator("h3")).to_have_text(name)
+        expect(t.fact("self")).to_have_count(0)
+        expect(t.details.locator("h4")).to_have_count(0)
 
 
 def test_the_pointer_is_told_what_lies_under_it(opened):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,11 @@ class Timeline:
         """The colour at a place, away from words."""
         x, y = self.at(track, us, depth)
         return tuple(self.canvas.evaluate(READ, [round(x), round(y - 7), 1, 1, True])[:3])
+
+    def partners(self, word: str) -> Locator:
+        """The events that are listed under a heading."""
+        heading = self.page.locator("h4").filter(has_text=re.compile(rf"^{word}(?: \d.*)?$"))
+        return self.details.locator("section").filter(has=heading).locator("li")
 
     def fact(self, word: str) -> Locator:
         return self.details.locator("dl > div").filter(has=self.page.locator(f"dt:text-is('{word}')")).locator("dd")

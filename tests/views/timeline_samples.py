@@ -133,7 +133,7 @@ LAYERS = ("model", "model.features", *(f"model.features.{k}" for k in range(4)),
 PHASES = {"data": (0, 60), "forward": (60, 300), "loss": (360, 20), "backward": (380, 420), "optimizer": (800, 180)}
 
 
-def step(steps: int = 2) -> bytes:
+def step(steps: int = 2, *, backward_layers: bool = False) -> bytes:
     """Steps of 1 ms each: five layers, whose ops launch kernels and have backward nodes; an optimizer; memory."""
     named = ["Steps", "Phases", "Layers", "Thread 1 (main)", "Thread 2 (autograd)", "GPU 0, stream 7"]
     kinds = ["steps", "phases", "layers", "thread", "thread", "stream"]
@@ -150,12 +150,15 @@ def step(steps: int = 2) -> bytes:
             begin, back, key = at + 60 + 60 * b, at + 380 + 80 * (4 - b), f"{n}.{b}"
             spans.append(Event(layer, begin, 58, depth=1 + ("features" in layer), layer=layer, category="layer"))
             shapes = f"[[8, {b}, 32, 32]]"
-            main.append(Event("aten::conv2d", begin + 2, 50, layer=layer, key=f"op{key}", detail=shapes))
-            main.append(Event("aten::convolution", begin + 4, 46, depth=1, layer=layer))
+            main.append(Event("aten::conv2d", begin + 2, 50, layer=layer, detail=shapes))
+            # The number by which torch joins backward to forward leads to the inner op.
+            main.append(Event("aten::convolution", begin + 4, 46, depth=1, layer=layer, key=f"op{key}"))
             main.append(Event("cudaLaunchKernel", begin + 30, 6, "forward", 2, layer, "runtime", key=f"call{key}"))
             gpu.append(Event("fprop", begin + 55, 55, "forward", 0, layer, "kernel", launch=f"call{key}"))
             autograd.append(Event("ConvolutionBackward0", back, 70, "backward", 0, layer, forward=f"op{key}"))
             autograd.append(Event("cudaLaunchKernel", back + 20, 5, "backward", 1, layer, "runtime", key=f"bcall{key}"))
+            if backward_layers:
+                spans.append(Event(layer, back, 70, "backward", 1 + ("features" in layer), layer, category="layer"))
             gpu.append(Event("dgrad", back + 45, 65, "backward", 0, layer, "kernel", launch=f"bcall{key}"))
             instants += [begin, back + 70]
         main.append(Event("Optimizer.step#SGD.step", at + 800, 180, "optimizer"))

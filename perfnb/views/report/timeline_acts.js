@@ -1,5 +1,6 @@
 // What a reader can do with the timeline: every button, key and gesture ends here.
 const SHORTEST_NS = 20;
+const MOST_LINES = 200;
 
 function timelineActs(state, frame, words, ui) {
   const bounds = () => {
@@ -60,10 +61,10 @@ function timelineActs(state, frame, words, ui) {
       state.links = [];
       if (i >= 0) {
         const link = (from, to) => from >= 0 && to >= 0 && state.links.push({ from, to });
-        link(now.launch[i], i);
-        link(now.forward[i], i);
-        for (const to of now.launched(i).events.slice(0, 200)) link(i, to);
-        for (const to of now.backwardOf(i)) link(i, to);
+        const { layers, nodes } = now.backwardOf(i);
+        for (const from of new Set([now.layerAround(i), now.launcher(i), now.launch[i], ...now.forwardOf(i)])) link(from, i);
+        for (const to of now.launched(i).events.slice(0, MOST_LINES)) link(i, to);
+        for (const to of (layers.length ? layers : nodes).slice(0, MOST_LINES)) link(i, to);
       }
       ui.describe();
       ui.spoken.textContent = i >= 0 ? `${words.brief(i)}, ${words.when(now.start[i])}` : "";

@@ -60,16 +60,18 @@ function eventDetails(state, words, jump, showLayer) {
   const entry = (word, value) => value == null ? null : h("div", {}, h("dt", {}, word), h("dd", {}, value));
   const ms = (ns) => figure(duration(ns / 1e6));
   const link = (k) => h("button", { type: "button", class: "pf-link pf-name", title: `${words.brief(k)}. Go to it`, click: () => jump(k) }, words.called(k));
-  const partner = (k) => h("li", {}, link(k), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
+  // Work on a device is launched by an op, and by a call inside that: both lead on.
+  const call = (k) => (k === store.launcher(i) && store.launch[i] !== k ? [" (", link(store.launch[i]), ")"] : null);
+  const partner = (k) => h("li", {}, h("span", { class: "pf-tl-partner" }, link(k), call(k)), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
   const group = (title, events, more = "") => events.length > 0 && h("section", {}, h("h4", {}, title, more ? h("span", { class: "pf-quiet" }, ` ${more}`) : null),
     h("ul", {}, events.slice(0, MOST_PARTNERS).map(partner)),
     events.length > MOST_PARTNERS ? h("p", { class: "pf-quiet" }, `and ${(events.length - MOST_PARTNERS).toLocaleString("en-US")} more`) : null);
-  const work = store.launched(i);
+  const [work, back] = [store.launched(i), store.backwardOf(i)];
   const only = (k) => (k >= 0 ? [k] : []);
   const groups = [
-    group("Launched by", only(store.launch[i])),
+    group("Launched by", only(store.launcher(i) >= 0 ? store.launcher(i) : store.launch[i])),
     group("Launched on the device", work.events, `${work.events.length.toLocaleString("en-US")}, ${duration(work.busy / 1e6)}`),
-    group("Forward op", only(store.forward[i])), group("Backward ops", store.backwardOf(i)), group(PLAIN_TRACKS.has(track.kind) ? "Inside" : "Called by", only(store.parent(i))),
+    group(PLAIN_TRACKS.has(track.kind) ? "Forward" : "Forward op", store.forwardOf(i)), group("Backward", back.layers), group("Backward ops", back.nodes), group(PLAIN_TRACKS.has(track.kind) ? "Inside" : "Called by", only(store.parent(i))),
   ].filter(Boolean);
   const [from, to] = store.children(i);
   return [

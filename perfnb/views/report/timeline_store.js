@@ -56,7 +56,7 @@ function timelineStore(buffer) {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
   const arrays = {};
   for (const [key, [type, offset, length]] of Object.entries(header.arrays)) arrays[key] = new ARRAY_TYPES[type](buffer, 4 + size + offset, length);
-  const { start, duration, depth, name, layer, launch, forward } = arrays;
+  const { start, duration, depth, name, layer } = arrays;
   const total = start.length;
   // Of each row (one depth of one track): the latest end up to an event, and the time of all before it.
   const reach = new Float64Array(total);
@@ -95,52 +95,12 @@ function timelineStore(buffer) {
   const end = (i) => start[i] + duration[i];
   const rowAt = (track, level) => track.rows.find((row) => row.depth === level);
   const firstAt = (row, time) => placeOf(reach, time, row.first, row.last);
-  const children = (i, row = rowOf(i)) => {
-    const below = rowAt(row.track, row.depth + 1);
-    return below ? [placeOf(start, start[i], below.first, below.last), placeOf(start, end(i), below.first, below.last)] : [0, 0];
-  };
-  const parent = (i) => {
-    const row = rowOf(i);
-    const above = row.depth ? rowAt(row.track, row.depth - 1) : null;
-    const at = above ? placeOf(reach, start[i] + duration[i] / 2, above.first, above.last) : 0;
-    return above && at < above.last && start[at] <= start[i] ? at : -1;
-  };
   const greatest = greatestOf(duration);
   const longest = (from, to) => (from < to ? greatest(from, to) : -1);
   const inside = (row, t0, t1) => {
     const [from, to] = [firstAt(row, t0), placeOf(start, t1, row.first, row.last)];
     if (from >= to) return { from, to: from, busy: 0 };
     return { from, to, busy: before[to] - before[from] - Math.max(0, t0 - start[from]) - Math.max(0, end(to - 1) - t1) };
-  };
-
-  // What the device did for event `i` and for what ran inside it.
-  const launched = (i) => {
-    const row = rowOf(i);
-    const found = [];
-    let busy = 0;
-    const ranges = [];
-    // What a Python call launched stands among the events of its thread.
-    const python = row.track.kind === "python";
-    const track = (python && tracks.find((one) => one.kind === "thread" && one.title === row.track.thread)) || row.track;
-    for (const below of track.rows) {
-      if (python || below.depth > row.depth) ranges[below.depth] = [placeOf(start, start[i], below.first, below.last), placeOf(start, end(i), below.first, below.last)];
-    }
-    if (!python) ranges[row.depth] = [i, i + 1];
-    const [low, high] = [track.first, track.first + track.count];
-    for (let k = 0; k < total; k += 1) {
-      const by = launch[k];
-      if (by < low || by >= high) continue;
-      const range = ranges[depth[by]];
-      if (!range || by < range[0] || by >= range[1]) continue;
-      found.push(k);
-      busy += duration[k];
-    }
-    return { events: found.sort((a, b) => start[a] - start[b]), busy };
-  };
-  const backwardOf = (i) => {
-    const found = [];
-    for (let at = forward.indexOf(i); at >= 0; at = forward.indexOf(i, at + 1)) found.push(at);
-    return found;
   };
 
   // Search: `lit` counts the matches before each event, so any stretch tells at once whether it holds one.
@@ -210,12 +170,8 @@ function timelineStore(buffer) {
     return -1;
   };
   return {
-    ...arrays, header, labels, brief, tracks, rows, total, reach, before, rowOf, rowAt, end, firstAt, children, parent, longest, inside, launched, backwardOf,
-    search, match, rank, longestIn, same, used, highest: header.memory.length ? greatestOf(arrays.memory_bytes) : null,
+    ...arrays, header, labels, brief, tracks, rows, total, reach, before, rowOf, rowAt, end, firstAt, longest, inside,
+    ...timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, rowAt }), search, match, rank, longestIn, same, used, highest: header.memory.length ? greatestOf(arrays.memory_bytes) : null,
     get lit() { return lit; },
-    self: (i) => {
-      const [from, to] = children(i);
-      return Math.max(0, duration[i] - (before[to] - before[from]));
-    },
   };
 }
