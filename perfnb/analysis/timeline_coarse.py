@@ -14,8 +14,6 @@ from perfnb.analysis.timeline_rows import KINDS, OTHER
 
 #: Category of what stands for several events.
 JOINED = "joined"
-#: Tracks of which every row stays.
-_WHOLE = ("steps", "phases")
 #: Greatest number of moments of a curve of memory.
 _MOMENTS = 4000
 
@@ -72,6 +70,22 @@ def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
     )
 
 
+def longest_of(timeline: Timeline, events: int) -> Timeline:
+    """The timeline with no more than so many of its events, the longest, and without texts that none of them has."""
+    rows = timeline.rows
+    order = np.argsort(-rows["duration"].to_numpy(), kind="stable")
+    kept = np.zeros(len(rows), dtype=bool)
+    kept[order[: max(events, 0)]] = True
+    place = np.append(np.where(kept, np.cumsum(kept) - 1, NONE), NONE)
+    links = {name: place[rows[name].to_numpy()][kept] for name in ("launch", "forward")}
+    return replace(
+        timeline,
+        tracks=tuple(track for track in _tracks(timeline.tracks, kept) if track.count),
+        rows=rows[kept].reset_index(drop=True).assign(**links),
+        memory=tuple(map(_thinned, timeline.memory)),
+    )
+
+
 def size_of_coarser(timeline: Timeline, shortest_ns: int) -> int:
     """How many rows `coarser` would give."""
     joins = _joins(timeline, shortest_ns)
@@ -82,8 +96,7 @@ def _joins(timeline: Timeline, shortest_ns: int) -> _Joins:
     rows = timeline.rows
     start, duration, depth = (rows[name].to_numpy() for name in ("start", "duration", "depth"))
     track = np.repeat(np.arange(len(timeline.tracks)), [track.count for track in timeline.tracks])
-    may = np.array([track.kind not in _WHOLE for track in timeline.tracks], dtype=bool)[track]
-    short = np.flatnonzero(may & (duration < shortest_ns))
+    short = np.flatnonzero(duration < shortest_ns)
     if len(short) == 0:
         return _Joins(short, short)
     # A longer one between two of them parts them: they are no neighbours then.

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from perfnb.analysis.timeline import Timeline
-from perfnb.analysis.timeline_coarse import coarser, size_of_coarser
+from perfnb.analysis.timeline_coarse import coarser, longest_of, size_of_coarser
 from perfnb.views import escape, palette
 
-#: Greatest number of compressed bytes that a saved notebook holds, and that a page holds.
-NOTEBOOK_BYTES, PAGE_BYTES = 1_400_000, 24_000_000
+#: Greatest number of compressed bytes that a saved notebook holds, and that a page holds. A notebook writes them as
+#: base64, a third larger, beside the script, the report's data and the static twin: all in all at most 2 MB.
+NOTEBOOK_BYTES, PAGE_BYTES = 1_000_000, 24_000_000
 #: No name of the timeline is longer.
 MAX_TEXT = 500
 
@@ -29,7 +30,6 @@ _LEVEL = 4
 _UNIT = 8
 #: A coarser timeline is made for so much less than the limit, since it packs less well.
 _ROOM = 0.85
-_TRIES = 8
 #: Lengths that are tried between one and its double.
 _FINE = 4
 
@@ -56,13 +56,15 @@ def timeline_bytes(
 ) -> tuple[bytes, dict[str, Any]]:
     """The compressed timeline, with less detail where it would be larger than a limit.
 
+    Short events are joined, if need be all; where even that is too large, only the longest stay.
+
     Parameters
     ----------
     timeline : Timeline
     layer_rows : sequence of int
         For each of its layers the row among those of the report; -1 for none.
     limit : int
-        Bytes.
+        Bytes. Only what a timeline has beside its events (names of layers, curves of memory) can be larger.
     whole_size : int, optional
         About how many bytes all of it takes, where that is known.
 
@@ -75,12 +77,17 @@ def timeline_bytes(
     shown, wanted = timeline, float(len(timeline))
     packed = b"" if whole_size else _packed(timeline, layer_rows, len(timeline), 0)
     size = whole_size or len(packed)
-    for _ in range(_TRIES):
-        if packed and size <= limit:
-            break
-        wanted *= min(_ROOM * limit / size, 1.0)
+    shortest = 0
+    while not packed or (size > limit and wanted >= 1):
+        wanted *= min(_ROOM * limit / size, _ROOM)
         shortest = _shortest_for(timeline, int(wanted))
         shown = coarser(timeline, shortest)
+        packed = _packed(shown, layer_rows, len(timeline), shortest)
+        size = len(packed)
+    kept = len(shown)
+    while size > limit and kept:  # of very many tracks each has an event left
+        kept = int(kept * min(_ROOM * limit / size, _ROOM))
+        shown = longest_of(shown, kept)
         packed = _packed(shown, layer_rows, len(timeline), shortest)
         size = len(packed)
     facts = {"events": len(shown), "total_events": len(timeline), "whole": shown is timeline}

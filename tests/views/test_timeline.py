@@ -7,15 +7,17 @@ import json
 import re
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.analysis.attribution import attribute
-from perfnb.analysis.timeline import Timeline, timeline_of
+from perfnb.analysis.timeline import Timeline, Track, timeline_of
 from perfnb.analysis.timeline_memory import MemoryCurve
 from perfnb.analysis.timeline_step import step_timeline
 from perfnb.views import display, escape, palette
@@ -24,7 +26,7 @@ from perfnb.views.page import standalone_page
 from perfnb.views.report_data import layer_rows, report_data
 from perfnb.views.text import summary_text
 from perfnb.views.timeline import timeline_html, timeline_text
-from perfnb.views.timeline_data import MAX_TEXT, bytes_of_report, timeline_bytes
+from perfnb.views.timeline_data import MAX_TEXT, NOTEBOOK_BYTES, bytes_of_report, timeline_bytes
 from perfnb.views.timeline_picture import shown_tracks
 from tests.analysis.recordings import US, ByHand
 from tests.analysis.test_timeline import training
@@ -170,6 +172,70 @@ def test_a_notebook_keeps_little_and_its_kernel_the_rest(monkeypatch: pytest.Mon
     assert len(few) <= 5_000
     assert facts is not None
     assert not facts["whole"]
+
+
+def drawn_out(events: int, steps: int = 3) -> Timeline:
+    """So many ops without pattern in so many steps of forward and backward."""
+    random = np.random.default_rng(3)
+    line = timeline(training())
+    gaps, lengths = random.integers(1, 5_000, events), random.lognormal(8, 1.5, events).astype(np.int64) + 1
+    start = np.cumsum(gaps + lengths) - lengths
+    moments = np.linspace(0, max(start[-1] + lengths[-1], 10**6 * steps), 2 * steps + 1)
+    ends = moments.astype(np.int64) + random.integers(0, moments[1] // 2, 2 * steps + 1)
+    columns = {name: np.full(events, -1, dtype=np.int64) for name in line.rows.columns}
+    columns |= {"start": start, "duration": lengths, "name": random.integers(0, len(line.names), events)}
+    columns |= {name: random.integers(0, 2, events) for name in ("layer", "kind", "category")}
+    columns |= {"depth": np.zeros(events, dtype=np.int64), "event": np.arange(events)}
+    ops = pd.DataFrame(columns)
+    marks = ops.iloc[:0].reindex(range(steps), fill_value=0)
+    marks = marks.assign(start=ends[:-1:2], duration=ends[2::2] - ends[:-2:2], launch=-1, forward=-1, detail=-1)
+    phases = ops.iloc[:0].reindex(range(2 * steps), fill_value=0)
+    phases = phases.assign(start=ends[:-1], duration=np.diff(ends), kind=np.arange(2 * steps) % 2)
+    phases = phases.assign(launch=-1, forward=-1, detail=-1)
+    rows = pd.concat([marks, phases, ops], ignore_index=True)
+    tracks = (
+        Track("steps", "Steps", 0, steps, 1),
+        Track("phases", "Phases", steps, 2 * steps, 1),
+        Track("thread", "Thread 1 (main)", 3 * steps, events, 1),
+    )
+    return replace(line, tracks=tracks, rows=rows)
+
+
+@pytest.mark.parametrize(("events", "steps"), [(300_000, 3), (1_000, 60_000)])
+def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, steps: int) -> None:
+    ipywidgets = pytest.importorskip("ipywidgets")
+    from perfnb.views.widget import ReportWidget
+
+    line, summary = drawn_out(events, steps), summaries.small_cnn()
+    saved, whole, facts = bytes_of_report(line, [-1] * len(line.layers))
+    assert whole is not None
+    assert len(saved) <= NOTEBOOK_BYTES < len(whole)
+    assert facts is not None
+    assert not facts["whole"]
+    header, _ = unpacked(saved)
+    assert header["total_events"] == len(line) > header["events"]
+    assert header["shortest_ns"] > 0
+
+    widget = ReportWidget(report_data(summary, "id", facts), saved, whole)
+    state = ipywidgets.Widget.get_manager_state(widgets=[widget])
+    outputs = [display.static_bundle(summary, line), widget._repr_mimebundle_()[0], state]
+    assert len(saved) * 4 / 3 < len(json.dumps(outputs)) <= 2_000_000
+    widget.close()
+
+
+def test_whatever_the_limit_it_is_kept() -> None:
+    made = ByHand().step(0, 1000)
+    for thread in range(2, 400):
+        made.op(f"aten::{thread}", 10, 10 + thread, thread=thread)
+    line = timeline(made)
+
+    packed, facts = timeline_bytes(line, [], 2_500)
+
+    header, arrays = unpacked(packed)
+    assert len(packed) <= 2_500
+    assert 5 < facts["events"] == len(arrays["start"]) < len(line)
+    assert {"Steps", "Phases", "Thread 399"} <= {track["title"] for track in header["tracks"]}
+    assert "Thread 2" not in {track["title"] for track in header["tracks"]}
 
 
 def test_names_are_plain_short_and_there_once() -> None:
