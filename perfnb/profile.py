@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import pandas as pd
 
@@ -337,4 +338,4 @@ class Profile:
         return static_bundle(self._summary, self._timeline())
 
     def _ipython_display_(self) -> None:
-        show(self._summary, self._timeline())
+        show(self._summary, self._timeline(), WeakMethod(self._timeline))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfnb.profile import Profile
-from perfnb.views.display import in_notebook, show
+from perfnb.views.display import in_notebook
 from perfnb.views.progress import Progress
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def run_profile(
         if failure is None:
             return _under_right_ceilings(profile)
     if in_notebook() and not quiet:
-        show(profile._summary, profile._timeline())
+        profile._ipython_display_()
         failure.add_note("perfnb: the profile up to here is shown above; it is incomplete.")
     else:
         failure.add_note(f"perfnb: the profile up to here, incomplete:\n\n{profile}")

@@ -11,7 +11,7 @@ from perfnb.analysis.summary import Summary
 from perfnb.views.html import summary_html
 from perfnb.views.report_data import layer_rows, report_data
 from perfnb.views.text import summary_text
-from perfnb.views.timeline_data import bytes_of_report
+from perfnb.views.timeline_data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
     from perfnb.analysis.timeline import Timeline
@@ -22,8 +22,14 @@ Bundle = dict[str, str]
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def show(summary: Summary, timeline: Timeline | None = None) -> None:
+#: Gives what makes a timeline anew, or ``None`` where that is gone: a weak reference to a method.
+Again = Callable[[], Callable[[], "Timeline | None"] | None]
+
+
+def show(summary: Summary, timeline: Timeline | None = None, again: Again | None = None) -> None:
     """Show the report, with its timeline where there is one.
+
+    Of a long timeline the live report holds a coarser level. A page that asks for the rest gets it by `again`.
 
     In a notebook this makes two outputs. The first is the static twin, text and HTML without scripts, which a
     saved, exported or untrusted notebook still shows. The second is the live report, which hides its twin while
@@ -33,7 +39,7 @@ def show(summary: Summary, timeline: Timeline | None = None) -> None:
     if not in_notebook():
         print_text(summary_text(summary, timeline=timeline))
         return
-    show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline))
+    show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline, again))
 
 
 def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
@@ -81,12 +87,19 @@ def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any]
     return {_WIDGET_VIEW: bundle[_WIDGET_VIEW]}
 
 
-def _report(summary: Summary, view_id: str, timeline: Timeline | None) -> Any:
+def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Again | None) -> Any:
     from perfnb.views.widget import ReportWidget
 
     rows = [] if timeline is None else layer_rows(summary, timeline.layers)
-    saved, whole, facts = bytes_of_report(timeline, rows)
-    return ReportWidget(report_data(summary, view_id, facts), saved, whole)
+    saved, facts = bytes_of_report(timeline, rows)
+
+    def whole() -> bytes | None:
+        timeline_of = None if again is None else again()
+        made = None if timeline_of is None else timeline_of()
+        return None if made is None else timeline_bytes(made, rows, PAGE_BYTES)[0]
+
+    more = whole if facts is not None and not facts["whole"] else None
+    return ReportWidget(report_data(summary, view_id, facts), saved, more)
 
 
 def in_notebook() -> bool:

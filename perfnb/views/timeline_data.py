@@ -34,21 +34,18 @@ _ROOM = 0.85
 _FINE = 4
 
 
-def bytes_of_report(
-    timeline: Timeline | None, layer_rows: Sequence[int]
-) -> tuple[bytes, bytes | None, dict[str, Any] | None]:
-    """What a notebook saves of a timeline, what its kernel has beyond that, and the facts of the former.
+def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tuple[bytes, dict[str, Any] | None]:
+    """What a notebook saves of a timeline, and the facts of that.
 
-    Without a timeline the first is empty, and the facts are ``None``.
+    Without a timeline the bytes are empty, and the facts are ``None``.
     """
     if timeline is None:
-        return b"", None, None
+        return b"", None
     whole, facts = timeline_bytes(timeline, layer_rows, PAGE_BYTES)
     if len(whole) <= NOTEBOOK_BYTES:
-        return whole, None, facts
+        return whole, facts
     whole_size = len(whole) * facts["total_events"] // facts["events"]
-    saved, facts = timeline_bytes(timeline, layer_rows, NOTEBOOK_BYTES, whole_size)
-    return saved, whole, facts
+    return timeline_bytes(timeline, layer_rows, NOTEBOOK_BYTES, whole_size)
 
 
 def timeline_bytes(

@@ -1,4 +1,7 @@
-"""The live views: widgets that are drawn in the browser and never ask the kernel again."""
+"""The live views: widgets that are drawn in the browser from what they hold.
+
+One thing they ask of the kernel: the whole of a long timeline, once, when its tab is opened.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,9 @@ class ReportWidget(DrawnWidget):
     data : dict
     timeline : bytes
         As `perfnb.views.timeline_data.timeline_bytes` gives it; empty for none. A saved notebook holds it.
-    whole : bytes, optional
-        The timeline with all detail, where `timeline` has not all: given to a page that asks.
+    whole : callable, optional
+        Makes the bytes with all detail, where `timeline` has not all, for a page that asks; ``None`` where it cannot.
+        Nothing holds them afterwards.
     """
 
     _esm = report_script(watched=False)
@@ -65,7 +69,9 @@ class ReportWidget(DrawnWidget):
 
     timeline = traitlets.Bytes().tag(sync=True)
 
-    def __init__(self, data: dict[str, Any], timeline: bytes = b"", whole: bytes | None = None) -> None:
+    def __init__(
+        self, data: dict[str, Any], timeline: bytes = b"", whole: Callable[[], bytes | None] | None = None
+    ) -> None:
         self._whole = whole
         watched, gpu = data["machine"] is not None, data["gpu"] is not None
         if watched or gpu:  # a saved notebook holds the script: one without these tabs is a third smaller
@@ -76,8 +82,17 @@ class ReportWidget(DrawnWidget):
 
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
         """Send the whole timeline to a page that asks for it, where there is more than it has."""
-        if isinstance(content, dict) and content.get("timeline") == "whole" and self._whole is not None:
-            self.send({"timeline": "whole"}, buffers=[self._whole])
+        if not isinstance(content, dict) or content.get("timeline") != "whole" or self._whole is None:
+            return
+        if (whole := self._whole()) is not None:
+            self.send({"timeline": "whole"}, buffers=[whole])
+
+    def close(self) -> None:
+        """Close the widget, which holds nothing from then on."""
+        was_open = self.comm is not None
+        super().close()
+        if was_open:
+            self._whole, self.timeline, self.data = None, b"", ""
 
 
 class ArchitecturesWidget(DrawnWidget):

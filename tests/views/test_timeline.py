@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import re
 import struct
+import weakref
 import zlib
 from dataclasses import replace
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import pandas as pd
@@ -160,16 +163,14 @@ def test_a_notebook_keeps_little_and_its_kernel_the_rest(monkeypatch: pytest.Mon
     line = scattered(3000)
     rows = [-1] * len(line.layers)
 
-    assert bytes_of_report(None, []) == (b"", None, None)
-    saved, whole, facts = bytes_of_report(line, rows)
-    assert whole is None  # the trait holds it all, and nothing holds it twice
+    assert bytes_of_report(None, []) == (b"", None)
+    everything, facts = bytes_of_report(line, rows)
     assert facts is not None
     assert facts["whole"]
 
     monkeypatch.setattr("perfnb.views.timeline_data.NOTEBOOK_BYTES", 5_000)
-    few, everything, facts = bytes_of_report(line, rows)
-    assert everything == saved
-    assert len(few) <= 5_000
+    few, facts = bytes_of_report(line, rows)
+    assert len(few) <= 5_000 < len(everything)
     assert facts is not None
     assert not facts["whole"]
 
@@ -207,16 +208,15 @@ def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, st
     from perfnb.views.widget import ReportWidget
 
     line, summary = drawn_out(events, steps), summaries.small_cnn()
-    saved, whole, facts = bytes_of_report(line, [-1] * len(line.layers))
-    assert whole is not None
-    assert len(saved) <= NOTEBOOK_BYTES < len(whole)
+    saved, facts = bytes_of_report(line, [-1] * len(line.layers))
+    assert len(saved) <= NOTEBOOK_BYTES < len(timeline_bytes(line, [-1] * len(line.layers), LARGE)[0])
     assert facts is not None
     assert not facts["whole"]
     header, _ = unpacked(saved)
     assert header["total_events"] == len(line) > header["events"]
     assert header["shortest_ns"] > 0
 
-    widget = ReportWidget(report_data(summary, "id", facts), saved, whole)
+    widget = ReportWidget(report_data(summary, "id", facts), saved)
     state = ipywidgets.Widget.get_manager_state(widgets=[widget])
     outputs = [display.static_bundle(summary, line), widget._repr_mimebundle_()[0], state]
     assert len(saved) * 4 / 3 < len(json.dumps(outputs)) <= 2_000_000
@@ -255,7 +255,7 @@ def test_the_widget_holds_the_timeline_and_answers_a_page_that_wants_all(monkeyp
     from perfnb.views.widget import ReportWidget
 
     summary = summaries.small_cnn()
-    widget = ReportWidget(report_data(summary, timeline={"events": 1}), b"some", b"all of it")
+    widget = ReportWidget(report_data(summary, timeline={"events": 1}), b"some", lambda: b"all of it")
     sent: list[tuple[Any, Any]] = []
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, buffers)))
 
@@ -267,6 +267,40 @@ def test_the_widget_holds_the_timeline_and_answers_a_page_that_wants_all(monkeyp
     widget._handle_custom_msg({"timeline": "whole"}, [])
     assert sent == [({"timeline": "whole"}, [b"all of it"])]
     widget.close()
+
+
+def test_a_widget_makes_the_whole_when_asked_and_holds_nothing_once_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Source:
+        made = 0
+
+        def timeline(self) -> Timeline:
+            self.made += 1
+            return line
+
+    line, source = scattered(3000), Source()
+    monkeypatch.setattr("perfnb.views.timeline_data.NOTEBOOK_BYTES", 5_000)
+    again = WeakMethod(source.timeline)
+    widget, other = (display._report(summaries.small_cnn(), "id", line, again) for _ in range(2))
+    sent: list[bytes] = []
+    for one in (widget, other):
+        monkeypatch.setattr(one, "send", lambda content, buffers: sent.extend(buffers))
+
+    assert source.made == 0
+    widget._handle_custom_msg({"timeline": "whole"}, [])
+    assert (source.made, len(sent)) == (1, 1)
+    assert unpacked(sent[0])[0]["events"] == len(line)
+    held = {id(value) for value in gc.get_referents(widget.__dict__)}
+    assert id(sent[0]) not in held
+    widget.close()
+    assert (widget._whole, widget.timeline, widget.data) == (None, b"", "")
+    widget._handle_custom_msg({"timeline": "whole"}, [])
+    gone = weakref.ref(source)
+    del source, again
+    gc.collect()
+    assert gone() is None  # the report that is open does not hold it either
+    other._handle_custom_msg({"timeline": "whole"}, [])
+    assert len(sent) == 1
+    other.close()
 
 
 def test_without_a_timeline_nothing_is_sent_and_no_tab_is_told_of() -> None:
