@@ -24,6 +24,7 @@ _TIMELINE = (
     "timeline_acts.js",
     "timeline_steer.js",
     "timeline_view.js",
+    "timeline_plain.js",
     "timeline.js",
 )
 

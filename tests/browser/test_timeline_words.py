@@ -364,6 +364,47 @@ def test_what_cannot_be_unpacked_is_said(open_page, data, before, words):
     expect(page.locator(".pf-timeline [role=status]")).to_contain_text(words)
 
 
+def test_without_a_canvas_there_is_the_table_and_what_is_chosen_in_it(open_page):
+    page = open_page(page_with(samples.step(), before="HTMLCanvasElement.prototype.getContext = () => null"))
+    page.get_by_role("tab", name="Timeline").click()
+    expect(page.locator(".pf-timeline [role=status]")).to_contain_text("cannot draw the timeline")
+    rows = page.locator(".pf-tl-table tbody tr")
+    expect(rows).to_have_count(158)
+    page.get_by_role("searchbox", name="Search events and layers").fill("dgrad")
+    expect(rows).to_have_count(10)
+    rows.first.get_by_role("button", name="dgrad").click()
+    details = Timeline(page).details
+    expect(details.locator("h3")).to_have_text("dgrad")
+    details.get_by_role("button", name="model.head", exact=True).click()
+    page.get_by_role("button", name="Show in timeline").click()
+    expect(details.locator("h3")).to_have_text("model.head")
+
+
+def test_what_cannot_be_unpacked_is_the_static_twins_table(open_page):
+    twin = "<table><caption>Tracks of step 3</caption><tr><td>Thread 7</td></tr></table>"
+    html = page_with(samples.step(), before="delete window.DecompressionStream")
+    page = open_page(html.replace("<main>", f'<div class="perfnb-static-report">{twin}</div><main>'))
+    page.get_by_role("tab", name="Timeline").click()
+    expect(page.locator(".pf-timeline").get_by_role("table", name="Tracks of step 3")).to_contain_text("Thread 7")
+
+
+def test_a_marked_time_stays_when_the_whole_comes(opened):
+    coarse = samples.encoded([Track("steps", "Steps", [Event("step 1", 0, 2000, "other")])], total_events=158)
+    t = opened(coarse, samples.step())
+    (x0, y), (x1, _) = t.at("Steps", 380), t.at("Steps", 800)
+    t.page.keyboard.down("Shift")
+    t.page.mouse.move(x0, y)
+    t.page.mouse.down()
+    t.page.mouse.move(x1, y, steps=4)
+    t.page.mouse.up()
+    t.page.keyboard.up("Shift")
+    expect(t.details.get_by_role("row")).to_have_count(2)
+    marked = t.details.locator("h3").inner_text()
+    t.page.evaluate("answer()")
+    expect(t.details.get_by_role("row")).to_have_count(6)
+    expect(t.details.locator("h3")).to_have_text(marked)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [800, 1400])
 def test_text_stands_out_and_nothing_is_cut_off(opened, scheme, width):

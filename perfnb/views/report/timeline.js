@@ -20,7 +20,7 @@ function timelineTab(model, data, facts, showLayer) {
   const put = async (bytes) => {
     const store = await unpackTimeline(bytes);
     if (view) return view.replace(store);
-    view = timelineView(element, store, data, facts, showLayer);
+    view = (canDraw() ? timelineView : plainTimeline)(element, store, data, facts, showLayer);
     view.shown();
     if (wanted != null) view.goToLayer(wanted);
     return null;
@@ -32,6 +32,7 @@ function timelineTab(model, data, facts, showLayer) {
     } catch (error) {
       const missing = typeof DecompressionStream === "undefined";
       notice.textContent = missing ? "This browser cannot unpack the timeline: it has no DecompressionStream. The tabs Layers and Ops hold the sums." : `The timeline cannot be read: ${error.message}`;
+      element.append(twinsTracks(data.id) ?? "");
       return;
     }
     if (!data.timeline.whole) wholeOf(model).then(put).catch(() => {});

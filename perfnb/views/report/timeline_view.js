@@ -206,13 +206,15 @@ function timelineView(element, store, data, facts, showLayer) {
       recolour();
       fit();
     },
-    // The whole comes after a coarser level: time, choice and search stay.
+    // The whole comes after a coarser level: time, choice, search and what is marked stay.
     replace(next) {
       const chosen = state.selected >= 0 ? state.store.same(state.selected, next) : -1;
+      const { interval } = state;
       state.store = next;
       state.hovered = -1;
       accept();
       act.choose(chosen);
+      if (interval) act.mark(...interval);
     },
     goToLayer(row) {
       const code = state.store.header.layer_rows.indexOf(row);
