@@ -172,8 +172,8 @@ def test_a_layer_is_named_in_full_among_its_partners(opened):
     t.search.fill("model.features.1")
     t.search.press("Enter")
     t.click("Layers", 150, 2)
-    expect(t.details.locator("h4")).to_have_text(["Inside"])
-    expect(t.details.get_by_role("button", name="model.features", exact=True)).to_be_visible()
+    inside = t.details.locator("section", has=t.page.locator("h4", has_text="Inside"))
+    expect(inside.get_by_role("button", name="model.features", exact=True)).to_be_visible()
 
 
 def test_one_match_is_the_match_and_times_count_from_the_first_step(opened):
