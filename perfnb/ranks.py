@@ -103,12 +103,19 @@ class Ranks:
 
     @property
     def clocks(self) -> pd.DataFrame:
-        """How far each rank's clock is ahead of the first one's, from the ends of matching collectives."""
+        """How far each rank's clock is ahead of that of rank ``reference``, from the ends of matching collectives.
+
+        ``reference`` is the first of the ranks that it shares collectives with, directly or through others. Missing
+        where no collective, or no one difference, could be told.
+        """
         return self._summary.clocks.copy()
 
     @property
     def straggler(self) -> int | None:
-        """The one of these ranks that the others wait for, where one stands out; those not loaded are not known."""
+        """The one of these ranks that those wait for that share collectives with it, where one stands out.
+
+        Those not loaded are not known.
+        """
         return self._summary.straggler
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +39,7 @@ TABLES = (
 
 def rank_trace(late: float, clock: float = 0.0, steps: int = 3, lost: tuple[int, ...] = (), **facts: Any) -> Written:
     """A rank that comes to each collective `late` µs after its begin; each ends for all 200 µs after its begin."""
+    group = {name: facts.pop(name) for name in ("Process Group Ranks",) if name in facts}
     trace, count = Written(**facts), 0
     for number in range(steps):
         t = 10_000.0 * number + clock
@@ -45,7 +49,8 @@ def rank_trace(late: float, clock: float = 0.0, steps: int = 3, lost: tuple[int,
             trace.op("aten::mm", begin + 2, begin + 8).kernel("gemm", begin + 5, begin + 20, begin + 20 + late)
             if count not in lost:
                 name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
-                trace.kernel(name, begin + 10, begin + 100 + late, begin + 300, **{"Collective name": "allreduce"})
+                told = {"Collective name": "allreduce", **group}
+                trace.kernel(name, begin + 10, begin + 100 + late, begin + 300, **told)
             count += 1
     return trace
 
@@ -158,6 +163,50 @@ def test_they_are_saved_and_come_back(tmp_path: Path) -> None:
         ranks.save(tmp_path)
 
 
+def test_ranks_of_groups_that_share_nothing_are_told_within_their_group(tmp_path: Path) -> None:
+    lates, clocks = (0, 0, 0, 200), (0, 70, 5_000_000, 5_000_123.5)
+    paths = written(
+        tmp_path,
+        [
+            rank_trace(late, clock, **{"Process Group Ranks": "[0, 1]" if rank < 2 else "[2, 3]"})
+            for rank, (late, clock) in enumerate(zip(lates, clocks, strict=True))
+        ],
+    )
+
+    ranks = perfnb.load(paths)
+
+    assert ranks.clocks["reference"].tolist() == [0, 0, 2, 2]
+    assert ranks.clocks["ahead_us"].tolist() == pytest.approx([0, 70, 0, 123.5])
+    assert ranks.clocks["collectives"].tolist() == [12] * 4
+    waited = ranks.times.groupby("rank")["waiting_ms"].mean()
+    assert waited.tolist() == pytest.approx([0, 0, 0.8, 0])
+    assert ranks.straggler == 3
+    assert "could be matched with the others: ranks 0, 1; ranks 2, 3." in str(ranks)
+
+
+def test_clocks_are_told_through_other_ranks(tmp_path: Path) -> None:
+    """Ranks 0 and 2 share nothing, but both share with rank 1."""
+    traces = []
+    for clock, groups in ((0, (0,)), (-500, (0, 1)), (40_000, (1,))):
+        trace = Written()
+        trace.step(0, clock, clock + 90_000)
+        for place in range(10):
+            for group in groups:
+                begin = clock + 5_000 * place + 137 * place * place + 2_000 * group
+                told = {"Process Group Ranks": f"[{group}, {group + 1}]"}
+                late = 100 if clock == 40_000 else 0
+                trace.kernel("ncclDevKernel_AllReduce_Sum_f32", begin, begin + late, begin + 300, **told)
+        traces.append(trace)
+
+    ranks = perfnb.load(written(tmp_path, traces))
+
+    assert ranks.clocks["ahead_us"].tolist() == pytest.approx([0, -500, 40_000])
+    assert ranks.clocks["reference"].tolist() == [0, 0, 0]
+    assert ranks.clocks["collectives"].tolist() == [10, 20, 10]
+    assert ranks.times["waiting_ms"].tolist() == pytest.approx([0, 1.0, 0])
+    assert ranks.straggler == 2
+
+
 class Counting(Executor):
     """An executor that runs what it is given at once and counts."""
 
@@ -217,6 +266,52 @@ def test_a_bad_file_among_them_is_one_error_that_names_it(
         perfnb.load([paths[0], tmp_path / "nowhere.json"])
     with pytest.raises(TraceError, match="the list is empty"):
         perfnb.load([])
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+asked = sys.stdin.read()
+place = int(asked.split("rank")[1].split(".json")[0])
+(Path(sys.argv[1]) / f"begun{place}").touch()
+if place != BAD:
+    time.sleep(60)
+print("file", place, "is bad", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["the first is bad", "the second is bad", "interrupted"])
+def test_what_goes_wrong_ends_the_reading_of_all_files(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left: None
+) -> None:
+    paths = written(tmp_path, [rank_trace(0)] * 8)
+    bad = {"the first is bad": 0, "the second is bad": 1, "interrupted": -1}[how]
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW.replace("BAD", str(bad)))
+    begun: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def begin(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        begun.append(popen([sys.executable, str(slow), str(tmp_path)], **options))
+        return begun[-1]
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reading, "_PAYS", 1)
+    monkeypatch.setattr(reading.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(reading.subprocess, "Popen", begin)
+    if how == "interrupted":
+        monkeypatch.setattr(reading, "wait", interrupted)
+    begin_s = time.monotonic()
+
+    with pytest.raises(KeyboardInterrupt if how == "interrupted" else TraceError, match=None if bad < 0 else "is bad"):
+        perfnb.load(paths)
+
+    assert time.monotonic() - begin_s < 30
+    assert len(begun) <= 4
+    assert all(process.poll() is not None for process in begun)
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no folder of public traces at {FOLDER}; set PERFNB_TRACES")

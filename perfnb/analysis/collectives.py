@@ -13,17 +13,12 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.device_work import SORTS, device_work, text
+from perfnb.analysis.rank_clocks import Ends, TwoRanks
 
 #: What a kernel's name tells of the collective, where nothing else does.
 _KIND = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce", re.IGNORECASE)
 #: What collectives have in common of which one may be the other.
 _ALIKE = ["step", "kind", "group"]
-#: How far apart ends of one collective may be, once the clocks' difference is taken off.
-_TOGETHER_NS = 1_000_000
-#: So many pairs are looked at, of the first collectives.
-_MOST_PAIRS = 2_000_000
-#: Fewer that fit together tell no time.
-_LEAST = 3
 
 
 def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | None = None) -> pd.DataFrame:
@@ -62,10 +57,11 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 
 
 def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The collectives that ranks share with the first of them, and how far their clocks are apart.
+    """The collectives that ranks share, and how far their clocks are apart.
 
-    A profiler can lose kernels, so they are not counted off: the difference of the clocks is the one at which the most
-    ends come together, and what ends together then, of one kind and group and in one step, is one collective.
+    What ends together, of one kind and group and in one step, is one collective; see `rank_clocks`. Ranks that share
+    collectives, directly or through others, are told from the first of them: with groups [0, 1] and [2, 3], the clock
+    of rank 3 is told from that of rank 2.
 
     Parameters
     ----------
@@ -77,41 +73,91 @@ def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataF
     matched : DataFrame
         As `collectives`, of what was found on several ranks, with ``place``: which collective each is.
     clocks : DataFrame
-        Indexed by ``rank``: ``ahead_us`` of the first rank's clock (missing where too few fit), ``spread_us`` (half the
-        distance between the quartiles of single collectives, which tells how sure it is), ``collectives``.
+        Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (both missing where it cannot be told),
+        ``spread_us`` (half the distance between the quartiles of single collectives, added up where it is told through
+        other ranks, which tells how sure it is), ``collectives`` (found on several ranks).
     """
-    first, *others = tables
-    reference = tables[first].assign(place=range(len(tables[first])))
-    found: list[pd.DataFrame] = []
-    clocks: list[tuple[int, float | None, float | None, int]] = []
-    for rank in others:
-        mine = tables[rank].assign(row=range(len(tables[rank])))
-        pairs = reference.merge(mine, on=_ALIKE, suffixes=("", "_mine")).iloc[:_MOST_PAIRS]
-        apart = pairs["end_ns_mine"].to_numpy(dtype=np.int64) - pairs["end_ns"].to_numpy(dtype=np.int64)
-        ahead = _densest(apart)
-        close = pairs.assign(off=np.abs(apart - ahead), apart=apart)[np.abs(apart - ahead) <= _TOGETHER_NS]
-        close = close.sort_values("off", kind="stable").drop_duplicates("place").drop_duplicates("row")
-        if len(close) < _LEAST:
-            clocks.append((rank, None, None, 0))
+    ends, rows = _ends(tables)
+    clocks = _clocks(ends)
+    found = pd.concat(tables.values(), ignore_index=True).assign(place=_places(ends, rows, clocks))
+    several = found.groupby("place")["rank"].transform("nunique") > 1
+    matched = found[several].reset_index(drop=True)
+    count = matched["rank"].value_counts()
+    first = next(iter(tables))
+    table = pd.DataFrame(
+        [
+            (rank, *(clocks[rank] if count.get(rank) or rank == first else (None, None, None)), count.get(rank, 0))
+            for rank in tables
+        ],
+        columns=["rank", "ahead_us", "spread_us", "reference", "collectives"],
+    ).set_index("rank")
+    kinds = {"ahead_us": "Float64", "spread_us": "Float64", "reference": "Int64", "collectives": "Int64"}
+    return matched, table.astype(kinds)
+
+
+def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int, np.ndarray]]:
+    """The ends of each rank's collectives, and which rows of all tables together they are."""
+    whole = pd.concat(tables.values(), ignore_index=True)
+    keys = whole.groupby(_ALIKE, sort=False, dropna=False).ngroup().to_numpy()
+    end = whole["end_ns"].to_numpy(dtype=np.int64)
+    ends, rows, begin = {}, {}, 0
+    for rank, table in tables.items():
+        mine = np.arange(begin, begin + len(table))
+        mine = mine[np.lexsort((end[mine], keys[mine]))]
+        ends[rank], rows[rank] = Ends(keys[mine], end[mine]), mine
+        begin += len(table)
+    return ends, rows
+
+
+def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
+    """Each rank's clock: microseconds ahead, how sure, and of which rank."""
+    clocks: dict[int, tuple[float, float, int]] = {}
+    for reference in ends:
+        if reference in clocks:
             continue
-        low, middle, high = np.percentile(close["apart"].to_numpy() - ahead, [25, 50, 75])
-        clocks.append((rank, (ahead + middle) / 1e3, (high - low) / 2e3, len(close)))
-        found.append(mine.iloc[close["row"]].drop(columns="row").assign(place=close["place"].to_numpy()))
-    shared = {place for part in found for place in part["place"]}
-    matched = pd.concat([reference[reference["place"].isin(shared)], *found], ignore_index=True)
-    rows = [(first, 0.0, 0.0, len(shared)), *clocks]
-    table = pd.DataFrame(rows, columns=["rank", "ahead_us", "spread_us", "collectives"]).set_index("rank")
-    return matched, table.astype({"ahead_us": "Float64", "spread_us": "Float64", "collectives": "Int64"})
+        clocks[reference] = (0.0, 0.0, reference)
+        reached = [reference]
+        for near in reached:  # grows while it is walked
+            for rank in ends:
+                if rank in clocks:
+                    continue
+                both = TwoRanks(ends[near], ends[rank])
+                apart = both.apart_ns()
+                if apart is None:
+                    continue
+                mine, others = both.same(apart)
+                if len(mine) == 0:
+                    continue
+                off = ends[rank].end[others] - ends[near].end[mine] - apart
+                low, middle, high = np.percentile(off, [25, 50, 75])
+                ahead, spread, _ = clocks[near]
+                clocks[rank] = (ahead + (apart + middle) / 1e3, spread + (high - low) / 2e3, reference)
+                reached.append(rank)
+    return clocks
 
 
-def _densest(apart: np.ndarray) -> int:
-    """The difference around which the most of the differences lie."""
-    if len(apart) == 0:
-        return 0
-    ordered = np.sort(apart)
-    reach = np.searchsorted(ordered, ordered + _TOGETHER_NS, side="right")
-    begin = int(np.argmax(reach - np.arange(len(ordered))))
-    return int(ordered[(begin + int(reach[begin]) - 1) // 2])
+def _places(
+    ends: Mapping[int, Ends], rows: Mapping[int, np.ndarray], clocks: Mapping[int, tuple[float, float, int]]
+) -> np.ndarray:
+    """Which collective each row is: the number of a row that is the same one on the rank that has most of its kind."""
+    places = np.arange(sum(map(len, rows.values())))
+    counts = pd.DataFrame({rank: pd.Series(one.key).value_counts() for rank, one in ends.items()}).fillna(0)
+    for reference in dict.fromkeys(told for _, _, told in clocks.values()):
+        ranks = [rank for rank in ends if clocks[rank][2] == reference]
+        leaders = counts[ranks].idxmax(axis="columns")  # the first of them, where several have as many
+        for leader in leaders.unique():
+            led = _only(ends[leader], leaders.index[leaders == leader])
+            for rank in ranks:
+                if rank == leader:
+                    continue
+                apart = round((clocks[rank][0] - clocks[leader][0]) * 1e3)
+                mine, others = TwoRanks(Ends(ends[leader].key[led], ends[leader].end[led]), ends[rank]).same(apart)
+                places[rows[rank][others]] = rows[leader][led[mine]]
+    return places
+
+
+def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
+    return np.flatnonzero(np.isin(ends.key, keys.to_numpy()))
 
 
 def waits(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
@@ -123,16 +169,47 @@ def waits(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
         ``rank``, ``step``, ``waiting_ms``, ``collectives`` (found on several ranks), ``last`` (to how many of them it
         came last).
     """
-    ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
-    shift = matched["rank"].map(ahead).to_numpy(dtype=np.int64)
-    start = matched["start_ns"].to_numpy() - shift
+    start, waited = _waited(matched, clocks)
     latest = pd.Series(start).groupby(matched["place"].to_numpy()).transform("max").to_numpy()
-    duration = (matched["end_ns"] - matched["start_ns"]).to_numpy()
-    waited = np.clip(latest - start, 0, duration)
     rows = matched[["rank", "step"]].assign(
         waiting_ms=waited / 1e6, collectives=1, last=(start == latest).astype(np.int64)
     )
     return rows.groupby(["rank", "step"], as_index=False).sum()
+
+
+def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
+    """How much longer than a rank each of those waited with which it shares collectives, in these.
+
+    Returns
+    -------
+    Series
+        By rank, of the one of them that waited least: milliseconds in all steps together. Below 0 where it waited less
+        than the rank itself.
+    """
+    _, waited = _waited(matched, clocks)
+    ranks = list(clocks.index)
+    rank = matched["rank"].map({rank: number for number, rank in enumerate(ranks)}).to_numpy(dtype=np.int64)
+    more = np.zeros((len(ranks), len(ranks)))  # more[a, b]: b waited in what it shares with a, less what a waited there
+    shared = np.zeros((len(ranks), len(ranks)), dtype=bool)
+    who = pd.Series(rank).groupby(matched["place"].to_numpy()).agg(lambda one: ",".join(map(str, sorted(one))))
+    for together, waiting in pd.Series(waited).groupby(matched["place"].map(who).to_numpy()):
+        members = np.array([int(number) for number in str(together).split(",")])
+        sums = np.bincount(rank[waiting.index], waiting.to_numpy() / 1e6, len(ranks))[members]
+        more[np.ix_(members, members)] += sums[None, :] - sums[:, None]
+        shared[np.ix_(members, members)] = True
+    np.fill_diagonal(shared, False)
+    least = np.where(shared, more, np.inf).min(axis=1)
+    return pd.Series(least, index=ranks).replace(np.inf, np.nan).dropna()
+
+
+def _waited(matched: pd.DataFrame, clocks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row: when it began by the clock of the reference, and how long it waited, in nanoseconds."""
+    ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
+    shift = matched["rank"].map(ahead).to_numpy(dtype=np.int64)
+    start = matched["start_ns"].to_numpy(dtype=np.int64) - shift
+    latest = pd.Series(start).groupby(matched["place"].to_numpy()).transform("max").to_numpy()
+    duration = (matched["end_ns"] - matched["start_ns"]).to_numpy(dtype=np.int64)
+    return start, np.clip(latest - start, 0, duration)
 
 
 def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:

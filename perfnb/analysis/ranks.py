@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from perfnb.analysis.collectives import collectives, matching, waits
+from perfnb.analysis.collectives import collectives, matching, waited_for, waits
 from perfnb.analysis.events import all_events
 from perfnb.analysis.gpu_time import gpu_time, gpu_time_by_step
 from perfnb.analysis.rank_doubts import Doubts, doubts_of
@@ -32,9 +32,10 @@ class RanksSummary:
         ``memcpy_ms``, ``idle_ms``, ``waiting_ms`` (in collectives for the last rank to come; missing where none could
         be matched). Times of several devices of a rank are summed.
     clocks : DataFrame
-        Indexed by ``rank``: ``ahead_us`` of the first rank's clock, ``spread_us``, ``collectives``.
+        Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (the first of the ranks that it shares
+        collectives with, directly or through others), ``spread_us``, ``collectives``.
     straggler : int or None
-        The one of these ranks that the others waited for, where one stands out.
+        The rank that those waited for with which it shares collectives, where one stands out.
     doubts : Doubts
         What speaks against reading them as the ranks of one job, or as all of them.
     matched : tuple of int
@@ -69,7 +70,7 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
         how="left",
     )
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
-    straggler = _straggler(times)
+    straggler = _straggler(times, waited_for(matched, clocks))
     names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
     together = _matched_with(clocks) if len(matched) else ()
     return RanksSummary(names, times, clocks, straggler, doubts_of(recordings), together, _parts(times))
@@ -99,13 +100,18 @@ def _only_step(recording: Recording) -> int | None:
     return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
 
 
-def _straggler(times: pd.DataFrame) -> int | None:
-    """The rank that waited least, if every other waited clearly longer."""
+def _straggler(times: pd.DataFrame, waited: pd.Series) -> int | None:
+    """The rank for which every other that it shares collectives with waited clearly longer than it did, if it is one.
+
+    Of several, as where groups of ranks have nothing in common, it is the one that was waited for clearly the most.
+    """
     mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
     if len(mean) < 2 or mean["waiting_ms"].isna().any():
         return None
-    ordered = mean["waiting_ms"].sort_values()
-    clearly = ordered.iloc[1] - ordered.iloc[0] > _STRAGGLES * mean["wall_ms"].mean()
+    steps = times.dropna(subset=["waiting_ms"]).groupby("rank").size()
+    ordered = (waited / steps.reindex(waited.index)).sort_values(ascending=False)
+    second = max(float(ordered.iloc[1]), 0.0) if len(ordered) > 1 else 0.0
+    clearly = ordered.iloc[0] - second > _STRAGGLES * mean["wall_ms"].mean()
     return int(ordered.index[0]) if clearly else None
 
 

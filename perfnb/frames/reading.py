@@ -10,8 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 from perfnb.errors import TraceError
@@ -175,24 +176,64 @@ def _read_apart(
             json.dumps({"path": str(path), "limits": dict(limits), "rank": rank, "folder": str(target)})
             for path, rank, target in zip(paths, ranks, folders, strict=True)
         ]
-        tasks = [threads.submit(_in_a_process, question) for question in asked]
-        for path, task in zip(paths, together.each(tasks), strict=True):
-            code, said = task.result()
-            if code == _FAILED:
-                raise TraceError(said.strip())
-            if code:
-                raise TraceError(f"{path} was not read: the process that read it ended with code {code}.")
+        processes = _Processes()
+        tasks = [threads.submit(processes.read, str(path), one) for path, one in zip(paths, asked, strict=True)]
+        try:
+            pending = set(tasks)
+            for task in together.each(tasks):
+                while task in pending:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for one in done:
+                        one.result()  # what is wrong with any is told at once
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            processes.stop()
+            raise
         return [storage.load(target) for target in folders]
 
 
-def _in_a_process(question: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "perfnb.frames.reading"]
-    above = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, input=question, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
-    return done.returncode, done.stderr
+class _Processes:
+    """Processes that read a file each, until they are stopped."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def read(self, path: str, question: str) -> None:
+        """Have one file read, and wait for it."""
+        command = [sys.executable, "-m", "perfnb.frames.reading"]
+        above = str(Path(__file__).parents[2])
+        path_of_python = os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))
+        with self._lock:
+            if self._stopped:
+                return
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path_of_python},
+            )
+            self._running.add(process)
+        try:
+            _, said = process.communicate(question)
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        if process.returncode == _FAILED:
+            raise TraceError(said.strip())
+        if process.returncode:
+            raise TraceError(f"{path} was not read: the process that read it ended with code {process.returncode}.")
+
+    def stop(self) -> None:
+        """End what runs, and begin no more."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.kill()  # it writes to a folder that is removed
 
 
 def _answer() -> int:

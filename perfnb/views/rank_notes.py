@@ -26,21 +26,32 @@ def rank_notes(summary: RanksSummary) -> Iterator[str]:
     """Who held the others up, how far the clocks are apart, and why to doubt both."""
     yield from _doubts(summary)
     yield _straggler(summary)
+    yield from _clocks(summary)
+
+
+def _clocks(summary: RanksSummary) -> Iterator[str]:
+    known = summary.clocks[summary.clocks["collectives"].fillna(0) > 0]
     lost = [rank for rank in summary.names if rank not in summary.matched]
     if summary.matched and lost:
-        first = next(iter(summary.names))
         yield (
-            f"No collective of {_listed(lost)} could be matched with those of rank {first}: nothing tells that they "
-            "are of the same job."
+            f"No collective of {_listed(lost)} could be matched with those of other ranks: nothing tells that they are "
+            "of the same job, and clocks and waiting there are not known."
         )
-    known = summary.clocks.iloc[1:].dropna()
-    if len(known):
-        rank, ahead, spread, count = next(known.sort_values("ahead_us", key=abs, ascending=False).itertuples(name=None))
-        first, sign = summary.clocks.index[0], "+" if ahead >= 0 else "−"
-        apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
+    if known["reference"].nunique() > 1:
+        parts = "; ".join(_listed(list(part.index)) for _, part in known.groupby("reference"))
         yield (
-            f"Clocks were told from the ends of collectives: that of rank {rank} is {sign}{apart} from that of rank "
-            f"{first} (± {sure}, {count:,} collectives); waiting is corrected for it."
+            f"These share no collectives that could be matched with the others: {parts}. In each, clocks are told from "
+            "that of its first rank, and nothing is known of how far those are apart."
+        )
+    told = known[(known["reference"] != known.index).fillna(False)]
+    if len(told):
+        rank = told["ahead_us"].abs().sort_values(ascending=False, kind="stable").index[0]
+        ahead, spread, reference, count = told.loc[rank, ["ahead_us", "spread_us", "reference", "collectives"]]
+        apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
+        sign = "+" if ahead >= 0 else "−"
+        yield (
+            f"Clocks were told from the ends of collectives: that of rank {rank} is {sign}{apart} "
+            f"from that of rank {reference} (± {sure}, {count:,} collectives); waiting is corrected for it."
         )
 
 
