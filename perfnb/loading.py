@@ -27,6 +27,9 @@ def load(
     max_bytes: int | None = None,
     max_events: int | None = None,
     max_depth: int | None = None,
+    max_packed_bytes: int | None = None,
+    max_event_bytes: int | None = None,
+    max_ratio: int | None = None,
     executor: Executor | None = None,
 ) -> Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing:
     """Load a profile, watch, report or timing that was saved, traces of torch.profiler, or a snapshot of CUDA's memory.
@@ -44,6 +47,9 @@ def load(
     max_bytes, max_events, max_depth : int, optional
         Of a trace: bytes of text, unpacked, number of events, and values inside values, beyond which it is refused. A
         small file can unpack to more than the memory holds.
+    max_packed_bytes, max_event_bytes, max_ratio : int, optional
+        Also of a trace: bytes of a compressed file, bytes of one event or of what stands around them all, and how many
+        times its size a compressed file may unpack to (200, counted once that is more than 32 MiB).
     executor : concurrent.futures.Executor, optional
         Reads the traces of several ranks. By default processes of perfnb's own do where there is much to read.
 
@@ -56,7 +62,14 @@ def load(
     TypeError, ValueError
         If an argument is none of the above.
     """
-    given: dict[str, Any] = {"max_bytes": max_bytes, "max_events": max_events, "max_depth": max_depth}
+    given: dict[str, Any] = {
+        "max_bytes": max_bytes,
+        "max_events": max_events,
+        "max_depth": max_depth,
+        "max_packed_bytes": max_packed_bytes,
+        "max_event_bytes": max_event_bytes,
+        "max_ratio": max_ratio,
+    }
     limits = {name: value for name, value in given.items() if value is not None}
     _check(limits, executor)
     if not isinstance(path, str | Path):

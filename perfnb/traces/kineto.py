@@ -39,6 +39,7 @@ def read(
     max_events: int = Limits.max_events,
     max_event_bytes: int = Limits.max_event_bytes,
     max_depth: int = Limits.max_depth,
+    max_ratio: int = Limits.max_ratio,
     progress: Progress | None = None,
 ) -> TraceColumns:
     """Read a trace file, plain or compressed with gzip, whatever it is called.
@@ -47,7 +48,7 @@ def read(
 
     Parameters
     ----------
-    max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth : int
+    max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth, max_ratio : int
         What is refused beyond; see `Limits`. A compressed file that is no trace could else fill the memory.
     progress : callable, optional
         Called with the bytes of the file done so far and its size, a few times a second from the third second on.
@@ -57,7 +58,7 @@ def read(
     TraceError
         If the file cannot be read, is no trace, is not whole, or is beyond a limit; the message names the file.
     """
-    limits = Limits(max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth)
+    limits = Limits(max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth, max_ratio)
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
         return _columns(blocks, str(path), limits)
 
@@ -98,6 +99,10 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
     latest = int((timed["start_ns"] + timed["duration_ns"]).max(initial=0))
     if base_ns is None or not -(2**63) <= base_ns + latest < 2**63:
         raise chrome_faults.odd_time(source, "its baseTimeNanoseconds", ascii(base)[:40])
+    earliest = int(timed["start_ns"].min(initial=latest))
+    if latest - earliest >= 2**63:
+        span = f"from {earliest / 1e3:.6g} to {latest / 1e3:.6g} µs"
+        raise chrome_faults.odd_time(source, "the span of its events", span)
     job = facts.get("distributed")
     devices = facts.get("devices") or facts.get("old_devices")
     return TraceColumns(

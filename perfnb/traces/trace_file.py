@@ -19,8 +19,9 @@ Progress = Callable[[int, int], None]
 _BLOCK = 2**20
 #: Progress is told from this long after the begin, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
-#: No trace is packed as tightly as this; what is, and would pass the cap, is refused before it does.
-_BOMB_RATIO, _BOMB_FROM = 200, 4 * 2**20
+#: Real traces unpack to 15 to 30 times their size. What unpacks to more than this, and would pass the cap, is refused
+#: before it does; where `max_ratio` is passed after more than so many bytes, whatever the cap.
+_BOMB_RATIO, _BOMB_FROM, _RATIO_FROM = 200, 4 * 2**20, 32 * 2**20
 _GZIP = b"\x1f\x8b"
 _PACKED = {
     b"PK\x03\x04": "a ZIP archive",
@@ -48,6 +49,8 @@ class Limits:
         Of one event, or of all that stands before or after the events. So much text is held in memory.
     max_depth : int
         Of values inside values. Python's own recursion limit stays above it.
+    max_ratio : int
+        How many times its size a compressed file may unpack to, once that is more than 32 MiB.
     """
 
     max_bytes: int = 8 * 2**30
@@ -55,6 +58,7 @@ class Limits:
     max_events: int = 25_000_000
     max_event_bytes: int = 64 * 2**20
     max_depth: int = 200
+    max_ratio: int = 200
 
 
 def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
@@ -113,6 +117,11 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
             if expected > limits.max_bytes:
                 much = f"about {_size(expected)}, {done // place:,} times its size"
                 raise _too_large(path, f"would unpack to more than {_size(limits.max_bytes)}: {much}")
+        if packed and done > max(_RATIO_FROM, limits.max_ratio * place):
+            raise TraceError(
+                f"{path} was not read: it unpacks to {done // place:,} times its size, as no trace does; if you trust "
+                "it, raise max_ratio=."
+            )
         yield block
         now = time.monotonic()
         if progress is not None and now - begin >= QUIET_S and (now - told >= _EVERY_S or place == size):

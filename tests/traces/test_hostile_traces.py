@@ -42,6 +42,8 @@ BROKEN = {
     "base too large": b'{"traceEvents": [], "baseTimeNanoseconds": 9223372036854775808}',
     "base and time too large": b'{"baseTimeNanoseconds": 1751410836000000000, "traceEvents": [{"ph":"X", "ts":9e15}]}',
     "end too late": json.dumps([{**EVENT, "ts": 9.2e15, "dur": 9.2e15}]).encode(),
+    "a span above int64": json.dumps([{**EVENT, "ts": -9.2e15}, {**EVENT, "ts": 9.2e15}]).encode(),
+    "a span just above int64": b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.904}]',
     "time is text that is no number": json.dumps([{**EVENT, "ts": "NaN"}]).encode(),
     "events twice": b'{"traceEvents": [], "traceEvents": []}',
     "base twice": b'{"baseTimeNanoseconds": 1, "traceEvents": [], "baseTimeNanoseconds": 1}',
@@ -93,6 +95,13 @@ def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
         decode(b"\x80\x04\0x")
     with pytest.raises(TraceError, match=r"null bytes"):
         decode(bytes(40))
+
+
+def test_a_span_that_int64_just_holds_is_read() -> None:
+    trace = decode(b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.9,"dur":0.003}]')
+    assert int(trace.start_ns.max() - trace.start_ns.min()) == 2**63 - 4
+    with pytest.raises(TraceError, match=r"the span of its events is no time that perfnb can hold: from -9\.2e\+15"):
+        decode(BROKEN["a span above int64"])
 
 
 def test_bytes_without_a_file_are_called_the_trace() -> None:

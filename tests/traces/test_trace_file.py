@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import inspect
 import io
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+import perfnb
 from perfnb.errors import TraceError
 from perfnb.traces import trace_file
 from perfnb.traces.kineto import read
@@ -228,6 +231,64 @@ def test_a_file_that_would_unpack_to_ten_gigabytes_is_refused(tmp_path: Path, be
 def test_a_bomb_below_the_cap_is_refused_by_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"
     bomb(path, b"[", b" ", 2e9)
-    assert "no event ends within 64 MiB" in said_within_512_mib(path)
+    assert "no event ends within 64 MiB" in said_within_512_mib(path, max_ratio=2_000)
     bomb(path, b"[", b'{"ph":"X"},', 1e9)
     assert "more than 100,000 events" in said_within_512_mib(path, max_events=100_000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_a_small_bomb_is_refused_by_its_ratio(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    bomb(path, b"[", b'{"ph":"X"},', 335e6)
+    assert path.stat().st_size < 2e6
+
+    assert re.search(r"unpacks to [0-9,]+ times its size, .* raise max_ratio=\.$", said_within_512_mib(path).strip())
+    assert "more than 100,000 events" in said_within_512_mib(path, max_ratio=2_000, max_events=100_000)
+
+
+def test_a_repetitive_trace_is_no_bomb(tmp_path: Path) -> None:
+    """One event again and again, only its time and number new: as tightly packed as a real trace can be."""
+    text = json.dumps([{**EVENT, "ts": 10 * n, "args": {"External id": n}} for n in range(400_000)])
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(text.encode(), 9))
+
+    assert len(text) > 34e6
+    assert len(text) / path.stat().st_size < 60
+    assert len(read(path)) == 400_000
+
+
+@pytest.mark.parametrize(
+    ("data", "packed", "limit"),
+    [
+        (WHOLE, False, {"max_bytes": 100}),
+        (WHOLE, True, {"max_bytes": 100}),
+        (WHOLE, True, {"max_packed_bytes": 20}),
+        (WHOLE, False, {"max_events": 2}),
+        (json.dumps([{**EVENT, "args": {"a": [[[[]]]]}}]).encode(), False, {"max_depth": 4}),
+        (b'[{"ph":"X","name":"' + b"x" * 3_000_000 + b'"},{"ph":"X"}]', False, {"max_event_bytes": 1_000_000}),
+        (b"[" + b'{"ph":"X"},' * 200_000, True, {"max_ratio": 200}),
+    ],
+)
+def test_every_option_that_an_error_names_is_one_of_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, packed: bool, limit: dict[str, int]
+) -> None:
+    monkeypatch.setattr(trace_file, "_RATIO_FROM", 2**20)
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(data, 9) if packed else data)
+
+    with pytest.raises(TraceError) as caught:
+        perfnb.load(path, **limit)  # type: ignore[arg-type]
+
+    (named,) = re.findall(r"(\w+)=", str(caught.value).removeprefix(str(path)))
+    assert named == next(iter(limit))
+    with pytest.raises(TraceError, match=f"raise {named}="):
+        perfnb.load([path, path], **limit)  # type: ignore[arg-type]
+
+
+def test_the_source_names_no_other_option() -> None:
+    named = set()
+    for source in Path(trace_file.__file__).parent.glob("*.py"):
+        text = source.read_text("utf-8")
+        named |= set(re.findall(r"raise (max_\w+)=", text)) | set(re.findall(r'"(max_\w+)"', text))
+    assert len(named) >= 4
+    assert named <= set(inspect.signature(perfnb.load).parameters)
