@@ -99,9 +99,11 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
     latest = int((timed["start_ns"] + timed["duration_ns"]).max(initial=0))
     if base_ns is None or not -(2**63) <= base_ns + latest < 2**63:
         raise chrome_faults.odd_time(source, "its baseTimeNanoseconds", ascii(base)[:40])
-    earliest = int(timed["start_ns"].min(initial=latest))
-    if latest - earliest >= 2**63:
-        span = f"from {earliest / 1e3:.6g} to {latest / 1e3:.6g} µs"
+    memory = columns.memory()
+    earliest = int(min(timed["start_ns"].min(initial=latest), memory.time_ns.min(initial=latest)))
+    last = int(memory.time_ns.max(initial=latest))
+    if last - earliest >= 2**63:
+        span = f"from {earliest / 1e3:.6g} to {last / 1e3:.6g} µs"
         raise chrome_faults.odd_time(source, "the span of its events", span)
     job = facts.get("distributed")
     devices = facts.get("devices") or facts.get("old_devices")
@@ -109,7 +111,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         **timed,
         names=list(columns.names),
         categories=list(categories),
-        memory=columns.memory(),
+        memory=memory,
         shape_texts=list(columns.shapes.codes),
         collective_names=list(columns.collectives.codes),
         group_names=list(columns.groups),

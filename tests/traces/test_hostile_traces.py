@@ -44,6 +44,12 @@ BROKEN = {
     "end too late": json.dumps([{**EVENT, "ts": 9.2e15, "dur": 9.2e15}]).encode(),
     "a span above int64": json.dumps([{**EVENT, "ts": -9.2e15}, {**EVENT, "ts": 9.2e15}]).encode(),
     "a span just above int64": b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.904}]',
+    "a span above int64 to an allocation": json.dumps(
+        [
+            {**EVENT, "ts": -9.2e15},
+            {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 9.2e15, "args": {"Bytes": 8}},
+        ]
+    ).encode(),
     "time is text that is no number": json.dumps([{**EVENT, "ts": "NaN"}]).encode(),
     "events twice": b'{"traceEvents": [], "traceEvents": []}',
     "base twice": b'{"baseTimeNanoseconds": 1, "traceEvents": [], "baseTimeNanoseconds": 1}',
