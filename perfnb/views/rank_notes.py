@@ -46,7 +46,9 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
     told = known[(known["reference"] != known.index).fillna(False)]
     if len(told):
         rank = told["ahead_us"].abs().sort_values(ascending=False, kind="stable").index[0]
-        ahead, spread, reference, count = told.loc[rank, ["ahead_us", "spread_us", "reference", "collectives"]]
+        ahead, spread, reference, count = (
+            told[name][rank] for name in ("ahead_us", "spread_us", "reference", "collectives")
+        )
         apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
         sign = "+" if ahead >= 0 else "−"
         yield (

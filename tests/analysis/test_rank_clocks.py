@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perfnb.analysis.collectives import matching, waited_for, waits
@@ -62,6 +62,9 @@ def test_several_differences_that_fit_as_well_are_not_told(gap_us: int) -> None:
 @given(st.integers(0, 10**6), st.sets(st.integers(0, 59), max_size=6), st.sets(st.integers(0, 59), max_size=6))
 def test_lost_collectives_at_uneven_distances(seed: int, lost: set[int], lost_too: set[int]) -> None:
     end = ends("uneven", 60, seed)
+    # Two, each lost by one rank alone, that are near each other pass for one.
+    near = np.median(np.diff(end))
+    assume(all(abs(end[a] - end[b]) > near for a in lost - lost_too for b in lost_too - lost))
     mine = np.delete(end, sorted(lost))
     others = np.delete(end, sorted(lost_too)) + AHEAD_NS
 
