@@ -96,14 +96,14 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
     timed["category"] = np.array(todays, dtype=np.int64)[timed["category"]]
     base = facts.get("base")
     base_ns = 0 if base is None else whole_number(base)
-    latest = int((timed["start_ns"] + timed["duration_ns"]).max(initial=0))
+    memory = columns.memory()
+    ends = np.append(timed["start_ns"] + timed["duration_ns"], memory.time_ns)
+    latest = int(ends.max()) if len(ends) else 0
     if base_ns is None or not -(2**63) <= base_ns + latest < 2**63:
         raise chrome_faults.odd_time(source, "its baseTimeNanoseconds", ascii(base)[:40])
-    memory = columns.memory()
     earliest = int(min(timed["start_ns"].min(initial=latest), memory.time_ns.min(initial=latest)))
-    last = int(memory.time_ns.max(initial=latest))
-    if last - earliest >= 2**63:
-        span = f"from {earliest / 1e3:.6g} to {last / 1e3:.6g} µs"
+    if latest - earliest >= 2**63:
+        span = f"from {earliest / 1e3:.6g} to {latest / 1e3:.6g} µs"
         raise chrome_faults.odd_time(source, "the span of its events", span)
     job = facts.get("distributed")
     devices = facts.get("devices") or facts.get("old_devices")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
@@ -36,11 +36,13 @@ def trace_of(*times: tuple[str, str]) -> Any:
 
 
 @given(st.lists(INSTANTS, min_size=1, max_size=9), st.booleans(), st.booleans())
-@example([MOST, LEAST, 0, 1, -1], False, False)
+@example([MOST, 0, 1], False, False)
+@example([LEAST, -1, -2], False, False)
 @example([1_712_867_402_348_256_789], False, False)
 @example([2**43 * 1000 - 1, 2**43 * 1000 + 1, 2**42 * 1000 + 1], False, True)
 @settings(deadline=None)
 def test_any_nanosecond_comes_back(times: list[int], short: bool, quoted: bool) -> None:
+    assume(max(times) - min(times) < 2**63)  # a longer span is refused
     trace = trace_of(*((micro(ns, short=short, quoted=quoted), "0") for ns in times))
 
     assert trace.start_ns.tolist() == times
