@@ -103,10 +103,6 @@ def _spans(events: pd.DataFrame) -> Bools:
 
 def _first_step(recording: Recording) -> int:
     """Begin of the first step, from which the times of the frame ``events`` count."""
-    events = recording.events
-    if recording.is_loaded and "marks_step" in events:
-        marks = (events["marks_step"] != NONE).to_numpy(dtype=bool)
-    else:
-        marks = matching(events, _OWN_STEP) & is_in(events, OPS)
-    starts = events["start_ns"].to_numpy()
+    marks = _marks(recording, recording.events)
+    starts = recording.events["start_ns"].to_numpy()
     return int(starts[marks].min()) if marks.any() else int(starts.min(initial=0))

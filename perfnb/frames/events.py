@@ -9,12 +9,12 @@ from perfnb.capture.layers import SPAN_CATEGORY
 from perfnb.capture.tracer import STEP_SPAN, Tracer
 from perfnb.errors import CaptureError, TraceError
 from perfnb.frames.event_frame import NUMBERS, TEXTS, event_frame, inside, span_names
+from perfnb.frames.trace_steps import ON_DEVICE
 from perfnb.traces import kineto
 from perfnb.traces.kineto import MISSING, Ints, TraceColumns
 
 #: What torch's C++ exporter writes for a name outside ASCII.
 _LOST_NAME = "unknown"
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
 
 
 def read_trace(tracer: Tracer) -> TraceColumns:
@@ -52,7 +52,7 @@ def steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
             "The trace holds none of the traced steps: torch's profiler lost them; profile again, and if it stays so, "
             "look for another profiler or tracer in the step."
         )
-    on_device = np.isin(categories, _ON_DEVICE)[trace.category]
+    on_device = np.isin(categories, ON_DEVICE)[trace.category]
     in_step = inside(trace.start_ns, trace.start_ns[is_step], trace.start_ns[is_step] + trace.duration_ns[is_step])
     launches = np.unique(trace.correlation[in_step & ~on_device & (trace.correlation != MISSING)])
     correlated = trace.correlation != MISSING
