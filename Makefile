@@ -4,45 +4,82 @@
 #   make demo PYTHON=python3.12     with another interpreter (3.11 or later)
 #   make test VENV=.venv-312        in another environment
 #   make lab LAB_FLAGS=--no-browser
+#   make test WORKERS=4             with more processes side by side
 
 PYTHON ?= python3
 VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
+WORKERS ?= 2
 
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lab bench lint clean distclean
+.PHONY: help demo test test-fast lab docs bench buttons lint style types side-by-side quick clean distclean
 
 help:
-	@echo "make demo    profile a small model, print its layers and write demo.html"
-	@echo "make lab     open notebooks/quickstart.ipynb in JupyterLab"
-	@echo "make test    lint, run the tests, run the notebooks"
-	@echo "make lint    ruff and mypy only"
-	@echo "make bench   measure perfnb itself, beside its peers"
-	@echo "make clean   remove what these wrote; distclean removes $(VENV) too"
+	@echo "make demo       profile a small model, print its layers and write demo.html"
+	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
+	@echo "make test       lint, run the tests, run the notebooks"
+	@echo "make test-fast  lint, run the tests that are quick and need no browser; says what it leaves out"
+	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
+	@echo "make lint       ruff and mypy only"
+	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
+	@echo "make bench      measure perfnb itself, beside its peers"
+	@echo "make clean      remove what these wrote; distclean removes $(VENV) too"
 
 demo: $(VENV)/.perfnb-demo
 	@$(PY) -m perfnb.demo
 
 lab: $(VENV)/.perfnb-lab
-	@$(PY) -m jupyterlab $(LAB_FLAGS) notebooks/quickstart.ipynb
+	@$(PY) -m jupyterlab $(LAB_FLAGS) notebooks/index.ipynb
+
+docs: $(VENV)/.perfnb-docs
+	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
+# Writes the buttons for Binder and Colab: of git's remote origin, or of REPOSITORY=OWNER/REPO.
+buttons:
+	@$(PYTHON) -m notebooks.publish $(REPOSITORY)
 
 bench: $(VENV)/.perfnb-bench
 	@$(PY) -m benchmarks
 
-lint: $(VENV)/.perfnb-test
+lint: style types
+
+style: $(VENV)/.perfnb-test
 	@$(PY) -m ruff check --quiet --output-format concise .
 	@$(PY) -m ruff format --check --quiet . || { echo "Not formatted; run: $(PY) -m ruff format ."; exit 1; }
+
+types: $(VENV)/.perfnb-test
 	@$(PY) -m mypy --no-error-summary
 
-# The notebooks run in a process of their own, under the limit that nbval sets for each cell.
-test: lint
-	@$(PY) -m pytest $(PYTEST_FLAGS) tests
-	@$(PY) -m pytest $(PYTEST_FLAGS) --timeout=0 --nbval-lax --nbval-current-env --nbval-cell-timeout=300 notebooks/
+# Files of tests are shared out among processes. What measures time, or looks at the whole machine, runs by itself
+# afterwards. The notebooks run in processes of their own, under the limit that nbval sets for each cell; the labs'
+# notebooks for students, which must run unsolved too, are run by tests/labs.
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --timeout=0 --ignore-glob='notebooks/labs/0*.ipynb'
+
+# Processes that share the cores compute in one thread each; more would only wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1
+ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
+
+side-by-side: $(VENV)/.perfnb-test
+	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not alone and not simulation and not outside" tests
+
+test: style
+	@$(MAKE) --no-print-directory --jobs 2 types side-by-side
+	@$(PY) -m pytest $(PYTEST_FLAGS) -m "alone and not simulation and not outside" $(ALONE)
+	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) $(NBVAL) notebooks/
+
+quick: $(VENV)/.perfnb-test
+	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not slow and not browser and not alone and not simulation and not outside" tests
+
+test-fast: style
+	@$(MAKE) --no-print-directory --jobs 2 types quick
+	@echo "Left out as well: the notebooks. make test runs all but pytest -m 'simulation or outside'."
 
 # pip is what the venv module writes last: where it is, the environment is whole.
 $(VENV)/bin/pip:
@@ -53,6 +90,7 @@ $(VENV)/bin/pip:
 $(VENV)/.perfnb-demo: EXTRAS :=
 $(VENV)/.perfnb-lab: EXTRAS := [lab]
 $(VENV)/.perfnb-test: EXTRAS := [test]
+$(VENV)/.perfnb-docs: EXTRAS := [docs]
 $(VENV)/.perfnb-bench: EXTRAS := [bench]
 
 $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
@@ -61,7 +99,7 @@ $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	@rm -rf build dist demo.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist docs/_build demo.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name '$(VENV)' -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 
 distclean: clean

@@ -18,10 +18,10 @@ def analysis_version(package: Path = Path(__file__).parent) -> str | None:
     """
     digest = hashlib.sha256()
     for room in _ROOMS:
-        files = sorted((package / room).glob("*.py"))
+        files = sorted((package / room).rglob("*.py"))
         if not files:
             return None
         for file in files:
-            digest.update(f"{room}/{file.name}".encode())
+            digest.update(file.relative_to(package).as_posix().encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:32]

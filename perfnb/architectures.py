@@ -168,5 +168,5 @@ def _batch_words(batch: Any) -> str:
     """The shapes of the batch's tensors."""
     from perfnb.capture.steps import tensors_in
 
-    shapes = ["x".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]
+    shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]
     return ", ".join(shapes) if shapes else "a batch of each model's own"

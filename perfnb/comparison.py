@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.ab import ABFigures, ab_figures, random_orders
+from perfnb.analysis.ab import ABFigures, Blocks, ab_figures, random_orders
 from perfnb.analysis.intervals import Floats
 from perfnb.analysis.planning import Planned, plan_pairs
 from perfnb.analysis.signed_rank import FEWEST_PAIRS
@@ -19,10 +20,19 @@ from perfnb.timing import MOST_WARMUP, WARMUP_SHARE, Timing, shown
 from perfnb.views.ab import ab_html, ab_line, ab_text
 from perfnb.views.progress import Progress
 
+if TYPE_CHECKING:
+    from perfnb.capture.prefetching import Prefetching
+
 #: Rounds of the pilot, which the result does not rest on, and the share of the budget by which it has ended.
 PILOT_PAIRS, PILOT_SHARE = 10, 0.4
 #: Greatest number of pairs, however short the steps.
 MOST_PAIRS = 10_000
+#: What counts of a block lasts at least so long; more turns, up to these, make it more exact by what lay prepared, if
+#: so many rounds fit nevertheless. There are at most so many rounds.
+BLOCK_MS, LONGEST_BLOCK, ROUNDS_WANTED, MOST_BLOCKS = 20.0, 64, 12, 40
+#: To feel what works on unseen: pairs, parts of a row, its turns at most, its share of the budget, and by how much
+#: a turn must take longer in a row.
+ROW_PAIRS, ROW_PARTS, LONGEST_ROW, ROW_SHARE, SLOWER_IN_A_ROW = 8, 4, 64, 0.1, 1.3
 #: Of the order within the pairs, so that a run can be told again.
 SEED = 20260101
 
@@ -31,7 +41,7 @@ Check = Callable[[Any, Any], Any]
 
 
 class ABTest:
-    """Step b against step a, from randomised, interleaved pairs. Shows itself in a notebook."""
+    """Step b against step a, from randomised, interleaved pairs (of blocks, if need be). Shows itself in a notebook."""
 
     def __init__(self, figures: ABFigures) -> None:
         self._figures = figures
@@ -68,9 +78,14 @@ class ABTest:
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """A row a pair, in the order of execution: ``a_ms``, ``b_ms``, ``ratio``."""
+        """A row a pair, in the order of execution: ``a_ms``, ``b_ms``, ``ratio``; of blocks milliseconds a turn."""
         a, b = np.asarray(self._figures.a_ms), np.asarray(self._figures.b_ms)
         return pd.DataFrame({"a_ms": a, "b_ms": b, "ratio": b / a}).rename_axis("pair")
+
+    @property
+    def turns(self) -> int:
+        """Turns of each step in a pair: 1, or of blocks as many as count in each."""
+        return 1 if self._figures.blocks is None else self._figures.blocks.turns
 
     @property
     def a(self) -> Timing:
@@ -106,12 +121,18 @@ def ab_test(
     Both run once in each pair, in random order, on the same batch and with the same random numbers. How many pairs are
     run is planned from a pilot, to find a difference of `equal_within` in 9 of 10 experiments, and not changed after.
 
+    Where a step takes batches from a loader of its own whose workers prepare some while the other step runs, its turns
+    in such pairs would be too short. So where workers of loaders, other processes or threads are seen, or a step is
+    slower in a row than in turns, a pair is of two blocks of many turns each, all on one batch of `batches`; those that
+    use up what lay prepared are not counted. There are as many pairs as the budget allows, 40 at most, and below 6
+    there is no verdict.
+
     Parameters
     ----------
     a, b : callable
         One step each: ``a()``, or ``a(batch)`` where there are `batches`.
     batches : iterable, optional
-        Begun again when they run out; the wait for a batch counts for neither.
+        Begun again when they run out; the wait for a batch counts for neither, whatever workers a loader has.
     budget_s : float
         Seconds that all steps together may take.
     equal_within : float
@@ -151,14 +172,25 @@ def ab_test(
         steady = warm_up(bench, begin, budget_s)
         said = None if check is None else _said(check, *bench.results)
         bench.results = []
-        plan, times = planned_rounds(bench, begin, budget_s, equal_within)
+        blocks = None
+        found = bench.prefetching()
+        turn_ms = _pilot_blocks(bench, begin, budget_s, found.ahead) if found else None
+        if found is None and (felt := _carried_over(bench, budget_s)) is not None:
+            found, turn_ms = felt
+        if found is None:
+            plan, times = planned_rounds(bench, begin, budget_s, equal_within)
+        else:
+            steady = None  # the warm-up ran in turns, which say nothing here
+            plan, blocks, times = _planned_blocks(bench, begin + budget_s, found, turn_ms)
     sizes = set(bench.sizes)
+    a_name, b_name = step_names(a, b)
     return ABTest(
         ab_figures(
             times[0].tolist(),
             times[1].tolist(),
             equal_within=equal_within,
-            **_names(a, b),
+            a_name=a_name,
+            b_name=b_name,
             planned=plan.count,
             needed=plan.needed,
             seed=SEED,
@@ -166,6 +198,7 @@ def ab_test(
             noise=bench.conditions.facts,
             steady=steady,
             batch_size=sizes.pop() if len(sizes) == 1 else None,
+            blocks=blocks,
         )
     )
 
@@ -214,6 +247,85 @@ def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: floa
     return plan, milliseconds(bench.rounds(random_orders(plan.count, count, SEED), planned=plan.count, until=until))
 
 
+def _carried_over(bench: Any, budget_s: float) -> tuple[Prefetching, Floats] | None:
+    """Something that cannot be seen, but is felt: a step takes longer in a row than in turns with the other.
+
+    A busy machine slows turns as well. So every part of the row must be slower, of the same step, twice, than the turns
+    before, between and after. Steps so long that a row does not fit into a small share of the budget are not tried.
+
+    Returns
+    -------
+    Prefetching, ndarray
+        And of each step milliseconds a turn in a row.
+    """
+    from perfnb.capture.prefetching import Prefetching
+
+    __tracebackhide__ = True
+
+    def in_turns(seed: int) -> Floats:
+        until = time.perf_counter() + ROW_SHARE * budget_s
+        times = milliseconds(bench.rounds(random_orders(ROW_PAIRS, bench.count, seed), pass_name="pilot", until=until))
+        return np.asarray(np.maximum(times.mean(axis=1), np.median(times, axis=1)))
+
+    usual = in_turns(SEED + 2)
+    half = int(min(LONGEST_ROW, ROW_SHARE * budget_s * 1e3 / float(usual.sum())) / 2)
+    if half < ROW_PARTS:
+        return None
+    slower = np.ones(bench.count, dtype=bool)
+    for attempt in range(2):
+        orders, part = random_orders(1, bench.count, SEED + 4 + attempt), half // ROW_PARTS
+        row = milliseconds(bench.blocks(orders, lead=half, turns=part, parts=ROW_PARTS, pass_name="pilot"))
+        slower &= row.min(axis=1) > SLOWER_IN_A_ROW * usual
+        if not slower.any():
+            return None
+        usual = np.maximum(usual, in_turns(SEED + 6 + attempt))
+        slower &= row.min(axis=1) > SLOWER_IN_A_ROW * usual
+    return (Prefetching("something", half), row.mean(axis=1)) if slower.any() else None
+
+
+def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Floats | None:
+    """Of each step milliseconds a turn in a row, when what lay prepared is used up; ``None`` if there is no time."""
+    __tracebackhide__ = True
+    size = 1
+    while True:  # ever longer blocks, for nobody knows yet how long one takes
+        order = list(range(bench.count)) if size.bit_length() % 2 else list(reversed(range(bench.count)))
+        pilot = bench.blocks([order], lead=size // 2, turns=size - size // 2, pass_name="pilot")
+        if size >= 2 * lead:
+            return milliseconds(pilot)[:, 0]
+        if time.perf_counter() - begin > PILOT_SHARE * budget_s:
+            return None
+        size *= 2
+
+
+def _planned_blocks(
+    bench: Any, end: float, found: Prefetching, turn_ms: Floats | None
+) -> tuple[Planned, Blocks, Floats]:
+    """Plan by time alone how long blocks must be and how many the budget allows, and run them.
+
+    Returns
+    -------
+    Planned, Blocks, ndarray
+        Milliseconds a turn: a row a step, a column a round.
+    """
+    __tracebackhide__ = True
+    # What counts is at least twice what may lie prepared, so that half of it was made meanwhile.
+    lead, turns, count, round_s = found.ahead, 2 * found.ahead, 0, None
+    left_s = max(0.0, end - time.perf_counter())
+    if turn_ms is not None:
+        round_ms = float(turn_ms.sum())
+        affordable = left_s * 1e3 / ROUNDS_WANTED / round_ms - lead
+        wanted = max(BLOCK_MS / float(turn_ms.min()), min(affordable, LONGEST_BLOCK))
+        turns = lead * max(2, math.ceil(wanted / lead))
+        round_s = (lead + turns) * round_ms / 1e3
+        count = min(MOST_BLOCKS, int(left_s / round_s))
+    if count == 0:  # too little for one: a pair of turns, of which nothing follows
+        count, lead, turns = 1, 0, 1
+    blocks = Blocks(found.who, lead, turns, round_s)
+    until = time.perf_counter() + 2 * left_s
+    times = bench.blocks(random_orders(count, bench.count, SEED), lead=lead, turns=turns, planned=count, until=until)
+    return Planned(count, max(count, FEWEST_PAIRS)), blocks, milliseconds(times)
+
+
 def _said(check: float | Check, first: Any, second: Any) -> str:
     """How the results differ, in words; empty if they do not."""
     from perfnb.capture.agreement import disagreement, holds_numbers
@@ -231,14 +343,14 @@ def _said(check: float | Check, first: Any, second: Any) -> str:
     return "the check says that they differ" if agrees is False else ""
 
 
-def milliseconds(times: list[list[int]]) -> Floats:
+def milliseconds(times: Sequence[Sequence[float]]) -> Floats:
     """Durations in nanoseconds, a row a step, as milliseconds."""
     return np.asarray(times, dtype=np.float64) / 1e6
 
 
-def _names(a: Callable[..., Any], b: Callable[..., Any]) -> dict[str, str]:
-    """What the two steps are called; by their places where they have no names, or the same."""
-    names = [str(getattr(step, "__name__", "<lambda>")) for step in (a, b)]
-    if names[0] == names[1] != "<lambda>":
-        names = [f"{name} ({place})" for name, place in zip(names, "ab", strict=True)]
-    return {f"{place}_name": place if name == "<lambda>" else name for name, place in zip(names, "ab", strict=True)}
+def step_names(a: Callable[..., Any], b: Callable[..., Any]) -> tuple[str, str]:
+    """What the two steps are called: a and b where they have no names, and with these where they have the same."""
+    first, second = (str(getattr(step, "__name__", "<lambda>")) for step in (a, b))
+    if first == second != "<lambda>":
+        return f"{first} (a)", f"{second} (b)"
+    return ("a" if first == "<lambda>" else first), ("b" if second == "<lambda>" else second)

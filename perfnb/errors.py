@@ -29,3 +29,7 @@ class TraceError(PerfnbError):
 
 class RecordingError(PerfnbError):
     """A saved profile cannot be written or read; the message names the path and what is wrong."""
+
+
+class LabError(PerfnbError):
+    """No such exercise, a file of results that cannot be read, a trace that cannot be had; the message names it."""

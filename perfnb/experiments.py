@@ -20,7 +20,7 @@ from perfnb.performance_report import PerformanceReport
 from perfnb.profile import Profile
 from perfnb.timing import Timing, shown
 from perfnb.views.journal import journal_figure, journal_html, journal_line, journal_text
-from perfnb.views.timing import noise_facts
+from perfnb.views.noise import noise_facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,10 +53,11 @@ class Journal:
         candidate's), and of a report that of its ``baseline`` and, from its pairs, the ``candidate_ratio``.
 
         ``ratio``, with its interval, ``verdict`` and ``regression``: the entry, of a report its baseline, by what was
-        accepted last before it (``against``). These two were not measured in pairs: what changed on the machine
-        meanwhile is in the ratio, and not in the interval; ``disturbed`` tells what was seen of that. ``also_changed``
-        is what differs in environment and options and was not named in ``change``; ``two_changes`` tells where more
-        than one thing changed.
+        accepted last before it (``against``) of the same ``name``, machine and batch size. These two were not measured
+        in pairs: what changed on the machine meanwhile is in the ratio, and not in the interval; ``disturbed`` tells
+        what was seen of that. ``also_changed`` is what differs in environment and options and was not named in
+        ``change``; ``two_changes`` tells where more than one thing changed, and ``not_compared`` what keeps the first
+        entry of a machine or batch size from comparison.
         """
         return journal_history(self._entries(), self._equal_within)
 
@@ -75,6 +76,9 @@ class Journal:
         accepted: bool | None = None,
     ) -> str:
         """Keep a report, a profile or a timing, with the environment it was made in, whole or not at all.
+
+        A report knows its environment. A timing does not: that of now is kept, so add it where it was made. Of a
+        profile host and commit are those of now, unless it was loaded, which leaves them unknown.
 
         Parameters
         ----------
@@ -98,7 +102,7 @@ class Journal:
         TypeError
             For what is none of these.
         RecordingError
-            If it cannot be written.
+            If it cannot be written, or its words are longer than can be read again (about a million letters).
         """
         given: Any = measured
         if not isinstance(given, (PerformanceReport, Profile, analysis.Timing)):
@@ -106,12 +110,14 @@ class Journal:
         words: dict[str, Any] = {"hypothesis": hypothesis, "change": change or "", "name": name}
         if wrong := [key for key, value in words.items() if not isinstance(value, str)]:
             raise TypeError(f"{wrong[0]} must be words.")
+        if not (accepted is None or isinstance(accepted, bool)):
+            raise TypeError(f"accepted must be True, False or None, not {accepted!r}.")
         thing = given if isinstance(given, (PerformanceReport, Profile, Timing)) else shown(given)
         entry = replace(_facts(thing), hypothesis=hypothesis, name=name)
         if change is not None:
             entry = replace(entry, change=change)
         if accepted is not None:
-            entry = replace(entry, accepted=bool(accepted))
+            entry = replace(entry, accepted=accepted)
         return storage.write_entry(self._path, entry, thing.save)
 
     def load(self, entry: str | int) -> Thing:
@@ -216,7 +222,7 @@ def _facts(thing: Thing) -> Entry:
             **_measured("profile", at, thing.timing),
             utilisation=None if roofline is None else roofline.utilisation,
             peak_memory_bytes=None if memory is None else memory.peak_bytes,
-            environment={**provenance(), **meta.get("environment", {})},
+            environment=(provenance() if thing._measured_here else {}) | meta.get("environment", {}),
             options=meta.get("options", {}),
         )
     return Entry(**_measured("timing", at, thing), environment=provenance())
@@ -228,6 +234,7 @@ def _measured(kind: str, at: str, timing: analysis.Timing) -> dict[str, Any]:
         "kind": kind,
         "at": at,
         "steps": timing.steps,
+        "batch_size": timing.batch_size,
         "disturbed": "; ".join(noise_facts(timing.noise, sum(timing.samples_ms))),
         "median_ms": timing.median_ms if known else None,
         "ci_ms": timing.ci_ms if known else None,

@@ -17,6 +17,8 @@ from perfnb.views.progress import Progress
 if TYPE_CHECKING:
     from torch import nn
 
+    from perfnb.capture.input_trial import InputTrial
+
     Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
 #: Shares of the budget by which the warm-up, and the look at the loader's pace, have ended.
@@ -73,6 +75,8 @@ class InputBoundTest:
     def overlap(self) -> float | None:
         """How much of the shorter of loader and model hides behind the longer: 0 none, 1 all; ``None`` if unknown.
 
+        0 where nothing can load meanwhile: a loader without workers, and no GPU in use.
+
         Below 0 they may hinder each other, as workers do that compete with the model for cores.
         """
         return self._figures.overlap
@@ -104,8 +108,10 @@ def confirm_input_bound(
     either way.
 
     The step trains while it is tried. When the test ends, parameters, buffers, gradients and modes of the models, the
-    states of optimizers, schedulers and gradient scalers among the step's variables, and the random numbers are put
-    back, which takes as much memory again. Counters of your own are not.
+    states of optimizers, schedulers, gradient scalers and generators of random numbers, of the model and of whatever
+    else the step's variables hold (an average of the weights, a second model), and the global random numbers are put
+    back, which takes as much memory again. Counters of your own and other plain attributes are not, nor is what the
+    step writes to files or prints.
 
     Parameters
     ----------
@@ -116,7 +122,7 @@ def confirm_input_bound(
     model : Module, list of Module, or dict of name to Module
         What is replaced; where the step calls not a model but modules inside it, those are.
     budget_s : float
-        Seconds that all may take; one round is run at least.
+        Seconds that all may take. One round is run at least: with it some ten steps, or seven for each worker.
 
     Returns
     -------
@@ -129,7 +135,8 @@ def confirm_input_bound(
     TypeError
         If `step`, `batches` or `model` are not what they must be.
     CaptureError
-        Inside a profiler, with batches that run out, or if the step calls none of the models.
+        Inside a profiler, with batches that run out and cannot begin again, or if the step calls none of the models, or
+        calls them only inside a function that ``torch.compile`` made.
     Exception
         Whatever `step` or `batches` raise, after everything has been removed and put back.
     """
@@ -142,33 +149,47 @@ def confirm_input_bound(
     models, names = chosen_models(model)
     if not models:
         raise TypeError("confirm_input_bound needs the model that the step calls, to replace it for a while.")
-    begin = time.perf_counter()
-    workers, namespace = _workers(batches), {**namespace_of(step), **names}
-    with Progress() as progress, InputTrial(step, batches, models, namespace, workers) as trial:
+    end = (begin := time.perf_counter()) + budget_s
+    rounds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    kinds = list(KINDS)
+    with Progress() as progress, InputTrial(step, batches, models, {**namespace_of(step), **names}) as trial:
         progress("warmup", 0)
         trial.learn()
-        _warm_up(trial, begin + WARMUP_SHARE * budget_s, progress)
-        trial.find_pace(begin + PACE_SHARE * budget_s)
-        steps, planned = _planned(trial, max(1, workers), begin, budget_s)
-        rounds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        kinds = list(KINDS)
-        for done, order in enumerate(random_orders(planned, len(kinds), SEED), start=1):
+        model_ms = _warm_up(trial, begin + WARMUP_SHARE * budget_s, progress)
+        pace_ms = trial.find_pace(begin + PACE_SHARE * budget_s)
+        steps = _steps_of_a_block(trial, model_ms, pace_ms, end)
+        rounds_begin = time.perf_counter()
+        for done, order in enumerate(random_orders(MOST_ROUNDS, len(kinds), SEED), start=1):
             row: dict[str, float] = {}
             for place in order:
-                if done > 1 and time.perf_counter() > begin + budget_s:
+                if done > 1 and time.perf_counter() > end:
                     break  # a round that is not whole says nothing
                 row[kinds[place]] = trial.block(kinds[place], steps)
             if len(row) < len(kinds):
                 break
             for kind in kinds:
                 rounds[kind].append(row[kind])
+            now = time.perf_counter()
+            # Only by time, never by what was found, is it decided how many rounds there are.
+            planned = min(MOST_ROUNDS, done + max(0, int((end - now) / (now - rounds_begin) * done)))
             progress("timed", done, planned)
+            if planned == done:
+                break
     return InputBoundTest(
-        InputBound(rounds, steps, trial.executed, planned, trial.unforeseen_ms, trial.conditions.facts)
+        InputBound(
+            rounds,
+            steps,
+            trial.executed,
+            trial.unforeseen_ms,
+            trial.conditions.facts,
+            trial.batches_a_start,
+            trial.parallel,
+        )
     )
 
 
-def _warm_up(trial: Any, until: float, progress: Progress) -> None:
+def _warm_up(trial: InputTrial, until: float, progress: Progress) -> float:
+    """Run the model until its steps are steady; milliseconds of the last one."""
     from perfnb.capture.steady import FEWEST, is_steady
 
     __tracebackhide__ = True
@@ -178,25 +199,20 @@ def _warm_up(trial: Any, until: float, progress: Progress) -> None:
         progress("warmup", len(times))
         if len(times) >= FEWEST and is_steady(times):
             break
+    return times[-1]
 
 
-def _planned(trial: Any, workers: int, begin: float, budget_s: float) -> tuple[int, int]:
-    """Steps in a block, and rounds: blocks are whole bursts of the workers."""
+def _steps_of_a_block(trial: InputTrial, model_ms: float, pace_ms: float, end: float) -> int:
+    """How many steps a block has: whole bursts of the workers."""
     __tracebackhide__ = True
-    pilot = max(2, workers)
-    pilot_begin = time.perf_counter()
+    workers = max(1, trial.workers)
+    pilot, pilot_begin = max(2, workers), time.perf_counter()
+    if pilot_begin + pilot * (3 * model_ms + 5 * pace_ms) / 1e3 > end:
+        return workers  # not even the pilot fits
     each_ms = {kind: trial.block(kind, pilot) for kind in KINDS}
     overhead_s = max(0.0, time.perf_counter() - pilot_begin - pilot * sum(each_ms.values()) / 1e3)
     round_ms = max(1e-3, sum(each_ms.values()))
-    left_s = max(0.0, begin + budget_s - time.perf_counter())
+    left_s = max(0.0, end - time.perf_counter())
     wanted = max(2 * workers, 4, math.ceil(BLOCK_MS / max(1e-3, min(each_ms["together"], BLOCK_MS))))
     affordable = int(max(0.0, left_s / ROUNDS_WANTED - overhead_s) * 1e3 / round_ms)
-    steps = max(1, min(wanted, affordable, MOST_STEPS) // workers) * workers
-    round_s = steps * round_ms / 1e3 + overhead_s
-    return steps, max(1, min(MOST_ROUNDS, int(left_s / round_s)))
-
-
-def _workers(batches: Any) -> int:
-    """How many workers a loader has, where it is one."""
-    workers = getattr(batches, "num_workers", 0)
-    return workers if isinstance(workers, int) and not isinstance(workers, bool) else 0
+    return max(1, min(wanted, affordable, MOST_STEPS) // workers) * workers

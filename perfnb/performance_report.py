@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import astuple, fields
+from dataclasses import asdict, astuple, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from perfnb.analysis.ab import ABFigures, ab_figures
+from perfnb.analysis.ab import ABFigures, Blocks, ab_figures
 from perfnb.analysis.decision import Loss
 from perfnb.analysis.performance_report import (
     DIFFERENCE,
@@ -22,7 +22,7 @@ from perfnb.analysis.performance_report import (
     performance_figures,
 )
 from perfnb.analysis.profile_diff import diff_profiles
-from perfnb.analysis.quality import limits_of, losses_of
+from perfnb.analysis.quality import limits_of, losses_of, require_quality
 from perfnb.comparison import ABTest, ab_test
 from perfnb.errors import RecordingError
 from perfnb.frames import measurements, storage
@@ -124,7 +124,10 @@ class PerformanceReport:
         names = [field.name for field in fields(Loss)]
         types = {name: "str" if name == "name" else "float64" for name in names}
         losses = pd.DataFrame([astuple(loss) for loss in quality.losses], columns=names).astype(types)
-        experiment = {name: getattr(ab, name) for name in _EXPERIMENT} | {"equal_within": ab.comparison.equal_within}
+        experiment = {name: getattr(ab, name) for name in _EXPERIMENT} | {
+            "equal_within": ab.comparison.equal_within,
+            "blocks": None if ab.blocks is None else asdict(ab.blocks),
+        }
         meta = {
             **self._meta,
             "experiment": experiment,
@@ -176,7 +179,8 @@ def report(
 ) -> PerformanceReport:
     """Find out whether a change helped, and whether the answer is still right.
 
-    The two steps run in randomised pairs, as in `ab_test`. Then quality is judged, and last both are profiled with
+    The two steps run in randomised pairs, as in `ab_test`, or in blocks where workers or threads prepare for a step
+    while the other one runs. Then quality is judged, and last both are profiled with
     a few steps, for memory and utilisation. The candidate is accepted where it is faster, its quality is no worse than
     accepted, and it keeps all limits.
 
@@ -187,8 +191,8 @@ def report(
         Two training steps need a model each, of equal weights.
     change : str
         What the candidate does otherwise, in your words.
-    batches : iterable, optional
-        Begun again when they run out.
+    batches : iterable, or callable returning one, optional
+        Begun again when they run out, which a generator cannot: pass the function that makes it.
     quality : callable, optional
         Called once, without arguments, after the pairs: both steps have then run equally often, on the same batches. It
         looks at what your own names hold by then and returns losses of quality by name, of which smaller is better:
@@ -196,14 +200,17 @@ def report(
         ``{"baseline": {...}, "candidate": {...}}``.
 
         Without it, what the two steps return after the warm-up is compared, as the loss ``difference``: the largest
-        difference of an element by the largest value.
+        difference of an element by the largest value. Tensors, numbers, arrays, and lists, mappings and data classes
+        of them are compared; what is not finite has to be the same. Where all of a result is not a number, or a part
+        of it does not tell whether it is equal, whether the answer is right is unknown.
     limits : mapping of str to float, optional
         The largest accepted value of each loss by name. Where one is missing, it is the baseline's loss and a
         thousandth of it; where that is not known either, the report is inconclusive. The limit of ``difference`` is by
         default 1e-4 for float32 (and numbers of Python), 1e-6 for float64, 0.02 for float16 and bfloat16, by the
         coarser of the two, and 0 for all else.
 
-        Limits of the candidate as well: ``peak_memory_bytes``, ``median_ms``, ``p95_ms``.
+        Limits of the candidate as well: ``peak_memory_bytes`` (of a step of its profile), ``median_ms``, ``p95_ms``
+        (59 pairs are needed). A time whose 95 % interval holds the limit is not shown to keep it.
     budget_s : float
         Seconds that all steps together may take, three fifths of them for the pairs.
     equal_within : float
@@ -224,18 +231,17 @@ def report(
     Exception
         Whatever the steps or `quality` raise, after everything that perfnb installed has been removed.
     """
+    from perfnb.capture.bench import random_state, set_random_state
     from perfnb.capture.budget import Plan
     from perfnb.capture.provenance import provenance
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
-    given: Any = (change, quality, profile)
+    given: Any = (change, profile)
     if not isinstance(given[0], str):
         raise TypeError(f"change must be words, not {type(change).__name__}.")
-    if not (given[1] is None or callable(given[1])):
-        kind = type(quality).__name__
-        raise TypeError(f"quality must be a function of no arguments, not {kind}: pass quality, not quality().")
-    if not isinstance(given[2], bool):
+    require_quality(quality)
+    if not isinstance(given[1], bool):
         raise TypeError(f"profile must be True or False, not {profile!r}.")
     accepted = limits_of(limits, judged=quality is not None, profiled=profile)
     results = _Results(accepted.get(DIFFERENCE))
@@ -247,10 +253,16 @@ def report(
         equal_within=equal_within,
         check=results if quality is None else None,
     )._figures
+    a_name, b_name = (str(getattr(step, "__name__", "<lambda>")) for step in (baseline, candidate))
+    if a_name == b_name or "<lambda>" in (a_name, b_name):
+        a_name, b_name = measurements.SIDES
+    ab = replace(ab, a_name=a_name, b_name=b_name)
     found = results.quality if quality is None else Quality(losses_of(quality(), accepted), "function")
     profiles = {}
+    numbers = random_state()
     for side, step, name in zip(measurements.SIDES, (baseline, candidate), (ab.a_name, ab.b_name), strict=True):
         if profile:
+            set_random_state(numbers)  # a loader that shuffles gives both the same batches
             profiles[side] = profile_step(step, batches, name=name, budget_s=PROFILE_SHARE * budget_s, **_STEPS)
     meta = {
         "change": change,
@@ -269,11 +281,13 @@ class _Results:
         self.quality = Quality((), "results", "the steps were not compared")
 
     def __call__(self, first: Any, second: Any) -> None:
-        from perfnb.capture.agreement import holds_numbers, worst_difference
+        from perfnb.capture.agreement import Difference, holds_numbers, worst_difference
 
         worst = worst_difference(first, second, self._limit)
         if worst is None or not (holds_numbers(first) and holds_numbers(second)):
-            self.quality = Quality((), "results", "a step returns no tensor and no number")
+            worst = Difference(0.0, "a step returns no tensor and no number", known=False)
+        if not worst.known:
+            self.quality = Quality((), "results", worst.words)
             raise AssertionError(self.quality.said)
         wrong = worst.relative > worst.tolerance
         loss = Loss(DIFFERENCE, worst.relative, limit=worst.tolerance)
@@ -294,10 +308,12 @@ def load_report(path: str | Path) -> PerformanceReport:
     frames, recordings, meta = measurements.load_report(path)
     try:
         pairs, losses, said = frames["pairs"], frames["losses"], meta["quality"]
+        blocks = meta["experiment"].get("blocks")  # absent in what an earlier version saved
         ab = ab_figures(
             [float(value) for value in pairs["a_ms"]],
             [float(value) for value in pairs["b_ms"]],
             equal_within=float(meta["experiment"]["equal_within"]),
+            blocks=None if blocks is None else Blocks(**blocks),
             **{name: meta["experiment"][name] for name in _EXPERIMENT},
         )
         quality = Quality(

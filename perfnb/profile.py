@@ -12,8 +12,9 @@ from weakref import WeakMethod
 import pandas as pd
 
 from perfnb.analysis import gpu_tables
-from perfnb.analysis.allocations import allocation_table, watched_memory
-from perfnb.analysis.attribution import attribute
+from perfnb.analysis.allocations import Watched, allocation_table, watched_memory
+from perfnb.analysis.attribution import Attribution, attribute
+from perfnb.analysis.device_work import WORK_COLUMNS
 from perfnb.analysis.events import all_events, event_table
 from perfnb.analysis.gpu_events import GpuEvents, gpu_events
 from perfnb.analysis.gpu_time import gpu_time
@@ -39,6 +40,9 @@ from perfnb.views.display import show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.text import summary_text
 
+#: Of no more events is kept which layer and phase each belongs to, some 50 bytes an event, once it was asked for.
+_KEPT_EVENTS = 500_000
+
 
 class Profile:
     """Where one step's time goes. Shows itself in a notebook; every table in it is a pandas frame.
@@ -49,6 +53,11 @@ class Profile:
 
     def __init__(self, source: Recording | SavedProfile) -> None:
         self._source = source
+
+    @property
+    def _measured_here(self) -> bool:
+        """Whether this process ran the step, and did not load it."""
+        return isinstance(self._source, Recording) and not self._source.is_loaded
 
     @cached_property
     def _recording(self) -> Recording:
@@ -114,7 +123,10 @@ class Profile:
 
         Each is the length of a union of intervals, not a sum; empty without a GPU.
         """
-        return self._table("gpu_time", lambda: conform(gpu_time(all_events(self._recording)), "gpu_time"))
+        return self._table("gpu_time", self._gpu_time)
+
+    def _gpu_time(self) -> pd.DataFrame:
+        return conform(gpu_time(all_events(self._recording, WORK_COLUMNS)), "gpu_time")
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
@@ -200,7 +212,7 @@ class Profile:
         """
         if self._recording.trace_memory is not None:
             return trace_memory_table(self._recording)
-        watched = watched_memory(self._recording)
+        watched = self._watched
         return conform(pd.DataFrame(), "memory") if watched is None else memory_table(watched)
 
     @property
@@ -209,7 +221,7 @@ class Profile:
 
         Times are nanoseconds from the step's begin: missing where it was made before, or freed after, what was watched.
         """
-        watched = watched_memory(self._recording)
+        watched = self._watched
         return conform(pd.DataFrame(), "allocations") if watched is None else allocation_table(watched)
 
     @property
@@ -217,6 +229,15 @@ class Profile:
         """How near layers and ops come to what the machine can do; ``None`` where arithmetic was not counted."""
         figures = self._summary.roofline
         return None if figures is None else Roofline(figures)
+
+    @property
+    def findings(self) -> pd.DataFrame:
+        """What holds the step back: the most that removing it could save, what speaks for it, and what to try.
+
+        The greatest bound first; what costs memory and no time comes last. Empty where nothing was found.
+        """
+        found = self._summary.findings
+        return conform(pd.DataFrame(), "findings") if found is None else found.table.copy()
 
     @property
     def samples(self) -> pd.DataFrame:
@@ -235,7 +256,7 @@ class Profile:
     def _events(self) -> pd.DataFrame:
         if self._recording.events.empty:
             return conform(pd.DataFrame(), "events")
-        return event_table(self._recording, attribute(self._recording))
+        return event_table(self._recording, self._attribution())
 
     @property
     def timing(self) -> Timing:
@@ -283,12 +304,25 @@ class Profile:
 
     def _gpu_events(self, layers: bool = False) -> GpuEvents:
         recording = self._recording
-        known = attribute(recording) if layers and len(recording.events) else None
+        known = self._attribution() if layers and len(recording.events) else None
         return gpu_events(recording, known)
+
+    def _attribution(self) -> Attribution:
+        known: Attribution | None = vars(self).get("_attributed")
+        if known is None:
+            known = attribute(self._recording)
+            if len(self._recording.events) <= _KEPT_EVENTS:
+                self._attributed = known
+        return known
+
+    @cached_property
+    def _watched(self) -> Watched | None:
+        return watched_memory(self._recording)
 
     @cached_property
     def _summary(self) -> Summary:
-        return summarize(self._recording)
+        recording = self._recording
+        return summarize(recording, self._attribution() if len(recording.events) else None, self._watched)
 
     def save_trace(self, path: str | Path) -> Path:
         """Write a Chrome trace that Perfetto, chrome://tracing and `perfnb.load` open.
@@ -320,7 +354,7 @@ class Profile:
         """When everything ran; computed anew each time, for it is large. ``None`` where no step was traced."""
         if self._recording.events.empty:
             return None
-        return timeline_of(self._recording, attribute(self._recording), watched_memory(self._recording))
+        return timeline_of(self._recording, self._attribution(), self._watched)
 
     def __str__(self) -> str:
         return summary_text(self._summary, timeline=self._timeline())

@@ -38,6 +38,9 @@ def profile_step(
 ) -> Profile:
     """Run a step again and again and find out where its time goes.
 
+    Where torch uses more threads than the process has cores, or far fewer, a few steps are tried with as many as there
+    are cores, and the number is put back (pass ``trial``).
+
     Parameters
     ----------
     step : callable
@@ -75,6 +78,7 @@ def profile_step(
     """
     from perfnb.capture.budget import Plan
     from perfnb.capture.namespace import chosen_models, namespace_of
+    from perfnb.capture.parts import name_of_batches
 
     __tracebackhide__ = True
     given: Any = watch
@@ -86,7 +90,8 @@ def profile_step(
         batches,
         plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
         models=models,
-        namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
+        # A name given with a model comes first.
+        namespace={**names, **name_of_batches(step, batches), **namespace_of(step), **names},
         stacks=stacks,
         watch=watch,
         name=name or str(getattr(step, "__name__", "step")),
@@ -106,12 +111,14 @@ def run_profile(
     quiet: bool = False,
 ) -> Profile:
     """What `profile_step` and its magic share: capture, with progress, and read the trace."""
+    from perfnb.capture.gate import InterruptGate
     from perfnb.capture.run import capture_step
     from perfnb.capture.watcher import Watcher
     from perfnb.frames.build import recording_of
 
     __tracebackhide__ = True
-    with Progress(enabled=not quiet) as progress:
+    # Open all the time, and there for an interrupt that Python drops.
+    with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet) as progress:
         with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher:
             capture = capture_step(
                 step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress

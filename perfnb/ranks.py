@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
+from perfnb.analysis.findings import finding_table
+from perfnb.analysis.findings.collectives import straggler
 from perfnb.analysis.ranks import RanksSummary, summarize_ranks
 from perfnb.analysis_version import analysis_version
 from perfnb.frames import storage
@@ -91,6 +93,19 @@ class Ranks:
     def phases(self) -> pd.DataFrame:
         """Time per rank and phase."""
         return self._with_rank("phases")
+
+    @property
+    def findings(self) -> pd.DataFrame:
+        """What holds each rank back, and with ``rank`` missing what holds them all back: a straggler."""
+        steps_ms = float(self._summary.times["wall_ms"].mean())
+        both = [(None, finding_table(straggler(self._summary), steps_ms))]
+        both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
+        parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
+        if not parts:
+            return finding_table([], None).assign(rank=pd.array([], dtype="Int64"))
+        whole = pd.concat(parts, ignore_index=True)
+        whole.insert(0, "rank", whole.pop("rank"))
+        return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
     @property
     def times(self) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from perfnb.analysis import roofline as analysis
 from perfnb.views import format as fmt
+from perfnb.views.frame import framed
 from perfnb.views.roofline import roofline_html, roofline_text
 
 
@@ -67,4 +68,4 @@ class Roofline:
         return f"<perfnb.Roofline: {fmt.flops(self.flops)} a step, utilisation {fmt.share(self.utilisation)}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": roofline_html(self._figures)}
+        return {"text/plain": str(self), "text/html": framed(roofline_html(self._figures), narrow=True)}

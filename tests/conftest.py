@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.surroundings import Surroundings
+
+# Set by pytest-xdist in each process that shares the tests with others.
+SHARED = "PYTEST_XDIST_WORKER" in os.environ
+TESTS = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +43,52 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _temporary_files_of_its_own() -> Iterator[None]:
+    """Beside other processes, `nothing_left` would see the temporary files of their tests."""
+    if not SHARED:
+        yield
+        return
+    folder = tempfile.mkdtemp()  # short: the names of sockets in it must not exceed some hundred characters
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """Set apart what the tests' own imports have made, some 600,000 objects.
+
+    A capture walks over all objects several times and collects garbage: nearly all its time would go there.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing is set apart from the garbage collector while a test runs, as where nobody has asked for it."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+#: Ends by itself, a moment after the queue of a loader's worker was closed.
+_FEEDER = "thread QueueFeederThread"
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fail the test if it leaves a hook, profiler, thread, process, signal handler or temporary file behind."""
     before = Surroundings.now()
     yield
     left = Surroundings.now().changed_since(before)
+    until = time.monotonic() + 5.0
+    while left and set(left) == {_FEEDER} and time.monotonic() < until:
+        time.sleep(0.05)
+        left = Surroundings.now().changed_since(before)
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
 
@@ -47,12 +99,56 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: The files that take longest, the longest first: whole notebooks, kernels and browsers.
+LONGEST = (
+    *("labs/test_notebooks.py", "magics/test_interrupts.py", "docs/test_pages_run.py", "browser/test_quickstart.py"),
+    *("magics/test_interrupted_steps.py", "magics/test_profile_step.py", "magics/test_growth.py"),
+    *("browser/test_gpuwatch.py", "analysis/test_gpu_properties.py", "analysis/test_trace_diff.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, so that no process is left with one of them at the end."""
+    if SHARED:
+        place = {TESTS / name: number for number, name in enumerate(LONGEST)}
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (place.get(item.path, len(place)), item.path not in slow))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
+
+
+LEFT_OUT = ("simulation", "alone", "browser", "slow")
+_left_out: Counter[str] = Counter()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what the run leaves out, by the first reason that holds."""
+    for item in items:
+        _left_out[next((f"marked {name}" for name in LEFT_OUT if item.get_closest_marker(name)), "not chosen")] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of several processes
+        session.config.workeroutput["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what one process has left out; each leaves out the same."""
+    if not _left_out:
+        _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _left_out:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in _left_out.most_common())
+        terminalreporter.write_line(f"Left out: {counts}.")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

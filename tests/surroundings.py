@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,10 @@ GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+
+
+#: Linux's lists of children, where the kernel was built with them.
+_LISTS = Path("/proc/thread-self/children")
 
 
 class Child(NamedTuple):
@@ -78,14 +84,42 @@ def _outlives_tests(thread: threading.Thread) -> bool:
 def _children() -> dict[tuple[int, float], Child]:
     """Living child processes, without the tracker that multiprocessing starts once and keeps."""
     children = {}
-    for process in psutil.Process().children(recursive=True):
+    for pid, above in _below().items():
         try:
+            process = psutil.Process(pid)
             command = " ".join(process.cmdline())
             alive = process.status() != psutil.STATUS_ZOMBIE
-            key = (process.pid, process.create_time())
-            above = frozenset(parent.pid for parent in process.parents())
+            key = (pid, process.create_time())
         except psutil.NoSuchProcess:
             continue
         if alive and "multiprocessing.resource_tracker" not in command:
-            children[key] = Child(f"{process.pid} ({command[:60]})", above)
+            children[key] = Child(f"{pid} ({command[:60]})", above)
     return children
+
+
+def _below() -> dict[int, frozenset[int]]:
+    """The processes below this one, each with those that it is below."""
+    here = os.getpid()
+    if not _LISTS.exists():
+        found = {}
+        for process in psutil.Process(here).children(recursive=True):  # a walk over all processes of the machine
+            with suppress(psutil.NoSuchProcess):
+                found[process.pid] = frozenset(parent.pid for parent in process.parents())
+        return found
+    above: dict[int, frozenset[int]] = {here: frozenset()}
+    ahead = [here]
+    for parent in ahead:
+        fresh = [child for child in _started_by(parent) if child not in above]
+        above |= dict.fromkeys(fresh, above[parent] | {parent})
+        ahead += fresh
+    return {pid: above[pid] for pid in ahead[1:]}
+
+
+def _started_by(pid: int) -> list[int]:
+    """The children of a process by the kernel's lists, of which each of its threads has one."""
+    found: list[int] = []
+    with suppress(OSError):  # it has ended meanwhile
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as children:
+                found += map(int, children.read().split())
+    return found

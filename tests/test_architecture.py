@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST, TESTS
+
 PACKAGE = Path(__file__).parents[1] / "perfnb"
 
 # A room may import itself and the rooms before it. "public" is every module directly in perfnb/, such as profile.py;
@@ -175,6 +177,15 @@ CHECKS: tuple[Check, ...] = (arrows, unknown, html, too_long, names_that_say_not
 def test_the_house_is_in_order(check: Check) -> None:
     assert list(sources(PACKAGE)), f"no sources in {PACKAGE}"
     assert check(PACKAGE) == []
+
+
+@pytest.mark.parametrize("check", [too_long, names_that_say_nothing])
+def test_the_tests_are_as_short_and_as_plainly_named(check: Check) -> None:
+    assert check(TESTS) == []
+
+
+def test_the_files_to_begin_with_are_there() -> None:
+    assert [name for name in LONGEST if not (TESTS / name).is_file()] == []
 
 
 PLANTED: list[tuple[Check, str, str, str]] = [

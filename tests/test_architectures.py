@@ -40,6 +40,7 @@ class Small(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_three_models_on_one_batch() -> None:
     models = {"mlp": mlp(), "cnn": cnn(), "transformer": Small()}
 
@@ -68,6 +69,7 @@ def test_three_models_on_one_batch() -> None:
     assert "transformer" in str(comparison)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_models_are_left_as_they_were(training: bool) -> None:
     model = cnn().train()
@@ -82,6 +84,7 @@ def test_models_are_left_as_they_were(training: bool) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_model_may_have_a_batch_of_its_own() -> None:
     model = nn.Linear(4, 4)
 

@@ -11,8 +11,8 @@ import pytest
 import perfnb
 from perfnb.frames.schema import SCHEMA
 from perfnb.views.escape import cells
-from tests.test_public_traces import events_of
-from tests.traces.test_public_traces import FOLDER
+from tests.public_profiles import events_of
+from tests.public_profiles import profile_of as public_trace
 from tests.traces.test_public_traces import pytestmark as public
 from tests.views.summaries import HOSTILE
 from tests.written_traces import Written, training
@@ -22,12 +22,6 @@ DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 def loaded(trace: Written, tmp_path: Path, name: str = "trace.json") -> perfnb.Profile:
     profile = perfnb.load(trace.write(tmp_path / name))
-    assert isinstance(profile, perfnb.Profile)
-    return profile
-
-
-def public_trace(name: str) -> perfnb.Profile:
-    profile = perfnb.load(FOLDER / f"kineto/{name}.json.gz")
     assert isinstance(profile, perfnb.Profile)
     return profile
 
@@ -51,8 +45,21 @@ CUDNN = with_library(3, "aten::cudnn_convolution", {"void cudnn::winograd<float,
 MIOPEN = with_library(1, "aten::miopen_convolution", {"batched_transpose": 20, "igemm_fwd_gtcx3": 70})
 
 
-def test_two_makers_meet_at_the_convolution_with_the_kernels_of_both(tmp_path: Path) -> None:
-    compared = loaded(CUDNN, tmp_path).compare(loaded(MIOPEN, tmp_path))
+@pytest.fixture(scope="module")
+def cudnn(tmp_path_factory: pytest.TempPathFactory) -> perfnb.Profile:
+    return loaded(CUDNN, tmp_path_factory.mktemp("cudnn"))
+
+
+@pytest.fixture(scope="module")
+def miopen(tmp_path_factory: pytest.TempPathFactory) -> perfnb.Profile:
+    return loaded(MIOPEN, tmp_path_factory.mktemp("miopen"))
+
+
+@pytest.mark.slow
+def test_two_makers_meet_at_the_convolution_with_the_kernels_of_both(
+    cudnn: perfnb.Profile, miopen: perfnb.Profile
+) -> None:
+    compared = cudnn.compare(miopen)
 
     ops = compared.ops.set_index("op")
     assert ops.index.tolist() == ["aten::conv2d", "aten::convolution", "aten::_convolution"]
@@ -75,8 +82,11 @@ def test_two_makers_meet_at_the_convolution_with_the_kernels_of_both(tmp_path: P
     assert "do not seem" not in text
 
 
-def test_the_page_reads_without_styles_and_has_whole_names_on_hover(tmp_path: Path) -> None:
-    page = loaded(CUDNN, tmp_path).compare(loaded(MIOPEN, tmp_path))._repr_mimebundle_()["text/html"]
+@pytest.mark.slow
+def test_the_page_reads_without_styles_and_has_whole_names_on_hover(
+    cudnn: perfnb.Profile, miopen: perfnb.Profile
+) -> None:
+    page = cudnn.compare(miopen)._repr_mimebundle_()["text/html"]
 
     plain = re.sub(r"<style>.*?</style>|style=\"[^\"]*\"|<[^>]+>", " ", page)
     assert "+30.0 µs" in plain
@@ -87,12 +97,13 @@ def test_the_page_reads_without_styles_and_has_whole_names_on_hover(tmp_path: Pa
     assert page.count('class="pf-more" style="width:50.0%"') == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_text(name: str, tmp_path: Path) -> None:
+def test_hostile_names_are_text(name: str, cudnn: perfnb.Profile, tmp_path: Path) -> None:
     trace = Written().step(0, 0, 900).module(f"{name}_0", 5, 300).event(name, 10, 200, **{"Input Dims": [[1]]})
     trace.kernel(name, 20, 300, 400).kernel(f"{name}2", 500, 510, 600)
 
-    compared = loaded(trace, tmp_path).compare(loaded(CUDNN, tmp_path))
+    compared = loaded(trace, tmp_path).compare(cudnn)
 
     page = compared._repr_mimebundle_()["text/html"]
     assert not re.search(r"<(script|svg|img(?! alt=)|b>|iframe)|on(load|error)=[^&]*>", page)
@@ -100,24 +111,27 @@ def test_hostile_names_are_text(name: str, tmp_path: Path) -> None:
     assert max(map(cells, str(compared).splitlines())) <= 100
 
 
-def test_what_a_trace_lacks_is_told(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_a_trace_lacks_is_told(cudnn: perfnb.Profile, tmp_path: Path) -> None:
     bare = Written().op("aten::conv2d", 10, 300)
     bare.kernel("k", 20, 30, 60)
 
-    text = " ".join(str(loaded(CUDNN, tmp_path).compare(loaded(bare, tmp_path))).split())
+    text = " ".join(str(cudnn.compare(loaded(bare, tmp_path))).split())
 
     assert "The second has no input shapes: ops are matched by name, layer and order" in text
     assert "The second has no layers" in text
     assert "The second has no marked steps" in text
 
 
-def test_other_models_are_told_apart(tmp_path: Path) -> None:
-    text = " ".join(str(loaded(CUDNN, tmp_path).compare(loaded(training(), tmp_path))).split())
+@pytest.mark.slow
+def test_other_models_are_told_apart(cudnn: perfnb.Profile, tmp_path: Path) -> None:
+    text = " ".join(str(cudnn.compare(loaded(training(), tmp_path))).split())
 
     assert "Only 0 % of the first's and 0 % of the second's time is in ops that the other has" in text
     assert "do not seem to run the same model" in text
 
 
+@pytest.mark.slow
 def test_a_live_profile_of_a_cpu_is_compared_by_time_on_the_host(tmp_path: Path) -> None:
     import torch
 
@@ -143,10 +157,10 @@ def test_a_live_profile_of_a_cpu_is_compared_by_time_on_the_host(tmp_path: Path)
     assert same.ops["layer"].notna().any()
 
 
-def test_what_has_no_trace_has_empty_tables(tmp_path: Path) -> None:
+def test_what_has_no_trace_has_empty_tables(cudnn: perfnb.Profile, tmp_path: Path) -> None:
     empty = loaded(Written(), tmp_path)
 
-    compared = empty.compare(loaded(CUDNN, tmp_path))
+    compared = empty.compare(cudnn)
 
     assert compared.ops.empty
     assert compared.kernels.empty
@@ -154,6 +168,7 @@ def test_what_has_no_trace_has_empty_tables(tmp_path: Path) -> None:
     assert str(compared)
 
 
+@pytest.mark.slow
 def test_several_ranks_are_refused_in_a_sentence(tmp_path: Path) -> None:
     for rank in range(2):
         CUDNN.write(tmp_path / f"rank{rank}.json")
@@ -183,6 +198,7 @@ def launched_in(name: str, op: str) -> tuple[list[float], Counter[str]]:
     return times, names
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize("op", ["aten::linear", "aten::conv2d", "aten::scaled_dot_product_attention"])
 def test_a_vision_transformer_on_two_makers_gpus(op: str) -> None:
@@ -202,6 +218,7 @@ def test_a_vision_transformer_on_two_makers_gpus(op: str) -> None:
     assert not ops["op"].str.contains("cudnn|miopen").any()
 
 
+@pytest.mark.slow
 @public
 def test_two_captures_of_one_recommender() -> None:
     """By hand: b has three operators that a has not, and no kernel's launch is in an operator."""
@@ -231,6 +248,7 @@ def test_two_captures_of_one_recommender() -> None:
     assert (kernel["calls_a"], kernel["calls_b"], kernel["grew_ms"]) == (1.5, 1, pytest.approx(-0.002))
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize(
     ("a", "b"),
@@ -254,6 +272,7 @@ def test_all_work_of_a_step_is_in_the_rows(a: str, b: str) -> None:
     assert max(map(cells, str(compared).splitlines())) <= 100
 
 
+@pytest.mark.slow
 @public
 def test_backward_of_an_old_trace_meets_that_of_a_new_one() -> None:
     compared = public_trace("v100_resnet50_2021").compare(public_trace("mi300_ddp_resnet18"))

@@ -27,6 +27,7 @@ def busy(ms: float) -> Callable[..., float]:
     return step
 
 
+@pytest.mark.alone
 def test_a_step_is_timed_with_its_warm_up_apart() -> None:
     count = 0
 
@@ -48,6 +49,7 @@ def test_a_step_is_timed_with_its_warm_up_apart() -> None:
     assert "<img alt=" in timing._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.alone
 def test_as_many_steps_are_timed_as_were_asked_for() -> None:
     timing = perfnb.time_step(busy(0.2), steps=50, budget_s=20)
 
@@ -64,6 +66,7 @@ def test_a_budget_that_is_too_small_times_one_step() -> None:
     assert timing.steady is None
 
 
+@pytest.mark.alone
 def test_a_step_of_half_the_time_is_faster_and_one_of_twice_the_time_slower() -> None:
     long, short = (lambda: time.sleep(4e-3)), (lambda: time.sleep(2e-3))
     faster = perfnb.ab_test(long, short, budget_s=4)
@@ -83,7 +86,7 @@ def test_both_steps_see_the_same_batches_and_random_numbers() -> None:
     seen: dict[str, list[tuple[int, float]]] = {"a": [], "b": []}
 
     def step(name: str) -> Callable[[int], None]:
-        return lambda batch: seen[name].append((batch, float(torch.rand(()))))
+        return lambda batch: seen[name].append((batch, float(torch.rand((), dtype=torch.float64))))
 
     perfnb.ab_test(step("a"), step("b"), batches=[1, 2, 3], budget_s=0.3)
 
@@ -134,6 +137,7 @@ def test_steps_of_one_name_are_told_apart_by_their_places() -> None:
     assert "step (b)" in str(test)
 
 
+@pytest.mark.alone
 def test_a_step_that_is_never_steady_is_flagged_and_ends() -> None:
     count = 0
 
@@ -154,6 +158,7 @@ def test_a_budget_that_ends_the_steps_is_said() -> None:
     assert "the budget ended it before the 5,000 steps that were wanted" in str(timing)
 
 
+@pytest.mark.slow
 def test_two_profiles_are_set_side_by_side() -> None:
     def profile(width: int) -> perfnb.Profile:
         model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 8))
@@ -193,6 +198,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         perfnb.time_step(busy(1), [])
 
 
+@pytest.mark.alone
 def test_a_step_against_itself() -> None:
     check = perfnb.selfcheck(busy(1.0), budget_s=2)
 
@@ -205,6 +211,7 @@ def test_a_step_against_itself() -> None:
     assert "<table>" in check._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.alone
 def test_a_scaling_study_finds_the_exponent_of_planted_work() -> None:
     def make(size: float) -> Callable[[], float]:
         return busy(0.02 * size**1.5)

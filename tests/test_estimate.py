@@ -41,7 +41,7 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(100, 64)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(2))
         self.head = nn.Linear(64, 100)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -81,6 +81,7 @@ def peak_of_training(model: nn.Module, optimizer: Any, batch: Any, loss: Callabl
     return measured_peak(step, [*model.parameters(), *model.buffers(), *state_of(optimizer), *batch])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_peak_is_the_measured_one(kind: str, optimizer: str) -> None:
@@ -236,6 +237,7 @@ def test_shared_and_frozen_parameters() -> None:
     assert estimate.gradients == tied
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_exact() -> None:
     estimate = estimate_memory(cnn(), digits_on_meta(), "adam", loss=F.cross_entropy)
 
@@ -280,6 +282,7 @@ def test_masks_are_looked_into() -> None:
     assert peaks[0] < peaks[1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_frees_activations() -> None:
     class Deep(nn.Module):
         def __init__(self, again: bool) -> None:
@@ -349,7 +352,7 @@ def test_an_estimate_shows_itself() -> None:
     assert "optimizer state    1.25 MiB" in str(estimate)
     bundle = estimate._repr_mimebundle_()
     assert bundle["text/plain"] == str(estimate)
-    assert bundle["text/html"].startswith("<table>")
+    assert "<table>" in bundle["text/html"]
     assert isinstance(estimate, MemoryEstimate)
 
 
@@ -363,6 +366,7 @@ def test_what_a_convolution_takes_beside_its_result_counts() -> None:
     assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
 
 
+@pytest.mark.slow
 def test_gradients_that_meet_are_added_in_place() -> None:
     class Fan(nn.Module):
         def __init__(self) -> None:

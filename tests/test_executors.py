@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -15,7 +15,9 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from tests.test_ranks import TABLES, rank_trace, written
+from tests.rank_traces import TABLES, rank_trace, written
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
@@ -58,7 +60,13 @@ def ipyparallel() -> Iterator[Executor]:
 
 
 def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    """The processes of Python below this one; a browser that other tests keep open comes and goes as it likes."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "python" in child.name():
+                found.add(child.pid)
+    return found
 
 
 @pytest.mark.parametrize("make", [threads, processes, dask, ipyparallel])

@@ -12,6 +12,8 @@ import torch
 
 import perfnb
 
+pytestmark = pytest.mark.alone
+
 #: Keeps a core busy for three seconds and lets it be for three, again and again.
 LOAD = """
 import time

@@ -224,6 +224,7 @@ def test_a_trace_of_nothing_has_empty_tables(tmp_path: Path) -> None:
         assert len(getattr(profile, name)) == 0
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize("name", ["a100_alexnet", "mi210_gpu_only", "mi300_vllm_decode_graph", "v100_resnet50_2021"])
 def test_tables_of_public_traces_add_up(name: str) -> None:

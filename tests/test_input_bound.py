@@ -80,6 +80,7 @@ def state_of(model: nn.Module) -> list[Any]:
     return [{name: value.clone() for name, value in model.state_dict().items()}, grads, torch.get_rng_state()]
 
 
+@pytest.mark.alone
 def test_a_loader_that_sleeps_is_found_and_the_model_is_as_it_was() -> None:
     model = Model(3)
     step, before = trainer(model), state_of(model)
@@ -102,6 +103,7 @@ def test_a_loader_that_sleeps_is_found_and_the_model_is_as_it_was() -> None:
     assert "loader alone" in test._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("feeders_end")
 def test_workers_halve_the_wait_and_hide_the_model() -> None:
     loader = DataLoader(Sleeping(7.5), batch_size=4, num_workers=2)
@@ -116,6 +118,7 @@ def test_workers_halve_the_wait_and_hide_the_model() -> None:
     assert test.saved_ms > 0
 
 
+@pytest.mark.alone
 def test_a_model_that_sleeps_is_found() -> None:
     model = Model(20)
     loader = DataLoader(Sleeping(0), batch_size=4)
@@ -177,6 +180,66 @@ def test_an_error_of_the_step_leaves_nothing_behind(fails_at: int) -> None:
     assert "forward" not in vars(model)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not sys.modules[Optimizer.__module__]._global_optimizer_pre_hooks
+
+
+@pytest.mark.alone
+def test_a_disturbed_pilot_does_not_cost_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfnb.capture.input_trial import InputTrial
+
+    block, pilot = InputTrial.block, 2
+
+    def disturbed(self: InputTrial, kind: str, steps: int) -> float:
+        told = block(self, kind, steps)
+        if steps != pilot:
+            return told
+        time.sleep(0.1)
+        return told + 50
+
+    monkeypatch.setattr(InputTrial, "block", disturbed)
+    model = nn.Linear(8, 2)
+    test = perfnb.confirm_input_bound(lambda x: model(x), [torch.ones(2, 8)], model, budget_s=1.5)
+
+    assert len(test.rounds) >= 12
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_without_time_for_a_pilot_few_steps_are_run(workers: int) -> None:
+    model, loader = Model(30), DataLoader(Sleeping(0), batch_size=4)
+    count = 0
+
+    def step(batch: Any) -> None:
+        nonlocal count
+        count += 1
+        model(batch[0])
+
+    class Told:
+        num_workers = workers
+
+        def __iter__(self) -> Any:
+            return iter(loader)
+
+    test = perfnb.confirm_input_bound(step, Told(), model, budget_s=1e-3)
+    assert len(test.rounds) == 1
+    assert count <= 10 + 7 * workers
+
+
+@pytest.mark.usefixtures("feeders_end")
+def test_workers_are_seen_behind_a_function_and_their_starts_are_told() -> None:
+    model, loader = nn.Linear(8, 2), DataLoader(Sleeping(0, 12), batch_size=4, num_workers=2)
+    test = perfnb.confirm_input_bound(lambda b: model(b[1][0]), lambda: enumerate(loader), model, budget_s=0.1)
+
+    assert test.times["steps"].iloc[0] % 2 == 0
+    assert "workers were started anew every 3 batches" in " ".join(str(test).split())
+
+
+def test_a_step_that_is_compiled_as_a_whole_is_refused_for_what_it_is() -> None:
+    model = nn.Linear(8, 2)
+    compiled = torch.compile(lambda x: model(x).sum(), backend="eager")
+    before = dict(vars(model))
+    with pytest.raises(CaptureError, match=r"inside a function that torch\.compile made"):
+        perfnb.confirm_input_bound(lambda x: compiled(x), [torch.ones(2, 8)], model, budget_s=1)
+    assert vars(model) == before
+    torch._dynamo.reset()
 
 
 def test_what_cannot_be_tried_is_refused_in_a_sentence() -> None:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 import perfnb
 from perfnb.analysis import timing as analysis
 from perfnb.capture.provenance import provenance
+from perfnb.errors import RecordingError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -38,6 +39,7 @@ def journal(tmp_path: Path) -> perfnb.Journal:
     return perfnb.journal(tmp_path / "experiments")
 
 
+@pytest.mark.alone
 def test_what_is_added_comes_back(journal: perfnb.Journal) -> None:
     steps = sleeping(9.0), sleeping(3.0)
     report = perfnb.report(*steps, change="sleeps less", budget_s=10, equal_within=0.2, profile=False)
@@ -122,6 +124,20 @@ def test_a_plain_timing_of_a_profile_may_be_added(journal: perfnb.Journal) -> No
     assert journal.load(1).batch_size == 4
 
 
+@pytest.mark.slow
+def test_of_a_loaded_profile_only_what_it_tells_is_kept(journal: perfnb.Journal, tmp_path: Path) -> None:
+    profile = perfnb.profile_step(sleeping(1.0), warmup=1, steps=6, traced=1, flops=False, memory=False)
+    journal.add(profile)
+    journal.add(perfnb.load(profile.save(tmp_path / "saved")))  # type: ignore[arg-type]
+    profile.save_trace(tmp_path / "trace.json")
+    journal.add(perfnb.load(tmp_path / "trace.json"))  # type: ignore[arg-type]
+
+    history = journal.history
+    assert history["host"].isna().tolist() == [False, True, True]
+    assert history["commit"].isna().tolist()[1:] == [True, True]
+    assert history["torch"].isna().tolist()[:2] == [False, False]
+
+
 def test_it_shows_itself(journal: perfnb.Journal) -> None:
     assert "Nothing was added yet" in str(journal)
     assert "<img" not in journal._repr_mimebundle_()["text/html"]
@@ -140,6 +156,9 @@ def test_it_shows_itself(journal: perfnb.Journal) -> None:
     [
         (lambda j: j.add({"median_ms": 3}), TypeError, "keeps reports, profiles and timings, not dict"),
         (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be words"),
+        (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
+        (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "entry.json is larger than 1,048,576 bytes"),
+        (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate pair"),
         (lambda j: j.load(1), ValueError, "there is no entry 1"),
         (lambda j: j.load("x"), ValueError, "no entry begins with 'x'"),
         (lambda j: perfnb.journal(j.path, equal_within=2), ValueError, "equal_within must lie"),

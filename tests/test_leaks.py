@@ -27,6 +27,13 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 MIB = 2**20
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _earlier_tests_set_apart() -> None:
+    """What they have made would be walked over at each reading of the process. `thawed` is the other way."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _one_thread(_seeded: None) -> None:
     """Threads of torch's own take memory when they first work."""
@@ -72,24 +79,33 @@ from perfnb.leaks import find_leaks
 from tests.test_leaks import MIB, training
 torch.set_num_threads(1)
 kept = []
-make = {make}
-slope = find_leaks(training(lambda x: kept.append(make()))).process
-print(slope.bytes_per_step, int(slope.grows))
+for make in (lambda: torch.ones(MIB // 4)), (lambda: np.ones(MIB // 8)):
+    slope = find_leaks(training(lambda x: kept.append(make()))).process
+    print(slope.bytes_per_step, int(slope.grows))
 """
 
 
-@pytest.mark.parametrize("make", ["lambda: torch.ones(MIB // 4)", "lambda: np.ones(MIB // 8)"])
-def test_the_process_s_own_memory_tells_1_mib_within_2_percent(make: str) -> None:
+@pytest.fixture(scope="module")
+def told_by_a_fresh_process() -> dict[str, str]:
+    """Growth and whether it is one, of tensors and then of arrays, of which all are kept."""
+    command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    return dict(zip(("tensors", "arrays"), done.stdout.splitlines()[-2:], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensors", "arrays"])
+def test_the_process_s_own_memory_tells_1_mib_within_2_percent(
+    kind: str, told_by_a_fresh_process: dict[str, str]
+) -> None:
     """A process that has run a thousand tests hands memory back meanwhile: this one is fresh."""
-    code = IN_A_PROCESS_OF_ITS_OWN.format(make=make)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
-    )
-    bytes_per_step, grows = map(float, done.stdout.split()[-2:])
+    bytes_per_step, grows = map(float, told_by_a_fresh_process[kind].split())
     assert bytes_per_step == pytest.approx(MIB, rel=0.02)
     assert grows
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("thawed")
 def test_a_training_step_leaks_nothing() -> None:
     leaks = perfnb.find_leaks(training())
     assert leaks.verdict == "no leak seen", str(leaks)
@@ -164,6 +180,8 @@ def test_images_of_varying_size_are_no_leak() -> None:
     assert not leaks.allocator.excludes_zero
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("thawed")
 def test_an_array_of_1_mib_kept_of_each_step_lies_outside_torch() -> None:
     kept = []
     leaks = find_leaks(training(lambda x: kept.append(np.ones(MIB // 8))))
@@ -175,6 +193,8 @@ def test_an_array_of_1_mib_kept_of_each_step_lies_outside_torch() -> None:
     assert "outside torch" in leaks.sentence
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("thawed")
 @pytest.mark.parametrize("automatic", [False, True])
 def test_cycles_are_garbage(automatic: bool) -> None:
     def ring(x: Tensor) -> None:
@@ -191,6 +211,7 @@ def test_cycles_are_garbage(automatic: bool) -> None:
     assert automatic or "reference cycles" in leaks.sentence
 
 
+@pytest.mark.slow
 def test_a_model_that_each_step_makes_anew_is_not_kept_by_the_watch() -> None:
     def step() -> None:
         model = nn.Sequential(nn.Linear(512, 512), nn.Sequential(), nn.Linear(512, 8))
@@ -221,6 +242,7 @@ def test_layers_within_a_model_made_anew_are_named_by_their_class() -> None:
     assert leaks.survivors[["layer", "op"]].to_numpy().tolist() == [["Between", "aten::mul"]]
 
 
+@pytest.mark.slow
 def test_older_tensors_that_go_one_by_one_are_no_leak() -> None:
     kept: deque[Tensor] = deque(maxlen=60)
     kept.extend(torch.ones(MIB // 4) for _ in range(60))

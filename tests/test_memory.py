@@ -38,6 +38,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(BATCH, 256), torch.randint(0, 64, (BATCH,)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "state"),
     [
@@ -61,6 +62,7 @@ def test_parameters_gradients_and_optimizer_state_to_the_byte(
     assert (p.memory["total"] == p.memory.loc[:, "parameters":"other"].sum(axis=1)).all()
 
 
+@pytest.mark.slow
 def test_activations_belong_to_the_layer_that_made_them() -> None:
     model = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 64))
 
@@ -75,6 +77,7 @@ def test_activations_belong_to_the_layer_that_made_them() -> None:
     assert layers.loc["model", "activation_bytes"] == BATCH * (512 + 64) * 4
 
 
+@pytest.mark.slow
 def test_flops_of_layers_are_exact() -> None:
     model = mlp()
 
@@ -87,6 +90,7 @@ def test_flops_of_layers_are_exact() -> None:
     assert layers.loc["model.1", ["forward_flops", "backward_flops"]].isna().all()  # an activation has no formula
 
 
+@pytest.mark.slow
 def test_a_temporary_of_one_layer_stands_at_the_peak_and_is_gone_at_the_end() -> None:
     class Wasteful(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -116,6 +120,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("at", FAILURES)
 def test_an_error_for_want_of_memory_reaches_the_user_with_the_profile_up_to_it(at: int) -> None:

@@ -36,6 +36,7 @@ def at_end(p: perfnb.Profile) -> dict[str, int]:
     return {name: int(size) for name, size in p.memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_gradients_of_several_steps_go_in_one_of_them_and_are_made_again(every: int) -> None:
     """Where the counted step lets go of them, they were made before anything was watched, and torch tells no free."""
@@ -58,6 +59,7 @@ def test_gradients_of_several_steps_go_in_one_of_them_and_are_made_again(every: 
     assert gradients["end_ns"].notna().sum() == (0 if COUNTED % every else 4)
 
 
+@pytest.mark.slow
 def test_gradients_that_only_the_counted_step_clears_are_gone_at_its_end() -> None:
     model, x, begun = mlp(), torch.randn(ROWS, WIDE), 0
 
@@ -74,6 +76,7 @@ def test_gradients_that_only_the_counted_step_clears_are_gone_at_its_end() -> No
     assert p.memory["gradients"].iloc[0] == PARAMETERS
 
 
+@pytest.mark.slow
 def test_optimizer_state_of_the_counted_step_alone() -> None:
     """An optimizer that first steps there: its state is new, and the parameters' are the blocks of the model."""
     model, x, begun = mlp(), torch.randn(ROWS, WIDE), 0
@@ -117,6 +120,7 @@ class Tied(nn.Module):
         return self.tied(torch.tanh(self.layer(self.norm(x)))) * self.scale + self.shift
 
 
+@pytest.mark.slow
 def test_what_shares_memory_counts_once() -> None:
     model, x = Tied(), torch.randn(ROWS, WIDE)
 
@@ -134,6 +138,7 @@ def test_what_shares_memory_counts_once() -> None:
     assert p.layers.loc["model", ["forward_flops", "backward_flops"]].tolist() == [2 * product, 3 * product]
 
 
+@pytest.mark.slow
 def test_two_profiles_in_one_process_are_alike() -> None:
     def once() -> tuple[object, ...]:
         gc.collect()

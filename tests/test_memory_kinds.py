@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +26,7 @@ from tests.known_steps import (
 )
 
 
+@pytest.mark.slow
 def test_two_models_with_two_optimizers() -> None:
     """A generator and a discriminator, which sees the batch, what was generated without its graph, and with it."""
     rows = 64
@@ -82,6 +84,7 @@ class ByKeyword(nn.Module):
         return {"logits": self.head(self.a(x) + self.b(y))}
 
 
+@pytest.mark.slow
 def test_inputs_by_keyword_from_a_dict() -> None:
     model = ByKeyword()
     optimizer = sgd(model)
@@ -118,6 +121,7 @@ class Checkpointed(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.slow
 def test_checkpointing_saves_the_blocks_outputs_and_makes_the_rest_again() -> None:
     model = Checkpointed()
 
@@ -156,6 +160,7 @@ class Shared(nn.Module):
         return self.head(self.twice(torch.tanh(self.twice(x))))
 
 
+@pytest.mark.slow
 def test_a_layer_used_twice() -> None:
     model = Shared()
 
@@ -173,6 +178,7 @@ def test_a_layer_used_twice() -> None:
     }
 
 
+@pytest.mark.slow
 def test_inference_saves_nothing() -> None:
     model = mlp()
 
@@ -198,6 +204,7 @@ def test_inference_saves_nothing() -> None:
     }
 
 
+@pytest.mark.slow
 def test_frozen_layers_have_no_gradient_and_no_state() -> None:
     model = mlp()
     model[0].requires_grad_(False)

@@ -28,6 +28,7 @@ from tests.known_steps import (
 )
 
 
+@pytest.mark.slow
 def test_gradients_accumulate_in_the_blocks_of_the_first_backward() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))
     optimizer = sgd(model)
@@ -51,6 +52,7 @@ def test_gradients_accumulate_in_the_blocks_of_the_first_backward() -> None:
     assert flops(p)["model"] == [first + last, first + 2 * last, 0]
 
 
+@pytest.mark.slow
 def test_what_an_operator_in_place_saves_is_its_inputs_block() -> None:
     model = mlp(nn.ReLU(inplace=True))
 
@@ -60,6 +62,7 @@ def test_what_an_operator_in_place_saves_is_its_inputs_block() -> None:
     assert saved(p) == {"model": 4 * BATCH * 36, "model.0": 4 * BATCH * 32, "model.1": 0, "model.2": 4 * BATCH * 4}
 
 
+@pytest.mark.slow
 def test_autocast_saves_half_as_much_and_copies_of_weights() -> None:
     model = mlp()
     optimizer = sgd(model)
@@ -84,6 +87,7 @@ def test_autocast_saves_half_as_much_and_copies_of_weights() -> None:
     assert flops(p)["model"] == [first + last, first + 2 * last, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_let_go_and_gradients_zeroed(to_none: bool) -> None:
     model = mlp()
@@ -104,6 +108,7 @@ def test_gradients_let_go_and_gradients_zeroed(to_none: bool) -> None:
     assert bytes_of(p, "temporaries", layer="model.0", direction="backward") == (0 if to_none else FIRST)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_gone_before_an_optimizer_or_the_end_sees_them() -> None:
     model = mlp()
 
@@ -117,6 +122,7 @@ def test_gradients_that_are_gone_before_an_optimizer_or_the_end_sees_them() -> N
     assert p.memory["gradients"].max() == bytes_of(p, "gradients") == WHOLE
 
 
+@pytest.mark.slow
 def test_batches_of_a_loader_are_inputs_of_the_phase_data() -> None:
     model = nn.Linear(16, 16)
     optimizer = torch.optim.Adam(model.parameters())
@@ -144,6 +150,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 def test_a_model_trained_in_parallel() -> None:
     model = nn.parallel.DistributedDataParallel(mlp())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
+from perfnb import performance_report
 from perfnb.errors import RecordingError
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
 
 X = torch.linspace(0, 1, 64)
 #: Few pairs tell a step from one of half the time; on a busy machine more are needed, and there is time for them.
@@ -45,7 +47,12 @@ def holding(ms: float, count: int) -> Callable[[], Tensor]:
 
 @pytest.fixture(scope="module")
 def accepted() -> perfnb.PerformanceReport:
-    return perfnb.report(sleeping(8.0), sleeping(7.2), change="sleeps 10 % less", budget_s=12, equal_within=0.04)
+    # Of steps as even as these six pairs are planned; where one of them is disturbed, no verdict is possible.
+    for _ in range(4):
+        report = perfnb.report(sleeping(8.0), sleeping(7.2), change="sleeps 10 % less", budget_s=12, equal_within=0.04)
+        if report.ab.verdict != "inconclusive":
+            break
+    return report
 
 
 def test_a_candidate_that_is_10_percent_faster_and_equal_is_accepted(accepted: perfnb.PerformanceReport) -> None:
@@ -140,17 +147,74 @@ def test_an_equal_candidate_is_no_gain_or_cannot_be_told() -> None:
 
 
 def test_a_candidate_that_uses_more_memory_than_a_limit_is_rejected() -> None:
-    steps = (holding(12.0, 100_000), holding(4.0, 1_000_000))
+    steps = (holding(6.0, 100_000), holding(2.0, 1_000_000))
 
     over = perfnb.report(*steps, limits={"peak_memory_bytes": 2_000_000}, **COARSE)
 
     assert over.ab.verdict == "faster"
     assert over.decision == "reject"
-    assert over.reason.startswith("The candidate exceeds what is accepted: peak memory 3.8")
     assert over.baseline.peak_memory_bytes is not None
     assert over.candidate.peak_memory_bytes is not None
+    peak = f"{over.candidate.peak_memory_bytes / 2**20:.3g} MiB"  # with what other tests have left alive
+    assert over.reason.startswith(f"The candidate exceeds what is accepted: peak memory {peak}, at most 1.91 MiB")
     assert over.candidate.peak_memory_bytes >= 4_000_000 > 400_000 <= over.baseline.peak_memory_bytes
     assert "(over)" in str(over)
+
+
+@dataclass
+class Output:
+    """What a model may return."""
+
+    logits: Tensor
+
+
+def test_results_of_two_steps_that_write_to_the_same_memory_are_told_apart() -> None:
+    shared = torch.zeros(64)
+
+    def writing(ms: float, value: Tensor) -> Callable[[], Output]:
+        def step() -> Output:
+            time.sleep(ms / 1e3)
+            return Output(shared.copy_(value))
+
+        return step
+
+    wrong = perfnb.report(writing(6.0, X), writing(2.0, X + 1), profile=False, **COARSE)
+    assert wrong.decision == "reject"
+    assert "the result.logits differs by up to 1 of the largest value" in wrong.reason
+
+
+def test_infinities_hide_no_difference_and_nothing_but_nan_is_no_right_answer() -> None:
+    masked = torch.where(X > 0.5, X, -torch.inf)
+    wrong = perfnb.report(sleeping(6.0, masked), sleeping(2.0, 2 * masked), profile=False, **COARSE)
+    assert wrong.decision == "reject"
+    nothing = perfnb.report(sleeping(6.0, X * torch.nan), sleeping(2.0, X * torch.nan), profile=False, **COARSE)
+    assert nothing.decision == "inconclusive"
+    assert "is unknown, for the result is not a number in both" in nothing.reason
+    shape = perfnb.report(sleeping(6.0), sleeping(2.0, X[:3]), profile=False, **COARSE)
+    assert shape.reason.endswith("the result has the shape (3,) instead of (64,).")
+    assert "may differ by more" not in str(shape)
+
+
+def test_a_number_is_compared_with_a_tensor_of_one() -> None:
+    report = perfnb.report(sleeping(6.0, 0.5), sleeping(2.0, torch.tensor(0.5)), profile=False, **COARSE)
+    assert report.decision == "accept"
+
+
+def test_both_profiles_have_the_same_batches_of_a_loader_that_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [torch.ones(count) for count in range(1, 60)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=None, shuffle=True)  # type: ignore[arg-type]
+    seen: list[list[int]] = []
+
+    def profiled(step: Any, batches: Any, **options: Any) -> perfnb.Profile:
+        seen.append([len(batch) for batch in batches])
+        return perfnb.profile_step(step, [X], **options)
+
+    monkeypatch.setattr(performance_report, "profile_step", profiled)
+    step = sleeping(1.0)
+    report = perfnb.report(step, step, batches=loader, budget_s=1)
+
+    assert seen[0] == seen[1] != sorted(seen[0])
+    assert (report.baseline.name, report.candidate.name) == ("baseline", "candidate")
 
 
 def test_what_could_not_be_checked_is_never_accepted() -> None:
@@ -161,6 +225,11 @@ def test_what_could_not_be_checked_is_never_accepted() -> None:
     few = perfnb.report(sleeping(40.0), sleeping(10.0), limits={"p95_ms": 1e4}, profile=False, **brief)
     assert few.decision == "inconclusive"
     assert "step, 95th pct. could not be measured" in few.reason
+    unlimited = perfnb.report(
+        sleeping(6.0), sleeping(2.0), quality=lambda: {"loss": 0.1}, limits={"los": 1}, profile=False, **COARSE
+    )
+    assert unlimited.decision == "inconclusive"
+    assert "give limits={'loss': ...}; limits names 'los', which quality does not give" in unlimited.reason
     misnamed = perfnb.report(
         sleeping(6.0), sleeping(2.0), quality=lambda: {"loss": 0.1}, limits={"loss": 1, "los": 1}, profile=False,
         **COARSE,
@@ -222,6 +291,7 @@ def test_a_page_needs_nothing_and_runs_nothing(accepted: perfnb.PerformanceRepor
     ("given", "error", "words"),
     [
         ({"quality": {"loss": 1.0}}, TypeError, "pass quality, not quality"),
+        ({"quality": lambda model: {"loss": 1.0}}, TypeError, "no arguments: missing a required argument: 'model'"),
         ({"limits": {"peak_memory": 1}}, ValueError, "did you mean 'peak_memory_bytes'"),
         ({"limits": {"loss": 1}}, ValueError, "limits names 'loss', which nothing measures"),
         ({"limits": {"p95_ms": float("nan")}}, ValueError, "the limit of 'p95_ms' is nan"),
@@ -255,6 +325,7 @@ def test_what_makes_no_sense_is_refused_before_a_step_has_run(
         ({"loss": "low"}, TypeError, "'loss' in quality must be a number, not str"),
         ({"p95_ms": 1.0}, ValueError, "quality names a loss 'p95_ms'"),
         ({"baseline": {"a": 1}, "candidate": {"b": 1}}, ValueError, "for one of the two only"),
+        ({"candidate": {"loss": 1}}, ValueError, "the losses of the candidate only"),
         ({"loss": torch.ones(2)}, TypeError, "'loss' in quality must be a number, not Tensor"),
     ],
 )
@@ -271,10 +342,17 @@ def test_the_error_of_quality_reaches_the_user() -> None:
         perfnb.report(sleeping(0.2), sleeping(0.1), quality=quality, budget_s=0.1)
 
 
-def test_a_loss_that_is_no_number_is_worse_than_any() -> None:
-    report = perfnb.report(
-        sleeping(6.0), sleeping(2.0), quality=lambda: {"loss": float("nan")}, limits={"loss": 1}, profile=False,
-        **COARSE,
-    )  # fmt: skip
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_no_number_is_worse_than_any(loss: str) -> None:
+    steps = sleeping(6.0), sleeping(2.0)
+    report = perfnb.report(*steps, quality=lambda: {"loss": float(loss)}, limits={"loss": 1}, profile=False, **COARSE)
     assert report.decision == "reject"
-    assert "loss is nan" in report.reason
+    assert f"loss is {loss}" in report.reason
+
+
+def test_a_baseline_whose_loss_is_no_number_sets_no_limit() -> None:
+    both = {"baseline": {"loss": float("nan")}, "candidate": {"loss": torch.tensor([0.3], requires_grad=True)}}
+    report = perfnb.report(sleeping(6.0), sleeping(2.0), quality=lambda: both, profile=False, **COARSE)
+
+    assert report.decision == "inconclusive"
+    assert "loss of the baseline is nan: give limits={'loss': ...}" in report.reason

@@ -43,6 +43,7 @@ def test_the_signature_is_the_contract() -> None:
     assert by_keyword[0] == "model"
 
 
+@pytest.mark.slow
 def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> None:
     p = profile_of(training_step(three_linears(), torch.ones(4, 8)), name="my step")
 
@@ -58,6 +59,7 @@ def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> N
     assert p.meta["environment"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_the_name_is_the_steps_unless_given() -> None:
     def my_step() -> None:
         torch.ones(1)
@@ -71,6 +73,7 @@ def test_the_name_is_the_steps_unless_given() -> None:
     assert profile_of(my_step, steps=1, name="mine").meta["name"] == "mine"
 
 
+@pytest.mark.slow
 def test_the_step_time_is_measured_without_hooks_and_profiler() -> None:
     """The timed pass is bare: only warm-up before it, and nothing installed while it runs."""
     hooks: list[int] = []
@@ -89,6 +92,7 @@ def test_the_step_time_is_measured_without_hooks_and_profiler() -> None:
     assert [bool(count) for count in hooks] == observed
 
 
+@pytest.mark.slow
 def test_what_the_step_does_is_the_same_under_observation() -> None:
     """Gradients, outputs and random numbers are those of the same steps without perfnb."""
 
@@ -107,6 +111,7 @@ def test_what_the_step_does_is_the_same_under_observation() -> None:
         assert torch.equal(bare, watched)
 
 
+@pytest.mark.slow
 def test_stacks_add_python_calls_to_the_events_and_a_note() -> None:
     p = profile_of(training_step(three_linears(), torch.ones(4, 8)), stacks=True, steps=1)
 
@@ -157,6 +162,7 @@ def test_the_traceback_of_the_users_error_hides_perfnbs_frames() -> None:
     assert all(entry.frame.f_locals.get("__tracebackhide__") or "contextlib" in str(entry.path) for entry in inside)
 
 
+@pytest.mark.slow
 def test_profiling_works_under_a_coverage_tool_or_debugger_and_says_so() -> None:
     before = sys.gettrace()
     sys.settrace(lambda *_: None)
@@ -168,6 +174,7 @@ def test_profiling_works_under_a_coverage_tool_or_debugger_and_says_so() -> None
     assert "debugger or coverage tool was active" in str(p)
 
 
+@pytest.mark.slow
 def test_a_script_writes_nothing_of_its_own(tmp_path: Path) -> None:
     """No log line, progress bar or warning, and an exit code of 0, with warnings as errors."""
     script = tmp_path / "script.py"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -91,6 +92,7 @@ def test_a_machine_path_is_found(tmp_path: Path, text: str, found: int, zipped: 
     assert len(machine_paths(tmp_path / "x")) == found
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_declared() -> None:
     declared = {IMPORT_NAMES.get(each.name, each.name.replace("-", "_")) for each in requirements()}
     used = {name.partition(".")[0] for path in sources(PACKAGE) for _, name in imports(path, PACKAGE)}
@@ -110,6 +112,18 @@ def test_constraints_pin_what_is_declared() -> None:
         version = versions.get(canonicalize_name(requirement.name))
         assert version, f"{requirement.name} is not pinned"
         assert requirement.specifier.contains(version), f"{requirement} excludes the pinned {version}"
+
+
+def test_the_citation_names_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+
+    assert (cited["cff-version"], cited["type"], cited["title"]) == ("1.2.0", "software", PROJECT["name"])
+    assert cited["message"]
+    assert cited["authors"] == PROJECT["authors"]
+    assert cited["license"] == PROJECT["license"]
+    assert str(cited["version"]) == PROJECT["version"]
+    line = f"{cited['authors'][0]['name']}: {cited['title']}, version {cited['version']}. "
+    assert line in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_wheel_holds_the_whole_package(tmp_path: Path) -> None:

@@ -5,46 +5,33 @@ The files are not part of the project; see the README beside them.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 import perfnb
-from tests.traces.test_public_traces import FOLDER, LEFT_OUT, TODAYS_NAME, expected, pytestmark
+from tests.public_profiles import events_of, profile_of
+from tests.traces.test_public_traces import LEFT_OUT, TODAYS_NAME, expected, pytestmark
 
 __all__ = ["pytestmark"]
 
 TABLES = ("events", "steps", "layers", "layer_ops", "ops", "phases", "kernels", "gpu_time")
 
 
-@pytest.fixture(params=sorted(expected()))
+# For the whole module, so that tests of one file follow each other.
+@pytest.fixture(scope="module", params=sorted(expected()))
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     return request.param
 
 
-def load(name: str) -> perfnb.Profile:
-    profile = perfnb.load(FOLDER / name)
-    assert isinstance(profile, perfnb.Profile)
-    return profile
-
-
-def events_of(name: str) -> list[dict[str, Any]]:
-    data = (FOLDER / name).read_bytes()
-    value = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
-    events = value["traceEvents"] if isinstance(value, dict) else value
-    return [event for event in events if event.get("ph") == "X" and event.get("cat") not in LEFT_OUT]
-
-
+@pytest.mark.slow
 def test_events_of_every_category_are_all_there(name: str) -> None:
     facts = expected()[name]
 
-    events = load(name).events
+    events = profile_of(name).events
 
     counts = {TODAYS_NAME.get(cat, cat): count for cat, count in facts["by_category"].items() if cat not in LEFT_OUT}
     assert Counter(events["category"]) == counts
@@ -57,10 +44,11 @@ def test_events_of_every_category_are_all_there(name: str) -> None:
         assert kernels["duration_ns"].sum() / 1e3 == pytest.approx(gpu["kernel_sum_us"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_times_of_the_gpu_are_what_is_known(name: str) -> None:
     gpu = expected()[name].get("gpu")
 
-    table = load(name).gpu_time
+    table = profile_of(name).gpu_time
 
     if gpu is None:
         assert table.empty
@@ -74,8 +62,9 @@ def test_times_of_the_gpu_are_what_is_known(name: str) -> None:
     assert row["idle_pct"] == pytest.approx(gpu["idle_pct"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_phases_add_up_to_the_steps_and_ops_are_counted(name: str) -> None:
-    profile, facts = load(name), expected()[name]
+    profile, facts = profile_of(name), expected()[name]
 
     steps = profile.steps
     assert profile.phases["ms"].sum() == pytest.approx(steps["wall_ms"].mean(), rel=1e-9)
@@ -95,8 +84,9 @@ def test_phases_add_up_to_the_steps_and_ops_are_counted(name: str) -> None:
             assert ops.loc[op["name"], "total_cpu_ms"] * len(steps) * 1e3 <= op["total_us"] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_it_prints_and_becomes_a_page(name: str, tmp_path: Path) -> None:
-    profile = load(name)
+    profile = profile_of(name)
 
     text = str(profile)
     page = profile.to_html(tmp_path / "page.html").read_text("utf-8")
@@ -110,8 +100,9 @@ def test_it_prints_and_becomes_a_page(name: str, tmp_path: Path) -> None:
     assert set(profile._repr_mimebundle_()) == {"text/plain", "text/html"}
 
 
+@pytest.mark.slow
 def test_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
-    profile = load(name)
+    profile = profile_of(name)
 
     again = perfnb.load(profile.save(tmp_path / "saved"))
 
@@ -121,13 +112,14 @@ def test_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
     assert again.meta == profile.meta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "count"), [("h100_vit", 214), ("mi300_vit", 214), ("h100_bert_small", 84), ("mi300_owlv2_large", 466)]
 )
 def test_a_layer_takes_as_long_as_its_calls_did(model: str, count: int) -> None:
     name = f"kineto/{model}.json.gz"
 
-    layers = load(name).layers
+    layers = profile_of(name).layers
 
     calls: dict[str, list[float]] = {}
     for event in events_of(name):
@@ -144,6 +136,7 @@ def test_a_layer_takes_as_long_as_its_calls_did(model: str, count: int) -> None:
     assert layers["self_ms"].sum() == pytest.approx(layers["total_ms"][layers["depth"] == 0].sum())
 
 
+@pytest.mark.slow
 def test_a_layer_has_the_backward_of_the_ops_that_ran_in_it() -> None:
     name = "kineto/mi300_ddp_resnet18.json.gz"
     events = events_of(name)
@@ -161,7 +154,7 @@ def test_a_layer_has_the_backward_of_the_ops_that_ran_in_it() -> None:
         if around:
             own[max(around, key=lambda m: m["ts"])["name"].removeprefix("nn.Module: ")] += node["dur"]
 
-    layers = load(name).layers
+    layers = profile_of(name).layers
 
     modules_of = layers[layers["module"].notna()]
     assert len(modules_of) == len({m["name"] for m in modules if not m["name"].split(" ")[1].startswith("CrossE")})

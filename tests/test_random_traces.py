@@ -100,8 +100,8 @@ def is_whole_or_refused(events: list[dict[str, Any]]) -> None:
             return
         assert isinstance(profile, perfnb.Profile)
         for table in SCHEMA:
-            if hasattr(profile, table):
-                assert list(getattr(profile, table).columns) == list(SCHEMA[table])
+            if (found := getattr(profile, table, None)) is not None:
+                assert list(found.columns) == list(SCHEMA[table])
         assert (profile.gpu_time.filter(like="_ms").fillna(0.0) >= 0).all(axis=None)
         assert str(profile)
         assert repr(profile)
@@ -115,12 +115,13 @@ def is_whole_or_refused(events: list[dict[str, Any]]) -> None:
 IN_TIME = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @given(TRACES)
 @example([on_gpu(0, "kernel", 3.0), on_gpu(1, "gpu_memset", 0.0)])
 @example([on_gpu(0, "kernel", 0.0)])
 @example([{"ph": "X", "cat": "user_annotation", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 3}])
 @example([])
-@settings(IN_TIME, max_examples=40)
+@settings(IN_TIME, max_examples=20)
 def test_a_profile_of_random_events_is_whole(events: list[dict[str, Any]]) -> None:
     is_whole_or_refused(events)
 

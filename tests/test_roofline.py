@@ -40,6 +40,7 @@ def test_a_product_has_a_sixth_of_its_size_as_intensity() -> None:
     assert 0 < product["efficiency"] < 1.5
 
 
+@pytest.mark.slow
 def test_layers_lie_under_the_roof_and_what_has_no_formula_is_listed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128))
     x = torch.randn(64, 128)
@@ -67,6 +68,7 @@ def test_layers_lie_under_the_roof_and_what_has_no_formula_is_listed(tmp_path: P
     assert str(loaded.roofline) == str(roofline)
 
 
+@pytest.mark.slow
 def test_recomputation_is_no_use_of_the_machine() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
     x = torch.randn(64, 256, requires_grad=True)
@@ -85,6 +87,7 @@ def test_recomputation_is_no_use_of_the_machine() -> None:
     assert p.roofline.utilisation == pytest.approx(6 * once / (p.timing.median_ms / 1e3 * p.roofline.peaks["float32"]))
 
 
+@pytest.mark.slow
 def test_a_ceiling_that_a_step_exceeds_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     left, right = torch.ones(256, 256), torch.ones(256, 256)
     monkeypatch.setenv("PERFNB_CACHE", str(tmp_path))
@@ -92,7 +95,7 @@ def test_a_ceiling_that_a_step_exceeds_is_measured_again(monkeypatch: pytest.Mon
     assert first.roofline is not None
     (machine,) = kept._read()
     (name,) = [name for name in kept.kept(machine) if "float32" in name]
-    kept.keep(machine, {name: (1e6, "2020-01-01T00:00:00+00:00")})
+    kept.keep(machine, {name: kept.Rate(1e6, "2020-01-01T00:00:00+00:00")})
 
     roofline = profile(lambda: left @ right, memory=False).roofline
 

@@ -67,6 +67,7 @@ def profile() -> perfnb.Profile:
     return perfnb.profile_step(step, warmup=2, steps=2, traced=2, flops=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_a_live_profile_comes_back_with_its_layers_and_times(
     profile: perfnb.Profile, name: str, tmp_path: Path
@@ -175,6 +176,7 @@ def test_times_are_exact_to_the_nanosecond(tmp_path: Path) -> None:
     assert ops["start_ns"].tolist() == [1, 250, 10_999, 123_456]
 
 
+@pytest.mark.slow
 def test_a_loaded_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     trace = training().kernel("late", 1500, 1510, 1530)
     trace.event("aten::shaped", 90, 91, **{"Input Dims": [[4, 8], []], "External id": 5})
@@ -224,6 +226,7 @@ def test_the_counter_of_a_profiled_step_is_its_curve_and_no_table_when_loaded(
     assert loaded.memory.empty
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize(
     "name", ["mi250_toy_train.json.gz", "gpu_metrics_2021.json", "sampled_rank_0.json.gz", "mi300_vit.json.gz"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests import surroundings
 
 pytest_plugins = ["pytester"]
 
@@ -70,8 +74,9 @@ def test_end():
 
 
 @pytest.mark.slow
-def test_each_leftover_is_reported(pytester: pytest.Pytester) -> None:
+def test_each_leftover_is_reported(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path(__file__).parent
+    monkeypatch.setenv("TMPDIR", str(pytester.path))  # where nobody else has files
     tests = pytester.mkdir("tests")
     for name in ("conftest.py", "surroundings.py"):
         (tests / name).write_text((here / name).read_text())
@@ -84,3 +89,23 @@ def test_each_leftover_is_reported(pytester: pytest.Pytester) -> None:
         result.stdout.fnmatch_lines(f"*left behind: {what}*")
     for what in ("process *", "file perfnb-*", "SIGINT handler *", "a running torch profiler"):
         result.stdout.fnmatch_lines(f"*left behind: {what}*")
+
+
+def test_processes_by_the_kernels_lists_are_those_that_psutil_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "sleep 60 & echo up; wait"
+    with subprocess.Popen(["sh", "-c", f"sh -c '{waits}' & wait"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        listed = surroundings._children()
+        monkeypatch.setattr(surroundings, "_LISTS", Path("/nowhere"))
+        found = surroundings._children()
+        tree = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        for pid in reversed(tree):
+            psutil.Process(pid).kill()
+
+    assert len(tree) == 3
+    assert listed.keys() == found.keys()
+    assert {pid for pid, _ in listed} >= set(tree)
+    for key in (key for key in listed if key[0] in tree):
+        above = set(tree[: tree.index(key[0])])
+        assert listed[key].above & set(tree) == found[key].above & set(tree) == above

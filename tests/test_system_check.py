@@ -35,7 +35,7 @@ def test_this_machine_gets_a_row_for_each_check(tmp_path: Path) -> None:
     unknown = table[table["verdict"] == "unknown"]
     assert unknown["found"].str.contains("could not be read").all()
     read = table.set_index("check").loc["read test", "found"]
-    assert "1 file and a temporary file" in read
+    assert "1 file and a temporary file written just before" in read
     assert str(tmp_path) in read
     assert os.listdir(tmp_path) == ["data"]
     assert repr(check).startswith("<perfnb.SystemCheck: ")
@@ -67,6 +67,7 @@ def test_data_that_does_not_exist(tmp_path: Path) -> None:
         perfnb.system_check(tmp_path / "missing")
 
 
+@pytest.mark.slow
 def test_gpus_are_checked(tmp_path: Path) -> None:
     environment = {**os.environ, **stand_in(tmp_path)}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
@@ -91,6 +92,10 @@ def test_checks_that_found_the_same_stand_in_one_line() -> None:
     shown = checks(("one", "no GPU", "info"), ("two", "no GPU", "info"), ("three", "no GPU", "ok"))
 
     assert "one, two" in str(shown)
+    assert str(shown).startswith("perfnb · the machine · none of 3 checks asks for attention")
+    alike = checks(("GPU driver", "none", "info"), ("GPU ECC", "none", "info"), ("other", "x", "info"))
+    assert "GPU driver, ECC  " in str(alike)
+    assert "other  " in str(alike)
     assert "one, two" in shown._repr_mimebundle_()["text/html"]
     assert "one, two, three" not in str(shown)
 

@@ -75,6 +75,7 @@ def test_the_table_has_totals_and_no_categories(tmp_path: Path) -> None:
     assert memory["reserved"].dropna().tolist() == [20_000, 20_000, 30_000]
 
 
+@pytest.mark.slow
 def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     profile = loaded(with_memory().write(tmp_path / "trace.json"))
 
@@ -110,6 +111,7 @@ def test_a_device_without_totals_has_none_and_another_is_named_by_its_kind(tmp_p
     assert len(profile.memory) == 6
 
 
+@pytest.mark.slow
 def test_a_trace_without_totals_or_memory_has_no_table(tmp_path: Path) -> None:
     without = loaded(training().memory(90, 512, None).write(tmp_path / "a.json"))
     for profile in (without, loaded(training().write(tmp_path / "b.json"))):
@@ -118,6 +120,7 @@ def test_a_trace_without_totals_or_memory_has_no_table(tmp_path: Path) -> None:
         assert not [note for note in profile._summary.notes if "memory" in note]
 
 
+@pytest.mark.slow
 def test_a_step_before_the_first_total_shows_no_curve(tmp_path: Path) -> None:
     trace = training(1).event("aten::late", 5000, 5001).memory(4000, 100, 50)
     (curve,) = line_of(loaded(trace.write(tmp_path / "trace.json"))).memory
@@ -152,6 +155,7 @@ def test_totals_and_times_of_any_size_are_borne(tmp_path: Path) -> None:
     assert (np.diff(thin.times_ns) >= 0).all()
 
 
+@pytest.mark.slow
 def test_a_saved_profile_keeps_it_and_an_older_one_without_it_loads(tmp_path: Path) -> None:
     profile = loaded(with_memory().write(tmp_path / "trace.json"))
     saved = profile.save(tmp_path / "saved")
@@ -215,6 +219,7 @@ def test_a_trace_of_torch_shows_what_its_json_says(tmp_path: Path) -> None:
     assert_as_told(loaded(path), "cpu", told)
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize(
     ("name", "device", "kind"),

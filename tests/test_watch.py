@@ -118,6 +118,7 @@ print(float(burnt.mean()), share)
 """
 
 
+@pytest.mark.alone
 def test_a_burning_process_reads_what_it_got() -> None:
     """Against its own clock, for other programs may take the cores; this process may have a browser below it."""
     done = subprocess.run([sys.executable, "-c", BURNS], capture_output=True, text=True, cwd=ROOT)
@@ -133,6 +134,7 @@ def test_importing_the_watch_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.alone
 def test_a_watched_profile_has_samples_on_the_time_of_its_steps() -> None:
     profile = perfnb.profile_step(sleeping_step(0.12), warmup=1, steps=12, watch=True, memory=False, flops=False)
 

@@ -31,6 +31,7 @@ def of(w: perfnb.Watch, device: str) -> pd.DataFrame:
     return samples[samples["device"] == device]
 
 
+@pytest.mark.alone
 def test_gpus_have_their_meters_and_energy_is_a_difference(gpus: Path) -> None:
     set_up(gpus, {"0.busy": 80, "0.energy": "1000000+250000/s", "0.power": 250000})
     with perfnb.watch(0.05) as w:
@@ -59,6 +60,7 @@ def test_a_field_that_fails_is_missing_with_one_note_and_the_other_gpu_goes_on(g
     assert len([note for note in w.notes if "power" in note]) == 1
 
 
+@pytest.mark.alone
 def test_a_gpu_that_is_lost_in_mid_run_ends_alone(gpus: Path) -> None:
     with perfnb.watch(0.05) as w:
         time.sleep(0.3)

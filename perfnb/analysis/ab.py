@@ -16,15 +16,35 @@ from perfnb.analysis.timing import Timing
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Turns of a step in a row, where pairs would flatter a step for which something works on meanwhile.
+
+    Attributes
+    ----------
+    who : str
+        What works on: "worker processes", "processes", "threads", or "something" that is not seen and yet was felt.
+    lead, turns : int
+        How many turns of each block come before those that count, and how many count.
+    round_s : float or None
+        Seconds that a round takes, a block of each step; ``None`` where there was no time to find out.
+    """
+
+    who: str
+    lead: int
+    turns: int
+    round_s: float | None
+
+
+@dataclass(frozen=True)
 class ABFigures:
-    """An experiment of randomised, interleaved pairs.
+    """An experiment of randomised, interleaved pairs: of turns, or of blocks of turns.
 
     Attributes
     ----------
     a_name, b_name : str
         The steps.
     a_ms, b_ms : tuple of float
-        Their times; pair by pair, in the order of execution.
+        Their times a turn; pair by pair, in the order of execution. Where there are `blocks`, the mean of each.
     comparison : PairedComparison
         What the pairs say of b against a.
     planned, needed : int
@@ -39,6 +59,8 @@ class ABFigures:
         Whether the warm-up ended with both steady.
     batch_size : int or None
         Samples that every step works on; ``None`` where the batches do not tell or differ.
+    blocks : Blocks or None
+        Of what the pairs are, where not of single turns.
     """
 
     a_name: str
@@ -53,6 +75,12 @@ class ABFigures:
     noise: Mapping[str, Any] = field(default_factory=dict)
     steady: bool | None = None
     batch_size: int | None = None
+    blocks: Blocks | None = None
+
+    @property
+    def whole_ms(self) -> float:
+        """Time of all turns that count."""
+        return (sum(self.a_ms) + sum(self.b_ms)) * (1 if self.blocks is None else self.blocks.turns)
 
     @property
     def verdict(self) -> str:
@@ -95,6 +123,8 @@ def detectable_in(figures: ABFigures, seconds: float) -> float | None:
     pairs, found = figures.comparison.pairs, figures.comparison.smallest_detectable
     if pairs < 2 or not math.isfinite(found):
         return None
-    pair_s = (sum(figures.a_ms) + sum(figures.b_ms)) / pairs / 1e3
+    pair_s = figures.whole_ms / pairs / 1e3
+    if figures.blocks is not None:
+        pair_s *= 1 + figures.blocks.lead / figures.blocks.turns
     deviation = math.log1p(found) / math.log1p(smallest_detectable(1.0, pairs))
     return smallest_detectable(deviation, max(2, int(seconds / pair_s)))

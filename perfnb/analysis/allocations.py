@@ -14,6 +14,7 @@ import pandas as pd
 
 from perfnb.analysis.attribution import Attribution, attribute
 from perfnb.analysis.blocks import Kind
+from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, Bools, Ints, innermost, nest, outermost
 from perfnb.analysis.ops import owner_names
 from perfnb.frames.recording import MemoryRecord, Recording
@@ -166,13 +167,11 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
     start = host.starts
     end = start + events["duration_ns"].to_numpy()[rows]
     forest = nest(events["thread"].to_numpy()[rows], start, end)
-    labels = events["name"].cat.categories
-    fetches = np.array([str(name).startswith(_FETCHING) for name in labels], dtype=bool)
-    codes = events["name"].cat.codes.to_numpy()[rows]
-    making = innermost(forest, host.is_op & ~fetches[codes])
+    fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[rows]
+    making = innermost(forest, host.is_op & ~fetches)
     fetching = outermost(forest, host.is_op)
     found = np.where(making != NONE, making, fetching)
-    names = np.asarray(labels, dtype=object)[codes]
+    names = events["name"].to_numpy(dtype=object)[rows]
     return np.where(found != NONE, names[found], "")
 
 

@@ -7,13 +7,15 @@ FLOPs of a layer are those of its operators that have a formula; what the others
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.labels import is_one_of, of_labels, whole_sums
 from perfnb.analysis.nesting import NONE, Bools, Floats, Ints, nest, outermost
-from perfnb.analysis.ops import op_calls, owner_names
+from perfnb.analysis.ops import op_times, owner_names
 from perfnb.frames.recording import Recording
 
 #: What the name of a counted operator's span begins with; its number follows.
@@ -62,9 +64,7 @@ def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFr
 def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series:
     """Block of each counted operator's span, by the operator's number."""
     names, host = recording.events["name"], attribution.host
-    labels = names.cat.categories
-    number_of = np.array([_number(str(label)) for label in labels], dtype=np.int64)
-    number = number_of[names.cat.codes.to_numpy()[host.rows]] if len(labels) else np.zeros(0, dtype=np.int64)
+    number = of_labels(names, _number, NONE)[host.rows]
     # A range of the user's may be named alike.
     ours = (number != NONE) & (recording.events["category"] == "cpu_op").to_numpy()[host.rows]
     found = pd.Series(host.block[ours], index=number[ours])
@@ -128,20 +128,35 @@ def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
 
     FLOPs are missing where nothing that has a formula did any, and something has none.
     """
-    groups = counted.groupby(by, sort=False)
-    table = pd.DataFrame(
+    codes, names = pd.factorize(counted[by])
+    known = counted["flops"].notna().to_numpy()
+    flops, moved = counted["flops"].fillna(0).to_numpy(np.int64), counted["bytes"].to_numpy(np.int64)
+    calls, with_formula = np.bincount(codes, minlength=len(names)), np.bincount(codes[known], minlength=len(names))
+    total = whole_sums(codes, flops, len(names))
+    missing = (with_formula == 0) | ((total == 0) & (with_formula < calls))
+    return pd.DataFrame(
         {
-            "calls": groups.size().astype("int64"),
-            "uncounted": counted["flops"].isna().groupby(counted[by], sort=False).sum().astype("int64"),
-            "flops": groups["flops"].sum(min_count=1).astype("Int64"),
-            "bytes": groups["bytes"].sum().astype("Int64"),
-        }
+            "calls": calls.astype(np.int64),
+            "uncounted": (calls - with_formula).astype(np.int64),
+            "flops": pd.arrays.IntegerArray(total, missing),
+            "bytes": pd.array(whole_sums(codes, moved, len(names)), dtype="Int64"),
+            "dtype": _heaviest_dtype(codes, counted["dtype"], flops, moved, len(names)),
+        },
+        index=pd.Index(names, dtype="str", name=by),
     )
-    table["flops"] = table["flops"].mask((table["flops"] == 0) & (table["uncounted"] > 0))
-    by_dtype = counted.assign(flops=counted["flops"].fillna(0)).groupby([by, "dtype"])[list(_AMOUNTS)].sum()
-    heaviest = by_dtype.sort_values(list(_AMOUNTS), ascending=False, kind="stable").reset_index(level="dtype")
-    heaviest = heaviest[~heaviest.index.duplicated()]
-    return table.assign(dtype=heaviest["dtype"].reindex(table.index).astype("str"))
+
+
+def _heaviest_dtype(codes: Ints, dtype: pd.Series, flops: Ints, moved: Ints, length: int) -> Any:
+    """For each code the dtype of the most FLOPs; of equal ones of the most bytes, then the first by its name."""
+    kinds, words = pd.factorize(dtype, sort=True)
+    told = kinds != NONE
+    pairs, place = np.unique(codes[told] * len(words) + kinds[told], return_inverse=True)
+    sums = [whole_sums(place, values[told], len(pairs)) for values in (flops, moved)]
+    order = np.lexsort((-sums[1], -sums[0], pairs // max(len(words), 1)))
+    owner, first = np.unique(pairs[order] // max(len(words), 1), return_index=True)
+    result = np.full(length, None, dtype=object)
+    result[owner] = np.asarray(words, dtype=object)[pairs[order][first] % max(len(words), 1)]
+    return pd.array(result, dtype="str")
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:
@@ -170,7 +185,7 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
     names : iterable of str
         Operators that were counted.
     """
-    calls = op_calls(recording, attribution)
+    calls = op_times(recording, attribution.host)
     around = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
     inside = calls[around != NONE]
     owner = calls["op"].astype("str").reindex(around[around != NONE]).to_numpy()
@@ -185,8 +200,7 @@ def _outermost_counted(recording: Recording, attribution: Attribution, names: fr
     rows = host.rows[chosen]
     start = host.starts[chosen]
     forest = nest(events["thread"].to_numpy()[rows], start, start + events["duration_ns"].to_numpy()[rows])
-    is_name = np.array([str(label) in names for label in events["name"].cat.categories], dtype=bool)
-    counted = host.is_op[chosen] & is_name[events["name"].cat.codes.to_numpy()[rows]]
+    counted = host.is_op[chosen] & is_one_of(events["name"], names)[rows]
     return outermost(forest, counted)
 
 

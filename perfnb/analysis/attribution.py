@@ -15,6 +15,7 @@ import pandas as pd
 
 from perfnb.analysis.blocks import Host, Kind, host_blocks
 from perfnb.analysis.gaps import fill_gaps
+from perfnb.analysis.labels import is_one_of
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, children_sums, forest_of, innermost
 from perfnb.analysis.owners import accumulates, owning_blocks
 from perfnb.frames.recording import Recording
@@ -152,14 +153,14 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
     launches = host.rows[correlation[host.rows] != NONE]
     by_number = pd.Series(block[launches], index=correlation[launches])
     by_number = by_number[~by_number.index.duplicated(keep="last")]
-    device = np.flatnonzero(events["category"].isin(ON_DEVICE).to_numpy() & (correlation != NONE))
+    device = np.flatnonzero(is_one_of(events["category"], ON_DEVICE) & (correlation != NONE))
     block[device] = by_number.reindex(correlation[device], fill_value=NONE).to_numpy()
     return block
 
 
 def _on_device(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
     """Kernels and device time launched in each block; copies and fills count as kernels."""
-    device = np.flatnonzero(events["category"].isin(ON_DEVICE).to_numpy())
+    device = np.flatnonzero(is_one_of(events["category"], ON_DEVICE))
     block = blocks_of_events(events, host)[device]
     known = block != NONE
     duration = events["duration_ns"].to_numpy()[device[known]]

@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 import pandas as pd
 
+from perfnb.analysis.labels import is_one_of, of_labels
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting
 
 _HOST_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead", "memory")
@@ -78,7 +79,7 @@ class Host:
 
 def host_blocks(events: pd.DataFrame) -> Host:
     """Find the blocks of a recording's events and what lies in each."""
-    on_host = events["category"].isin(_HOST_CATEGORIES).to_numpy() | (events["span"] != NONE).to_numpy()
+    on_host = is_one_of(events["category"], _HOST_CATEGORIES) | (events["span"] != NONE).to_numpy()
     if "marks_step" in events:
         on_host |= (events["marks_step"] != NONE).to_numpy()
     rows = np.flatnonzero(on_host)
@@ -89,7 +90,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     forest, end = nest_cutting(thread, start, start + host["duration_ns"].to_numpy())
     _mark_copies(events, host, kind, forest)
     node_above = innermost(forest, kind == Kind.NODE)
-    silent = (host["category"] == "memory").to_numpy()  # what is freed between two nodes is no doing of the step's
+    silent = is_one_of(host["category"], ("memory",))  # what is freed between two nodes is no doing of the step's
     runs = _engine_runs(kind, start, end, thread, node_above, silent)
 
     marked = np.flatnonzero(kind != Kind.OP)
@@ -113,7 +114,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     nearest = innermost(forest, kind != Kind.OP)
     position = np.where(position != NONE, position, np.where(nearest != NONE, position[nearest], NONE))
 
-    is_op = np.isin(kind, (Kind.OP, Kind.COPY)) & (host["category"] == "cpu_op").to_numpy()
+    is_op = np.isin(kind, (Kind.OP, Kind.COPY)) & is_one_of(host["category"], ("cpu_op",))
     return Host(rows, position, is_op, start, end, thread, blocks, tree)
 
 
@@ -127,12 +128,10 @@ def _threads(host: pd.DataFrame) -> Ints:
 
 def _kinds(host: pd.DataFrame) -> Ints:
     """Kind of each host event, by its name and category."""
-    labels = host["name"].cat.categories
-    by_name = np.array([_kind_of(str(label)) for label in labels], dtype=np.int64)
-    kind = by_name[host["name"].cat.codes.to_numpy()]
+    kind = of_labels(host["name"], _kind_of, Kind.OP)
     # A range that the user named like one of these is only a range.
-    is_range = (host["category"] == "user_annotation").to_numpy()
-    loader = np.array([str(label).startswith(_LOADER) for label in labels])[host["name"].cat.codes.to_numpy()]
+    is_range = is_one_of(host["category"], ("user_annotation",))
+    loader = of_labels(host["name"], lambda name: name.startswith(_LOADER))
     spoofed = is_range & (np.isin(kind, (Kind.STEP, Kind.NODE)) | ((kind == Kind.DATA) & ~loader))
     kind = np.where(spoofed, Kind.OP, kind)
     if "marks_step" in host:
@@ -145,10 +144,9 @@ def _kinds(host: pd.DataFrame) -> Ints:
 
 def _is_old_node(host: pd.DataFrame) -> Bools:
     """Whether each event is a node of the backward pass as torch traced them before 1.9: the node's op alone."""
-    labels = [_OLD_NODE.fullmatch(str(label)) is not None for label in host["name"].cat.categories]
-    named = np.array(labels, dtype=bool)[host["name"].cat.codes.to_numpy()]
+    named = of_labels(host["name"], lambda name: _OLD_NODE.fullmatch(name) is not None)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
-    return np.asarray((named | numbered) & (host["category"] == "cpu_op").to_numpy())
+    return np.asarray((named | numbered) & is_one_of(host["category"], ("cpu_op",)))
 
 
 def _kind_of(name: str) -> Kind:
@@ -166,15 +164,14 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
 
     A range or an op of someone else's around it holds more than the copy.
     """
-    names = events["name"].cat.categories
-    to_device = np.array([_COPY_TO_DEVICE in str(name) for name in names])[events["name"].cat.codes.to_numpy()]
-    copied = events["correlation"].to_numpy()[to_device & (events["category"] == "gpu_memcpy").to_numpy()]
+    to_device = of_labels(events["name"], lambda name: _COPY_TO_DEVICE in name)
+    copied = events["correlation"].to_numpy()[to_device & is_one_of(events["category"], ("gpu_memcpy",))]
     if len(copied) == 0:
         return
     block = innermost(forest, kind != Kind.OP)
     in_step = (kind == Kind.OP) & (block != NONE) & (kind[block] == Kind.STEP)
-    is_op = np.array([str(label).startswith(_TORCH_OP) for label in host["name"].cat.categories], dtype=bool)
-    is_op = is_op[host["name"].cat.codes.to_numpy()] & (host["category"] == "cpu_op").to_numpy() & in_step
+    is_op = of_labels(host["name"], lambda name: name.startswith(_TORCH_OP))
+    is_op &= is_one_of(host["category"], ("cpu_op",)) & in_step
     launch = np.flatnonzero(np.isin(host["correlation"].to_numpy(), copied[copied != NONE]) & in_step)
     launch = launch[(host["category"].iloc[launch] != "user_annotation").to_numpy()]
     while len(launch):

@@ -11,9 +11,9 @@ ACCEPT, REJECT, INCONCLUSIVE = "accept", "reject", "inconclusive"
 SLACK = 1e-3
 
 #: Causes of a decision, the weightiest first.
-WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL, UNJUDGED, UNMEASURED, GAIN = (
+WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL, UNJUDGED, UNMEASURED, UNSURE, GAIN = (
     *("worse", "over a limit", "slower", "no gain", "cannot tell", "quality unknown", "limit unchecked"),
-    "gain",
+    *("at a limit", "gain"),
 )
 
 
@@ -25,7 +25,7 @@ class Loss:
     ----------
     name : str
     candidate : float
-        Not a number where it is none, which is worse than any limit.
+        What is not finite is worse than any limit: below 0 without end is no loss either.
     baseline : float or None
         The same of the baseline, where it is known.
     limit : float or None
@@ -49,23 +49,40 @@ class Loss:
     @property
     def exceeded(self) -> bool:
         """Whether the candidate's answer is worse than accepted."""
-        if math.isnan(self.candidate) or self.candidate == math.inf:
+        if not math.isfinite(self.candidate):
             return True
         return self.largest is not None and self.candidate > self.largest
 
 
 @dataclass(frozen=True)
 class Resource:
-    """Something that the candidate uses, and the most that it may use; `value` is ``None`` where it is unknown."""
+    """Something that the candidate uses, and the most that it may use.
+
+    Attributes
+    ----------
+    name : str
+    value : float or None
+        ``None`` where it is unknown.
+    limit : float
+    bounds : tuple of float, optional
+        95 % interval of the value, where it varies and there are enough steps for one.
+    """
 
     name: str
     value: float | None
     limit: float
+    bounds: tuple[float, float] | None = None
 
     @property
     def exceeded(self) -> bool:
-        """Whether the candidate uses more."""
-        return self.value is not None and not self.value <= self.limit
+        """Whether the candidate uses more: where there is an interval, with all of it."""
+        least = self.value if self.bounds is None else self.bounds[0]
+        return least is not None and not least <= self.limit
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the limit lies within the interval, so that nobody can tell."""
+        return self.bounds is not None and not self.exceeded and self.bounds[1] > self.limit
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,7 @@ def decide(evidence: Evidence) -> Decision:
 
     A wrong answer comes before everything, for a gain whose answer is wrong is no gain. What was not measured, be it
     quality or something that has a limit, never leads to an acceptance; what is rejected without it stays rejected.
+    Where the interval of a time holds its limit, whether it keeps the limit is not known either.
     """
     if worse := tuple(loss.name for loss in evidence.losses if loss.exceeded):
         return Decision(REJECT, WORSE, worse)
@@ -131,4 +149,6 @@ def decide(evidence: Evidence) -> Decision:
     unmeasured = tuple(resource.name for resource in evidence.resources if resource.value is None)
     if unmeasured or evidence.unmatched:
         return Decision(INCONCLUSIVE, UNMEASURED, (*unmeasured, *evidence.unmatched))
+    if unsure := tuple(resource.name for resource in evidence.resources if resource.unsure):
+        return Decision(INCONCLUSIVE, UNSURE, unsure)
     return Decision(ACCEPT, GAIN)

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.attribution import ON_DEVICE
+from perfnb.analysis.labels import as_categories, is_one_of, of_labels
 from perfnb.analysis.nesting import NONE, Bools, Ints, forest_of, innermost, nest
 
 #: Sorts of work on a device; memsets are computation.
@@ -28,7 +29,7 @@ _CUTS = 8
 
 
 @dataclass(frozen=True)
-class DeviceWork:
+class Work:
     """Kernels, copies and fills, in the order of the events. Every array has one value for each.
 
     Attributes
@@ -41,13 +42,6 @@ class DeviceWork:
         -1 where the event carries none.
     sort : ndarray
         Index into `SORTS`.
-    call : ndarray
-        Position in the events of the call that launched it; -1 where the trace holds none.
-    op : ndarray
-        Position of the innermost operator around that call, or of the one with the same external id where there is no
-        call; -1 for none.
-    step : ndarray
-        Number of the step that it belongs to: the one in which it was launched; -1 outside all.
     """
 
     rows: Ints
@@ -57,12 +51,42 @@ class DeviceWork:
     device: Ints
     stream: Ints
     sort: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class DeviceWork(Work):
+    """The same with what launched it.
+
+    Attributes
+    ----------
+    call : ndarray
+        Position in the events of the call that launched it; -1 where the trace holds none.
+    op : ndarray
+        Position of the innermost operator around that call, or of the one with the same external id where there is no
+        call; -1 for none.
+    step : ndarray
+        Number of the step that it belongs to: the one in which it was launched; -1 outside all.
+    """
+
     call: Ints
     op: Ints
     step: Ints
 
-    def __len__(self) -> int:
-        return len(self.rows)
+
+#: Columns that `work_alone` reads.
+WORK_COLUMNS = ("name", "category", "start_ns", "duration_ns", "rank", "device", "stream")
+
+
+def work_alone(events: pd.DataFrame) -> Work:
+    """Find all work on devices in a frame of events."""
+    rows = np.flatnonzero(is_in(events, ON_DEVICE))
+    start = column(events, "start_ns")[rows]
+    end = start + np.maximum(column(events, "duration_ns")[rows], 0)
+    rank, device, stream = (column(events, name)[rows] for name in ("rank", "device", "stream"))
+    return Work(rows, start, end, rank, device, stream, _sorts(events)[rows])
 
 
 def device_work(events: pd.DataFrame) -> DeviceWork:
@@ -70,15 +94,11 @@ def device_work(events: pd.DataFrame) -> DeviceWork:
 
     A column that the frame lacks (`rank`, `external_id`, ...) counts as carried by no event.
     """
-    rows = np.flatnonzero(is_in(events, ON_DEVICE))
-    start, rank = column(events, "start_ns"), column(events, "rank")
-    call = calls_of(events, rows)
-    op = _ops_of(events, rows, call)
-    end = start[rows] + np.maximum(column(events, "duration_ns")[rows], 0)
-    device, stream = column(events, "device")[rows], column(events, "stream")[rows]
-    sort = _sorts(events)[rows]
-    step = _steps_of(events, rows, call)
-    return DeviceWork(rows, start[rows], end, rank[rows], device, stream, sort, call, op, step)
+    work = work_alone(events)
+    call = calls_of(events, work.rows)
+    return DeviceWork(
+        **vars(work), call=call, op=_ops_of(events, work.rows, call), step=_steps_of(events, work.rows, call)
+    )
 
 
 def column(events: pd.DataFrame, name: str) -> Ints:
@@ -93,13 +113,12 @@ def column(events: pd.DataFrame, name: str) -> Ints:
 
 def is_in(events: pd.DataFrame, categories: tuple[str, ...]) -> Bools:
     """Whether each event is of one of the categories."""
-    result: Bools = events["category"].isin(categories).to_numpy(dtype=bool)
-    return result
+    return is_one_of(events["category"], categories)
 
 
 def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
     """Codes and labels of a column of text; the code is -1 where it is missing."""
-    values = events[name] if isinstance(events[name].dtype, pd.CategoricalDtype) else events[name].astype("category")
+    values = as_categories(events[name])
     return values.cat.codes.to_numpy().astype(np.int64), values.cat.categories
 
 
@@ -114,10 +133,7 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
 
 def matching(events: pd.DataFrame, pattern: re.Pattern[str]) -> Bools:
     """Whether each event's name matches at its begin; each name is looked at once."""
-    codes, labels = text(events, "name")
-    found = np.array([pattern.match(str(label)) is not None for label in labels] + [False], dtype=bool)
-    result: Bools = found[codes]
-    return result
+    return of_labels(events["name"], lambda name: pattern.match(name) is not None)
 
 
 def pairs(*columns: Ints) -> Ints:
@@ -206,10 +222,9 @@ def step_windows(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sorts(events: pd.DataFrame) -> Ints:
-    codes, labels = text(events, "name")
-    collective = np.array([_COLLECTIVE.search(str(label)) is not None for label in labels] + [False], dtype=bool)
+    collective = of_labels(events["name"], lambda name: _COLLECTIVE.search(name) is not None)
     is_copy, is_kernel = is_in(events, ("gpu_memcpy",)), is_in(events, ("kernel",))
-    return np.where(is_copy, SORTS.index("memcpy"), np.where(is_kernel & collective[codes], 1, 0)).astype(np.int64)
+    return np.where(is_copy, SORTS.index("memcpy"), np.where(is_kernel & collective, 1, 0)).astype(np.int64)
 
 
 def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,18 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     return conform(table, "events")
 
 
-def all_events(recording: Recording) -> pd.DataFrame:
-    """Every event of the trace with its rank, in its own columns: what the tables of the GPU's time are made of."""
-    events = recording.events.iloc[rows_of_trace(recording.events)]
+def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
+    """Every event of the trace with its rank, in its own columns: what the tables of the GPU's time are made of.
+
+    Parameters
+    ----------
+    columns : collection of str, optional
+        Only these, as far as the trace has them.
+    """
+    events = recording.events
+    if columns is not None:
+        events = events[[name for name in events.columns if name in columns]]
+    events = events.iloc[rows_of_trace(recording.events)]
     if recording.outside is not None:
         outside = recording.outside
         events = pd.DataFrame(

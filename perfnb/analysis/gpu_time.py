@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.device_work import SORTS, DeviceWork, device_work
+from perfnb.analysis.device_work import SORTS, DeviceWork, Work, device_work, work_alone
 from perfnb.analysis.interval_sets import intersection, union
 from perfnb.analysis.nesting import NONE, Bools, Ints
 
@@ -23,15 +23,15 @@ _MS = (
 )
 
 
-def gpu_time(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
+def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
     """The time of each device of each rank, over the whole trace.
 
     Parameters
     ----------
     events : DataFrame
         One row an event, see `Recording.events`.
-    work : DeviceWork, optional
-        What `device_work` finds in them, where that is known.
+    work : Work, optional
+        What `work_alone` finds in them, where that is known.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def gpu_time(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFra
         computing, the share is of communication), ``kernels`` and ``kernel_ms`` (number of kernels, and the sum of
         their durations). Times are of the trace, not per step. A share of nothing is missing.
     """
-    return _table(device_work(events) if work is None else work, events, _WHOLE)
+    return _table(work_alone(events) if work is None else work, events, _WHOLE)
 
 
 def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
@@ -57,7 +57,7 @@ def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd
     return _table(work, events, _BY_STEP, work.step != NONE)
 
 
-def _table(work: DeviceWork, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools | None = None) -> pd.DataFrame:
+def _table(work: Work, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools | None = None) -> pd.DataFrame:
     is_kernel = (events["category"] == "kernel").to_numpy()[work.rows]
     rows = [{**key, **_figures(work, places, is_kernel)} for key, places in groups(work, by, chosen)]
     table = pd.DataFrame(rows, columns=[*by, *_MS, "kernels", "kernel_ms"])
@@ -66,7 +66,7 @@ def _table(work: DeviceWork, events: pd.DataFrame, by: tuple[str, ...], chosen: 
 
 
 def groups(
-    work: DeviceWork, by: tuple[str, ...], chosen: Bools | None = None
+    work: Work, by: tuple[str, ...], chosen: Bools | None = None
 ) -> Iterator[tuple[dict[str, int | None], Ints]]:
     """The values of the columns `by` and the places of the work that has them, in the order of the values."""
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
@@ -77,7 +77,7 @@ def groups(
         yield known, places[group.index.to_numpy()]
 
 
-def _figures(work: DeviceWork, places: Ints, is_kernel: Bools) -> dict[str, float | int | None]:
+def _figures(work: Work, places: Ints, is_kernel: Bools) -> dict[str, float | int | None]:
     start, end, sort = work.start[places], work.end[places], work.sort[places]
     of_sort = {name: union(start[sort == code], end[sort == code]) for code, name in enumerate(SORTS)}
     total, busy = int(end.max() - start.min()), union(start, end).length

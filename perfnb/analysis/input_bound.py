@@ -39,20 +39,23 @@ class InputBound:
         Steps in a block.
     executed : int
         How often the step ran in all.
-    planned : int
-        Rounds that were planned.
     unforeseen_ms : float
         Time of true models in blocks without model, which was taken off.
     noise : mapping
         What went on beside the steps.
+    batches_a_start : float or None
+        Batches between two starts of the loader's workers; ``None`` where they stay, or it has none.
+    parallel : bool
+        Whether anything could load while the model runs: workers, threads, or the host beside a GPU.
     """
 
     rounds_ms: Mapping[str, Sequence[float]]
     steps: int
     executed: int
-    planned: int
     unforeseen_ms: float = 0.0
     noise: Mapping[str, Any] = field(default_factory=dict)
+    batches_a_start: float | None = None
+    parallel: bool = True
 
     @property
     def rounds(self) -> int:
@@ -100,11 +103,27 @@ class InputBound:
         together, loader, model, rest = (float(np.median(self._of(kind))) for kind in list(KINDS)[:4])
         one_after_other, side_by_side = loader + model - rest, max(loader, model)
         room = one_after_other - side_by_side
-        return (one_after_other - together) / room if room > MATTERS * together else None
+        if room <= MATTERS * together:
+            return None
+        return (one_after_other - together) / room if self.parallel else 0.0
+
+    @cached_property
+    def overlap_bounds(self) -> tuple[float, float] | None:
+        """95 % interval of `overlap`, of rounds; ``None`` where that is, or below 6 rounds."""
+        if self.overlap is None:
+            return None
+        if not self.parallel:
+            return 0.0, 0.0
+        together, loader, model, rest = (self._of(kind) for kind in list(KINDS)[:4])
+        hidden = hodges_lehmann(loader + model - rest - together)
+        room = min(float(np.median(loader)), float(np.median(model))) - float(np.median(rest))
+        return (hidden.low / room, hidden.high / room) if hidden.bounded else None
 
     @cached_property
     def hindered(self) -> bool:
         """Whether together they take longer than one after the other, as where workers take the model's cores."""
+        if not self.parallel:
+            return False
         together, loader, model, rest = (self._of(kind) for kind in list(KINDS)[:4])
         return hodges_lehmann(together - (loader + model - rest)).low > MATTERS * self.together_ms
 

@@ -87,17 +87,22 @@ def lag1(samples: Samples) -> float:
     The estimate of n values is too small by about (1 + 3 rho) / (n - 1) (Kendall, 1954), which is made good;
     it is 0 below 8 samples.
     """
-    from scipy.stats import rankdata
-
     n = len(samples)
     if n < FEWEST_FOR_LAG:
         return 0.0
-    ranks = rankdata(samples) - (n + 1) / 2
+    ranks = _ranks(samples) - (n + 1) / 2
     total = float(ranks @ ranks)
     if total == 0:
         return 0.0
     raw = float(ranks[1:] @ ranks[:-1]) / total
     return float(np.clip((raw * (n - 1) + 1) / (n - 4), -1.0, 1.0))
+
+
+def _ranks(samples: Samples) -> Floats:
+    """Ranks from 1, equal samples sharing the mean of theirs: `scipy.stats.rankdata`, whose import takes long."""
+    _, place, count = np.unique(np.asarray(samples, dtype=float), return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(count) - (count - 1) / 2)[place]
+    return ranks
 
 
 def effective_size(samples: Samples) -> float:

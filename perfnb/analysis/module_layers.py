@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, nest_cutting
 from perfnb.frames.recording import Recording
 
@@ -32,9 +33,8 @@ def with_module_layers(recording: Recording) -> Recording:
     if len(recording.modules):
         return recording  # perfnb wrote the trace, and told of its layers
     events = recording.events
-    labels = events["name"].cat.categories
-    is_call = np.array([str(label).startswith(_CALL) for label in labels] + [False], dtype=bool)
-    named = is_call[events["name"].cat.codes.to_numpy()] & (events["category"] == _CALL_CATEGORY).to_numpy(dtype=bool)
+    is_call = of_labels(events["name"], lambda name: name.startswith(_CALL))
+    named = is_call & (events["category"] == _CALL_CATEGORY).to_numpy(dtype=bool)
     if named.any():
         return _of_modules(recording, np.flatnonzero(named))
     own = np.flatnonzero((events["span"] != NONE).to_numpy())

@@ -7,6 +7,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.analysis.attribution import ON_DEVICE, Attribution
+from perfnb.analysis.blocks import Host
+from perfnb.analysis.labels import is_one_of
 from perfnb.analysis.nesting import NONE, Bools, Ints, children_sums, innermost, nest
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
@@ -23,12 +25,24 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
 
 
 def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """One row a call of an operator: ``op``, ``layer``, ``direction``, ``self_ns``, ``total_ns``, ``gpu_ns``.
+    """`op_times`, each with ``layer`` and ``direction``.
 
-    ``layer`` is the row of the layers' table that owns the call, empty outside forward and backward. ``total_ns`` is 0
-    for a call inside another of the same operator, so that a sum counts no time twice.
+    ``layer`` is the row of the layers' table that owns the call, empty outside forward and backward.
     """
-    events, host = recording.events, attribution.host
+    calls = op_times(recording, attribution.host)
+    block = calls.pop("block").to_numpy()
+    return calls.assign(
+        layer=pd.array(np.append(owner_names(recording, attribution), "")[block], dtype="str"),
+        direction=pd.array(np.append(attribution.cells["direction"].to_numpy(dtype=object), "")[block], dtype="str"),
+    )
+
+
+def op_times(recording: Recording, host: Host) -> pd.DataFrame:
+    """One row a call of an operator: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
+
+    ``total_ns`` is 0 for a call inside another of the same operator, so that a sum counts no time twice.
+    """
+    events = recording.events
     # Of a loaded trace all that belongs to a step counts; a live one may hold what other threads did meanwhile.
     inside = np.arange(len(host.rows)) if recording.is_loaded else np.flatnonzero(host.block != NONE)
     rows, is_op = host.rows[inside], host.is_op[inside]
@@ -41,13 +55,11 @@ def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     launcher = np.where(is_op, np.arange(len(rows)), above)
     counted = (device_ns > 0) & (launcher != NONE)
     gpu_ns = np.bincount(launcher[counted], weights=device_ns[counted], minlength=len(rows))
-    block = host.block[inside]
     name = events["name"].cat.codes.to_numpy().astype(np.int64)[rows]
     calls = pd.DataFrame(
         {
-            "op": events["name"].iloc[rows].array,
-            "layer": np.append(owner_names(recording, attribution), "")[block],
-            "direction": np.append(attribution.cells["direction"].to_numpy(dtype=object), "")[block],
+            "op": events["name"].array[rows],
+            "block": host.block[inside],
             "self_ns": np.maximum(duration - inner, 0),
             "total_ns": np.where(_inside_same(name, above), 0, duration),
             "gpu_ns": gpu_ns,
@@ -91,7 +103,7 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
 def kernel_table(recording: Recording) -> pd.DataFrame:
     """The frame ``kernels``: GPU kernels, copies and fills by name, per traced step, the heaviest first."""
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
-    kernels = events[events["category"].isin(ON_DEVICE)]
+    kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], ON_DEVICE))]
     duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
     table = pd.DataFrame(
         {
@@ -117,10 +129,10 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
 
 def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
     """Device time that each of these host events launched, by correlation id."""
-    device = events[events["category"].isin(ON_DEVICE).to_numpy() & (events["correlation"] != NONE).to_numpy()]
+    device = np.flatnonzero(is_one_of(events["category"], ON_DEVICE) & (events["correlation"] != NONE).to_numpy())
     if len(device) == 0:
         return np.zeros(len(rows))
-    time = device.groupby("correlation")["duration_ns"].sum()
-    is_call = events["category"].isin(("cuda_runtime", "cuda_driver")).to_numpy()[rows]
+    time = events["duration_ns"].iloc[device].groupby(events["correlation"].to_numpy()[device]).sum()
+    is_call = is_one_of(events["category"], ("cuda_runtime", "cuda_driver"))[rows]
     correlation = events["correlation"].to_numpy()[rows]
     return np.where(is_call, time.reindex(correlation, fill_value=0).to_numpy(), 0).astype(float)

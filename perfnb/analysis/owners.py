@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.blocks import Host, Kind
+from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, Ints
 
 _ACCUMULATE = "AccumulateGrad"
@@ -61,11 +62,10 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
     """Whether each block is a node that adds a gradient to a parameter's."""
-    labels = np.array([_ACCUMULATE in str(name) for name in events["name"].cat.categories], dtype=bool)
+    adds = of_labels(events["name"], lambda name: _ACCUMULATE in name)
     event = host.blocks["event"].to_numpy()
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
-    codes = events["name"].cat.codes.to_numpy()
-    return is_node & np.where(event != NONE, labels[codes[event]], False)
+    return is_node & np.where(event != NONE, adds[event], False)
 
 
 def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:

@@ -110,6 +110,8 @@ class PerformanceFigures:
         (candidate by baseline) with its 95 % interval ``ci_low``, ``ci_high``, ``limit`` (the largest accepted of the
         candidate).
     decision : Decision
+    resources : tuple of Resource
+        What the candidate uses of which there is a limit.
     environment, options : mapping
         In which the report was made; JSON-able.
     """
@@ -122,6 +124,7 @@ class PerformanceFigures:
     candidate: Side
     table: pd.DataFrame
     decision: Decision
+    resources: tuple[Resource, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -155,9 +158,12 @@ def performance_figures(
     ]
     baseline, candidate = sides
     names = {loss.name for loss in quality.losses}
-    resources = [Resource(name, getattr(candidate, name), limits[name]) for name in RESOURCES if name in limits]
+    vary = {"median_ms": ab.b.ci_ms, "p95_ms": quantile_interval(ab.b_ms, 0.95)}
+    resources = tuple(
+        Resource(name, getattr(candidate, name), limits[name], vary.get(name)) for name in RESOURCES if name in limits
+    )
     unmatched = tuple(name for name in limits if name not in names and name not in RESOURCES)
-    evidence = Evidence(ab.verdict, quality.losses, tuple(resources), unmatched)
+    evidence = Evidence(ab.verdict, quality.losses, resources, unmatched)
     return PerformanceFigures(
         change,
         ab,
@@ -167,6 +173,7 @@ def performance_figures(
         candidate,
         _table(ab, baseline, candidate, quality.losses, limits),
         decide(evidence),
+        resources,
         environment or {},
         options or {},
     )

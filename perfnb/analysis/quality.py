@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +13,28 @@ from perfnb.analysis.performance_report import DIFFERENCE, RESOURCES
 
 _BOTH = {"baseline", "candidate"}
 _EXAMPLE = "{'loss': 0.31}"
+
+
+def require_quality(given: Any) -> None:
+    """Refuse what cannot judge quality, before anything has run.
+
+    Raises
+    ------
+    TypeError
+    """
+    if given is None:
+        return
+    if not callable(given):
+        kind = type(given).__name__
+        raise TypeError(f"quality must be a function of no arguments, not {kind}: pass quality, not quality().")
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):  # of some functions in C nobody knows
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise TypeError(f"quality must be a function of no arguments: {error}.") from None
 
 
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
@@ -63,6 +86,8 @@ def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
     wanted = f"quality must return a mapping of names to numbers such as {_EXAMPLE}"
     if not isinstance(returned, Mapping):
         raise TypeError(f"{wanted}, not {type(returned).__name__}.")
+    if len(only := [name for name in _BOTH if isinstance(returned.get(name), Mapping)]) == 1 == len(returned):
+        raise ValueError(f"quality returns the losses of the {only[0]} only: return {_EXAMPLE}, or those of both.")
     baseline: dict[str, float] = {}
     if set(returned) == _BOTH and all(isinstance(part, Mapping) for part in returned.values()):
         baseline = _numbers(returned["baseline"], "quality", wanted)
@@ -94,7 +119,8 @@ def _numbers(given: Any, what: str, wanted: str) -> dict[str, float]:
         try:
             if isinstance(value, (str, bytes, bool)):
                 raise TypeError
-            numbers[name] = float(value)  # a tensor of one element is a number too
+            # A tensor of one element is a number too.
+            numbers[name] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"{name!r} in {what} must be a number, not {type(value).__name__}.") from error
     return numbers

@@ -21,6 +21,8 @@ from perfnb.frames.recording import Recording
 COMPUTE, MEMORY = "compute", "memory"
 #: Share of a ceiling above which it was measured too low.
 _TOO_LOW = 1.02
+#: Share of the CPUs that others use from which on a measured ceiling is doubted.
+_MANY_OTHERS = 0.1
 
 #: Columns of `Roofline.points` and their types.
 POINTS: Mapping[str, str] = MappingProxyType(
@@ -64,6 +66,8 @@ class Roofline:
         FLOPs of a step, recomputation included.
     uncounted : DataFrame
         Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; the heaviest first.
+    others : float
+        Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
     """
 
     device: str
@@ -73,6 +77,12 @@ class Roofline:
     utilisation: float | None
     flops: int | None
     uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
+    others: float = 0.0
+
+    @property
+    def ceilings_doubted(self) -> bool:
+        """Whether the ceilings may be too low for what else ran while they were measured."""
+        return self.others > _MANY_OTHERS
 
     def above_ceiling(self) -> bool:
         """Whether something computed faster than the ceiling that was measured, which then was too low."""
@@ -160,7 +170,8 @@ def roofline_of(
     if peak and step_ms and flops is not None:
         utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
     device = str(ceilings.get("device", ""))
-    return Roofline(device, MappingProxyType(peaks), bandwidth, points, utilisation, flops, uncounted)
+    others = float(ceilings.get("others") or 0.0)
+    return Roofline(device, MappingProxyType(peaks), bandwidth, points, utilisation, flops, uncounted, others)
 
 
 def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:

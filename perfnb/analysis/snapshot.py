@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from perfnb.analysis.labels import whole_sums
 from perfnb.analysis.lifetimes import ACTIVE, STATES, lifetimes_of, words
 from perfnb.frames.schema import CATEGORIES
 from perfnb.traces.snapshot import MISSING, Ints, SnapshotColumns
@@ -27,13 +28,13 @@ def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     count = len(segments.size)
     states = words(blocks.states, blocks.state)
     total = segments.size
-    allocated = _sum_by(blocks.segment, np.where(states == "active_allocated", blocks.size, 0), count)
-    active = _sum_by(blocks.segment, np.where(np.isin(states, ACTIVE), blocks.size, 0), count)
+    allocated = whole_sums(blocks.segment, np.where(states == "active_allocated", blocks.size, 0), count)
+    active = whole_sums(blocks.segment, np.where(np.isin(states, ACTIVE), blocks.size, 0), count)
     free = np.where(states == "inactive", blocks.size, 0)
     largest = np.zeros(count, dtype=np.int64)
     np.maximum.at(largest, blocks.segment, free)
     in_segment = np.bincount(blocks.segment, minlength=count)
-    split = np.where(in_segment > 1, _sum_by(blocks.segment, free, count), 0)
+    split = np.where(in_segment > 1, whole_sums(blocks.segment, free, count), 0)
     return pd.DataFrame(
         {
             "address": pd.array(segments.address, dtype="UInt64"),
@@ -66,12 +67,12 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     place = place[: len(segments.device)]
 
     def total(column: str) -> Ints:
-        return _sum_by(place, table[column].to_numpy(dtype=np.int64), len(numbers))
+        return whole_sums(place, table[column].to_numpy(dtype=np.int64), len(numbers))
 
     largest = np.zeros(len(numbers), dtype=np.int64)
     np.maximum.at(largest, place, table["largest_free_bytes"].to_numpy(dtype=np.int64))
     in_use = np.isin(words(blocks.states, blocks.state), ACTIVE)
-    asked = _sum_by(place[blocks.segment], np.where(in_use, blocks.requested, 0), len(numbers))
+    asked = whole_sums(place[blocks.segment], np.where(in_use, blocks.requested, 0), len(numbers))
     unknown = np.isin(np.arange(len(numbers)), place[blocks.segment[in_use & (blocks.requested == MISSING)]])
     out = events.device[words(events.actions, events.action) == "oom"]
     reserved, allocated = total("total_bytes"), total("allocated_bytes")
@@ -191,12 +192,6 @@ def _nanoseconds(times_us: Ints, first: int) -> pd.arrays.IntegerArray:
 def _one_minus(part: Ints, whole: Ints) -> pd.arrays.FloatingArray:
     nothing = whole == 0
     return pd.arrays.FloatingArray(1.0 - part / np.where(nothing, 1, whole), nothing)
-
-
-def _sum_by(group: Ints, values: npt.NDArray[np.int64], count: int) -> Ints:
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, group, values)
-    return sums
 
 
 def _devices(numbers: Ints) -> npt.NDArray[np.object_]:

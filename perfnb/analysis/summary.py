@@ -9,16 +9,20 @@ from typing import Any
 
 import pandas as pd
 
-from perfnb.analysis.allocations import watched_memory
-from perfnb.analysis.attribution import Attribution, attribute
+from perfnb.analysis.allocations import Watched, watched_memory
+from perfnb.analysis.attribution import ON_DEVICE, Attribution, attribute, blocks_of_events
+from perfnb.analysis.blocks import Host, Kind, host_blocks
 from perfnb.analysis.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
+from perfnb.analysis.findings import Findings, find
 from perfnb.analysis.gpu_summary import GpuSummary, gpu_summary
+from perfnb.analysis.labels import is_one_of
 from perfnb.analysis.layers import layer_table
 from perfnb.analysis.machine import MachineSummary, machine_summary
 from perfnb.analysis.machine_steps import steps_watched
 from perfnb.analysis.memory import MemorySummary, memory_summary, memory_table
+from perfnb.analysis.nesting import NONE
 from perfnb.analysis.notes import notes, notes_of_failure, slowdown_of
-from perfnb.analysis.ops import layer_op_table, op_calls, op_table
+from perfnb.analysis.ops import layer_op_table, op_calls, op_table, op_times
 from perfnb.analysis.phases import phase_table
 from perfnb.analysis.roofline import Roofline, step_roofline
 from perfnb.analysis.timing import Timing, timing_of_batches
@@ -60,6 +64,8 @@ class Summary:
         Layers from a root to the heaviest layer, the ones that a view opens at first.
     notes : tuple of str
         Sentences that the reader must know to read the figures rightly.
+    findings : Findings or None
+        What holds the step back; ``None`` where no step was traced.
     """
 
     name: str
@@ -79,6 +85,7 @@ class Summary:
     machine: MachineSummary | None = None
     source: str | None = None
     gpu: GpuSummary | None = None
+    findings: Findings | None = None
 
 
 def timing_of(recording: Recording) -> Timing:
@@ -94,31 +101,37 @@ def timing_of(recording: Recording) -> Timing:
     )
 
 
-def summarize(recording: Recording) -> Summary:
-    """Compute what a report shows; of a capture that failed before a step was traced, what was seen until then."""
+def summarize(recording: Recording, attribution: Attribution | None = None, watched: Watched | None = None) -> Summary:
+    """Compute what a report shows; of a capture that failed before a step was traced, what was seen until then.
+
+    Parameters
+    ----------
+    recording : Recording
+    attribution, watched : optional
+        What `attribute` and `watched_memory` say of it, where that is known already.
+    """
     timing, roofline = timing_of(recording), None
     tables = ("phases", "layers", "ops", "layer_ops")
     phases, layers, ops, layer_ops = (conform(pd.DataFrame(), name) for name in tables)
     said = tuple(notes_of_failure(recording))
-    attribution: Attribution | None = None
     if len(recording.events):
-        attribution = attribute(recording)
+        attribution = attribution or attribute(recording)
         phases, layers = phase_table(attribution), layer_table(recording, attribution)
         calls = op_calls(recording, attribution)
-        on_gpu = _on_gpu(attribution, calls)
+        on_gpu = _on_gpu(recording, attribution.host, calls)
         ops, layer_ops = (table(calls, attribution.steps, on_gpu) for table in (op_table, layer_op_table))
         if counted := count_ops(recording):
             layers, ops = with_arithmetic(layers, *counted), ops_with_arithmetic(ops, counted[2])
             roofline = step_roofline(recording, attribution, counted[2], timing.median_ms if timing.steps else None)
         said += notes(recording, attribution, layers, timing)
     memory: MemorySummary | None = None
-    if watched := watched_memory(recording):
+    if watched := watched or watched_memory(recording):
         table = memory_table(watched)
         memory = memory_summary(watched, table, timing.batch_size)
         if memory is not None:
             layers = with_memory(layers, watched, table, memory.device)
     executed = recording.steps["pass"].value_counts()
-    return Summary(
+    summary = Summary(
         name=str(recording.meta["name"]),
         timing=timing,
         executed={name: int(executed[name]) for name in PASSES if executed.get(name, 0)},
@@ -137,21 +150,26 @@ def summarize(recording: Recording) -> Summary:
         source=str(recording.meta["trace"]["file"]) if recording.is_loaded else None,
         gpu=None if attribution is None else gpu_summary(recording, attribution),
     )
+    return summary if attribution is None else replace(summary, findings=find(recording, attribution, summary))
 
 
 def ops_alone(recording: Recording) -> pd.DataFrame:
     """The `ops` of `summarize`, in a part of its time."""
     if recording.events.empty:
         return conform(pd.DataFrame(), "ops")
-    attribution = attribute(recording)
-    calls = op_calls(recording, attribution)
-    ops = op_table(calls, attribution.steps, _on_gpu(attribution, calls))
+    host = host_blocks(recording.events)
+    calls = op_times(recording, host)
+    steps = int((host.blocks["kind"] == Kind.STEP).sum())
+    ops = op_table(calls, steps, _on_gpu(recording, host, calls))
     counted = count_ops(recording)
     return ops_with_arithmetic(ops, counted[2]) if counted else ops
 
 
-def _on_gpu(attribution: Attribution, calls: pd.DataFrame) -> bool:
-    return bool(attribution.cells["kernels"].sum()) or bool((calls["gpu_ns"] > 0).any())
+def _on_gpu(recording: Recording, host: Host, calls: pd.DataFrame) -> bool:
+    """Whether the steps launched work on a device."""
+    on_device = is_one_of(recording.events["category"], ON_DEVICE)
+    known = blocks_of_events(recording.events, host)[on_device] != NONE
+    return bool(known.any()) or bool((calls["gpu_ns"] > 0).any())
 
 
 def _machine(recording: Recording, attribution: Attribution | None) -> MachineSummary | None:

@@ -9,8 +9,8 @@ from perfnb.analysis.system_finding import Check, Facts, Finding, NotRead, count
 MIB = 1 << 20
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "gpfs", "virtiofs")
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-#: Disks of virtual machines, which call themselves turning whatever they are.
-_VIRTUAL = ("vd", "xvd", "sd")
+#: Disks that only virtual machines have; like all of theirs they call themselves turning whatever they are.
+_VIRTUAL = ("vd", "xvd")
 #: Longest a request of at most a MiB should take, in seconds: 100 MiB/s, or the seek of a turning disk.
 _SLOW_S = 0.01
 #: Fewest bytes from the disk itself whose rate tells anything.
@@ -29,7 +29,7 @@ def disk(facts: Facts) -> Finding:
     if kind == "overlay":
         return Finding(f"{found}: the layers of a container", "info")
     if device is not None and device["turns"]:
-        if device["name"].startswith(_VIRTUAL[:2]):
+        if _is_virtual(facts, device):
             return Finding(f"{found}, a virtual one", "info")
         return Finding(f"{found}, which turns", "attention")
     return Finding(found, "ok" if device is not None else "info")
@@ -41,10 +41,20 @@ def scheduler(facts: Facts) -> Finding:
     name, chosen, turns = device["name"], device["scheduler"], device["turns"]
     found = f"{chosen} for {name}"
     if name.startswith("nvme"):
-        return Finding(found, "ok" if chosen == "none" else "attention" if chosen == "bfq" else "info")
-    if turns and not name.startswith(_VIRTUAL[:2]):
-        return Finding(found, "ok" if chosen in ("mq-deadline", "bfq") else "info")
-    return Finding(found, "info" if chosen == "bfq" else "ok")
+        verdict = "ok" if chosen == "none" else "attention" if chosen == "bfq" else "info"
+        return Finding(found, verdict, _written("none", name))
+    if turns and not _is_virtual(facts, device):
+        verdict = "ok" if chosen in ("mq-deadline", "bfq") else "info"
+        return Finding(found, verdict, _written("mq-deadline", name))
+    return Finding(found, "info" if chosen == "bfq" else "ok", _written("mq-deadline", name))
+
+
+def _is_virtual(facts: Facts, device: dict[str, Any]) -> bool:
+    return bool(device["name"].startswith(_VIRTUAL) or facts.get("virtual"))
+
+
+def _written(scheduler: str, name: str) -> str:
+    return f"echo {scheduler} | sudo tee /sys/block/{name}/queue/scheduler, until the machine starts anew."
 
 
 def read_test(facts: Facts) -> Finding:
@@ -68,7 +78,7 @@ def _what(told: dict[str, Any], data: str | None) -> str:
     if not told["files"] and not told["temporary"]:
         raise NotRead("nothing was read")
     read = [counted(told["files"], "file")] if told["files"] else []
-    read += ["a temporary file"] if told["temporary"] else []
+    read += ["a temporary file written just before"] if told["temporary"] else []
     size = size_words(told["disk_bytes"] + told["cached_bytes"])
     failed = f", {counted(told['failed'], 'file')} could not be read" if told["failed"] else ""
     return f"{size} of {' and '.join(read)}" + ("" if data is None else f" in {data}") + failed
@@ -90,14 +100,15 @@ CHECKS = (
         "disk scheduler",
         "none for NVMe, mq-deadline or bfq for a turning disk",
         "An NVMe disk sorts its requests itself; a scheduler above it costs processor time.",
-        "As root, write none to the file scheduler in the queue folder of the disk in /sys/block.",
+        "echo none | sudo tee /sys/block/.../queue/scheduler, with the name of the disk.",
         scheduler,
     ),
     Check(
         "read test",
         "at most 10 ms for a MiB or a small file, from the disk itself",
         "What the disk gives bounds the loader, once the data is larger than memory. At most 32 MiB in one second were "
-        "read, and nothing was changed; the cache cannot be emptied without an administrator.",
+        "read; the cache cannot be emptied without an administrator. What was written just before may still lie in a "
+        "cache of the disk itself, or of the host of a virtual machine.",
         "More workers where single requests are slow, larger files, a faster disk; or memory that holds the data.",
         read_test,
     ),

@@ -87,7 +87,7 @@ class Check(NamedTuple):
 def size_words(count: float) -> str:
     """An amount of memory: ``512 B``, ``2.3 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1000 or unit == "GiB":
+        if abs(count) < 1023.5 or unit == "GiB":
             break
         count /= 1024
     return f"{count:,.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"

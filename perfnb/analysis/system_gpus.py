@@ -80,7 +80,7 @@ def pcie(device: dict[str, Any]) -> Finding:
     most_generation, most_width = device["pcie_most_generation"], device["pcie_most_width"]
     found = f"generation {generation} ×{width} of {most_generation} ×{most_width}"
     if width < most_width:
-        return Finding(found, "attention")
+        return Finding(f"{found}; some idle GPUs lower their lanes", "attention")
     if generation < most_generation:
         return Finding(f"{found}; an idle GPU lowers its generation", "info")
     return Finding(found, "ok")
@@ -147,8 +147,9 @@ CHECKS = (
     Check(
         "GPU persistence",
         "on",
-        "Without it the driver starts anew with each program, which takes seconds, and clocks begin low.",
-        "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1.",
+        "Without it the driver starts anew with each program that finds the GPU unused, which takes seconds.",
+        "sudo nvidia-smi -pm 1, until the machine starts anew; for good, the service nvidia-persistenced, which some "
+        "systems start with --no-persistence-mode: take that out of its unit.",
         _of_each(("persistent",), persistence),
     ),
     Check(
@@ -176,7 +177,8 @@ CHECKS = (
         "GPU PCIe link",
         "as many lanes and the generation that GPU and slot can do",
         "Copies between host and GPU go through it: half the lanes, half the rate.",
-        "Seat the card anew, or use another slot; look at risers and the BIOS.",
+        "Ask again while a step runs: only what stays low then is a fault. Then use another slot, or look at how the "
+        "card sits, at risers and at the BIOS.",
         _of_each(("pcie_generation", "pcie_width", "pcie_most_generation", "pcie_most_width"), pcie),
     ),
 )

@@ -7,14 +7,15 @@ import math
 from perfnb.analysis.system_finding import Check, Facts, Finding, counted, size_words
 
 GIB = 1 << 30
-#: With these drivers "powersave" raises the clock under load; elsewhere it holds the lowest one.
-_OWN_CONTROL = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp", "amd-pstate")
+#: With these drivers "powersave" raises the clock under load; elsewhere, also with "amd-pstate", it holds the lowest.
+_OWN_CONTROL = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 _SAVING = ("power", "balance_power")
+_THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 #: Below this share of all memory too little is free; above this share of it swap in use is more than leftovers.
 _LITTLE_FREE, _MUCH_SWAPPED = 0.1, 0.02
 #: Docker gives 64 MiB of shared memory unless asked for more.
 _LITTLE_SHARED = GIB
-#: Throttled time, in milliseconds, that a short burst explains.
+#: Throttled or hot time, in milliseconds, that a short burst explains.
 _BURST_MS = 1000.0
 
 
@@ -51,17 +52,25 @@ def frequency(facts: Facts) -> Finding:
 
 def heat(facts: Facts) -> Finding:
     """Has heat slowed the CPU?"""
-    events = facts["heat_events"]
-    if events:
-        return Finding(f"heat slowed a core {events:,} times since the machine's start", "attention")
-    return Finding("never since the machine's start", "ok")
+    events, lasted_ms = facts["heat_events"], facts.get("heat_ms")
+    if not events:
+        return Finding("never since the machine's start", "ok")
+    found = f"heat slowed a core {counted(events, 'time')} since the machine's start"
+    if lasted_ms is None:
+        return Finding(found, "attention")
+    found += f", for {lasted_ms / 1e3:,.3g} s in all"
+    return Finding(found, "attention" if lasted_ms > _BURST_MS else "info")
 
 
 def hyper_threading(facts: Facts) -> Finding:
     """Do cores run two threads each?"""
     active, cpus, cores = facts["smt"], facts.get("cpus"), facts.get("cores")
     have = "" if cpus is None or cores is None else f": {counted(cpus, 'CPU')} on {counted(cores, 'core')}"
-    return Finding(f"on{have}", "info") if active else Finding(f"off, or the CPU has none{have}", "ok")
+    if active:
+        return Finding(f"on{have}", "info")
+    if facts.get("virtual"):
+        return Finding(f"none that this virtual machine shows{have}; its CPUs may be threads of shared cores", "info")
+    return Finding(f"off, or the CPU has none{have}", "ok")
 
 
 def numa(facts: Facts) -> Finding:
@@ -145,7 +154,10 @@ def huge_pages(facts: Facts) -> Finding:
         return Finding(found, "ok")
     if chosen == "madvise":
         return Finding(f"{found}: only for who asks", "info")
-    return Finding(found, "attention" if chosen == "never" else "info")
+    if chosen == "never":
+        how = f"As root, write always to {_THP}; or madvise, and THP_MEM_ALLOC_ENABLE=1 before Python starts."
+        return Finding(f"{found}: not even for who asks", "attention", how)
+    return Finding(found, "info")
 
 
 def shared_memory(facts: Facts) -> Finding:
@@ -169,8 +181,8 @@ CHECKS = (
         "CPU frequency",
         "allowed up to what the CPU can do",
         "A limit below it, or no boost, slows all that the host does. To measure, a fixed clock may be what you want.",
-        "sudo cpupower frequency-set -u with the CPU's highest frequency; boost is set in the BIOS or in "
-        "/sys/devices/system/cpu/cpufreq/boost (intel_pstate/no_turbo).",
+        "sudo cpupower frequency-set -u with the CPU's highest frequency. Boost: in the BIOS, or as root write 1 to "
+        "cpufreq/boost or, with intel_pstate, 0 to intel_pstate/no_turbo, both in /sys/devices/system/cpu.",
         frequency,
     ),
     Check(
@@ -191,7 +203,8 @@ CHECKS = (
         "NUMA",
         "one node, or a process bound to one",
         "Memory of another node is slower, and a GPU hangs on one of them.",
-        "numactl --cpunodebind=0 --membind=0 python ..., with the node that is next to the GPU (nvidia-smi topo -m).",
+        "numactl --cpunodebind=0 --membind=0 python ..., with the node that is next to the GPU (nvidia-smi topo -m). "
+        "Where a step needs the cores of all nodes: a process a node, or numactl --interleave=all.",
         numa,
     ),
     Check(
@@ -220,22 +233,23 @@ CHECKS = (
         "swap",
         "none in use",
         "A step that touches memory which was swapped out waits for the disk.",
-        "Need less memory; sudo swapoff -a where all fits; sudo sysctl vm.swappiness=10.",
+        "Need less memory. Where all fits into memory, sudo swapoff -a && sudo swapon -a brings it back; sudo sysctl "
+        "vm.swappiness=10 makes the system swap later.",
         swap,
     ),
     Check(
         "huge pages",
         "always, or madvise with a program that asks",
-        "With pages of 2 MiB large tensors need fewer look-ups of addresses; gains of some percent on CPUs are usual.",
-        "THP_MEM_ALLOC_ENABLE=1 before Python starts lets torch ask; or, as root, write always to "
-        "/sys/kernel/mm/transparent_hugepage/enabled.",
+        "With pages of 2 MiB a step on the CPU looks up fewer addresses, and meets fewer page faults.",
+        f"THP_MEM_ALLOC_ENABLE=1 before Python starts lets torch ask; or, as root, write always to {_THP}.",
         huge_pages,
     ),
     Check(
         "shared memory (/dev/shm)",
         "at least 1 GiB free",
         "A DataLoader's workers hand over batches through it; when it is full they end with a bus error.",
-        "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium Memory at /dev/shm.",
+        "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium Memory at /dev/shm; elsewhere "
+        "remove what ended programs left in it, or sudo mount -o remount,size=8g /dev/shm.",
         shared_memory,
     ),
 )

@@ -13,6 +13,7 @@ from perfnb.analysis.attribution import Attribution, blocks_of_events
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.device_work import calls_of, column, first_match, is_in, pairs, text
 from perfnb.analysis.events import all_events
+from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, innermost, nest_cutting
 from perfnb.analysis.owners import forward_ops
 from perfnb.analysis.timeline_rows import (
@@ -130,8 +131,9 @@ def _names(
     sort = np.append(categories.all_of(sorts), NONE)[category]
     ours = is_in(events, (_OWN_CATEGORY,))
     if not recording.is_loaded:
-        for word, own in (("step", _STEP), ("data", _DATA)):
-            is_own = np.array([str(label).startswith(own) for label in labels] + [False], dtype=bool)[found] & ours
+        own = of_labels(events["name"], _own_word, "")
+        for word in ("step", "data"):
+            is_own = (own == word) & ours
             result[is_own], sort[is_own] = names[word], categories[word]
     spans = np.flatnonzero((column(events, "span") != NONE) & ours & (layer != NONE))
     of_layers = names.all_of(layer_names(recording)) if len(spans) else layer
@@ -241,3 +243,7 @@ def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
     result = end.copy()
     result[:-1][cut] = start[1:][cut]
     return result
+
+
+def _own_word(name: str) -> str:
+    return "step" if name.startswith(_STEP) else "data" if name.startswith(_DATA) else ""

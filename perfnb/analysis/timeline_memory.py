@@ -13,6 +13,7 @@ import numpy as np
 from perfnb.analysis.allocations import Watched
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
+from perfnb.analysis.labels import of_labels
 from perfnb.analysis.memory import memory_table
 from perfnb.analysis.nesting import NONE, Bools, Ints
 from perfnb.analysis.phases import phase_stretches
@@ -122,9 +123,9 @@ def _ops(recording: Recording, attribution: Attribution) -> _Ops:
     host = attribution.host
     names = recording.events["name"].cat
     labels = names.categories.to_numpy(dtype=object)
-    own = np.array([str(label).startswith(_OWN) for label in labels], dtype=bool)
+    own = of_labels(recording.events["name"], lambda name: name.startswith(_OWN))
     codes = names.codes.to_numpy()[host.rows]
-    rows = np.flatnonzero(host.is_op & (host.block != NONE) & ~own[codes])
+    rows = np.flatnonzero(host.is_op & (host.block != NONE) & ~own[host.rows])
     rows = rows[np.argsort(host.starts[rows], kind="stable")]
     steps = host.blocks.loc[host.blocks["kind"] == Kind.STEP, "thread"]
     return _Ops(labels[codes[rows]], host.starts[rows], np.isin(host.thread[rows], steps))

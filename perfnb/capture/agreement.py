@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Number
@@ -31,27 +32,32 @@ class Difference(NamedTuple):
         What rounding explains, by the coarser of the two dtypes.
     dtype : str
         That dtype; empty for what has to be equal.
+    known : bool
+        Whether the two could be compared at all; else `words` tells why not.
     """
 
     relative: float
     words: str
     tolerance: float = 0.0
     dtype: str = ""
+    known: bool = True
 
 
 def disagreement(first: Any, second: Any, tolerance: float, where: str = "the result") -> str:
     """How `second` differs from `first`, in words; empty where it does not by more than `tolerance`.
 
-    Numbers and tensors agree where no element differs by more than `tolerance` times the largest magnitude in `first`;
-    all else has to be equal.
+    Numbers and tensors agree where no element differs by more than `tolerance` times the largest finite magnitude in
+    `first`, and what is not finite is the same; all else has to be equal. What cannot be compared is said too.
     """
-    return next((part.words for part in differences(first, second, where) if part.relative > tolerance), "")
+    parts = list(differences(first, second, where))
+    off = [part.words for part in parts if part.known and part.relative > tolerance]
+    return next(iter(off or [part.words for part in parts if not part.known]), "")
 
 
 def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference | None:
     """The part of two results that lies farthest beyond `tolerance`, by default beyond that of its own dtype.
 
-    ``None`` where neither holds anything to compare.
+    Where none lies beyond, a part that could not be compared. ``None`` where neither holds anything to compare.
     """
     parts = [
         part if tolerance is None else part._replace(tolerance=tolerance)
@@ -62,10 +68,15 @@ def worst_difference(first: Any, second: Any, tolerance: float | None = None) ->
 
 def differences(first: Any, second: Any, where: str) -> Iterator[Difference]:
     """How each part of `second` differs from that of `first`."""
-    first, second = _as_tensor(first), _as_tensor(second)
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        yield _of_tensors(first, second, where)
-    elif isinstance(first, Mapping) and isinstance(second, Mapping):
+    try:
+        first, second = _as_tensors(first, second)
+        if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+            yield _of_tensors(first, second, where)
+            return
+    except (RuntimeError, TypeError, ValueError) as error:  # a layout or dtype without these operations
+        yield _unknown(where, type(error).__name__)
+        return
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
         if first.keys() != second.keys():
             yield Difference(math.inf, f"{where} has other keys")
             return
@@ -77,6 +88,9 @@ def differences(first: Any, second: Any, where: str) -> Iterator[Difference]:
             return
         for place, (a, b) in enumerate(zip(first, second, strict=True)):
             yield from differences(a, b, f"{where}[{place}]")
+    elif _has_fields(first) and type(first) is type(second):
+        for name in (field.name for field in dataclasses.fields(first)):
+            yield from differences(getattr(first, name, None), getattr(second, name, None), f"{where}.{name}")
     elif _is_number(first) and _is_number(second):
         whole = isinstance(first, Integral) and isinstance(second, Integral)
         dtype = "" if whole else _OF_NUMBERS
@@ -84,9 +98,23 @@ def differences(first: Any, second: Any, where: str) -> Iterator[Difference]:
             tolerance=TOLERANCES.get(dtype, 0.0), dtype=dtype
         )
     else:
-        same = type(first) is type(second) and (first is second or bool(first == second))
-        words = "" if same else f"{where} is {type(second).__name__} and not the same {type(first).__name__}"
-        yield Difference(0.0 if same else math.inf, words)
+        yield _of_others(first, second, where)
+
+
+def _of_others(first: Any, second: Any, where: str) -> Difference:
+    kind = type(first).__name__
+    if type(first) is not type(second):
+        return Difference(math.inf, f"{where} is {type(second).__name__} and not the same {kind}")
+    if first is second:
+        return Difference(0.0, "")
+    by_place: Any = object.__eq__
+    if type(first).__eq__ is by_place:
+        return _unknown(where, kind)
+    try:
+        same = bool(first == second)
+    except Exception:  # whatever it is, it does not tell whether it is equal
+        return _unknown(where, kind)
+    return Difference(0.0, "") if same else Difference(math.inf, f"{where} is not the same {kind}")
 
 
 def holds_numbers(value: Any) -> bool:
@@ -95,17 +123,48 @@ def holds_numbers(value: Any) -> bool:
         return any(map(holds_numbers, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(holds_numbers, value))
-    return isinstance(_as_tensor(value), torch.Tensor) or _is_number(value)
+    if _has_fields(value):
+        return any(holds_numbers(getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    return isinstance(value, torch.Tensor) or _is_number(value) or _is_numeric(value)
+
+
+def _as_tensors(first: Any, second: Any) -> tuple[Any, Any]:
+    """Both with arrays of numbers as tensors, also a number beside a tensor of one; all else as it is."""
+    first, second = _as_tensor(first), _as_tensor(second)
+    if isinstance(first, torch.Tensor) and first.dim() == 0 and _is_number(second):
+        return first, torch.tensor(second)
+    if isinstance(second, torch.Tensor) and second.dim() == 0 and _is_number(first):
+        return torch.tensor(first), second
+    return first, second
 
 
 def _as_tensor(value: Any) -> Any:
-    """An array of numbers as a tensor; all else as it is."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype.itemsize <= 16:
+    if isinstance(value, torch.Tensor):
+        if value.is_quantized:
+            return value.dequantize()
+        if value.is_nested:
+            return list(value.unbind())
+        return value if value.layout == torch.strided else value.to_dense()
+    if _is_numeric(value):
         return torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="))))
     return value
 
 
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype.itemsize <= 16
+
+
+def _has_fields(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _unknown(where: str, kind: str) -> Difference:
+    return Difference(0.0, f"{where} cannot be compared ({kind})", known=False)
+
+
 def _excess(part: Difference) -> float:
+    if not part.known:
+        return 1.0  # before what agrees, and after what does not
     if part.tolerance > 0:
         return part.relative / part.tolerance
     return math.inf if part.relative > 0 else 0.0
@@ -124,12 +183,18 @@ def _of_tensors(first: torch.Tensor, second: torch.Tensor, where: str) -> Differ
         return Difference(0.0, "", *about)
     wide = torch.complex128 if first.is_complex() or second.is_complex() else torch.float64
     a, b = (value.detach().to("cpu", wide) for value in (first, second))
-    missing = torch.isnan(a) != torch.isnan(b)
-    if bool(missing.any()):
-        return Difference(math.inf, f"{where} is not a number in {int(missing.sum()):,} other places", *about)
-    worst = float(torch.nan_to_num(torch.where(a == b, torch.zeros_like(a), a - b).abs(), nan=0.0).max())
-    scale = float(torch.nan_to_num(a.abs(), nan=0.0).max())
-    relative = worst / scale if scale > 0 else math.inf if worst else 0.0
+    odd = torch.isnan(a) & torch.isnan(b)
+    if bool(odd.all()):
+        return Difference(0.0, f"{where} is not a number in both", *about, known=False)
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    if other := int((~finite & ~odd & (a != b)).sum()):
+        places = "1 place" if other == 1 else f"{other:,} places"
+        return Difference(math.inf, f"{where} differs in {places} where one is infinite or not a number", *about)
+    # What is infinite in both would make everything else look small.
+    worst, scale = (float(torch.where(finite, value.abs(), 0.0).max()) for value in (a - b, a))
+    if scale == 0 and worst > 0:
+        return Difference(math.inf, f"{where} differs by up to {worst:.2g} where the first is 0 throughout", *about)
+    relative = worst / scale if scale > 0 else 0.0
     return Difference(relative, f"{where} differs by up to {relative:.2g} of the largest value", *about)
 
 

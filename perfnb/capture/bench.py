@@ -1,4 +1,4 @@
-"""Steps timed side by side, without any instrument: rounds in which each runs once, in whatever order."""
+"""Steps timed side by side, without any instrument: rounds in which each has its turn, or many, in whatever order."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from perfnb.capture.conditions import Conditions
 from perfnb.capture.device import StepClock, cuda_in_use, synchronize
 from perfnb.capture.gate import InterruptGate
 from perfnb.capture.guard import exclusive
+from perfnb.capture.prefetching import Prefetching, prefetching, prepared
+from perfnb.capture.result_copies import copied
 from perfnb.capture.session import Progress
 from perfnb.capture.steps import BatchSource, common_size, require_step
 
@@ -41,7 +43,7 @@ class Bench:
     sizes : list of (int or None)
         Samples in the batch of each round.
     results : list
-        What each step returned in the last round that kept results.
+        What each step returned in the last round that kept results, as it was when the step ended.
     """
 
     def __init__(
@@ -115,6 +117,86 @@ class Bench:
             self._progress(pass_name, done, planned)
         return [clock.durations_ns() for clock in clocks]
 
+    def blocks(
+        self,
+        orders: Iterable[Sequence[int]],
+        *,
+        lead: int,
+        turns: int,
+        parts: int = 1,
+        pass_name: str = "timed",
+        planned: int | None = None,
+        until: float | None = None,
+    ) -> list[list[float]]:
+        """Run rounds in each of which every step runs many times in a row, all on one batch.
+
+        What a step's own loader had prepared while others ran is used up first: `lead` turns do not count, and of those
+        that count a batch that lay prepared is taken off, and one that was added to what lies prepared is added, where
+        the loader tells.
+
+        Parameters
+        ----------
+        orders : iterable of sequence of int
+            As for `rounds`.
+        lead, turns : int
+            How many turns of each block come before those that count, and how many count.
+        parts : int
+            How often they count: in so many parts one after the other, each with a value of its own.
+        until : float, optional
+            Moment (`time.perf_counter`) after which no round begins, but the first.
+
+        Returns
+        -------
+        list of list of float
+            For each step nanoseconds a turn, a value a block, or part of one.
+        """
+        __tracebackhide__ = True
+        synchronize()
+        clocks = [StepClock() for _ in self._steps]
+        made: list[list[float]] = [[] for _ in self._steps]
+        for done, order in enumerate(orders, start=1):
+            if done > 1 and until is not None and time.perf_counter() > until:
+                break
+            with self._gate.opened():
+                arguments, numbers = self._batch(), random_state()
+                for number in order:
+                    set_random_state(numbers)
+                    self._repeat(number, arguments, lead)
+                    made[number] += [self._counted(number, arguments, turns, clocks[number]) for _ in range(parts)]
+                self.sizes.append(common_size(arguments[0]) if arguments else None)
+            self._progress(pass_name, done, planned)
+        return [
+            [whole / count for whole, count in zip(clock.durations_ns(), counts, strict=True)]
+            for clock, counts in zip(clocks, made, strict=True)
+        ]
+
+    def prefetching(self) -> Prefetching | None:
+        """What prepares batches for one of the steps while another runs; to be asked when each has run."""
+        return prefetching(self._steps, self._source)
+
+    def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
+        """Time turns in a row; how many batches were made for them meanwhile."""
+        __tracebackhide__ = True
+        before = prepared(self._steps[number])
+        synchronize()
+        self.conditions.running = True
+        clock.begin()
+        begin = time.perf_counter_ns()
+        self._repeat(number, arguments, turns)
+        clock.end(time.perf_counter_ns() - begin)
+        self.conditions.running = False
+        after = prepared(self._steps[number])
+        drawn = 0 if before is None or after is None else before - after
+        # More than half is never taken off: then what came before was too short to tell.
+        return max(turns - drawn, turns / 2)
+
+    def _repeat(self, number: int, arguments: tuple[Any, ...], times: int) -> None:
+        __tracebackhide__ = True
+        step = self._steps[number]
+        for _ in range(times):
+            step(*arguments)
+            self.conditions.step += 1
+
     def _round(self, order: Sequence[int], clocks: list[StepClock], keep: bool) -> None:
         __tracebackhide__ = True
         alone = len(self._steps) == 1
@@ -135,7 +217,8 @@ class Bench:
             self.conditions.running = False
             self.conditions.step += 1
             if keep:
-                results[number] = result
+                # The next step may write its result to the same memory.
+                results[number] = result if place == len(order) - 1 else copied(result)
             del result
         self.sizes.append(common_size(arguments[0]) if arguments else None)
         if keep:

@@ -18,6 +18,8 @@ FLOOR, FLOOR_GPU = 3, 10
 WARMUP_SHARE = 0.2
 #: Bounds and aim of an automatic timed pass: half-width of the median's 95 % interval.
 FEWEST_TIMED, MOST_TIMED, AIM = 20, 200, 0.02
+#: Most steps of a trial, and the share of the budget that it may take.
+MOST_TRIED, TRIAL_SHARE = 10, 0.1
 #: A traced step, and a counted one, is planned to take this much longer than a timed one.
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
 
@@ -74,6 +76,12 @@ class Plan:
         counted = 2 * self.memory + self.flops
         kept_back = ((self.traced + 1) * TRACED_FACTOR + counted * COUNTED_FACTOR) * step_s
         return done < wanted and spent_s + step_s + kept_back <= self.budget_s
+
+    def steps_to_try(self, spent_s: float, step_s: float) -> int:
+        """How many steps another setting is tried with, after two that are not counted; 0 where time is short."""
+        left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)
+        affordable = int(left_s / step_s) - 2 if step_s > 0 else MOST_TRIED
+        return min(MOST_TRIED, affordable) if affordable >= 3 else 0
 
     def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
         """How many steps to trace, and whether an unanalysed one goes before them."""

@@ -6,16 +6,19 @@ numbers and changes no setting: a product runs with the threads and the precisio
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import psutil
 import torch
 
 from perfnb.capture.device import describe_environment
-from perfnb.capture.kept import keep, kept
+from perfnb.capture.kept import Rate, keep, kept
 
 #: The dtypes in which products are measured; in others torch multiplies no matrices, or not by this function.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -27,6 +30,8 @@ _SLOWEST_S = 0.1
 _SIZES, _LARGEST = (256, 512, 1024, 2048, 4096, 8192), {"cpu": 4096, "cuda": 8192}
 _COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 
+#: Share of the CPUs that other programs use from which on a rate is doubted, and after how long it is measured again.
+_MANY_OTHERS, _AGAIN_S = 0.1, 600.0
 #: Does something, and says how many seconds it took.
 _Clock = Callable[[Callable[[], Any]], float]
 
@@ -47,30 +52,73 @@ def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: boo
     -------
     dict
         ``device`` (its name), ``threads``, ``flops_per_s`` by dtype, ``bytes_per_s`` (``None`` if there is no memory
-        for the copy), ``measured_at``; JSON-able.
+        for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used meanwhile, 0 to 1);
+        JSON-able. What was measured beside others is measured again after some minutes, and the better kept.
     """
     target = torch.device(device)
     machine = _machine(target)
     wanted = [f"flops_per_s/{name}/{_precision(target, name)}" for name in dict.fromkeys(dtypes) if name in DTYPES]
     names = {key: key.split("/")[1] for key in wanted} | {"bytes_per_s": ""}
     known = kept(_key(machine))
-    unknown = {key: name for key, name in names.items() if refresh or key not in known}
-    measured = _measure(
-        {key: _Products(target, getattr(torch, name)) if name else _Copy(target) for key, name in unknown.items()}
-    )
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    rates = {key: (rate, now) for key, rate in measured.items() if key not in known or rate > known[key][0]}
+    now = datetime.now(UTC)
+    unknown = {key: name for key, name in names.items() if refresh or key not in known or _doubtful(known[key], now)}
+    with _Others() as others:
+        measured = _measure(
+            {key: _Products(target, getattr(torch, name)) if name else _Copy(target) for key, name in unknown.items()}
+        )
+    share = others.share if target.type == "cpu" else 0.0
+    fresh = {key: Rate(rate, now.isoformat(timespec="seconds"), share) for key, rate in measured.items()}
+    rates = {key: _better(known.get(key), rate) for key, rate in fresh.items()}
+    if changed := {key: rate for key, rate in rates.items() if known.get(key) != rate}:
+        keep(_key(machine), changed)
     known |= rates
-    if rates:
-        keep(_key(machine), rates)
     found = [known[key] for key in names if key in known]
     return {
         "device": machine["device"],
         "threads": machine["threads"],
-        "flops_per_s": {name: known[key][0] for key, name in names.items() if name and key in known},
-        "bytes_per_s": known["bytes_per_s"][0] if "bytes_per_s" in known else None,
-        "measured_at": min((at for _, at in found), default=None),
+        "flops_per_s": {name: known[key].per_s for key, name in names.items() if name and key in known},
+        "bytes_per_s": known["bytes_per_s"].per_s if "bytes_per_s" in known else None,
+        "measured_at": min((rate.at for rate in found), default=None),
+        "others": max((rate.others for rate in found), default=0.0),
     }
+
+
+def _doubtful(rate: Rate, now: datetime) -> bool:
+    """Whether a rate was measured beside other programs, and not just now."""
+    try:
+        age_s = (now - datetime.fromisoformat(rate.at)).total_seconds()
+    except (ValueError, TypeError):  # no date, or one without a time zone
+        age_s = math.inf
+    return rate.others > _MANY_OTHERS and age_s > _AGAIN_S
+
+
+def _better(known: Rate | None, fresh: Rate) -> Rate:
+    """The higher of two rates of one thing; what was seen in vain beside fewer others is believed the more."""
+    if known is None or fresh.per_s > known.per_s:
+        return fresh
+    return known if known.others <= fresh.others else Rate(known.per_s, known.at, fresh.others)
+
+
+class _Others:
+    """Context manager that finds the share of the CPUs that other programs use meanwhile."""
+
+    share = 0.0
+
+    def __enter__(self) -> _Others:
+        self._begin = time.perf_counter(), time.process_time(), _busy_s()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        begin, own, busy = self._begin
+        there = (time.perf_counter() - begin) * (os.cpu_count() or 1)
+        by_others = _busy_s() - busy - (time.process_time() - own)
+        self.share = round(min(max(by_others / there, 0.0), 1.0), 3) if there > 0 else 0.0
+
+
+def _busy_s() -> float:
+    """Seconds that the machine's CPUs worked since it was started."""
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

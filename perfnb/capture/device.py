@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from perfnb.capture.sampler.cgroup import cpu_limit
+
 
 def cuda_in_use() -> bool:
     """Whether this process has put work on an NVIDIA or AMD GPU; asking does not start the GPU's context."""
@@ -61,7 +63,7 @@ def _event() -> Any:
 
 def describe_environment() -> dict[str, Any]:
     """Versions, device, threads and settings that bear on speed; JSON-able."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cpus = _cpus()
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -69,6 +71,7 @@ def describe_environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor(),
         "cpus": cpus,
+        "cpu_limit": cpu_limit(),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -82,6 +85,27 @@ def describe_environment() -> dict[str, Any]:
         facts["cuda"] = torch.version.cuda or torch.version.hip
         facts["cudnn_benchmark"] = torch.backends.cudnn.benchmark
     return facts
+
+
+def usable_cpus() -> float:
+    """How many CPUs this process may use: those it may run on, and no more than its cgroup's limit."""
+    limit = cpu_limit()
+    return float(_cpus()) if limit is None else min(float(_cpus()), limit)
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lower_precision() -> str | None:
+    """The dtype of half the bytes in which this device multiplies matrices by instructions of its own, if any."""
+    try:
+        if cuda_in_use():
+            return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    except (AttributeError, RuntimeError, TypeError):  # another version of torch asks in another way
+        return None
+    return "bfloat16" if native else None
 
 
 def unwatched_accelerator() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,13 +26,16 @@ class InterruptGate:
     """Lets an interrupt through only while the user's code runs, and at most once.
 
     Outside `opened()` an interrupt waits until the gate is left, so that whatever was installed is removed
-    first. In a thread other than the main one Python delivers no interrupts, and the gate does nothing.
+    first. One that was raised in a finalizer, or in a callback of a weak reference or of the garbage collector, where
+    Python drops exceptions, waits too. In a thread other than the main one Python delivers no interrupts, and the gate
+    does nothing.
     """
 
     def __init__(self) -> None:
         self._open = False
         self._waiting = False
         self._previous: Any = None
+        self._previous_hook: Any = None
         self._installed = False
 
     def __enter__(self) -> InterruptGate:
@@ -39,6 +43,7 @@ class InterruptGate:
             previous = signal.getsignal(signal.SIGINT)
             if callable(previous):
                 self._previous = previous
+                self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._dropped
                 signal.signal(signal.SIGINT, self._handle)
                 self._installed = True
         return self
@@ -48,6 +53,7 @@ class InterruptGate:
         if self._installed:
             self._installed = False
             signal.signal(signal.SIGINT, self._previous)
+            sys.unraisablehook = self._previous_hook
         if self._waiting and exc_info[0] is None:
             self._waiting = False
             if self._previous is None:
@@ -57,13 +63,23 @@ class InterruptGate:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Let interrupts through in this block; one that waited is raised at once."""
+        """Let interrupts through in this block; one that waited is raised at once.
+
+        One can come between torch's switching gradients off and the block at whose end it would switch them on again.
+        They are as they were before, then.
+        """
         if self._waiting:
             self._waiting = False
             raise KeyboardInterrupt
+        torch = sys.modules.get("torch")
+        gradients = torch is not None and torch.is_grad_enabled()
         self._open = True
         try:
             yield
+        except KeyboardInterrupt:
+            if torch is not None:
+                torch.set_grad_enabled(gradients)
+            raise
         finally:
             self._open = False
 
@@ -73,6 +89,15 @@ class InterruptGate:
             if trace.tb_next.tb_frame.f_code is InterruptGate._handle.__code__:
                 trace.tb_next = None
             trace = trace.tb_next
+
+    @loses_exceptions
+    def _dropped(self, told: sys.UnraisableHookArgs) -> None:
+        """Let an interrupt that Python dropped wait, here and in the gates around; tell all else as before."""
+        if issubclass(told.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            self._waiting = self._open = True
+            if not isinstance(getattr(self._previous_hook, "__self__", None), InterruptGate):
+                return
+        self._previous_hook(told)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self._open or (frame is not None and frame.f_code in _LOSES_EXCEPTIONS):

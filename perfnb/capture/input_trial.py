@@ -9,13 +9,16 @@ from typing import Any
 
 from torch import nn
 from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
 
 from perfnb.capture.conditions import Conditions
-from perfnb.capture.device import synchronize
+from perfnb.capture.device import cuda_in_use, synchronize
 from perfnb.capture.gate import InterruptGate
 from perfnb.capture.guard import exclusive
 from perfnb.capture.namespace import named_modules
 from perfnb.capture.naming import COMPILED_CHILD
+from perfnb.capture.prefetching import prefetching
+from perfnb.capture.reachable import reachable
 from perfnb.capture.restored import Restored
 from perfnb.capture.standing_in import StandIn
 from perfnb.capture.steps import BatchSource, require_step
@@ -49,8 +52,6 @@ class InputTrial:
         What is replaced by its own outputs.
     namespace : mapping
         The variables that the step sees.
-    workers : int
-        How many of the loader's workers deliver at once.
 
     Attributes
     ----------
@@ -60,6 +61,10 @@ class InputTrial:
         How many times the step ran.
     unforeseen_ms : float
         Time in which true models ran in blocks without model, for batches of new shapes; it is taken off.
+    workers : int
+        How many of the loader's workers deliver at once; 0 where it has none, or is not known to have some.
+    parallel : bool
+        Whether anything can load while the model runs; known when the trial has learned.
     """
 
     def __init__(
@@ -68,7 +73,6 @@ class InputTrial:
         batches: Iterable[Any] | Callable[[], Iterable[Any]],
         models: list[nn.Module],
         namespace: Mapping[str, Any],
-        workers: int = 0,
     ) -> None:
         require_step(step)
         self.conditions = Conditions()
@@ -77,12 +81,17 @@ class InputTrial:
         self._step = step
         self._source = BatchSource(batches)
         self._stand_in = StandIn([*_compiled(models, namespace), *models])
-        self._restored = Restored(models, namespace)
+        self._restored = Restored(models, [*namespace.values(), step, batches])
         self._gate = InterruptGate()
         self._installed = ExitStack()
         self._batch: Any = None
         self._pace_ns = 0.0
-        self._lead_in = max(1, workers)
+        self._loaders = [value for value in reachable([batches]) if issubclass(type(value), DataLoader)]
+        told = getattr(batches, "num_workers", 0)  # other libraries' loaders call it so, too
+        told = told if isinstance(told, int) and not isinstance(told, bool) else 0
+        self.workers: int = max([told, *(loader.num_workers for loader in self._loaders)])
+        self.parallel = True
+        self._is_list = isinstance(batches, (list, tuple))
 
     def __enter__(self) -> InputTrial:
         with ExitStack() as stack:
@@ -101,13 +110,21 @@ class InputTrial:
     def _forget(self) -> None:
         self._batch = None
 
+    @property
+    def batches_a_start(self) -> float | None:
+        """Batches between two starts of the loader's workers; ``None`` where they stay, or it has none."""
+        loaders = [loader for loader in self._loaders if loader.num_workers]
+        if not loaders or any(loader.persistent_workers for loader in loaders) or self._source.starts < 2:
+            return None
+        return self._source.taken / self._source.starts
+
     def learn(self) -> None:
         """Run a step or two, to see what the models give, and keep a batch.
 
         Raises
         ------
         CaptureError
-            If the step calls none of the models.
+            If the step calls none of the models, or only in what is compiled as a whole.
         """
         __tracebackhide__ = True
         with self._gate.opened():
@@ -118,11 +135,19 @@ class InputTrial:
                 self._run(_rebuilt(self._batch))
             if not self._stand_in.incomplete:
                 break
+        if not self._stand_in.called and self._stand_in.compiled_in:
+            raise CaptureError(
+                "The step calls the model inside a function that torch.compile made, where it cannot be replaced: give "
+                "the step as it was before, and compile the model alone where it is to be compiled."
+            )
         if not self._stand_in.called:
             raise CaptureError(
                 "The step calls neither the model that was given nor a module inside it: give the model that the step "
                 "calls, or a list of them."
             )
+        # Beside a GPU the host can load; else it takes workers or threads, which other loaders than torch's may hide.
+        works = cuda_in_use() or self.workers > 0 or prefetching([self._source.next]) is not None
+        self.parallel = works or not (self._loaders or self._is_list)
 
     def find_pace(self, until: float) -> float:
         """Take batches and do nothing else; milliseconds a batch, of the later half.
@@ -165,7 +190,7 @@ class InputTrial:
                 with self._gate.opened():
                     self._drain()
                     if kind != "iteration":
-                        self._steps(kind, self._lead_in)
+                        self._steps(kind, max(1, self.workers))
             synchronize()
             unforeseen = self._stand_in.real_ns
             with self._gate.opened():

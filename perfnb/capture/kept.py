@@ -12,14 +12,28 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _FILE, _FORMAT = "ceilings.json", 1
 #: Longer than any such file; a larger one is none.
 _MOST_BYTES = 1 << 20
 
-#: A rate and when it was measured.
-Rate = tuple[float, str]
+
+class Rate(NamedTuple):
+    """A measured rate.
+
+    Attributes
+    ----------
+    per_s : float
+    at : str
+        When it was measured.
+    others : float
+        Share of the CPUs that other programs used meanwhile, 0 to 1: beside them a rate may be too low.
+    """
+
+    per_s: float
+    at: str
+    others: float = 0.0
 
 
 def cache_folder() -> Path | None:
@@ -76,10 +90,13 @@ def _read() -> dict[str, dict[str, Any]]:
 def _rate(entry: Any) -> Rate | None:
     """A kept rate, if it is one."""
     match entry:
-        case [int() | float() as rate, str() as at] if not isinstance(rate, bool):
+        case [int() | float() as rate, str() as at, *rest] if not isinstance(rate, bool) and len(rest) < 2:
+            others = rest[0] if rest else 0.0
+            if not isinstance(others, int | float):
+                return None
             try:
-                value = float(rate)
+                found = Rate(float(rate), at, float(others))
             except OverflowError:
                 return None
-            return (value, at) if math.isfinite(value) and value > 0 else None
+            return found if math.isfinite(found.per_s) and found.per_s > 0 and 0 <= found.others <= 1 else None
     return None

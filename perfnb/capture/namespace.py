@@ -75,8 +75,13 @@ def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Modu
 
 def named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
     """Modules bound to variables, then those one level inside an object, list or dict bound to a variable."""
+    return named_values(namespace, nn.Module)
+
+
+def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
+    """Values of a class, found as `named_modules` are."""
     public = [(name, value) for name, value in namespace.items() if _is_public(name)]
-    direct = [(name, value) for name, value in public if _is_module(value)]
+    direct = [(name, value) for name, value in public if _is_a(value, kind)]
     nested: list[tuple[str, Any]] = []
     for name, value in public:
         if issubclass(type(value), (nn.Module, FunctionType, ModuleType, type)):
@@ -87,16 +92,16 @@ def named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
             nested += [(f"{name}[{place}]", item) for place, item in enumerate(value)]
         elif (parts := _attributes(value)) is not None:
             nested += [(f"{name}.{key}", item) for key, item in parts.items()]
-    return direct + [(name, item) for name, item in nested if _is_module(item)]
+    return direct + [(name, item) for name, item in nested if _is_a(item, kind)]
 
 
 def _is_public(name: Any) -> bool:
     return isinstance(name, str) and not name.startswith("_") and name not in ("In", "Out")
 
 
-def _is_module(value: Any) -> bool:
+def _is_a(value: Any, kind: type) -> bool:
     # By type: isinstance asks a proxy for its class, and a proxy may have none.
-    return issubclass(type(value), nn.Module)
+    return issubclass(type(value), kind)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

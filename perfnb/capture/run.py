@@ -22,6 +22,7 @@ from perfnb.capture.guard import exclusive
 from perfnb.capture.layers import Calls
 from perfnb.capture.memory import WatchedMemory, is_out_of_memory
 from perfnb.capture.naming import Layer, name_layers
+from perfnb.capture.parts import named_parts
 from perfnb.capture.session import ExecutedStep, Progress, Session
 from perfnb.capture.steps import BatchSource, StepRunner, require_step
 from perfnb.capture.tracer import Tracer
@@ -113,7 +114,9 @@ def capture_step(
         session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None))
         tracer, failure = _measure(session, plan, stacks)
         layers, places = name_layers(session.watched_calls(), namespace or {}, models)
-        meta = session.meta | {"environment": describe_environment()}
+        called = [module for _, module, _ in session.calls.records]
+        parts = named_parts(namespace or {}, None if source is None else source.made, called)
+        meta = session.meta | {"environment": describe_environment(), "parts": parts}
         if failure is not None:
             meta["failure"] = f"{type(failure).__name__}: {failure}".splitlines()[0]
         return Capture(
@@ -137,7 +140,9 @@ def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None,
     with ExitStack() as on_error:
         on_error.callback(session.close)
         try:
-            tracer = session.trace(session.time(session.warm_up()), stacks)
+            timed = session.time(session.warm_up())
+            session.try_threads(timed)
+            tracer = session.trace(timed, stacks)
             on_error.callback(tracer.close)
             if plan.memory:
                 session.watch_memory()

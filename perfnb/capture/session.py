@@ -13,13 +13,15 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import psutil
+import torch
 from torch import nn
 
 from perfnb.capture.arithmetic import OpCall, OpCounter
 from perfnb.capture.budget import Plan
 from perfnb.capture.calibration import measure_costs
 from perfnb.capture.ceilings import measure_ceilings
-from perfnb.capture.device import StepClock, cuda_in_use, synchronize
+from perfnb.capture.conditions import Conditions
+from perfnb.capture.device import StepClock, cuda_in_use, lower_precision, synchronize, usable_cpus
 from perfnb.capture.footprint import Footprint
 from perfnb.capture.gate import InterruptGate
 from perfnb.capture.layers import Calls, LayerSpans
@@ -100,9 +102,29 @@ class Session:
             step_s = recent[-1] / 1e9 if recent else 0.0
             return plan.goes_on_timing(len(times), wanted, self._spent_s(), step_s)
 
-        times = self._run("timed", wanted, more=more)
+        with Conditions() as conditions:
+            times = self._run("timed", wanted, more=more, beside=conditions)
+        self.meta["noise"] = conditions.facts
         self.meta["timed_cut_short"] = len(times) < wanted
         return times
+
+    def try_threads(self, timed_ns: list[int]) -> None:
+        """Time a few steps with as many threads as there are cores, where torch uses far fewer or more; into `meta`."""
+        __tracebackhide__ = True
+        threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
+        if cuda_in_use() or not timed_ns or not (threads > cores or 2 * threads < cores):
+            return
+        step_s = sorted(timed_ns)[len(timed_ns) // 2] / 1e9
+        count = self._plan.steps_to_try(self._spent_s(), step_s)
+        if count == 0:
+            return
+        torch.set_num_threads(cores)
+        try:
+            self._run("trial", 2)
+            times = self._run("trial", count)
+        finally:
+            torch.set_num_threads(threads)
+        self.meta["threads_tried"] = {"threads": cores, "steps_ms": [ns / 1e6 for ns in times]}
 
     def trace(self, timed_ns: list[int], stacks: bool) -> Tracer:
         """Run under torch.profiler with layer spans, in one session."""
@@ -122,6 +144,7 @@ class Session:
                     traced = traced.least(measure_costs(idle))
             bare = bare.least(measure_costs())
         self.meta["cost"] = traced.beyond(bare)._asdict()
+        self.meta["bare_cost"] = bare._asdict()
         self.meta["stacks"] = stacks
         self.meta["traced_cut_short"] = count < self._plan.traced
         return tracer
@@ -174,6 +197,10 @@ class Session:
         with self._gate.opened():
             device = "cuda" if cuda_in_use() else "cpu"
             dtypes = dict.fromkeys(call.dtype for call in self.arithmetic[0] if call.flops)
+            if "float32" in dtypes and (lower := lower_precision()) is not None:
+                dtypes[lower] = None  # what the same products could reach
+            if "float64" in dtypes:
+                dtypes["float32"] = None
             self.meta["ceilings"] = {"on": device, **measure_ceilings(dtypes, device)}
 
     def read_process(self, count: int) -> list[int]:
@@ -265,10 +292,11 @@ class Session:
         *,
         more: Callable[[list[int]], bool] | None = None,
         after: Callable[[], None] | None = None,
+        beside: Conditions | None = None,
     ) -> list[int]:
         """Run `count` steps of a pass, or as many as `more`, given their durations, says; the durations in ns.
 
-        `after` is called when a step has ended, outside its time.
+        `after` is called when a step has ended, outside its time. `beside` is told when a step runs.
         """
         __tracebackhide__ = True
         self.running = pass_name
@@ -280,6 +308,8 @@ class Session:
         try:
             while more(hosts) if more is not None else len(hosts) < (count or 0):
                 with self._gate.opened():
+                    if beside is not None:
+                        beside.step, beside.running = len(hosts), True
                     clock.begin()
                     if span is None:
                         times = self._runner.run()
@@ -290,6 +320,8 @@ class Session:
                 hosts.append(times.end_ns - times.begin_ns)
                 rest.append((times.ready_ns - times.begin_ns, times.samples))
                 clock.end(hosts[-1])
+                if beside is not None:
+                    beside.running = False
                 if after is not None:
                     after()
                 self._progress(pass_name, len(hosts), count)

@@ -70,10 +70,13 @@ class StandIn:
     ----------
     real_ns : int
         Time in which the true models ran although they were stood in for: for inputs of a kind not seen before.
+    compiled_in : bool
+        Whether a compiled region was seen to call one of them, where it cannot be stood in for.
     """
 
     def __init__(self, models: list[nn.Module]) -> None:
         self.real_ns = 0
+        self.compiled_in = False
         self._models = models
         self._outputs: dict[Any, list[Any]] = {}
         self._called: dict[int, nn.Module] = {}
@@ -130,6 +133,7 @@ class StandIn:
     def _learn(self, module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if torch.compiler.is_compiling():  # inside a region that is compiled, which is called as a whole
+            self.compiled_in = True
             return forward(*args, **kwargs)
         self._depth += 1
         try:

@@ -48,13 +48,21 @@ class BatchSource:
     ----------
     batches : iterable, or callable returning one
         A callable is asked for a new iterable at every start, so that ``enumerate(loader)`` can begin again.
+
+    Attributes
+    ----------
+    made : object
+        The iterable that gave the last batch; ``None`` before and after.
+    starts, taken : int
+        How often the batches were begun, and how many were taken in all.
     """
 
     def __init__(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self._make: Callable[[], Iterable[Any]] = batches if _is_factory(batches) else lambda: batches  # type: ignore[assignment,return-value]
         self._iterator: Iterator[Any] | None = None
         self._own = False
-        self._taken = 0
+        self.starts = self.taken = 0
+        self.made: Any = None
 
     def next(self) -> Any:
         """The next batch, from the beginning again if the batches ran out."""
@@ -66,27 +74,28 @@ class BatchSource:
             if not any(hasattr(type(made), way) for way in ("__iter__", "__getitem__")):
                 kind = type(made).__name__
                 raise TypeError(f"batches must be an iterable or a callable that returns one, not {kind}.")
-            self._iterator = iter(made)
+            self._iterator, self.made = iter(made), made
             self._own = self._iterator is not made
+            self.starts += 1
             batch = next(self._iterator, _END)
         if batch is _END:
             raise BatchesExhaustedError(self._why_exhausted())
-        self._taken += 1
+        self.taken += 1
         return batch
 
     def close(self) -> None:
         """Let go of the iterator, and end a loader's workers: the traceback of an error would keep them."""
-        iterator, self._iterator = self._iterator, None
+        iterator, self._iterator, self.made = self._iterator, None, None
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None and self._own and not getattr(iterator, "_persistent_workers", True):
             shut_down()
 
     def _why_exhausted(self) -> str:
-        if self._taken == 0:
-            return "The batches are empty: profiling a step needs at least one batch."
+        if self.taken == 0:
+            return "The batches are empty: a step needs at least one."
         return (
-            f"The batches ran out after {self._taken} and cannot start again, being an iterator or a generator: "
-            "pass a list or a loader, or ask for fewer steps."
+            f"The batches ran out after {self.taken} and cannot start again, being an iterator or a generator: "
+            "pass a list, a loader, or a function that returns new ones."
         )
 
 

@@ -68,6 +68,8 @@ class Entry:
         Of a report, from its pairs: candidate by baseline.
     steps : int
         Steps, or pairs, that were timed.
+    batch_size : int or None
+        Samples that each of them worked on.
     throughput_per_s, utilisation, peak_memory_bytes
         As in a report on a change.
     disturbed : str
@@ -91,6 +93,7 @@ class Entry:
     ratio: float | None = None
     ratio_ci: _Bounds | None = None
     steps: int = 0
+    batch_size: int | None = None
     throughput_per_s: float | None = None
     utilisation: float | None = None
     peak_memory_bytes: int | None = None
@@ -139,11 +142,12 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
     Raises
     ------
     RecordingError
-        If it cannot be written.
+        If it cannot be written, or could not be read again.
     """
     target = Path(journal).expanduser()
     try:
         content = json.dumps(asdict(_File(FORMAT, VERSION, entry)), indent=1, allow_nan=False)
+        _decoded(content.encode())
         target.mkdir(parents=True, exist_ok=True)
         _sweep(target)
         with tempfile.TemporaryDirectory(prefix=_BESIDE, dir=target) as work:
@@ -189,7 +193,10 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
 
 def _read(journal: Path, name: str) -> Entry:
     with open(f"{journal}/{name}/{FACTS}", "rb") as file:
-        content = file.read(_LARGEST + 1)
+        return _decoded(file.read(_LARGEST + 1))
+
+
+def _decoded(content: bytes) -> Entry:
     if len(content) > _LARGEST:
         raise ValueError(f"its {FACTS} is larger than {_LARGEST:,} bytes")
     try:

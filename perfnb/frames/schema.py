@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
 #: Phases of a step, in the order in which a step usually goes through them.
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "other")
 
-#: The passes in which a step is executed; ``lead_in`` opens the trace and is not analysed.
-PASSES = ("warmup", "timed", "lead_in", "traced", "counted")
+#: The passes in which a step is executed; ``lead_in`` opens the trace and is not analysed;
+#: ``trial`` runs with as many threads as there are cores, where torch uses other numbers.
+PASSES = ("warmup", "timed", "trial", "lead_in", "traced", "counted")
 
 #: What memory is for. Parameters include buffers.
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
@@ -167,6 +169,19 @@ SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "collective": _CATEGORY,
             "group": _CATEGORY,
         },
+        "findings": {
+            "bottleneck": _TEXT,
+            "evidence": _TEXT,
+            "rows": "object",
+            "bound_ms": _FLOAT,
+            "bound_share": _FLOAT,
+            "bound_bytes": _INT,
+            "lever": _TEXT,
+            "code": _TEXT,
+            "confidence": _CATEGORY,
+            "why": _TEXT,
+            "blind": _TEXT,
+        },
         "gpu_time": {"rank": _INT, "device": _INT, **_GPU_TIMES},
         "gpu_steps": {"rank": _INT, "device": _INT, "step": _INT, **_GPU_TIMES},
         "gpu_idle": {
@@ -267,13 +282,18 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     return result
 
 
-def _typed(frame: pd.DataFrame, name: str, dtype: str) -> pd.Series:
-    if name in frame.columns and dtype == _TEXT:
+def _typed(frame: pd.DataFrame, name: str, dtype: str) -> Any:
+    """The values of a column as `dtype`; without an index, which would be compared with that of each other column."""
+    if name not in frame.columns:
+        return _missing(len(frame), dtype)
+    if dtype == _TEXT:
         # pandas 2 would write what is missing as a word.
-        text: pd.Series = frame[name].astype("str")
-        return text.mask(text.isna() | frame[name].isna())
-    if name in frame.columns:
-        return frame[name].astype(dtype)  # type: ignore[call-overload,no-any-return]
+        text, missing = frame[name].astype("str"), frame[name].isna()
+        return (text.mask(missing | text.isna()) if missing.any() else text).array
+    return frame[name].astype(dtype).array  # type: ignore[call-overload]
+
+
+def _missing(count: int, dtype: str) -> Any:
     if dtype == _CATEGORY:
-        return pd.Series(pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype="str")), index=frame.index)
-    return pd.Series(pd.NA, index=frame.index, dtype=dtype)
+        return pd.Categorical.from_codes([-1] * count, pd.Index([], dtype="str"))
+    return pd.array([pd.NA] * count, dtype=dtype)  # type: ignore[call-overload]

@@ -9,19 +9,22 @@ _NAMES = ("profile_step", "gpuwatch")
 
 def register(shell: Any) -> None:
     """Put perfnb's magics and their completion into an IPython shell."""
-    from perfnb.magics.completion import match_options
     from perfnb.magics.gpuwatch import GpuWatchMagics
+    from perfnb.magics.older_ipython import COMPLETES
     from perfnb.magics.profile_step import ProfileStepMagics
 
     unregister(shell)
     shell.register_magics(ProfileStepMagics, GpuWatchMagics)
-    shell.Completer.custom_matchers.append(match_options)
+    if COMPLETES:
+        from perfnb.magics.completion import match_options
+
+        shell.Completer.custom_matchers.append(match_options)
 
 
 def unregister(shell: Any) -> None:
     """Take them out again, and end what they have started."""
-    from perfnb.magics.completion import match_options
     from perfnb.magics.gpuwatch import GpuWatchMagics
+    from perfnb.magics.older_ipython import COMPLETES
 
     watching = shell.magics_manager.registry.pop(GpuWatchMagics.__name__, None)
     if watching is not None:
@@ -29,4 +32,7 @@ def unregister(shell: Any) -> None:
     for magics in shell.magics_manager.magics.values():
         for name in _NAMES:
             magics.pop(name, None)
-    shell.Completer.custom_matchers[:] = [m for m in shell.Completer.custom_matchers if m is not match_options]
+    if COMPLETES:
+        from perfnb.magics.completion import match_options
+
+        shell.Completer.custom_matchers[:] = [m for m in shell.Completer.custom_matchers if m is not match_options]

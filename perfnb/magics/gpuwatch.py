@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand, output_can_be_silenced
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import run_body
+from perfnb.magics.older_ipython import can_be_silenced
 from perfnb.magics.options import parser_of, require_name, split_line
 
 _WORDS = ("start", "stop", "status")
@@ -21,7 +22,7 @@ class GpuWatchMagics(Magics):
     shell: Any
     _running: Any = None
 
-    @output_can_be_silenced
+    @can_be_silenced
     @no_var_expand
     @line_cell_magic
     @magic_arguments("%gpuwatch")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.traces.columns import Ints, plain_ints
+from perfnb.traces.columns import Ints, plain_floats, plain_ints
 
 #: Below this many microseconds a float64 tells neighbouring nanoseconds apart.
 _FINE_US = 2.0**43
@@ -27,7 +27,9 @@ def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
         fits = not len(whole) or -_MOST_WHOLE_US <= whole.min() <= whole.max() <= _MOST_WHOLE_US
         return whole * 1000 if fits else None
     try:
-        times = np.array(microseconds, dtype=np.float64)
+        times = plain_floats(microseconds)
+        if times is None:
+            times = np.array(microseconds, dtype=np.float64)
     except (ValueError, OverflowError):
         return None
     if not (np.abs(times) < _FINE_US).all():

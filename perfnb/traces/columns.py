@@ -24,6 +24,14 @@ def plain_ints(values: Sequence[Any]) -> Ints | None:
         return None
 
 
+def plain_floats(values: Sequence[Any]) -> npt.NDArray[np.float64] | None:
+    """As `plain_ints`, of floats and ints."""
+    try:
+        return np.frombuffer(struct.pack(f"{len(values)}d", *values), dtype=np.float64)
+    except (struct.error, OverflowError):
+        return None
+
+
 @dataclass(frozen=True)
 class MemoryColumns:
     """The allocations and frees (``[memory]``) of a trace, column by column, in order of time.

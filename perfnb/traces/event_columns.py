@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any
@@ -79,6 +77,34 @@ class Ids(dict[Any, int]):
         return number
 
 
+class _Column:
+    """A column in the making."""
+
+    def __init__(self) -> None:
+        self._parts: list[Ints] = []
+        self._unsaid = 0  # events at its end that carry no value
+
+    def add(self, values: Ints | None, length: int) -> None:
+        """The values of as many events, ``None`` where none carries one."""
+        if values is None:
+            self._unsaid += length
+        else:
+            self._say()
+            self._parts.append(values)
+
+    def taken(self) -> Ints:
+        """All values in one array; the column is empty then."""
+        self._say()
+        whole = np.concatenate([_NOTHING, *self._parts])
+        self._parts.clear()
+        return whole
+
+    def _say(self) -> None:
+        if self._unsaid:
+            self._parts.append(np.full(self._unsaid, MISSING, dtype=np.int64))
+            self._unsaid = 0
+
+
 class EventColumns:
     """The columns of the complete events and of the memory's, as far as they were added.
 
@@ -100,11 +126,8 @@ class EventColumns:
         self.negative_durations = 0
         self._ids = Ids()
         self._source = source
-        # Arrays of the standard library grow in place.
-        self._timed = {name: array("q") for name in _COLUMNS}
-        self._memory = {name: array("q") for name in _MEMORY_COLUMNS}
-        #: Events at the end of a column that carry no value and are not in it yet.
-        self._unsaid: Counter[str] = Counter()
+        self._timed = {name: _Column() for name in _COLUMNS}
+        self._memory = {name: _Column() for name in _MEMORY_COLUMNS}
 
     def add(self, piece: Piece) -> None:
         """Take the columns of a piece's events.
@@ -115,7 +138,7 @@ class EventColumns:
             If a time is no number, or too long for int64 nanoseconds.
         """
         timed = _timed(piece.events)
-        others = [] if len(timed) == len(piece.events) else [event for event in piece.events if not _is_timed(event)]
+        others = [] if len(timed) == len(piece.events) else _not_timed(piece.events)
         memory = _memory(others)
         columns = _by_field(Event, timed)
         start, duration = quick_nanoseconds(columns["ts"]), quick_nanoseconds(columns["dur"])
@@ -163,18 +186,15 @@ class EventColumns:
             "group": self._groups_of(args["group"], args["ranks"]),
         }
         for name, values in columns.items():
-            if values is None:
-                self._unsaid[name] += len(start)
-            else:
-                _append(self._timed[name], values, self._unsaid.pop(name, 0))
+            self._timed[name].add(values, len(start))
 
     def _add_memory(self, events: Sequence[AnyEvent], time: Ints) -> None:
-        args = [event.args or NO_ARGS for event in events]
-        columns = {name: _numbers([getattr(arg, argument) for arg in args]) for name, argument in _OF_MEMORY.items()}
+        args = _by_field(Args, [event.args or NO_ARGS for event in events])
+        columns = {name: _numbers(args[argument]) for name, argument in _OF_MEMORY.items()}
         columns |= {"time_ns": time, "process": self._ids_of([event.pid for event in events])}
         columns["thread"] = self._ids_of([event.tid for event in events])
         for name, values in columns.items():
-            _append(self._memory[name], *((_NOTHING, len(events)) if values is None else (values, 0)))
+            self._memory[name].add(values, len(events))
 
     def _add_names(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
@@ -204,14 +224,11 @@ class EventColumns:
 
     def timed(self) -> dict[str, Ints]:
         """The columns of the complete events."""
-        for name, count in self._unsaid.items():
-            _append(self._timed[name], _NOTHING, count)
-        self._unsaid.clear()
-        return {name: np.frombuffer(values, dtype=np.int64) for name, values in self._timed.items()}
+        return {name: column.taken() for name, column in self._timed.items()}
 
     def memory(self) -> MemoryColumns:
         """The columns of the allocations and frees, in order of time."""
-        columns = {name: np.frombuffer(values, dtype=np.int64) for name, values in self._memory.items()}
+        columns = {name: column.taken() for name, column in self._memory.items()}
         order = np.argsort(columns["time_ns"], kind="stable")
         return MemoryColumns(**{name: values[order] for name, values in columns.items()})
 
@@ -236,13 +253,13 @@ def text_of(json: bytes) -> str:
     return "" if text == "null" else text
 
 
-def _is_timed(event: Event[Time]) -> bool:
-    return event.ph == "X" and event.cat not in _NOT_TIMED
-
-
 def _timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:
     # Written out, because a call for each of millions of events would take twice the time.
     return [event for event in events if event.ph == "X" and event.cat not in _NOT_TIMED]
+
+
+def _not_timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:
+    return [event for event in events if event.ph != "X" or event.cat in _NOT_TIMED]
 
 
 def _memory(events: Iterable[Event[Time]]) -> list[Event[Time]]:
@@ -268,13 +285,6 @@ def _unsigned(values: Sequence[Loose]) -> Ints | None:
 def _first_of(values: Ints, others: Ints) -> Ints:
     """The values, and where they are missing the others."""
     return np.where(values == MISSING, others, values)
-
-
-def _append(column: array[int], values: Ints, missing: int) -> None:
-    """Lengthen a column by some missing values and then by others."""
-    if missing:
-        column.frombytes(np.full(missing, MISSING, dtype=np.int64).tobytes())
-    column.frombytes(np.ascontiguousarray(values).view(np.uint8).data)
 
 
 def _codes(codes: dict[Any, int], values: Sequence[Any]) -> Ints:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfnb.analysis.planning import MOST_NEEDED
+from perfnb.analysis.signed_rank import FEWEST_PAIRS
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
+from perfnb.views.frame import framed, header
+from perfnb.views.noise import noise_facts
 from perfnb.views.picture import LINE, QUIET, picture_html
-from perfnb.views.timing import noise_facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
 
 _INCHES = (6.4, 2.1)
 _COLOURS = {"faster": "#009E73", "slower": "#D55E00", "same": "#0072B2", "inconclusive": QUIET}
+_WHO = {
+    "worker processes": "Worker processes prepare batches for a step while the other one runs",
+    "processes": "Other processes may work for a step while the other one runs",
+    "threads": "Threads may work for a step while the other one runs",
+    "something": "A step takes longer in a row than in turns with the other, as if something worked for it then",
+}
 #: Ratios beyond this many interquartile ranges are drawn at the edge.
 _SHOWN = 6
 
@@ -37,21 +46,61 @@ def ab_sentences(figures: ABFigures) -> list[str]:
         sentences.insert(0, f"Check: {escape.plain(figures.check, 400)}.")
     elif figures.check is not None:
         sentences.append("The results agree.")
-    if math.isfinite(comparison.smallest_detectable):
-        found = fmt.share(comparison.smallest_detectable)
-        sentences.append(
-            f"{comparison.pairs:,} pairs in random order; they find a difference of {found} in 9 of 10 runs."
-        )
-    else:
-        sentences.append(f"{comparison.pairs:,} pairs in random order, too few to find anything.")
-    if figures.needed > len(figures.a_ms) and figures.verdict == "inconclusive":
-        sentences.append(f"The pilot asked for {figures.needed:,} pairs, more than the budget allowed: raise budget_s.")
+    sentences += _pairs_words(figures)
+    if figures.blocks is None and figures.needed > len(figures.a_ms) and figures.verdict == "inconclusive":
+        needed = f"more than {MOST_NEEDED:,}" if figures.needed >= MOST_NEEDED else f"{figures.needed:,}"
+        sentences.append(f"The pilot asked for {needed} pairs, more than the budget allowed: raise budget_s.")
     if comparison.correlation:
         sentences.append("Neighbouring pairs resemble each other, and the interval is wider for it.")
     if figures.steady is False:
         sentences.append("The steps were not steady when the warm-up ended.")
-    noise = noise_facts(figures.noise, sum(figures.a_ms) + sum(figures.b_ms))
-    return [*sentences, *(f"{fact[0].upper()}{fact[1:]}." for fact in noise)]
+    noise = noise_facts(figures.noise, figures.whole_ms)
+    return [*sentences, *(f"{fmt.capital(fact)}." for fact in noise)]
+
+
+def too_few_words(figures: ABFigures) -> str:
+    """Why there are too few pairs for a verdict, and what to do about it."""
+    pairs, blocks = figures.comparison.pairs, figures.blocks
+    few = f"{pairs:,} pair{'' if pairs == 1 else 's'}{'' if blocks is None else ' of blocks'}"
+    take = ""
+    if blocks is not None and blocks.round_s is not None:
+        take = f"take about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
+    if blocks is not None and not blocks.lead:
+        needed = f" (6 pairs of them {take})" if take else ""
+        return f"{_WHO[blocks.who]}: only blocks can tell, and there was no time for one{needed}; raise budget_s."
+    needed = f"6 are needed, which {take}" if take else "6 are needed"
+    return f"{few} {'is' if pairs == 1 else 'are'} too few to tell anything ({needed}): raise budget_s."
+
+
+def _pairs_words(figures: ABFigures) -> list[str]:
+    """How many pairs there were, of what, and what they find."""
+    comparison, blocks = figures.comparison, figures.blocks
+    if blocks is not None and not blocks.lead:
+        return [too_few_words(figures)]
+    said = []
+    pairs = _count(comparison.pairs, "pair")
+    if blocks is not None:
+        lead, turns = (_count(count, "turn") for count in (blocks.lead, blocks.turns))
+        said.append(
+            f"{_WHO[blocks.who]}, so each pair is of two blocks, each of {turns} in a row; {lead} before them use up "
+            "what lay prepared, and do not count."
+        )
+        pairs += " of blocks"
+    if blocks is not None and comparison.ratio_ci is None:
+        return [*said, too_few_words(figures)]
+    if math.isfinite(comparison.smallest_detectable):
+        found = _apart(comparison.smallest_detectable)
+        return [*said, f"{pairs} in random order; they find a difference of {found} in 9 of 10 runs."]
+    return [*said, f"{pairs} in random order, too few to find anything."]
+
+
+def _count(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def _apart(difference: float) -> str:
+    """A relative difference; from twice on as a factor."""
+    return fmt.share(difference) if difference < 1 else f"a factor of {fmt.significant(1 + difference, trim=True)}"
 
 
 def verdict_words(figures: ABFigures) -> str:
@@ -68,10 +117,13 @@ def verdict_words(figures: ABFigures) -> str:
 
 
 def ratio_words(ratio: float, bounds: tuple[float, float] | None) -> str:
-    """``0.912 [0.905, 0.921]``."""
+    """``0.912 [0.905, 0.921]``: thousandths near 1, else three significant digits."""
     if not math.isfinite(ratio):
         return fmt.UNKNOWN
-    return f"{ratio:.3f}" + ("" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]")
+    one, *others = (
+        f"{value:.3f}" if 0.1 <= value < 10 else fmt.significant(value) for value in (ratio, *(bounds or ()))
+    )
+    return one + (f" [{', '.join(others)}]" if others else "")
 
 
 def ab_text(figures: ABFigures, width: int = 100) -> str:
@@ -84,9 +136,14 @@ def ab_text(figures: ABFigures, width: int = 100) -> str:
 
 def ab_html(figures: ABFigures) -> str:
     """The experiment as sentences, a picture of the ratios, and a table."""
+    return framed(ab_body(figures))
+
+
+def ab_body(figures: ABFigures) -> str:
+    """The same as a part of another view."""
     first, *rest = ab_sentences(figures)
-    words = f"<p><strong>{escape.html_sentence(first)}</strong><br>{escape.html_sentence(' '.join(rest))}</p>"
-    words += ab_picture(figures)
+    sides = " against ".join(escape.plain(name, 40) for name in (figures.b_name, figures.a_name))
+    words = header(sides, "A/B test", first, " ".join(rest)) + ab_picture(figures)
     rows = [[tables.name(name), escape.html(step), escape.html(least)] for name, step, least in _rows(figures)[1:]]
     return words + tables.table("Step times in the experiment", ["step", "median", "least"], rows)
 
@@ -113,7 +170,8 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     percent = figures.percent
     low, middle, high = np.percentile(percent, [25, 50, 75])
     reach = max(_SHOWN * (high - low) / 2, 150 * comparison.equal_within, 0.1)
-    edges = (min(middle - reach, -150 * comparison.equal_within), max(middle + reach, 150 * comparison.equal_within))
+    least, most = min(middle - reach, -150 * comparison.equal_within), middle + reach
+    edges = (max(least, -100.0), max(most, 150 * comparison.equal_within))  # no step takes less than no time
     band = (100 * (1 / (1 + comparison.equal_within) - 1), 100 * comparison.equal_within)
     colour = _COLOURS[figures.verdict]
     axes.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
@@ -121,6 +179,8 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     bins = min(40, max(10, len(percent) // 4))
     axes.hist(np.clip(percent, *edges), bins=bins, range=edges, color=palette.mark("host_to_device").colour)
     axes.set_ylabel("pairs")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.margins(y=0.25)  # room for the words above the bars
     axes.text(band[1], 1.0, " the same", transform=axes.get_xaxis_transform(), va="top", color=QUIET)
     strip.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
     strip.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))

@@ -22,8 +22,8 @@ from perfnb.views.architectures_data import (
     told_apart,
 )
 from perfnb.views.architectures_picture import draw_architectures, inches
-from perfnb.views.assets import static_style
 from perfnb.views.display import in_notebook, print_text, show_live
+from perfnb.views.frame import framed, header
 from perfnb.views.picture import picture_html
 from perfnb.views.roofline import flop_rate, intensity
 
@@ -66,19 +66,14 @@ _NAMES = 24
 
 def architectures_html(figures: ArchitectureFigures) -> str:
     """The comparison as a picture, with its figures as tables and its pairs as sentences."""
-    facts = escape.html_sentence(" · ".join(comparison_facts(figures)))
-    answer = "".join(
-        f"<br>{words}" if place else f'<br><strong class="pf-step">{words}</strong>'
-        for place, words in enumerate(map(escape.html_sentence, why_words(figures)))
-    )
-    parts = [f'<p class="pf-head"><strong>{_title(figures)}</strong><br>{facts}{answer}</p>']
+    parts = [header(_title(figures), " · ".join(comparison_facts(figures)), *why_words(figures))]
     if len(figures.table):
         draw = functools.partial(draw_architectures, figures=figures)
         parts.append(f"<p>{picture_html(draw, inches(figures), _alt(figures))}</p>")
         parts += [_figures_table(figures, caption, keys) for caption, keys in _TABLES.items()]
         parts += [*(_shares_table(figures, by) for by in SHARED_BY), _pairs_table(figures)]
     parts += [f'<p class="pf-small">{escape.html_sentence(note)}</p>' for note in figures.notes]
-    return f'<div class="perfnb-static"><style>{static_style()}</style>{"".join(parts)}</div>'
+    return framed("".join(parts))
 
 
 def architectures_text(figures: ArchitectureFigures, width: int = 100) -> str:

@@ -29,7 +29,7 @@ _TIMELINE = (
 )
 
 #: Parts of the report's script, in the order in which they are joined to one module.
-SCRIPTS = (*_SHARED, "ops.js", *_TIMELINE, "fits.js", "memory.js", "roofline.js", "main.js")
+SCRIPTS = (*_SHARED, "ops.js", *_TIMELINE, "findings.js", "fits.js", "memory.js", "roofline.js", "main.js")
 
 #: The same with the tab of the machine.
 WATCHED_SCRIPTS = (*SCRIPTS[:-1], *_WATCHED, "machine.js", SCRIPTS[-1])
@@ -72,7 +72,7 @@ def report_script(watched: bool = False, gpu: bool = False) -> str:
 def report_style(watched: bool = False, gpu: bool = False) -> str:
     """The report's style sheet, with those of the tabs of the machine and of the GPU where there are such."""
     more = ("watch.css",) * watched + ("gpu.css",) * gpu
-    return "".join(map(_read, ("theme.css", "report.css", "charts.css", "timeline.css", *more)))
+    return "".join(map(_read, ("theme.css", "report.css", "charts.css", "timeline.css", "findings.css", *more)))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html as _html
 import json
+import re
 import unicodedata
 from typing import Any
 
@@ -24,6 +25,12 @@ _MARKDOWN = (
     *((char, f"\\{char}") for char in "\\`*_[]|~$"),
     *(("&", "&amp;"), ("<", "&lt;"), ("://", "&#58;//"), ("www.", "www&#46;"), ("@", "&#64;")),
 )
+#: What may stand after a number, and belongs to it.
+_UNITS = r"(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MHz|samples|steps)(?:/\w+)?)(?![\w%])"
+#: Spaces at which a line may be broken: not between a number and its unit.
+_BETWEEN_WORDS = re.compile(rf"(?<!\d) | (?!{_UNITS})")
+#: Spaces at which a line may not: those, and those inside an interval.
+_INSIDE = re.compile(rf"(?<=\d) (?={_UNITS})|(?<=\d,) (?=[−-]?\d[\d.,]*\])")
 _JSON_IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -59,9 +66,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """`text` in lines of at most `width` cells, broken between words where that is possible."""
+    """`text` in lines of at most `width` cells, broken between words where that is possible.
+
+    A number and its unit stand on one line.
+    """
     lines = [""]
-    for word in text.split(" "):
+    for word in _BETWEEN_WORDS.split(text):
         rest = word
         if lines[-1] and cells(lines[-1]) + 1 + cells(word) > width:
             lines.append("")
@@ -91,8 +101,11 @@ def html(text: Any, width: int = MAX_NAME) -> str:
 
 
 def html_sentence(text: Any) -> str:
-    """Our own sentence, which may quote names, for HTML: as `html`, with room for its length."""
-    return html(text, 2000)
+    """Our own sentence, which may quote names, for HTML: as `html`, with room for its length.
+
+    No line ends between a number and its unit, nor inside an interval.
+    """
+    return _INSIDE.sub("\u00a0", html(text, 2000))
 
 
 def markdown(text: Any, width: int = MAX_NAME) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
+from perfnb.views.frame import framed, header
 
 
 def estimate_line(estimate: Any) -> str:
@@ -16,23 +17,26 @@ def estimate_line(estimate: Any) -> str:
 
 def estimate_text(estimate: Any) -> str:
     """The estimate as text: the peak, and what each category has at the peak and at most."""
-    rows = [f"{word:<16} {peak:>10} {share:>6} {most:>10}" for word, peak, share, most in _rows(estimate)]
+    rows = [f"{mark.word:<16} {peak:>10} {share:>6} {most:>10}" for mark, peak, share, most in _rows(estimate)]
     return "\n".join([_headline(estimate), f"{'':<16} {'at peak':>10} {'share':>6} {'at most':>10}", *rows])
 
 
 def estimate_html(estimate: Any) -> str:
-    """The estimate as an HTML table that needs neither style sheet nor script."""
-    rows = [[escape.html(cell) for cell in row] for row in _rows(estimate)]
-    return tables.table(escape.html_sentence(_headline(estimate)), ["category", "at peak", "share", "at most"], rows)
+    """The estimate as an HTML table without scripts."""
+    rows = [[tables.keyed(mark), *map(escape.html, cells)] for mark, *cells in _rows(estimate)]
+    about = f"memory estimate · {_step(estimate)} · {escape.plain(estimate.device, 20)}"
+    words = header(escape.plain(estimate.model, 40), about, fmt.capital(_peak(estimate)))
+    return framed(words + tables.table("Memory by category", ["category", "at peak", "share", "at most"], rows))
 
 
 def _headline(estimate: Any) -> str:
+    about = f"{_step(estimate)} · {escape.plain(estimate.device, 20)}"
+    return f"{escape.plain(estimate.model, 40)} · {about} · estimated {_peak(estimate)}"
+
+
+def _peak(estimate: Any) -> str:
     at = f" ({escape.plain(estimate.peak_op, 60)})" if estimate.peak_op else ""
-    phase = escape.plain(estimate.peak_phase, 20)
-    return (
-        f"{escape.plain(estimate.model, 40)} · {_step(estimate)} · {escape.plain(estimate.device, 20)} · "
-        f"estimated peak {fmt.size(estimate.peak_bytes)} in {phase}{at}"
-    )
+    return f"peak {fmt.size(estimate.peak_bytes)} in {escape.plain(estimate.peak_phase, 20)}{at}"
 
 
 def _step(estimate: Any) -> str:
@@ -42,11 +46,11 @@ def _step(estimate: Any) -> str:
     return f"training{size}" + (f" and {escape.plain(estimate.optimizer, 40)}" if estimate.optimizer else "")
 
 
-def _rows(estimate: Any) -> list[tuple[str, str, str, str]]:
+def _rows(estimate: Any) -> list[tuple[palette.Mark, str, str, str]]:
     whole = estimate.peak_bytes or 1
     shown = []
     for name, mark in palette.CATEGORIES.items():
         peak, most = estimate.by_category[name], getattr(estimate, name, estimate.by_category[name])
         if peak or most:
-            shown.append((mark.word, fmt.size(peak), fmt.share(peak / whole), fmt.size(most)))
+            shown.append((mark, fmt.size(peak), fmt.share(peak / whole), fmt.size(most)))
     return shown

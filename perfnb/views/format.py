@@ -18,6 +18,7 @@ UNKNOWN = "n/a"
 PASS_WORDS = {
     "warmup": "warm-up",
     "timed": "timed",
+    "trial": "trial",
     "lead_in": "lead-in",
     "traced": "traced",
     "counted": "counted",
@@ -137,7 +138,7 @@ def rate(per_second: Any, thing: str = "") -> str:
         return UNKNOWN
     scaled, prefix = (number, "") if abs(rounded(number)) < 1e6 else _decimal(number)
     unit = f"{prefix} {thing}".strip()
-    return f"{significant(scaled, trim=not prefix)} {unit}/s" if unit else f"{significant(scaled, trim=True)} /s"
+    return f"{significant(scaled)} {unit}/s" if unit else f"{significant(scaled)} /s"
 
 
 def ratio(value: Any) -> str:
@@ -200,3 +201,8 @@ def _decimal(value: float) -> tuple[float, str]:
     while step < len(_DECIMAL_PREFIXES) - 1 and abs(rounded(value)) >= 1000:
         value, step = value / 1000, step + 1
     return value, _DECIMAL_PREFIXES[step]
+
+
+def capital(text: str) -> str:
+    """A sentence with a capital at its beginning."""
+    return text[:1].upper() + text[1:]

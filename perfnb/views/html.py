@@ -10,9 +10,11 @@ import pandas as pd
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
-from perfnb.views.assets import static_style
+from perfnb.views.findings import findings_html, verdict_html
+from perfnb.views.frame import framed
 from perfnb.views.gpu import gpu_html
 from perfnb.views.memory import memory_html
+from perfnb.views.noise import notes_of
 from perfnb.views.roofline import roofline_html
 from perfnb.views.text import UNKNOWN_NOTE, headline_facts, left_out_text, optional_columns
 from perfnb.views.timeline import timeline_html
@@ -52,29 +54,30 @@ def summary_html(summary: Summary, timeline: Timeline | None = None) -> str:
 
     The element that holds it has the class ``perfnb-static``.
     """
-    return "".join(
-        [
-            '<div class="perfnb-static">',
-            f"<style>{static_style()}</style>",
-            _headline(summary),
-            _phases(summary),
-            _layers(summary),
-            "" if timeline is None else timeline_html(timeline),
-            "" if summary.gpu is None else gpu_html(summary.gpu),
-            "" if summary.memory is None else memory_html(summary.memory),
-            "" if summary.machine is None else machine_html(summary.machine),
-            "" if summary.roofline is None else roofline_html(summary.roofline),
-            _notes(summary),
-            "</div>",
-        ]
+    return framed(
+        "".join(
+            [
+                _headline(summary),
+                _phases(summary),
+                "" if summary.findings is None else findings_html(summary.findings),
+                _layers(summary),
+                "" if timeline is None else timeline_html(timeline),
+                "" if summary.gpu is None else gpu_html(summary.gpu),
+                "" if summary.memory is None else memory_html(summary.memory),
+                "" if summary.machine is None else machine_html(summary.machine),
+                "" if summary.roofline is None else roofline_html(summary.roofline),
+                _notes(summary),
+            ]
+        )
     )
 
 
 def _headline(summary: Summary) -> str:
     step, *facts = headline_facts(summary)
     what = f"<strong>{escape.html(summary.name)}</strong> · {escape.html(summary.device)}"
+    verdict = "<br>" if summary.findings is None else f'</p>{verdict_html(summary.findings)}<p class="pf-head">'
     rest = "".join(f"<br>{escape.html_sentence(fact)}" for fact in facts)
-    return f'<p class="pf-head">{what}<br><strong class="pf-step">{escape.html_sentence(step)}</strong>{rest}</p>'
+    return f'<p class="pf-head">{what}{verdict}<strong class="pf-step">{escape.html_sentence(step)}</strong>{rest}</p>'
 
 
 def _phases(summary: Summary) -> str:
@@ -154,5 +157,5 @@ def _cell(row: Any, column: str) -> str:
 
 
 def _notes(summary: Summary) -> str:
-    items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in summary.notes)
+    items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes_of(summary))
     return f"<p><strong>Notes</strong></p><ul>{items}</ul>" if items else ""

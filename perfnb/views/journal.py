@@ -11,7 +11,7 @@ import pandas as pd
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
 from perfnb.views.ab import ratio_words
-from perfnb.views.assets import static_style
+from perfnb.views.frame import framed, header
 from perfnb.views.journal_picture import MOST_ENTRIES, draw_journal, inches
 from perfnb.views.performance_words import SIGNS
 from perfnb.views.picture import figure_of, picture_html
@@ -24,7 +24,7 @@ MOST_ROWS, MOST_SENTENCES = 20, 4
 #: Least width in which the columns have room.
 MIN_WIDTH = 80
 
-HEADS = ("", "added (UTC)", "what", "change", "step", "by the last accepted", "decision")
+HEADS = ("", "added (UTC)", "what", "step", "by the last accepted", "decision")
 _CAUTION = (
     "Entries were measured in sessions of their own, not in pairs: what changed on the machine between them is in "
     "their ratio and not in its interval. perfnb.report and perfnb.ab_test compare in pairs."
@@ -60,32 +60,36 @@ def journal_text(history: pd.DataFrame, damaged: Mapping[str, str], where: str, 
         lines += escape.wrapped(sentence, width)
     if not len(history):
         return "\n".join([*lines, "Nothing was added yet: journal.add(report, hypothesis=..., change=...)."])
-    rows = [HEADS, *_rows(history, intervals=False)]
+    several = history["name"].nunique() > 1
+    listed = [row for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows()]
+    rows = [HEADS, *(_row(row, intervals=False) for row in listed)]
+    words = ["", *(_words(row, several) for row in listed)]
     wide = [max(escape.cells(row[column]) for row in rows) for column in range(len(HEADS))]
-    wide[3] = max(8, min(wide[3], width - sum(wide) + wide[3] - 2 * (len(wide) - 1)))
-    wide[5] = max(8, min(wide[5], width - sum(wide) + wide[5] - 2 * (len(wide) - 1)))
     lines.append("")
-    for row in rows:
+    for row, below in zip(rows, words, strict=True):
         cells = (
             escape.fit(cell, size, ">" if column == 0 else "<")
             for column, (cell, size) in enumerate(zip(row, wide, strict=True))
         )
         lines.append(escape.shorten("  ".join(cells).rstrip(), width))
+        margin = " " * (wide[0] + 2)
+        lines += [margin + line for line in escape.wrapped(below, width - len(margin)) if line]
     return "\n".join([*lines, *_left_out(history)])
 
 
 def journal_html(history: pd.DataFrame, damaged: Mapping[str, str], where: str) -> str:
     """The journal as sentences, a run chart and a table, without scripts."""
-    said = "<br>".join(escape.html_sentence(sentence) for sentence in journal_sentences(history, damaged))
-    head = f'<p class="pf-head"><strong>{escape.html(journal_line(history, where))}</strong><br>{said}</p>'
+    head = header(journal_line(history, where), "journal", "", *journal_sentences(history, damaged))
     body = ""
     if len(history):
         alt = f"Step time of each entry with its interval, and of the last accepted before it; {len(history):,} entries"
         picture = picture_html(functools.partial(draw_journal, history=history), inches(history), alt)
-        rows = [[escape.html(cell, 60) for cell in row] for row in _rows(history, intervals=True)]
+        several = history["name"].nunique() > 1
+        rows = [_html_row(row, several) for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows()]
+        heads = [*HEADS[:3], "change, and <em>what was expected</em>", *HEADS[3:]]
         caption = " ".join(["Entries", *_left_out(history)])
-        body = f"<p>{picture}</p>{tables.table(caption, HEADS, rows, texts=len(HEADS))}"
-    return f'<div class="perfnb-static"><style>{static_style()}</style>{head}{body}</div>'
+        body = f"<p>{picture}</p>{tables.table(caption, heads, rows, texts=4, last_texts=2)}"
+    return framed(head + body, narrow=True)
 
 
 def journal_figure(history: pd.DataFrame) -> Figure:
@@ -100,7 +104,9 @@ def _of_step(rows: pd.DataFrame) -> list[str]:
         last = accepted.iloc[-1]
         said.append(f"The last accepted is entry {last['number']}{_about(last)}: {_time(last)}.")
     else:
-        said.append(f"Nothing was accepted yet; entry {rows['number'].iloc[0]} is what the others are compared with.")
+        first = rows.iloc[0]
+        what = "the baseline of entry" if first["kind"] == "report" else "entry"
+        said.append(f"Nothing was accepted yet; {what} {first['number']} is what the others are compared with.")
     numbers = rows["number"].to_dict()
     # What was slower before the last acceptance is no news.
     slower = rows[rows["regression"]]
@@ -114,8 +120,8 @@ def _of_step(rows: pd.DataFrame) -> list[str]:
         )
         noise = f" (seen meanwhile: {escape.plain(row['disturbed'], 200)})" if _known(row["disturbed"]) else ""
         said.append(
-            f"Regression: {what} {row['number']}{_about(row)} takes {_ratio(row)} of the time of the last accepted "
-            f"before it, entry {numbers[row['against']]}{doubt}{noise}."
+            f"Regression: {what} {row['number']}{_about(row)} takes {_ratio(row)} of the time of "
+            f"{_standing(rows.loc[row['against']])}{doubt}{noise}."
         )
     if earlier := len(slower) - min(len(since), MOST_SENTENCES):
         entries = "1 earlier entry was" if earlier == 1 else f"{earlier:,} earlier entries were"
@@ -130,34 +136,56 @@ def _of_step(rows: pd.DataFrame) -> list[str]:
     elsewhere = rows[~rows["comparable"] & rows["against"].notna()]
     if len(elsewhere):
         last = elsewhere.iloc[-1]
-        other = escape.plain(last["also_changed"], 300)
-        count = "" if len(elsewhere) == 1 else f" ({len(elsewhere):,} entries in all)"
-        said.append(f"Entry {last['number']} is of another machine{count} and is not compared: {other}.")
+        other = escape.plain(last["not_compared"], 300)
+        count = "" if len(elsewhere) == 1 else f"; so it was with {len(elsewhere) - 1:,} before it"
+        said.append(
+            f"Entry {last['number']} is the first of its machine and batch size, and not compared with entry "
+            f"{numbers[last['against']]}: {other}{count}."
+        )
     return said
 
 
-def _rows(history: pd.DataFrame, *, intervals: bool) -> list[tuple[str, ...]]:
-    """Of the last entries, the latest first."""
-    several = history["name"].nunique() > 1
-    found: list[tuple[str, ...]] = []
-    for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows():
-        what = f"{row['kind']} {escape.plain(row['name'], 20)}".strip() if several else row["kind"]
-        decision = f"{SIGNS.get(row['decision'], '')} {row['decision']}".strip() if _known(row["decision"]) else ""
-        if decision and intervals:
-            decision += f" {_bounded(row, 'candidate_ratio', 'candidate_ci')}"
-        if not decision and row["accepted"]:
-            decision = "accepted"
-        added = f"{row['at']:%Y-%m-%d %H:%M}" if intervals else f"{row['at']:%Y-%m-%d}"
-        change = escape.plain(row["change"] or row["hypothesis"], 60)
-        found.append((str(row["number"]), added, what, change, _time(row), _verdict(row, intervals), decision))
-    return found
+def _standing(reference: Any) -> str:
+    """What an entry is compared with: the first of all need not have been accepted, and of a report is its baseline."""
+    number = reference["number"]
+    if reference["accepted"]:
+        return f"the last accepted before it, entry {number}"
+    return f"the baseline of entry {number}" if reference["kind"] == "report" else f"the first, entry {number}"
+
+
+def _row(row: Any, *, intervals: bool) -> tuple[str, ...]:
+    decision = f"{SIGNS.get(row['decision'], '')} {row['decision']}".strip() if _known(row["decision"]) else ""
+    if decision and intervals:
+        decision += f" {_bounded(row, 'candidate_ratio', 'candidate_ci')}"
+    if not decision and row["accepted"]:
+        decision = "accepted"
+    added = f"{row['at']:%Y-%m-%d %H:%M}" if intervals else f"{row['at']:%Y-%m-%d}"
+    return str(row["number"]), added, row["kind"], _time(row), _verdict(row, intervals), decision
+
+
+def _words(row: Any, several: bool) -> str:
+    """Which step, what was changed, and what was expected, in a line."""
+    about = f"{escape.plain(row['name'], 30)}: " if several and row["name"] else ""
+    expected = f"expected: {escape.plain(row['hypothesis'])}" if row["hypothesis"] else ""
+    return about + "; ".join(part for part in (escape.plain(row["change"]), expected) if part)
+
+
+def _html_row(row: Any, several: bool) -> list[str]:
+    number, added, kind, *rest = (escape.html(cell) for cell in _row(row, intervals=True))
+    name = f" {tables.name(row['name'], 30)}" if several and row["name"] else ""
+    expected = f"<em>{escape.html(row['hypothesis'], 120)}</em>" if row["hypothesis"] else ""
+    words = "<br>".join(part for part in (escape.html(row["change"], 120), expected) if part)
+    day, _, moment = added.partition(" ")
+    added = f'<span style="white-space:nowrap">{day}</span> {moment}'
+    unbroken = (cell.replace(", ", ",&nbsp;") for cell in rest)  # an interval stays in one line
+    return [number, added, f"{kind}{name}", f"<bdi>{words}</bdi>", *unbroken]
 
 
 def _verdict(row: Any, intervals: bool) -> str:
     if not _known(row["against"]):
         return "the first"
     if not row["comparable"]:
-        return "another machine"
+        return "not compared"
     if fmt.known(row["ratio"]) is None:
         return fmt.UNKNOWN
     ratio = _ratio(row) if intervals else ratio_words(float(row["ratio"]), None)

@@ -23,7 +23,7 @@ MARKS = {
     "reject": ("X", "#D55E00", "report, rejected"),
     "inconclusive": ("D", "#8C8C8C", "report, inconclusive"),
     "measured": ("o", "#0072B2", "profile or timing"),
-    "elsewhere": ("s", "#8C8C8C", "on another machine"),
+    "elsewhere": ("s", "#8C8C8C", "not compared"),
     "baseline": ("_", "#0072B2", "baseline of a report"),
 }
 
@@ -79,6 +79,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     if rows["median_ms"].isna().all():
         axes.text(0.5, 0.5, "no times", transform=axes.transAxes, ha="center", color=QUIET)
     axes.margins(x=0.05, y=0.22)
+    axes.set_ylim(bottom=0)  # twice as high is twice as long, in every panel
 
 
 def _kinds(rows: pd.DataFrame) -> list[str]:

@@ -11,7 +11,7 @@ from perfnb.analysis.leaks import PROCESS_FLOOR_BYTES, LeakReport
 from perfnb.analysis.slope import FEWEST_STEPS, Slope
 from perfnb.views import escape, palette
 from perfnb.views import format as fmt
-from perfnb.views.assets import static_style
+from perfnb.views.frame import framed, header
 
 #: Greatest number of owners listed.
 MOST_OWNERS = 12
@@ -42,13 +42,8 @@ def leaks_text(report: LeakReport, name: str = "step", width: int = 100) -> str:
 
 def leaks_html(report: LeakReport, name: str = "step") -> str:
     """The report as tables and bars without scripts."""
-    verdict = escape.html(report.verdict)
-    return (
-        f'<div class="perfnb-static"><style>{static_style()}</style>'
-        f'<p class="pf-head"><strong>{escape.html(name)}</strong> · leaks<br><strong class="pf-step">{verdict}</strong>'
-        f"<br>{escape.html_sentence(leak_sentence(report))}</p>"
-        f"{_growth_table(report)}{_survivor_table(report.survivors)}</div>"
-    )
+    words = header(escape.plain(name), "leaks", fmt.capital(report.verdict), leak_sentence(report))
+    return framed(f"{words}{_growth_table(report)}{_survivor_table(report.survivors)}", narrow=True)
 
 
 def leak_sentence(report: LeakReport) -> str:

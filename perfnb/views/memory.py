@@ -64,7 +64,7 @@ def memory_text(summary: MemorySummary, width: int = 100) -> list[str]:
 
 def memory_facts(summary: MemorySummary) -> list[str]:
     """The sentences of the headline: how much, when, where, and what the allocator says of itself."""
-    phase = phase_at(summary, summary.peak_ms)
+    (phase,) = phases_at(summary, np.array([summary.peak_ms]))
     where = f" in {palette.mark(phase).word}" if phase else ""
     what = "peak" if summary.incomplete is None else "at the failure"
     peak = f"{what} {fmt.size(summary.peak_bytes)} at {fmt.duration(summary.peak_ms)}{where}"
@@ -90,11 +90,13 @@ def instant_word(summary: MemorySummary) -> str:
     return "peak" if summary.incomplete is None else "failure"
 
 
-def phase_at(summary: MemorySummary, ms: float) -> str | None:
-    """The phase that the step was in."""
+def phases_at(summary: MemorySummary, instants_ms: np.ndarray) -> list[str | None]:
+    """The phase that the step was in at each of some instants."""
     phases = summary.phases
-    inside = phases[(phases["start_ms"] <= ms) & (ms < phases["end_ms"])]
-    return str(inside["phase"].iloc[0]) if len(inside) else None
+    begin, end = (phases[name].to_numpy(dtype=float) for name in ("start_ms", "end_ms"))
+    inside = (begin <= instants_ms[:, None]) & (instants_ms[:, None] < end)
+    names = [str(name) for name in phases["phase"]]
+    return [names[row.argmax()] if row.any() else None for row in inside]
 
 
 _FAILED = "Incomplete, the step failed; shown is what was alive up to then:"
@@ -168,7 +170,7 @@ def _curve(summary: MemorySummary, width: int) -> list[str]:
     last = np.maximum(np.searchsorted(times, edges[1:], side="left"), first + 1)
     most = [totals[a:b].max() if times[a] < end else 0.0 for a, b, end in zip(first, last, edges[1:], strict=True)]
     lines = ["total alive over the step", bars.heights(most, float(max(most)))]
-    shown = [(phase_at(summary, float(middle))) for middle in (edges[:-1] + edges[1:]) / 2]
+    shown = phases_at(summary, (edges[:-1] + edges[1:]) / 2)
     if any(shown):
         used = list(dict.fromkeys(name for name in shown if name))
         key = "  ".join(f"{palette.mark(name).glyph} {escape.plain(palette.mark(name).word, 20)}" for name in used)

@@ -33,6 +33,7 @@ _PAGE_STYLE = (
     ":root{color-scheme:light dark;--pf-page:#fff}"
     "@media (prefers-color-scheme:dark){:root{--pf-page:#16181d}}"
     "body{margin:0;background:var(--pf-page);font-family:system-ui,sans-serif}"
+    "h1{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}"
     "main{max-width:1480px;margin:0 auto;padding:20px clamp(8px,2vw,32px) 48px}"
 )
 
@@ -75,7 +76,8 @@ def _document(title: str, policy: str, style: str, body: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape.html(title)} · perfnb</title>\n"
-        f"<style>{_PAGE_STYLE}{style}</style>\n</head>\n<body>\n<main>\n{body}</body>\n</html>\n"
+        f"<style>{_PAGE_STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape.html(title)}</h1>\n{body}</body>\n</html>\n"
     )
 
 
@@ -90,10 +92,4 @@ def static_page(title: str, body: str) -> str:
         HTML already.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape.html(title)} · perfnb</title>\n"
-        f"<style>{_PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return _document(title, policy, "", f"{body}\n</main>\n")

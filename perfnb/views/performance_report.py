@@ -6,11 +6,13 @@ from perfnb.analysis.performance_report import PerformanceFigures
 from perfnb.analysis.profile_diff import ProfileDiff
 from perfnb.views import escape, tables
 from perfnb.views.ab import ab_picture
-from perfnb.views.assets import static_style
+from perfnb.views.frame import framed, header
 from perfnb.views.page import static_page
 from perfnb.views.performance_words import HEADS, headline, notes, place, reason, rows
 from perfnb.views.profile_diff import diff_html
 
+#: What steps are called that have no names, or the same: then the names tell nothing.
+SIDES = ("baseline", "candidate")
 #: Least width in which the columns have room.
 MIN_WIDTH = 80
 
@@ -40,7 +42,7 @@ def report_text(figures: PerformanceFigures, width: int = 100) -> str:
 
 def report_html(figures: PerformanceFigures) -> str:
     """The report as a sentence, a table and a picture of the pairs, without scripts."""
-    return f'<div class="perfnb-static"><style>{static_style()}</style>{_body(figures)}</div>'
+    return framed(_body(figures))
 
 
 def report_markdown(figures: PerformanceFigures) -> str:
@@ -62,17 +64,16 @@ def report_page(figures: PerformanceFigures, diff: ProfileDiff | None = None) ->
 def _body(figures: PerformanceFigures) -> str:
     body = [[escape.html(cell) for cell in row] for row in rows(figures)]
     said = " ".join(notes(figures))
+    sides = " against ".join(escape.plain(side.name, 60) for side in (figures.candidate, figures.baseline))
     where = f"<br>{escape.html(place(figures), 300)}" if place(figures) else ""
     return (
-        f'<p class="pf-head"><strong class="pf-step">{escape.html(headline(figures))}</strong><br>'
-        f"{escape.html_sentence(reason(figures))}<br>{escape.html_sentence(_change(figures))}</p>"
+        f"{header(sides, 'performance report', headline(figures), reason(figures), _change(figures))}"
         f"{tables.table('Baseline and candidate', HEADS, body)}{ab_picture(figures.ab)}"
         f'<p class="pf-small">{escape.html_sentence(said)}{where}</p>'
     )
 
 
 def _change(figures: PerformanceFigures) -> str:
-    names = " → ".join(escape.plain(side.name, 60) for side in (figures.baseline, figures.candidate))
-    return (
-        f"Change: {escape.plain(figures.change, 600)} ({names})" if figures.change else f"Change: not named ({names})"
-    )
+    sides = figures.baseline.name, figures.candidate.name
+    names = "" if sides == SIDES else f" ({' → '.join(escape.plain(side, 60) for side in sides)})"
+    return f"Change: {escape.plain(figures.change, 600) if figures.change else 'not named'}{names}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from perfnb.analysis.performance_report import DIFFERENCE, PerformanceFigures
 from perfnb.analysis.summary import device_words
 from perfnb.views import escape
 from perfnb.views import format as fmt
-from perfnb.views.ab import ab_sentences, ratio_words
+from perfnb.views.ab import ab_sentences, ratio_words, too_few_words
 
 #: A sign beside each decision, so that colour is not needed.
 SIGNS = {decision.ACCEPT: "✓", decision.REJECT: "✕", decision.INCONCLUSIVE: "?"}
@@ -25,6 +26,8 @@ _LABELS = {
     "flops": "arithmetic",
 }
 _FAR = 2.0
+#: How far, on the log scale, the ratio of the medians may be from that of the pairs before the reader is told.
+_APART = 0.01
 
 
 def headline(figures: PerformanceFigures) -> str:
@@ -47,8 +50,7 @@ def reason(figures: PerformanceFigures) -> str:
     if cause == decision.NO_GAIN:
         return f"No gain: the two take the same time within {fmt.share(comparison.equal_within)} (ratio {ratio})."
     if cause == decision.CANNOT_TELL and comparison.ratio_ci is None:
-        pairs = "1 pair is" if comparison.pairs == 1 else f"{comparison.pairs:,} pairs are"
-        return f"{pairs} too few to tell anything (6 are needed): raise budget_s."
+        return too_few_words(figures.ab)
     if cause == decision.CANNOT_TELL:
         return (
             f"These pairs cannot tell: the candidate takes {ratio}, neither a difference nor shown to be none; "
@@ -57,20 +59,22 @@ def reason(figures: PerformanceFigures) -> str:
     faster = f"The candidate is faster ({ratio}), but"
     if cause == decision.UNJUDGED:
         if about:
-            limits = ", ".join(f"{escape.plain(name, 40)!r}: ..." for name in about)
-            return f"{faster} nobody said which loss is accepted: give limits={{{limits}}}."
+            return f"{faster} {_unlimited(figures)}."
         return (
             f"{faster} whether its answer is right is unknown, for {escape.plain(figures.quality.said, 200)}: return "
             "the loss from both steps, or give quality."
         )
     if cause == decision.UNMEASURED:
         return f"{faster} not all limits could be checked: {'; '.join(_unchecked(figures, name) for name in about)}."
+    if cause == decision.UNSURE:
+        return f"{faster} {'; '.join(_near(figures, name) for name in about)}: raise budget_s."
     return f"The candidate is faster ({ratio}), and its answer is {_right(figures)}."
 
 
 def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
     """Of each metric: its name, both figures, the change, and the limit."""
-    losses = {loss.name for loss in figures.quality.losses}
+    losses = {loss.name: loss for loss in figures.quality.losses}
+    resources = {resource.name: resource for resource in figures.resources}
     found: list[tuple[str, str, str, str, str]] = []
     for name, row in figures.table.iterrows():
         metric = str(name)
@@ -81,9 +85,12 @@ def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
         limit = fmt.known(row["limit"])
         most = "" if limit is None else _figure(metric, row["unit"], limit)
         candidate = fmt.known(row["candidate"])
-        if limit is not None and not (candidate is not None and candidate <= limit):
-            most += " (over)" if candidate is not None or metric in losses else " (?)"
-        over = candidate is not None and limit is not None and candidate > limit
+        limited: Any = losses.get(metric) or resources.get(metric)
+        over = limit is not None and limited.exceeded
+        if over:
+            most += " (over)"
+        elif metric in resources and (candidate is None or resources[metric].unsure):
+            most += " (?)"
         value = _exact(metric, row["unit"], candidate, row) if over else _figure(metric, row["unit"], candidate)
         cells = (_figure(metric, row["unit"], row["baseline"]), value)
         change = change_words(row["ratio"], row["ci_low"], row["ci_high"])
@@ -92,14 +99,14 @@ def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
 
 
 def change_words(ratio: Any, low: Any, high: Any) -> str:
-    """A ratio as percent more or less: ``−10.0 % [−10.6, −9.4]``; as a factor where it is far from 1."""
+    """A ratio as percent more or less: ``−10.0 % [−10.6, −9.4]``; as a factor where it, or a bound, is far from 1."""
     known = fmt.known(ratio)
     if known is None:
         return fmt.UNKNOWN
-    bounds = [fmt.known(low), fmt.known(high)]
-    near = 1 / _FAR <= known <= _FAR
+    bounds = [bound for bound in (fmt.known(low), fmt.known(high)) if bound is not None]
+    near = 1 / _FAR <= known <= _FAR and all(_FAR**-2 <= bound <= _FAR**2 for bound in bounds)
     value = _percent(known) if near else fmt.significant(known)
-    inside = [_percent(bound) if near else fmt.significant(bound) for bound in bounds if bound is not None]
+    inside = [_percent(bound) if near else fmt.significant(bound) for bound in bounds]
     return f"{value} {'%' if near else '×'}" + (f" [{', '.join(inside)}]" if len(inside) == 2 else "")
 
 
@@ -115,9 +122,13 @@ def notes(figures: PerformanceFigures) -> list[str]:
             f"{_number(limit)} of the largest value{basis}."
         )
         if figures.decision.cause == decision.WORSE:
+            said.append("Two training steps need a model each, of equal weights.")
+        if figures.decision.cause == decision.WORSE and math.isfinite(quality.losses[0].candidate):
             said.append(
                 "If the candidate may differ by more, give limits={'difference': ...} or a function as quality."
             )
+    if not quality.losses and figures.decision.cause != decision.UNJUDGED:
+        said.append(f"Whether the answer is right is unknown: {escape.plain(quality.said, 200)}.")
     if any(loss.limit is None and loss.largest is not None for loss in quality.losses):
         slack = fmt.share(decision.SLACK)
         said.append(f"Where no limit was given, the baseline's loss and {slack} of it is the most accepted.")
@@ -127,8 +138,16 @@ def notes(figures: PerformanceFigures) -> list[str]:
             )
     said += ab_sentences(replace(figures.ab, check=None))[1:]
     table = figures.table
+    apart = figures.candidate.median_ms / figures.baseline.median_ms / figures.ab.comparison.ratio
+    if abs(math.log(apart)) > _APART:
+        said.append("The change is that of the pairs; where times vary much, the ratio of the two medians is another.")
     if table["ci_low"].isna()["p95_ms"]:
-        said.append("The 95th percentile needs 59 pairs, and the interval of its ratio 86.")
+        needs = (
+            "59 pairs, and the interval of its ratio 86" if figures.ab.blocks is None else "single turns, not blocks"
+        )
+        said.append(f"The 95th percentile needs {needs}.")
+    if table["candidate"].notna()["utilisation"]:
+        said.append("Utilisation is the step's arithmetic by what this machine could have done meanwhile.")
     if table["candidate"].isna()["peak_memory_bytes"] and not figures.options.get("profile", True):
         said.append("Memory and utilisation were not measured (profile=False).")
     return said
@@ -153,8 +172,10 @@ def _worse(figures: PerformanceFigures) -> str:
     said = []
     for name in figures.decision.about:
         if name == DIFFERENCE and figures.quality.judged_by == "results":
-            most = _number(losses[name].limit)
-            said.append(f"{escape.plain(figures.quality.said, 300)}, at most {most} is accepted")
+            # Of a result of another form there is no more or less.
+            finite = math.isfinite(losses[name].candidate)
+            most = f", at most {_number(losses[name].limit)} is accepted" if finite else ""
+            said.append(f"{escape.plain(figures.quality.said, 300)}{most}")
         elif fmt.known(losses[name].candidate) is None:
             said.append(f"{escape.plain(name, 40)} is {losses[name].candidate}")
         else:
@@ -166,6 +187,31 @@ def _against(figures: PerformanceFigures, name: str) -> str:
     row = figures.table.loc[name]
     value, limit = (_exact(name, row["unit"], row[column], row) for column in ("candidate", "limit"))
     return f"{_LABELS.get(name, escape.plain(name, 40))} {value}, at most {limit} is accepted"
+
+
+def _unlimited(figures: PerformanceFigures) -> str:
+    """Which losses nobody can judge, and what to do about it."""
+    about = figures.decision.about
+    limits = ", ".join(f"{escape.plain(name, 40)!r}: ..." for name in about)
+    odd = [loss for loss in figures.quality.losses if loss.name in about and loss.baseline is not None]
+    why = (
+        f"{escape.plain(odd[0].name, 40)} of the baseline is {odd[0].baseline}"
+        if odd
+        else ("nobody said which loss is accepted")
+    )
+    named = {*figures.table.index, *about}
+    other = "".join(
+        f"; limits names {escape.plain(name, 40)!r}, which quality does not give"
+        for name in figures.limits
+        if name not in named
+    )
+    return f"{why}: give limits={{{limits}}}{other}"
+
+
+def _near(figures: PerformanceFigures, name: str) -> str:
+    resource = next(one for one in figures.resources if one.name == name)
+    value = fmt.interval(resource.value, resource.bounds)
+    return f"{_LABELS[name]} {value} may or may not be over {fmt.duration(resource.limit)}"
 
 
 def _unchecked(figures: PerformanceFigures, name: str) -> str:

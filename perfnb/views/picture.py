@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from perfnb.views import escape, palette
 
 if TYPE_CHECKING:
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-#: Text, quiet text, lines and ground. A picture brings its own ground, so that it reads on any page.
+#: Text, quiet text, lines and ground. A picture brings its own ground, so that it reads
+#: on any page; where the style sheet is heeded and the theme dark, that makes a dark one of it.
 INK, QUIET, LINE, GROUND = "#1f2328", "#57606a", "#d0d7de", "#ffffff"
 
 #: Hatches and their colours for the names of patterns.
@@ -57,12 +60,13 @@ def picture_html(draw: Callable[[Figure], None], inches: tuple[float, float], al
     alt : str
         What the picture shows, in words; it may quote names.
     """
+    figure = figure_of(draw, inches)
     with _styled():
-        buffer = _png(figure_of(draw, inches))
-    data = base64.b64encode(_smaller(buffer)).decode()
+        data = base64.b64encode(_few_colours(figure)).decode()
     width = round(inches[0] * _DOTS_AN_INCH)
     words = escape.html_sentence(alt)
-    return f'<img alt="{words}" width="{width}" style="max-width:100%" src="data:image/png;base64,{data}">'
+    look = f'class="pf-picture" width="{width}" style="max-width:100%"'
+    return f'<img alt="{words}" {look} src="data:image/png;base64,{data}">'
 
 
 def figure_of(draw: Callable[[Figure], None], inches: tuple[float, float]) -> Figure:
@@ -80,7 +84,9 @@ def figure_of(draw: Callable[[Figure], None], inches: tuple[float, float]) -> Fi
     class Shown(Figure):
         def _repr_png_(self) -> bytes:
             with _styled():
-                return _png(self).getvalue()
+                buffer = io.BytesIO()
+                self.savefig(buffer, format="png")
+                return buffer.getvalue()
 
     Shown.__name__ = Shown.__qualname__ = "Figure"
     with _styled():
@@ -100,12 +106,6 @@ def _styled() -> Iterator[None]:
         yield
 
 
-def _png(figure: Figure) -> io.BytesIO:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer
-
-
 def halo(text: Text) -> None:
     """Lift `text` off the lines behind it."""
     from matplotlib.patheffects import withStroke
@@ -120,16 +120,19 @@ def bare(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _smaller(png: io.BytesIO) -> bytes:
-    """The picture in the colours that it needs: a quarter of its size, in every notebook that is saved."""
+def _few_colours(figure: Figure) -> bytes:
+    """The figure as a PNG of the colours that it needs: a quarter of its size, in every notebook that is saved."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image  # which matplotlib writes its pictures with
 
+    agg: Any = FigureCanvasAgg
+    canvas = agg(figure)
+    canvas.draw()
+    colours = Image.new("P", (1, 1))
+    colours.putpalette(_colours())
+    pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3].copy())
     buffer = io.BytesIO()
-    with Image.open(png) as picture:
-        colours = Image.new("P", (1, 1))
-        colours.putpalette(_colours())
-        few = picture.convert("RGB").quantize(palette=colours, dither=Image.Dither.NONE)
-        few.save(buffer, format="png", optimize=True)
+    pixels.quantize(palette=colours, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
     return buffer.getvalue()
 
 

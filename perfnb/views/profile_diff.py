@@ -11,7 +11,7 @@ from perfnb.analysis.profile_diff import PLACE, ProfileDiff
 from perfnb.analysis.trace_diff import TraceDiff
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
-from perfnb.views.assets import static_style
+from perfnb.views.frame import framed, header
 from perfnb.views.trace_diff import signed, trace_facts, trace_html, trace_text
 
 #: Greatest number of layers listed.
@@ -63,7 +63,8 @@ def diff_html(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
     """The comparison as tables without scripts; see `diff_text`."""
     names = [escape.html(diff.a_name, 40), escape.html(diff.b_name, 40)]
     heads = [f"<bdi>{name.replace('.', '<wbr>.')}</bdi>" for name in names]
-    facts = "<br>".join(escape.html_sentence(fact) for fact in _facts(diff, traces))
+    sides = " against ".join(escape.plain(name, 40) for name in (diff.b_name, diff.a_name))
+    words = header(sides, "comparison of profiles", "", *map(fmt.capital, _facts(diff, traces)))
     listed, on_gpu = list(_layers(diff)), _on_gpu(diff)
     rows: list[tuple[str, ...]] = [(tables.name(row.name), *(row.gpu if on_gpu else ()), *row.host) for row in listed]
     left = len(diff.layers) - len(rows)
@@ -76,13 +77,12 @@ def diff_html(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
             [(*row, escape.html(one.how)) for row, one in zip(rows, listed, strict=True)],
         )
     phases = [(escape.html(word), x, y, grew) for word, x, y, grew in _phases(diff)]
-    return (
-        f'<div class="perfnb-static pf-diff"><style>{static_style()}</style>'
-        f'<p class="pf-head"><strong>{names[1]}</strong> against <strong>{names[0]}</strong><br>{facts}</p>'
-        f"{'' if traces is None else trace_html(traces, heads)}"
+    return framed(
+        f"{words}{'' if traces is None else trace_html(traces, heads)}"
         f"{tables.table(caption, columns, rows, last_texts=int('matched' in columns))}"
         f"{tables.table('Phases, on the host', ['phase', *heads, 'grew by'], phases)}"
-        f'<p class="pf-small">{escape.html_sentence(_CAUTION)}</p></div>'
+        f'<p class="pf-small">{escape.html_sentence(_CAUTION)}</p>',
+        narrow=True,
     )
 
 

@@ -9,13 +9,13 @@ import pandas as pd
 from perfnb.analysis.ranks import RanksSummary
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
-from perfnb.views.assets import static_style
+from perfnb.views.frame import framed, header
 from perfnb.views.rank_notes import distinct_names, rank_notes, ranks_count
 
 #: Most ranks that are listed.
 _MOST = 64
 #: Width of the longest bar.
-_BAR_PX = 480
+_BAR_PX = 400
 _COLUMNS = {
     "wall_ms": "step",
     "computation_ms": "computing",
@@ -69,11 +69,8 @@ def ranks_html(summary: RanksSummary) -> str:
     notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *rank_notes(summary)])
     size = summary.doubts.world_size
     of = f" of {size:,}" if summary.doubts.absent else ""
-    head = f'<p class="pf-head"><strong>{count}{of}</strong> · what each did, and who waited for whom</p>'
-    return (
-        f'<div class="perfnb-static"><style>{static_style()}</style>{head}{_bars(summary)}{table}'
-        f"<p><strong>Notes</strong></p><ul>{notes}</ul></div>"
-    )
+    head = header(f"{count}{of}", "what each did, and who waited for whom")
+    return framed(f"{head}{_bars(summary)}{table}<p><strong>Notes</strong></p><ul>{notes}</ul>", narrow=True)
 
 
 def _file(name: object, shown: str) -> str:

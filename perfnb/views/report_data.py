@@ -10,8 +10,10 @@ import pandas as pd
 from perfnb.analysis.summary import Summary
 from perfnb.views import escape, palette
 from perfnb.views import format as fmt
+from perfnb.views.findings_data import findings_data
 from perfnb.views.gpu_data import gpu_data
 from perfnb.views.memory_data import memory_data, roofline_data
+from perfnb.views.noise import notes_of
 from perfnb.views.tree import build_tree, split_layers
 from perfnb.views.watch_data import machine_data
 
@@ -96,13 +98,14 @@ def report_data(
             "direction": [str(direction) for direction in layer_ops["direction"]],
             **_columns(layer_ops, LAYER_OP_COLUMNS),
         },
+        "findings": None if summary.findings is None else findings_data(summary.findings, places, ops),
         "memory": None if summary.memory is None else memory_data(summary.memory),
         "roofline": None if summary.roofline is None else roofline_data(summary.roofline),
         "gpu": None if summary.gpu is None else gpu_data(summary.gpu),
         "machine": None if summary.machine is None else machine_data(summary.machine),
         "timeline": None if timeline is None else dict(timeline),
         "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
-        "notes": [escape.plain(note, 2000) for note in summary.notes],
+        "notes": [escape.plain(note, 2000) for note in notes_of(summary)],
     }
 
 

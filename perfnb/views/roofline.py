@@ -79,6 +79,8 @@ def roofline_facts(roofline: Roofline) -> list[str]:
     wide = "" if roofline.bandwidth is None else f"{byte_rate(roofline.bandwidth)} of memory"
     ceilings = ", ".join(filter(None, [*peaks, wide]))
     facts = [f"measured ceilings: {ceilings}" if ceilings else f"ceilings {fmt.UNKNOWN}"]
+    if roofline.ceilings_doubted:
+        facts.append(f"other programs used {fmt.share(roofline.others)} of the CPUs meanwhile: they may be too low")
     if roofline.flops is not None:
         facts.append(f"arithmetic of a step {fmt.flops(roofline.flops)}")
     if roofline.utilisation is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
 from perfnb.views.display import in_notebook, print_text, show_live
+from perfnb.views.frame import framed, header
 from perfnb.views.picture import LINE, QUIET, picture_html
 
 if TYPE_CHECKING:
@@ -24,9 +25,13 @@ _MEMORY = "#E69F00"
 def scaling_line(figures: ScalingFigures) -> str:
     """``time grows as size^1.98 [1.91, 2.05]``."""
     law = figures.law
-    bounds = "" if law.exponent_ci is None else f" [{law.exponent_ci[0]:.2f}, {law.exponent_ci[1]:.2f}]"
+    bounds = "" if law.exponent_ci is None else f" [{_exponent(law.exponent_ci[0])}, {_exponent(law.exponent_ci[1])}]"
     beside = "" if not law.overhead else f", beside a constant {fmt.duration(law.overhead)}"
-    return f"time grows as size^{law.exponent:.2f}{bounds}{beside}"
+    return f"time grows as size^{_exponent(law.exponent)}{bounds}{beside}"
+
+
+def _exponent(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def scaling_sentences(figures: ScalingFigures) -> list[str]:
@@ -34,7 +39,7 @@ def scaling_sentences(figures: ScalingFigures) -> list[str]:
     few = "" if figures.law.exponent_ci else " (too few sizes for an interval)"
     sentences = [f"The {scaling_line(figures)}{few}, on {escape.plain(figures.device, 80)}."]
     if figures.memory_law is not None:
-        sentences.append(f"The peak of memory grows as size^{figures.memory_law.exponent:.2f}.")
+        sentences.append(f"The peak of memory grows as size^{_exponent(figures.memory_law.exponent)}.")
     if figures.law.warning is not None:
         sentences.append(figures.law.warning)
     return [*sentences, *figures.notes]
@@ -51,12 +56,13 @@ def scaling_text(figures: ScalingFigures, width: int = 100) -> str:
 
 def scaling_html(figures: ScalingFigures) -> str:
     """The study as sentences, a picture on log axes, and a table."""
-    words = escape.html_sentence(" ".join(scaling_sentences(figures)))
+    first, *rest = scaling_sentences(figures)
     alt = f"Step time and peak memory by size on log axes, with the prediction interval; {scaling_line(figures)}"
     heads = ["size", "median", "foretold", "off by", "peak", "FLOPs"]
     rows = [[escape.html(cell) for cell in row] for row in _rows(figures)]
-    return (
-        f"<p>{words}</p><p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
+    return framed(
+        f"{header(_title(figures), 'scaling study', first, ' '.join(rest))}"
+        f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
         f"{tables.table('What was measured', heads, rows)}"
     )
 
@@ -70,6 +76,7 @@ def scaling_data(figures: ScalingFigures) -> dict[str, Any]:
 
     table, curve = figures.table, figures.curve
     return {
+        "title": _title(figures),
         "sentences": [escape.plain(sentence, 2000) for sentence in scaling_sentences(figures)],
         "measured": {
             name: numbers(table[name]) for name in ("size", "median_ms", "ci_low_ms", "ci_high_ms", "peak_bytes")
@@ -91,6 +98,10 @@ def _widget(figures: ScalingFigures, view_id: str) -> Any:
     from perfnb.views.widget import ScalingWidget
 
     return ScalingWidget({"id": view_id, **scaling_data(figures)})
+
+
+def _title(figures: ScalingFigures) -> str:
+    return f"A step at {len(figures.table):,} sizes"
 
 
 def _rows(figures: ScalingFigures) -> list[tuple[str, ...]]:

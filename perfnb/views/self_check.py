@@ -6,8 +6,9 @@ from typing import Any
 
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
-from perfnb.views.ab import ab_html, ratio_words
-from perfnb.views.timing import noise_facts
+from perfnb.views.ab import ab_body, ratio_words
+from perfnb.views.frame import framed, header
+from perfnb.views.noise import noise_facts
 
 #: Lengths of a test for which the smallest difference is told.
 SECONDS = (10, 60)
@@ -33,11 +34,11 @@ def selfcheck_sentences(check: Any) -> list[str]:
     ]
     if check.outliers.count:
         sentences.append(f"{check.outliers}.")
-    noise = noise_facts(timing.noise, 2 * sum(timing.samples_ms))
+    noise = noise_facts(timing.noise, 2 * test.turns * sum(timing.samples_ms))
     switches = timing.noise.get("involuntary_switches")
     if switches:
-        noise.append(f"the system took the CPU away {switches:,} times in {2 * count:,} steps")
-    told = [f"{fact[0].upper()}{fact[1:]}." for fact in noise]
+        noise.append(f"the system took the CPU away {switches:,} times in {2 * test.turns * count:,} steps")
+    told = [f"{fmt.capital(fact)}." for fact in noise]
     return [*sentences, *(told or ["Nothing was seen to disturb it."])]
 
 
@@ -54,8 +55,10 @@ def selfcheck_text(check: Any, width: int = 100) -> str:
 
 def selfcheck_html(check: Any) -> str:
     """The check as sentences, a table, and the experiment behind it."""
-    words = "".join(f"<li>{escape.html_sentence(sentence)}</li>" for sentence in selfcheck_sentences(check))
+    first, *rest = selfcheck_sentences(check)
+    verdict, _, more = first.partition(". ")
+    words = header("The machine", "self-check", f"{verdict}.", more, " ".join(rest))
     rows = [(escape.html(seconds), escape.html(least)) for seconds, least in _rows(check)]
     caption = "Smallest difference that a test of such a step finds in 9 of 10 runs"
-    details = f"<details><summary>The experiment</summary>{ab_html(check.test._figures)}</details>"
-    return f"<ul>{words}</ul>{tables.table(caption, ['length of the test', 'difference'], rows)}{details}"
+    details = f"<details><summary>The experiment</summary>{ab_body(check.test._figures)}</details>"
+    return framed(f"{words}{tables.table(caption, ['length of the test', 'difference'], rows)}{details}")

@@ -7,7 +7,7 @@ from typing import Any
 from perfnb.analysis.snapshot_summary import SnapshotSummary
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
-from perfnb.views.assets import static_style
+from perfnb.views.frame import framed, header
 
 #: Least width in which the columns have room.
 MIN_WIDTH = 80
@@ -51,11 +51,8 @@ def snapshot_html(summary: SnapshotSummary) -> str:
         parts.append(tables.table(_caption(summary), ["made at", "op", "device", "size"], rows, texts=3))
     if items := "".join(f"<li>{escape.html_sentence(note)}</li>" for note in summary.notes):
         parts.append(f"<p><strong>Notes</strong></p><ul>{items}</ul>")
-    return (
-        f'<div class="perfnb-static"><style>{static_style()}</style>'
-        f'<p class="pf-head"><strong>{escape.html(summary.name)}</strong> · memory snapshot'
-        f"<br>{escape.html_sentence(_history(summary))}</p>{''.join(parts)}</div>"
-    )
+    words = header(escape.plain(summary.name), "memory snapshot", "", fmt.capital(_history(summary)))
+    return framed(words + "".join(parts), narrow=True)
 
 
 def _history(summary: SnapshotSummary) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import pandas as pd
 
 from perfnb.views import escape, tables
-from perfnb.views.assets import static_style
+from perfnb.views import format as fmt
+from perfnb.views.frame import framed, header
 
 #: A sign for each verdict, beside its word, in the order in which they are shown.
 SIGNS = {"attention": "▲", "unknown": "?", "info": "·", "ok": "✓"}
@@ -19,6 +21,9 @@ _HEADS = {
     "ok": "In order",
 }
 _WRAPPED = "white-space:normal;max-width:34em;overflow-wrap:anywhere"
+_NAME = "white-space:normal;max-width:14em"
+#: An option of a command, which a line's end would tear apart at its hyphens.
+_OPTION = re.compile(r"(?<![^\s(])--?\w[^\s,;:)]*")
 _NAMES = 26
 _MIN_WIDTH = 60
 
@@ -27,7 +32,7 @@ def system_line(checks: pd.DataFrame) -> str:
     """``2 of 23 checks ask for attention, 1 could not be read``."""
     counts = checks["verdict"].value_counts()
     attention, unknown = int(counts.get("attention", 0)), int(counts.get("unknown", 0))
-    asks = f"{attention or 'none'} of {len(checks)} checks ask{'s' * (attention == 1)} for attention"
+    asks = f"{attention or 'none'} of {len(checks)} checks ask{'s' * (attention <= 1)} for attention"
     return asks + (f", {unknown} could not be read" if unknown else "")
 
 
@@ -38,7 +43,7 @@ def system_text(checks: pd.DataFrame, width: int = 100) -> str:
     for verdict, rows in _sections(checks):
         lines += ["", f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"]
         for names, row in _merged(rows):
-            lines += _hanging(", ".join(names), escape.plain(row["found"], 2000), width)
+            lines += _hanging(_joined(names), escape.plain(row["found"], 2000), width)
             if verdict == "attention":
                 for word in ("expected", "why", "how"):
                     lines += _hanging("", f"{word}: {escape.plain(row[word], 2000)}", width)
@@ -47,24 +52,23 @@ def system_text(checks: pd.DataFrame, width: int = 100) -> str:
 
 def system_html(checks: pd.DataFrame) -> str:
     """The checks as tables; why each matters and how to change it stand beside what asks for attention, else folded."""
-    parts = [f'<style>{static_style()}</style><p class="pf-head"><strong>The machine</strong><br>']
-    parts.append(f'<strong class="pf-step">{escape.html_sentence(_capital(system_line(checks)))}</strong></p>')
+    parts = [header("The machine", "system check", fmt.capital(system_line(checks)))]
     for verdict, rows in _sections(checks):
         wide = verdict == "attention"
         columns = ("found", "expected", "why", "how") if wide else ("found", "expected")
         body = [
             [f"<strong>{names}</strong>" if wide else names, *(_cell(row[column]) for column in columns)]
-            for names, row in ((_cell(", ".join(names)), row) for names, row in _merged(rows))
+            for names, row in ((_cell(_joined(names), _NAME), row) for names, row in _merged(rows))
         ]
         heads = ["check", *({"why": "why it matters", "how": "how to change it"}.get(c, c) for c in columns)]
         caption = f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"
         parts.append(tables.table(caption, heads, body, texts=len(heads)))
     rest = [row for verdict, rows in _sections(checks) if verdict != "attention" for row in rows]
     if rest:
-        body = [[_cell(row["check"]), _cell(row["why"]), _cell(row["how"])] for row in rest]
+        body = [[_cell(row["check"], _NAME), _cell(row["why"]), _cell(row["how"])] for row in rest]
         table = tables.table("", ["check", "why it matters", "how to change it"], body, texts=3)
         parts.append(f"<details><summary>Why the others matter, and how to change them</summary>{table}</details>")
-    return f'<div class="perfnb-static">{"".join(parts)}</div>'
+    return framed("".join(parts))
 
 
 def _sections(checks: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]]:
@@ -82,6 +86,14 @@ def _merged(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[str], dict[st
         yield names, alike[0] if len(alike) == 1 else {**alike[0], "expected": ""}
 
 
+def _joined(names: Sequence[str]) -> str:
+    """``GPU driver, persistence, ECC``: what all names begin with stands there once."""
+    first = names[0].partition(" ")[0] + " "
+    if all(name.startswith(first) for name in names):
+        return first + ", ".join(name.removeprefix(first) for name in names)
+    return ", ".join(names)
+
+
 def _hanging(name: str, text: str, width: int) -> list[str]:
     """A name and, beside it, text that is broken to its column."""
     heads = escape.wrapped(name, _NAMES - 2)
@@ -92,9 +104,6 @@ def _hanging(name: str, text: str, width: int) -> list[str]:
     return [f"  {escape.fit(head, _NAMES)}{line}" for head, line in zip(heads, lines, strict=True)]
 
 
-def _cell(text: str) -> str:
-    return f'<div style="{_WRAPPED}">{escape.html_sentence(text)}</div>'
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _cell(text: str, style: str = _WRAPPED) -> str:
+    whole = r'<span style="white-space:nowrap">\g<0></span>'
+    return f'<div style="{style}">{_OPTION.sub(whole, escape.html_sentence(text))}</div>'

@@ -38,7 +38,10 @@ def table(
 def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> str:
     """A row of column heads, of which the first `texts` stand over text, and those from the place `after` on."""
     after = len(words) if after is None else after
-    cells = (f'<th scope="col" {_side(place, texts, after)}>{word}</th>' for place, word in enumerate(words))
+    cells = (
+        f'<th scope="col" {_side(place, texts, after)}>{word}</th>' if word else "<td></td>"
+        for place, word in enumerate(words)
+    )
     return f"<tr>{''.join(cells)}</tr>"
 
 

@@ -10,8 +10,10 @@ import pandas as pd
 from perfnb.analysis.summary import Summary
 from perfnb.views import bars, escape, palette
 from perfnb.views import format as fmt
+from perfnb.views.findings import findings_text, verdict_text
 from perfnb.views.gpu import gpu_text
 from perfnb.views.memory import memory_text
+from perfnb.views.noise import notes_of
 from perfnb.views.roofline import roofline_text
 from perfnb.views.timeline import timeline_text
 from perfnb.views.tree import Line, Tree, build_tree, page_of, split_layers
@@ -52,6 +54,7 @@ def summary_text(summary: Summary, width: int = 100, timeline: Timeline | None =
     parts = [
         _headline(summary, width),
         _phases(summary, width),
+        [] if summary.findings is None else findings_text(summary.findings, width),
         _layers(summary, width),
         [] if timeline is None else timeline_text(timeline, width),
         [] if summary.gpu is None else gpu_text(summary.gpu, width),
@@ -110,7 +113,8 @@ def optional_columns(layers: pd.DataFrame) -> list[str]:
 
 def _headline(summary: Summary, width: int) -> list[str]:
     title = f"perfnb · {escape.plain(summary.name, width // 2)} · {escape.plain(summary.device, width)}"
-    return [escape.shorten(title, width), *_joined(headline_facts(summary), width)]
+    verdict = [] if summary.findings is None else verdict_text(summary.findings, width)
+    return [escape.shorten(title, width), *verdict, *_joined(headline_facts(summary), width)]
 
 
 def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
@@ -211,7 +215,7 @@ def _bar(value: float | None, heaviest: float) -> str:
 
 def _notes(summary: Summary, width: int) -> list[str]:
     lines: list[str] = []
-    for note in summary.notes:
+    for note in notes_of(summary):
         wrapped = escape.wrapped(escape.plain(note, 2000), width - 2)
         lines += [f"{'  ' if i else '• '}{line}" for i, line in enumerate(wrapped)]
     return ["Notes", *lines] if lines else []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfnb.views import escape, palette
 from perfnb.views import format as fmt
+from perfnb.views import palette
+from perfnb.views.frame import framed, header
+from perfnb.views.noise import noise_facts
 from perfnb.views.picture import INK, LINE, QUIET, picture_html
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 _INCHES = (6.4, 1.7)
 _QUANTILES = (0.9, 0.95, 0.99)
-#: Share of the steps' time above which garbage collections are told.
-_TELL_GC = 0.005
 #: Interquartile ranges above the upper quartile up to which steps are drawn in their place.
 _SHOWN = 6
 _POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 2.5}
@@ -49,25 +48,6 @@ def timing_facts(timing: Timing) -> list[str]:
     return facts + noise_facts(timing.noise, sum(timing.samples_ms))
 
 
-def noise_facts(noise: Mapping[str, Any], whole_ms: float) -> list[str]:
-    """What disturbed the steps, in words; nothing where nothing is known to have."""
-    facts = []
-    paused = sum(ms for _, ms in noise.get("gc_pauses", ()))
-    if paused > _TELL_GC * whole_ms > 0:
-        facts.append(f"garbage collections took {fmt.share(paused / whole_ms)}")
-    load, cpus = noise.get("load_before"), noise.get("cpus")
-    if load is not None and cpus and load > 0.5 * cpus:
-        facts.append(f"the machine was busy before (load {load:.1f} on {cpus} CPUs)")
-    before, after = noise.get("cpu_mhz_before"), noise.get("cpu_mhz_after")
-    if before and after and abs(after / before - 1) > 0.1:
-        facts.append(f"the CPU's clock went from {before:,} to {after:,} MHz")
-    if noise.get("throttled_periods"):
-        facts.append(f"the CPU limit stopped the process for {fmt.duration(noise['throttled_ms'])}")
-    if noise.get("gpu_throttle_reasons"):
-        facts.append(f"the GPU was throttled: {escape.plain(', '.join(noise['gpu_throttle_reasons']), 200)}")
-    return facts
-
-
 def timing_text(timing: Timing) -> str:
     """The step time in one line."""
     return " · ".join(timing_facts(timing))
@@ -75,11 +55,13 @@ def timing_text(timing: Timing) -> str:
 
 def timing_html(timing: Timing) -> str:
     """The step time in one line, above a picture of the steps in order and of their distribution."""
-    words = f"<p>{escape.html_sentence(timing_text(timing))}</p>"
+    first, *rest = timing_facts(timing)
+    time, _, known = first.partition(" (")
+    words = header("A step", "timing", time, " · ".join([known.removesuffix(")"), *rest]))
     if timing.steps < 2:
-        return words
+        return framed(words)
     alt = f"Step times in their order and how they are distributed; {timing_facts(timing)[0]}"
-    return f"{words}<p>{picture_html(functools.partial(_draw, timing=timing), _INCHES, alt)}</p>"
+    return framed(f"{words}<p>{picture_html(functools.partial(_draw, timing=timing), _INCHES, alt)}</p>")
 
 
 def _draw(figure: Figure, timing: Timing) -> None:
@@ -101,6 +83,8 @@ def _draw(figure: Figure, timing: Timing) -> None:
             axes.axhspan(timing.ci_ms[0] * factor, timing.ci_ms[1] * factor, color=LINE, alpha=0.8, linewidth=0)
         axes.axhline(timing.median_ms * factor, color=INK, linewidth=1)
         axes.spines[["top", "right"]].set_visible(False)
+    order.xaxis.get_major_locator().set_params(integer=True)
+    spread.xaxis.get_major_locator().set_params(integer=True)
     order.set_ylabel(f"step, {unit}")
     words = [
         "steps in order",

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfnb.views import bars, escape, palette, tables
 from perfnb.views import format as fmt
-from perfnb.views.assets import static_style
+from perfnb.views.frame import framed, header
 from perfnb.views.picture import figure_of, picture_html
 from perfnb.views.watch_picture import Band, draw_watch, inches
 from perfnb.views.watch_points import thinned
@@ -41,10 +41,10 @@ def watch_html(summary: MachineSummary, *, picture: bool = True) -> str:
         Whether to draw the picture, which takes up to a second.
     """
     state = "Watching" if summary.running else "Watched"
-    facts = [f"for {lasted(summary.duration_s)}", *watch_facts(summary)]
-    head = f"<p><strong>{state}</strong> {escape.html_sentence(' · '.join(facts))}</p>"
+    verdict = f"{state} for {lasted(summary.duration_s)}"
+    head = header("The machine", "watch", verdict, " · ".join(watch_facts(summary)))
     body = [head, _picture(summary) if picture else "", _table(summary), _marks(summary), _said(summary)]
-    return f'<div class="perfnb-static"><style>{static_style()}</style>{"".join(body)}</div>'
+    return framed("".join(body))
 
 
 def watch_text(summary: MachineSummary, width: int = 100) -> list[str]:

@@ -25,6 +25,7 @@ def test_without_a_watch_there_are_no_allocations() -> None:
     assert watched_memory(training_step(2).recording()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begin", "end", "category"),
     [

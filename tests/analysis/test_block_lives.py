@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ def changes_of(*rows: tuple[int, int, int, str]) -> pd.DataFrame:
     return frame.astype(numbers).assign(event=np.arange(len(rows)), allocated=-1, reserved=-1)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from(["cpu", "cuda:0"]), st.booleans())),
     st.sets(st.tuples(st.integers(0, 2), st.sampled_from(["cpu", "cuda:0"]))),
@@ -47,13 +49,14 @@ def test_blocks_add_up_to_the_changes_at_every_instant(
     blocks = paired(changes_of(*rows))
 
     unseen = sum(1000 + number for number, place in enumerate(sorted(before)) if place in freed)
-    assert blocks.loc[blocks["start"] == BEFORE, "bytes"].sum() == unseen
+    start, end, size_of = (blocks[name].to_numpy() for name in ("start", "end", "bytes"))
+    assert size_of[start == BEFORE].sum() == unseen
     for moment, size in expected.items():
-        at = blocks[(blocks["start"] <= moment) & (blocks["end"] > moment)]
-        later = blocks.loc[(blocks["start"] == BEFORE) & (blocks["end"] > moment), "bytes"].sum()
-        assert at["bytes"].sum() - later == size
+        at = size_of[(start <= moment) & (end > moment)].sum()
+        later = size_of[(start == BEFORE) & (end > moment)].sum()
+        assert at - later == size
     assert len(blocks) == sum(size > 0 for _, _, size, _ in rows) + len(freed & before)
-    assert (blocks["end"] >= blocks["start"]).all()
+    assert (end >= start).all()
 
 
 def test_blocks_end_with_their_free_or_where_the_next_begins() -> None:

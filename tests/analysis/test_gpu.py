@@ -186,6 +186,7 @@ def test_two_backward_threads_are_summed_by_layer_and_a_note_says_so() -> None:
     assert "backward pass ran on several threads" in " ".join(str(p).split())
 
 
+@pytest.mark.slow
 def test_steps_that_launched_different_numbers_of_kernels_are_pointed_out() -> None:
     hand = gpu_step(2)
     hand.rows = [row for row in hand.rows if not (row["name"] == "adds" and row["start_ns"] > 2_000_000)]

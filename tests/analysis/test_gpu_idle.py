@@ -169,6 +169,7 @@ def test_the_idle_time_of_alexnet_is_the_hosts() -> None:
     assert rest["duration_ns"].sum() == 53_000
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize("name", sorted(expected()))
 def test_the_parts_of_the_idle_time_of_a_public_trace_add_up(name: str) -> None:

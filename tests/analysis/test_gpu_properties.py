@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.analysis.critical_path import critical_path, critical_paths
@@ -16,6 +15,7 @@ from perfnb.analysis.kernels import kernels_by_name, kernels_by_op, kernels_of_o
 from perfnb.analysis.launches import launch_summary, launches, launches_by_op, queue_lengths
 from perfnb.analysis.path_savings import path_savings
 from tests.analysis.traces import COLUMNS
+from tests.laws import holds_of
 
 HOST = [
     *(("aten::mm", "cpu_op"), ("aten::add", "cpu_op"), ("autograd::engine::evaluate_function: MmBackward0", "cpu_op")),
@@ -59,8 +59,7 @@ EVENTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(EVENTS)
+@holds_of(EVENTS, some=30, many=600)
 def test_times_of_a_device_fit_together(events: pd.DataFrame) -> None:
     work, table = device_work(events), gpu_time(events)
 
@@ -75,8 +74,7 @@ def test_times_of_a_device_fit_together(events: pd.DataFrame) -> None:
     assert (idle_gaps(events, per_stream=True)["duration_ns"] > 0).all()
 
 
-@settings(max_examples=60, deadline=None)
-@given(EVENTS, st.randoms())
+@holds_of(EVENTS, st.randoms(), some=30, many=600)
 def test_times_do_not_depend_on_the_order_of_the_events_nor_on_work_being_in_pieces(events, random) -> None:  # type: ignore[no-untyped-def]
     order = list(range(len(events)))
     random.shuffle(order)
@@ -94,8 +92,7 @@ def _second_halves(events: pd.DataFrame) -> pd.DataFrame:
     return events.assign(start_ns=events["start_ns"] + half, duration_ns=events["duration_ns"] - half)
 
 
-@settings(max_examples=60, deadline=None)
-@given(EVENTS)
+@holds_of(EVENTS, some=30, many=600)
 def test_tables_of_launches_and_kernels_hold_all_work_once(events: pd.DataFrame) -> None:
     count = len(device_work(events))
 
@@ -108,8 +105,7 @@ def test_tables_of_launches_and_kernels_hold_all_work_once(events: pd.DataFrame)
     assert (queue_lengths(events)["length"] >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
-@given(EVENTS, st.booleans(), st.sampled_from(["kind", "op", "name"]))
+@holds_of(EVENTS, st.booleans(), st.sampled_from(["kind", "op", "name"]), some=60, many=600)
 def test_a_path_has_no_gap_and_no_part_saves_more_than_it_takes(events: pd.DataFrame, tail: bool, by) -> None:  # type: ignore[no-untyped-def]
     start, length = events["start_ns"], events["duration_ns"]
     windows = [None, (int(start.min()), int((start + length).max()))] if len(events) else [None]

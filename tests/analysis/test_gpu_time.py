@@ -122,6 +122,7 @@ def test_a_frame_may_lack_columns_and_hold_missing_numbers() -> None:
     assert gpu_time(nullable)["device"].tolist() == [0]
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize("name", sorted(expected()))
 def test_a_public_trace_has_its_known_times(name: str) -> None:

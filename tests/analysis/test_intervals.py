@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, rankdata
 
 from perfnb.analysis.intervals import (
     CORRELATED_STATISTICS,
@@ -144,6 +144,15 @@ def test_read_backwards_the_steps_give_the_same_interval(samples: list[float]) -
     assert lag1(samples[::-1]) == pytest.approx(lag1(samples), abs=1e-9)
     assert -1 <= lag1(samples) <= 1
     assert 0 < effective_size(samples) <= len(samples)
+
+
+@given(st.lists(st.integers(1, 5), min_size=8, max_size=40))
+def test_equal_steps_share_their_rank(samples: list[int]) -> None:
+    n, ranks = len(samples), rankdata(samples)
+    ranks -= ranks.mean()
+    raw = ranks[1:] @ ranks[:-1] / max(ranks @ ranks, 1e-9)
+
+    assert lag1(samples) == (pytest.approx(np.clip((raw * (n - 1) + 1) / (n - 4), -1, 1)) if ranks.any() else 0)
 
 
 @given(times, st.randoms())

@@ -94,13 +94,57 @@ def test_options_that_differ_are_a_change_between_entries_of_one_kind() -> None:
     assert history(profiles[0], other)["also_changed"].isna().all()
 
 
-@pytest.mark.parametrize("changed", [{"processor": "Another"}, {"gpus": ["A GPU"]}, {"cpus": 2}])
+@pytest.mark.parametrize("changed", [{"processor": "Another"}, {"gpus": ["A GPU"]}, {"cpus": 2}, {"cpu_limit": 2.0}])
 def test_times_of_another_machine_are_not_compared(changed: dict[str, Any]) -> None:
-    found = history(timing_entry(0), timing_entry(1, 30.0, environment={**ENVIRONMENT, **changed}))
+    other = {**ENVIRONMENT, **changed}
+    found = history(
+        timing_entry(0, environment={"cpu_limit": 4.0} | ENVIRONMENT), timing_entry(1, 30.0, environment=other)
+    )
 
     assert found["comparable"].tolist() == [False, False]
+    assert next(iter(changed)) in found["not_compared"].iloc[1]
     assert found["ratio"].isna().all()
     assert not found["regression"].any()
+
+
+def test_each_machine_has_what_was_accepted_on_it() -> None:
+    other = {**ENVIRONMENT, "processor": "Another"}
+    found = history(
+        timing_entry(0, 10.0, accepted=True),
+        timing_entry(1, 30.0, environment=other),
+        report_entry(2, 30.0, 0.8, "accept", environment=other),
+        timing_entry(3, 11.0),
+        timing_entry(4, 24.0, environment=other),
+        timing_entry(5, 9.0, accepted=True),
+        timing_entry(6, 30.0, environment=other),
+    )
+
+    assert found["against"].iloc[1:].tolist() == ["e1", "e2", "e1", "e3", "e1", "e3"]
+    assert found["comparable"].tolist() == [False, False, True, True, True, True, True]
+    assert found["regression"].tolist() == [False, False, False, True, False, False, True]
+
+
+def test_times_of_another_batch_size_are_not_compared() -> None:
+    found = history(
+        timing_entry(0, 10.0, batch_size=32),
+        timing_entry(1, 18.0, batch_size=64, change="batch size 64"),
+        timing_entry(2, 18.1, batch_size=64),
+        timing_entry(3, 12.0, batch_size=32),
+        timing_entry(4, 12.0),
+    )
+
+    assert found["not_compared"].dropna().tolist() == ["batch_size 32 → 64"]
+    assert found["also_changed"].isna().all()
+    assert found["against"].iloc[1:].tolist() == ["e1", "e2", "e1", "e2"]
+    assert found["regression"].tolist() == [False, False, False, True, False]
+    assert found["batch_size"].tolist()[:4] == [32, 64, 64, 32]
+
+
+def test_what_comes_first_and_has_no_time_stands_in_for_nothing() -> None:
+    found = history(timing_entry(0, median_ms=None, ci_ms=None), timing_entry(1, 10.0), timing_entry(2, 12.0))
+
+    assert found["against"].isna().tolist() == [True, True, False]
+    assert found["regression"].tolist() == [False, False, True]
 
 
 def test_what_has_no_time_or_no_interval_is_no_regression() -> None:

@@ -161,6 +161,7 @@ def test_launches_of_alexnet() -> None:
     assert of[5543]["delay_ns"] == (323_647 - 322_545) * 1000
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize("name", sorted(expected()))
 def test_kernels_of_a_public_trace_add_up(name: str) -> None:

@@ -25,6 +25,7 @@ def verdicts(rows: np.ndarray) -> Counter[str]:
     return Counter(compare_pairs(row).verdict for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize(("pairs", "step_s"), [(10, 0.005), (60, 0.05), (150, 0.005)])
 @pytest.mark.parametrize("load", LOADS)

@@ -11,7 +11,8 @@ import pytest
 from perfnb.analysis.critical_path import path_in, prepare, window_of
 from perfnb.analysis.device_work import step_windows
 from perfnb.analysis.path_savings import Retiming, path_savings
-from tests.analysis.test_critical_path import ALEXNET, step, streams, waiting
+from tests.analysis.test_critical_path import step, streams, waiting
+from tests.analysis.test_critical_path_public import ALEXNET
 from tests.analysis.traces import Trace, expected, public, public_trace
 
 
@@ -100,6 +101,7 @@ def test_alexnet_is_held_up_by_its_allocations() -> None:
     assert table.loc["cudaMalloc", "saves_ms"] == pytest.approx(30.425)
 
 
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize("by", ["kind", "op", "name"])
 @pytest.mark.parametrize("name", sorted(expected()))

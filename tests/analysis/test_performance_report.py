@@ -78,6 +78,15 @@ def test_limits_reach_the_decision() -> None:
     assert decided(peak_memory_bytes=6000) == ("accept", ())
     assert decided(peak_memory_bytes=5999) == ("reject", ("peak_memory_bytes",))
     assert decided(median_ms=1.0, p95_ms=1.0) == ("reject", ("median_ms", "p95_ms"))
+    ends = experiment(0.5).b.ci_ms
+    assert ends is not None
+    assert decided(median_ms=ends[1]) == ("accept", ())
+    for limit in (ends[0], sum(ends) / 2):
+        assert decided(median_ms=limit) == ("inconclusive", ("median_ms",))
+    assert decided(median_ms=0.999 * ends[0]) == ("reject", ("median_ms",))
+    tail = quantile_interval(experiment(0.5).b_ms, 0.95)
+    assert tail is not None
+    assert decided(p95_ms=sum(tail) / 2) == ("inconclusive", ("p95_ms",))
     assert decided(los=1.0) == ("inconclusive", ("los",))
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfnb.analysis.intervals import interval_of_median
-from perfnb.analysis.planning import pairs_needed, plan_pairs, plan_steps, smallest_detectable
+from perfnb.analysis.paired import compare_pairs
+from perfnb.analysis.planning import Planned, pairs_needed, plan_pairs, plan_steps, smallest_detectable
 from tests.analysis.machines import autoregressive
 
 
@@ -62,11 +63,19 @@ def test_the_budget_bounds_the_pairs(budget_s: float, count: int) -> None:
 
 
 def test_pairs_without_spread_or_without_a_band() -> None:
-    assert plan_pairs([0.1] * 10).count == 6
+    assert plan_pairs([0.1] * 10).needed == 6
     assert plan_pairs([0.1] * 10).enough
     assert plan_pairs([0.0, 0.1], equal_within=0, budget_s=3, pair_s=0.1).count == 30
     with pytest.raises(ValueError, match="at least 2"):
         plan_pairs([0.1])
+
+
+@pytest.mark.parametrize(("budget_s", "count"), [(math.inf, 12), (1.0, 10), (0.1, 6)])
+def test_as_many_pairs_as_bear_a_disturbed_one_where_there_is_time(budget_s: float, count: int) -> None:
+    assert plan_pairs([0.1] * 10, budget_s=budget_s, pair_s=0.1) == Planned(count, 6)
+    disturbed = [0.1 + 0.001 * place for place in range(11)]
+    assert compare_pairs([*disturbed, -3.0]).verdict == "slower"
+    assert compare_pairs([*disturbed[:10], -3.0]).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])

@@ -34,6 +34,7 @@ def laws(cost: Cost, sizes: tuple[int, ...], count: int, known: bool = True, see
     return [fit_power_law(sizes, measured(rng, cost, sizes), noise) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("sizes", [SIX, NINE])
@@ -49,6 +50,7 @@ def test_the_exponent_is_recovered_and_its_interval_holds_it(
     assert np.mean(held) >= 0.89
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("sizes", [SIX[:5], SIX, NINE])
@@ -96,6 +98,7 @@ def test_a_deviation_that_does_not_matter_is_no_break() -> None:
     assert fit_power_law(sizes, sizes**2 * np.where(sizes > 256, 1.03, 1.0)).holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_a_constant_overhead_is_found_and_one_that_is_not_there_is_not(known: bool) -> None:
     there = laws(lambda n: 0.3 + 1e-5 * n**2, SIX, 100, known)
@@ -108,6 +111,7 @@ def test_a_constant_overhead_is_found_and_one_that_is_not_there_is_not(known: bo
     assert sum(law.overhead > 0 for law in absent) <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("held_out", [300, 4096])

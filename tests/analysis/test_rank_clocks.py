@@ -58,6 +58,7 @@ def test_several_differences_that_fit_as_well_are_not_told(gap_us: int) -> None:
     assert waits(matched, clocks).empty
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sets(st.integers(0, 59), max_size=6), st.sets(st.integers(0, 59), max_size=6))
 def test_lost_collectives_at_uneven_distances(seed: int, lost: set[int], lost_too: set[int]) -> None:
@@ -75,6 +76,7 @@ def test_lost_collectives_at_uneven_distances(seed: int, lost: set[int], lost_to
     assert (matched["end_ns"] - matched["rank"] * AHEAD_NS).groupby(matched["place"]).nunique().eq(1).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([50, 200, 500]), st.sets(st.integers(0, 59), max_size=4), st.sets(st.integers(0, 59), max_size=4)

@@ -81,6 +81,7 @@ NO_LEAK: dict[str, Levels] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [20, STEPS])
 @pytest.mark.parametrize("name", NO_LEAK)
 def test_without_a_leak_the_interval_holds_0_in_95_of_100_runs(name: str, steps: int) -> None:
@@ -116,6 +117,7 @@ PLANTED: dict[str, Levels] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_leak_that_is_uneven_is_seen_in_9_of_10_runs(name: str) -> None:
     rng = np.random.default_rng(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.analysis.system_check import CHECKS, COLUMNS, VERDICTS, check_table
@@ -40,6 +40,7 @@ TORCH = {
     "mkl": True,
     "onednn": True,
     "openmp": True,
+    "blas": "mkl",
     "capability": "AVX2",
     "cuda": "12.4",
     "hip": None,
@@ -67,6 +68,8 @@ GOOD: dict[str, Any] = {
     "mhz": 3400.0,
     "boost": True,
     "heat_events": 0,
+    "heat_ms": 0,
+    "virtual": False,
     "cpus": 8,
     "cores": 8,
     "smt": False,
@@ -89,6 +92,7 @@ GOOD: dict[str, Any] = {
     "thread_variables": {},
     "python": PYTHON,
     "torch": TORCH,
+    "openmp_runtimes": ["/opt/libgomp.so.1"],
     "allocators": ["jemalloc"],
     "preloaded": "libjemalloc.so",
     "gpus": {"driver": "550.54", "driver_cuda": (12, 4), "devices": {"GPU 0": GPU, "GPU 1": GPU}},
@@ -122,7 +126,17 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("CPU frequency", {"boost": False}, "attention", "boost off"),
     ("CPU frequency", {"boost": Unread("x"), "frequency_limits": Unread("y")}, "info", "not told"),
     ("CPU frequency", {"mhz": Unread("why"), "frequency_limits": Unread("y")}, "unknown", "why"),
-    ("CPU slowed by heat", {"heat_events": 7}, "attention", "7 times"),
+    ("CPU governor", {"governors": {"powersave": 8}, "frequency_drivers": {"amd-pstate": 8}}, "attention", "power"),
+    ("CPU governor", {"governors": {"powersave": 8}, "frequency_drivers": {"amd-pstate-epp": 8}}, "info", "power"),
+    (
+        "CPU slowed by heat",
+        {"heat_events": 7, "heat_ms": 9000},
+        "attention",
+        "7 times since the machine's start, for 9",
+    ),
+    ("CPU slowed by heat", {"heat_events": 7, "heat_ms": Unread("old kernel")}, "attention", "7 times"),
+    ("CPU slowed by heat", {"heat_events": 1, "heat_ms": 20}, "info", "1 time since the machine's start, for 0.02 s"),
+    ("hyper-threading", {"virtual": True}, "info", "may be threads of shared cores"),
     ("hyper-threading", {"smt": True, "cpus": 16}, "info", "16 CPUs on 8 cores"),
     ("NUMA", {"nodes": [(4, 4), (4, 4)]}, "attention", "2 of them"),
     ("NUMA", {"nodes": [(4, 0), (4, 4)]}, "ok", "bound to 1"),
@@ -147,6 +161,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("shared memory (/dev/shm)", {"shared_memory": Unread("x"), "platform": "darwin"}, "info", "macOS"),
     ("disk of the data", {"block_device": DISK | {"name": "sda", "turns": True}}, "attention", "turns"),
     ("disk of the data", {"block_device": DISK | {"name": "vda", "turns": True}}, "info", "virtual"),
+    ("disk of the data", {"block_device": DISK | {"name": "sda", "turns": True}, "virtual": True}, "info", "virtual"),
     ("disk of the data", {"mount": GOOD["mount"] | {"kind": "nfs4"}}, "attention", "network"),
     ("disk of the data", {"mount": GOOD["mount"] | {"kind": "overlay"}}, "info", "layers of a container"),
     ("disk of the data", {"mount": GOOD["mount"] | {"kind": "tmpfs"}}, "info", "in memory"),
@@ -161,12 +176,17 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("Python", {"python": PYTHON | {"tracer": True}}, "attention", "tracer"),
     ("Python", {"python": PYTHON | {"optimized": False}}, "info", "without --enable-optimizations"),
     ("torch", {"torch": TORCH | {"debug": True}}, "attention", "a debug build"),
-    ("torch", {"torch": TORCH | {"mkl": False}}, "attention", "lacks MKL"),
+    ("torch", {"torch": TORCH | {"mkl": False, "blas": "generic"}}, "attention", "lacks MKL"),
+    ("torch", {"torch": TORCH | {"mkl": False, "blas": None}}, "attention", "lacks MKL"),
+    ("torch", {"torch": TORCH | {"mkl": False, "blas": "open"}}, "info", "with OpenBLAS, oneDNN, OpenMP"),
+    ("torch", {"openmp_runtimes": ["/a/libgomp.so.1", "/b/libiomp5.so"]}, "info", "(libgomp.so.1, libiomp5.so)"),
     ("torch", {"torch": TORCH | {"capability": "DEFAULT"}}, "attention", "for DEFAULT"),
-    ("torch", {"torch": TORCH | {"mkl": False, "machine": "arm64"}}, "ok", "oneDNN"),
+    ("torch", {"torch": TORCH | {"mkl": False, "blas": "accelerate", "machine": "arm64"}}, "ok", "oneDNN"),
     ("torch", {"torch": TORCH | {"openmp": False, "machine": "arm64"}}, "info", "lacks OpenMP"),
     ("allocator", {"allocators": [], "preloaded": ""}, "info", "the system's own"),
-    ("allocator", {"allocators": [], "preloaded": "libx.so"}, "attention", "libx.so"),
+    ("allocator", {"allocators": [], "preloaded": "/usr/lib/libjemalloc.so"}, "attention", "libjemalloc.so was to be"),
+    ("allocator", {"allocators": [], "preloaded": "/usr/lib/libfakeroot.so:libgomp.so.1"}, "info", "the system's own"),
+    ("allocator", {"allocators": Unread("x"), "preloaded": "a.so libtcmalloc.so"}, "info", "libtcmalloc.so is to be"),
     ("allocator", {"allocators": Unread("no maps"), "preloaded": ""}, "unknown", "no maps"),
     ("GPU driver", {"torch": TORCH | {"cuda": "13.0"}}, "attention", "up to CUDA 12.4; torch was built with CUDA 13.0"),
     ("GPU driver", {"torch": TORCH | {"cuda": "12.8"}}, "info", "12.8"),
@@ -205,6 +225,24 @@ def test_the_advice_names_the_number_of_threads() -> None:
     assert "torch.set_num_threads(2)" in rows(cpu_limit=1.5)["torch's threads"]["how"]
 
 
+def test_the_advice_fits_what_was_found() -> None:
+    never, madvise = (rows(huge_pages=chosen)["huge pages"]["how"] for chosen in ("never", "madvise"))
+    assert never.startswith("As root, write always")  # where they are forbidden torch asks in vain
+    assert madvise.startswith("THP_MEM_ALLOC_ENABLE=1")
+    how = rows(block_device=DISK | {"scheduler": "bfq"})["disk scheduler"]["how"]
+    assert how.startswith("echo none | sudo tee /sys/block/nvme0n1/queue/scheduler")
+    turning = {"name": "sda", "turns": True, "scheduler": "none"}
+    assert "echo mq-deadline | sudo tee /sys/block/sda/" in rows(block_device=turning)["disk scheduler"]["how"]
+    assert "ATEN_CPU_CAPABILITY" in rows(torch=TORCH | {"capability": "DEFAULT"})["torch"]["how"]
+    assert "ATEN_CPU_CAPABILITY" not in rows(torch=TORCH | {"onednn": False})["torch"]["how"]
+
+
+def test_a_narrow_link_is_to_be_looked_at_while_a_step_runs() -> None:
+    row = rows(**gpus(pcie_width=8))["GPU PCIe link"]
+    assert "idle" in row["found"]
+    assert row["how"].startswith("Ask again while a step runs")
+
+
 def test_without_a_gpu_its_checks_say_so() -> None:
     none = Unread("no NVIDIA driver on this machine")
     on_cpu = rows(gpus=none, torch=TORCH | {"cuda": None})
@@ -223,6 +261,7 @@ def test_nothing_read_at_all_is_unknown_or_not_there() -> None:
     assert table[table["verdict"] == "info"]["found"].str.startswith("no NVIDIA GPU").all()
 
 
+@settings(deadline=None)
 @given(st.sets(st.sampled_from(sorted(GOOD))))
 def test_whatever_is_missing_no_check_fails_and_none_is_guessed(missing: set[str]) -> None:
     table = check_table(GOOD | {name: Unread("<why>") for name in missing})
@@ -233,7 +272,15 @@ def test_whatever_is_missing_no_check_fails_and_none_is_guessed(missing: set[str
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (64 << 20, "64 MiB"), (3000 * GIB, "3,000 GiB")]
+    ("count", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000 << 20, "1,000 MiB"),
+        (1024, "1 KiB"),
+        (64 << 20, "64 MiB"),
+        (3000 * GIB, "3,000 GiB"),
+    ],
 )
 def test_sizes(count: int, words: str) -> None:
     assert size_words(count) == words

@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.analysis.attribution import ON_DEVICE
@@ -16,6 +15,7 @@ from perfnb.analysis.trace_diff import TraceDiff, diff_traces
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import NO_OP_ROW
 from tests.analysis.recordings import ByHand
+from tests.laws import holds_of
 
 SIDES = ("a", "b")
 
@@ -76,6 +76,7 @@ def conv(library: str, kernels: list[str], us: float, helper: bool = False, step
     return hand.recording()
 
 
+@pytest.mark.slow
 def test_one_convolution_through_two_libraries_is_one_operator() -> None:
     a = conv("aten::cudnn_convolution", ["volta_scudnn"], 60, steps=3)
     b = conv("aten::miopen_convolution", ["transpose", "igemm_fwd"], 50, helper=True)
@@ -117,6 +118,7 @@ def attention(name: str, kernel: str, us: float) -> Recording:
     return hand.recording()
 
 
+@pytest.mark.slow
 def test_a_backward_node_of_the_makers_own_goes_by_the_operator_that_made_it() -> None:
     a, b = attention("flash", "fa", 50), attention("efficient", "ck", 80)
 
@@ -142,6 +144,7 @@ def flat(*ops: tuple[str, str | None, float], layers: bool = False) -> Recording
     return hand.recording()
 
 
+@pytest.mark.slow
 def test_shapes_tell_operators_apart_and_then_their_order() -> None:
     a = flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2), ("aten::mm", "[[9, 9]]", 3))
     b = flat(("aten::mm", "[[3, 4]]", 5), ("aten::mm", "[[8, 8]]", 7), ("aten::mm", "[[7, 7]]", 9))
@@ -154,6 +157,7 @@ def test_shapes_tell_operators_apart_and_then_their_order() -> None:
     assert found["grew_ms"].tolist() == pytest.approx([0.006, 0.003, 0.006])
 
 
+@pytest.mark.slow
 def test_a_trace_without_shapes_is_matched_by_name_and_layer() -> None:
     a = flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2), ("aten::add", "[[1]]", 2), layers=True)
     b = flat(("aten::mm", None, 3), ("aten::mm", None, 3), ("aten::add", None, 2), layers=True)
@@ -171,6 +175,7 @@ def test_a_trace_without_shapes_is_matched_by_name_and_layer() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_batch_more_does_not_part_the_layers() -> None:
     a = flat(("aten::mm", "[[8, 2]]", 1), ("aten::mm", "[[8, 4]]", 2), layers=True)
     b = flat(("aten::mm", "[[16, 2]]", 3), ("aten::mm", "[[16, 4]]", 5), layers=True)
@@ -211,6 +216,7 @@ def test_what_lies_deeper_in_one_is_found_inside_the_same_operator() -> None:
     assert found.ops["self_gpu_ms_b"].tolist() == pytest.approx([0.06, 0.03])
 
 
+@pytest.mark.slow
 def test_other_models_have_little_alike() -> None:
     a, b = flat(("aten::mm", "[[1]]", 9), ("aten::relu", "[[1]]", 1)), flat(("aten::lstm", "[[1]]", 5))
 
@@ -235,6 +241,7 @@ def test_without_a_gpu_in_one_of_them_the_host_counts() -> None:
     assert found.ops["self_host_ms_a"].sum() == pytest.approx(0.03)
 
 
+@pytest.mark.slow
 def test_what_is_not_called_equally_often_is_listed_by_the_hosts_time() -> None:
     a = (
         ByHand()
@@ -265,6 +272,7 @@ def test_what_is_not_called_equally_often_is_listed_by_the_hosts_time() -> None:
     assert found.works == (1, 2)
 
 
+@pytest.mark.slow
 def test_the_time_of_the_gpu_is_of_a_step() -> None:
     table = diff(conv("aten::x", ["k"], 60, steps=3), conv("aten::x", ["k"], 80)).gpu_time
 
@@ -318,8 +326,7 @@ def recordings(draw: st.DrawFn) -> Recording:
     return hand.recording()
 
 
-@given(recordings(), recordings())
-@settings(max_examples=25, deadline=None)
+@holds_of(recordings(), recordings(), some=25, many=500)
 def test_all_work_is_in_one_row_and_the_other_way_round_is_the_opposite(a: Recording, b: Recording) -> None:
     there, back = quick(a, b), quick(b, a)
 
@@ -335,8 +342,7 @@ def test_all_work_is_in_one_row_and_the_other_way_round_is_the_opposite(a: Recor
         assert recording.traced_steps == there.steps[SIDES.index(side)]
 
 
-@given(recordings())
-@settings(max_examples=15, deadline=None)
+@holds_of(recordings(), some=15, many=300)
 def test_a_trace_is_like_itself(a: Recording) -> None:
     found = quick(a, a)
 

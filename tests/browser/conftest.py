@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -67,17 +68,32 @@ def page(chromium: Browser) -> Iterator[Page]:
     context.close()
 
 
+@pytest.fixture(scope="session")
+def windows(chromium: Browser) -> Callable[..., BrowserContext]:
+    """A window for each set of options, kept open by an empty page: it costs three times what a page in it does."""
+    kept: dict[str, BrowserContext] = {}
+
+    def window(**options: Any) -> BrowserContext:
+        name = repr(sorted(options.items()))
+        if name not in kept:
+            kept[name] = chromium.new_context(**options)
+            kept[name].new_page()
+        return kept[name]
+
+    return window
+
+
 @pytest.fixture
-def open_page(chromium: Browser, tmp_path: Path) -> Iterator[OpenPage]:
+def open_page(windows: Callable[..., BrowserContext], tmp_path: Path) -> Iterator[OpenPage]:
     """Opens HTML as a page of its own, and fails if that asks for anything, says an error or opens a dialog."""
-    contexts, said = [], []
+    pages: list[Page] = []
+    said: list[str] = []
 
     def open_(html: str, **options: Any) -> Page:
-        path = tmp_path / f"{len(contexts)}.html"
+        path = tmp_path / f"{len(pages)}.html"
         path.write_text(html, encoding="utf-8")
-        context = chromium.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
+        page = windows(**options).new_page()
+        pages.append(page)
         page.set_default_timeout(10_000)
         page.on("console", lambda message: said.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
@@ -87,9 +103,17 @@ def open_page(chromium: Browser, tmp_path: Path) -> Iterator[OpenPage]:
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
     assert said == []
+
+
+@pytest.fixture
+def opened(open_page: OpenPage) -> Callable[..., Any]:
+    """Opens a timeline in its report."""
+    from tests.browser.timeline_driver import opened_timeline  # which knows this file
+
+    return functools.partial(opened_timeline, open_page)
 
 
 @pytest.fixture(scope="session")

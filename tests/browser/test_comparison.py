@@ -13,6 +13,8 @@ from tests.written_traces import Written
 
 KERNEL = "void gemm_with_a_name_of_many_words_{}::of<float>(float*)"
 
+pytestmark = pytest.mark.browser
+
 
 def trace(path: Path, us: float) -> perfnb.Profile:
     """Layers with long names, an op in each, and kernels with long names."""

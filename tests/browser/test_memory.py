@@ -23,6 +23,7 @@ from perfnb.views.palette import CATEGORIES
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.views import memory_samples, roofline_samples
+from tests.views.pages import spaced
 from tests.views.summaries import HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -82,7 +83,7 @@ def memory(opened: Open, made: memory_samples.Memory, **options: Any) -> Page:
 def alive(page: Page) -> list[tuple[str, str]]:
     """The listed allocations: name and size."""
     rows = page.locator(".pf-alive li").all()
-    return [(row.locator("div > span").inner_text(), row.locator("> b").inner_text()) for row in rows]
+    return [(row.locator("div > span").inner_text(), spaced(row.locator("> b").inner_text())) for row in rows]
 
 
 def alive_at(made: memory_samples.Memory, ms: float) -> list[tuple[str, str]]:
@@ -136,7 +137,7 @@ def test_the_peak_and_its_owners_are_shown_first(opened):
     assert alive(page) == alive_at(made, made.peak_ms)
     rows = page.get_by_role("table", name="Owners at the peak").locator("tbody tr")
     expect(rows).to_have_count(10)
-    expect(rows.first).to_contain_text(re.compile(r"model\.head.*temporaries.*76\.8 MiB.*6\.1 %"))
+    expect(rows.first).to_contain_text(re.compile(r"model\.head.*temporaries.*76\.8\sMiB.*6\.1\s%"))
     page.get_by_role("button", name=f"Show all {len(made.owners)}").click()
     expect(rows).to_have_count(len(made.owners))
 
@@ -153,7 +154,7 @@ def test_hovering_lists_the_largest_of_that_instant(opened, part):
     times = list(made.timeline["t_ms"])
     assert times[at] <= (x - plot["x"]) / plot["width"] * made.step_ms + 1e-6
     assert alive(page) == alive_at(made, times[at])
-    shown = [figure.inner_text() for figure in page.locator(".pf-amount > b").all()][: len(CATEGORIES)]
+    shown = [spaced(figure.inner_text()) for figure in page.locator(".pf-amount > b").all()][: len(CATEGORIES)]
     assert shown == [fmt.size(made.timeline[name].iloc[at]) for name in CATEGORIES]
     page.mouse.move(2, 2)
     expect(page.locator(".pf-alive h3")).to_have_text("At the peak")

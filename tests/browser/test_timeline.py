@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -12,20 +10,11 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
 from perfnb.views.palette import MARKS
-from tests.browser.conftest import OpenPage
-from tests.browser.timeline_driver import GPU, NODES, OPS, READ, ROW, Timeline, hue_of, opened_timeline, rgb
+from tests.browser.timeline_driver import GPU, NODES, OPS, READ, ROW, hue_of, rgb
 from tests.views import timeline_samples as samples
 from tests.views.timeline_samples import Event, Track
 
 pytestmark = pytest.mark.browser
-
-Open = Callable[..., Timeline]
-
-
-@pytest.fixture
-def opened(open_page: OpenPage) -> Open:
-    """Opens a timeline in its report."""
-    return functools.partial(opened_timeline, open_page)
 
 
 def test_events_are_drawn_at_their_places_in_their_colours(opened):
@@ -163,9 +152,9 @@ def test_a_layer_leads_to_its_kernels_and_its_backward(opened):
     t = opened(samples.step(backward_layers=True))
     t.click("Layers", 1000 + 60 + 60 + 20, 2)
     expect(t.details.locator("h3")).to_have_text("model.features.1")
-    expect(t.partners("Launched on the device")).to_have_text([re.compile("^fprop55.0 µs")])
+    expect(t.partners("Launched on the device")).to_have_text([re.compile(r"^fprop55.0\sµs")])
     expect(t.partners("Backward ops")).to_have_text([re.compile("^ConvolutionBackward0")])
-    expect(t.partners("Backward")).to_have_text([re.compile("^model.features.1.*70.0 µs · Layers")])
+    expect(t.partners("Backward")).to_have_text([re.compile(r"^model.features.1.*70.0\sµs · Layers")])
     dark = max(t.page.evaluate("getComputedStyle(document.querySelector('.perfnb')).color.match(/\\d+/g).map(Number)"))
     for track, us, depth in ((GPU, 1000 + 120 + 55, 0), ("Layers", 1000 + 380 + 80 * 3, 2)):
         x, y = t.at(track, us, depth)
@@ -174,8 +163,8 @@ def test_a_layer_leads_to_its_kernels_and_its_backward(opened):
     t.partners("Backward").get_by_role("button").click()
     expect(t.fact("start")).to_have_text("0.620 ms into step 2")
     expect(t.fact("kind")).to_have_text("backward")
-    expect(t.partners("Launched on the device")).to_have_text([re.compile("^dgrad65.0 µs")])
-    expect(t.partners("Forward")).to_have_text([re.compile("^model.features.1.*58.0 µs · Layers")])
+    expect(t.partners("Launched on the device")).to_have_text([re.compile(r"^dgrad65.0\sµs")])
+    expect(t.partners("Forward")).to_have_text([re.compile(r"^model.features.1.*58.0\sµs · Layers")])
 
 
 def test_what_overlaps_on_a_stream_calls_nothing(opened):
@@ -192,8 +181,10 @@ def test_the_pointer_is_told_what_lies_under_it(opened):
     t = opened()
     tip = t.page.locator(".pf-tl-tip")
     t.page.mouse.move(*t.at(GPU, 1000 + 60 + 80))
-    expect(tip).to_contain_text(re.compile(r"fprop.*55.0 µs.*0.115 ms into step 2.*forward.*kernel.*model.features.0"))
+    expect(tip).to_contain_text(
+        re.compile(r"fprop.*55.0\sµs.*0.115\sms into step 2.*forward.*kernel.*model.features.0")
+    )
     t.page.mouse.move(*t.at("Memory, CPU", 500, 2))
-    expect(tip).to_contain_text(re.compile(r"8\.00 MiB alive.*Memory, CPU.*0\.500 ms into step 1"))
+    expect(tip).to_contain_text(re.compile(r"8\.00\sMiB alive.*Memory, CPU.*0\.500\sms into step 1"))
     t.page.mouse.move(*t.at(GPU, 20))
     expect(tip).to_be_hidden()

@@ -101,6 +101,7 @@ def test_composite_operators_are_taken_apart_where_autograd_does_not() -> None:
     assert "aten::addmm" in seen(counter)
 
 
+@pytest.mark.slow
 def test_backward_and_recomputation_are_seen() -> None:
     layer, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4, requires_grad=True)
     for reentrant in (False, True):
@@ -110,6 +111,7 @@ def test_backward_and_recomputation_are_seen() -> None:
         assert seen(counter).count("aten::mm") == 2
 
 
+@pytest.mark.slow
 def test_a_range_of_the_users_is_not_cut() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, OpCounter() as counter:
         with torch.profiler.record_function("mine"):

@@ -44,6 +44,7 @@ class ManyWays(nn.Module):
         return self.out(x + self.side(beside))
 
 
+@pytest.mark.slow
 def test_backward_matrix_products_per_layer_are_what_the_mathematics_says() -> None:
     model = ManyWays()
     step = training_step(model, (torch.randint(0, 50, (4, 5)), torch.randn(4, 16)))
@@ -93,6 +94,7 @@ class Checkpointed(nn.Module):
         return self.after(checkpoint(self.inner, x, use_reentrant=self.reentrant))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_have_one_call_their_own_backward_and_the_recomputation(reentrant: bool) -> None:
     model = Checkpointed(reentrant)
@@ -111,6 +113,7 @@ def test_checkpointed_layers_have_one_call_their_own_backward_and_the_recomputat
     assert "checkpointing" in str(p)
 
 
+@pytest.mark.slow
 def test_checkpoints_inside_a_checkpoint_are_attributed() -> None:
     class Nested(nn.Module):
         def __init__(self) -> None:

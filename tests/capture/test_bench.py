@@ -6,6 +6,10 @@ import gc
 import random
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -44,6 +48,7 @@ def test_the_steps_of_a_round_draw_the_same_random_numbers_and_those_of_the_next
     assert drawn[4] != drawn[3]
 
 
+@pytest.mark.alone
 def test_durations_are_those_of_the_steps() -> None:
     with Bench([lambda: time.sleep(0.02), lambda: time.sleep(0.001)]) as bench:
         slow, fast = bench.rounds([(0, 1), (1, 0)] * 3)
@@ -51,6 +56,7 @@ def test_durations_are_those_of_the_steps() -> None:
     assert min(slow) >= 20e6 > sorted(fast)[2] >= 1e6
 
 
+@pytest.mark.alone
 def test_the_wait_for_data_belongs_to_a_step_alone() -> None:
     def batches() -> object:
         for _ in range(3):
@@ -157,3 +163,33 @@ def test_what_is_never_steady_has_no_end_of_its_warm_up() -> None:
     assert warm_up_of([10.0 * 1.05**place for place in range(60)]) is None
     assert warm_up_of([10.0] * 19) is None
     assert warm_up_of([10.0] * 25, 3) == 3
+
+
+def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() -> None:
+    shared = torch.zeros(2)
+    array, parameter = shared.numpy(), torch.nn.Parameter(torch.zeros(1))
+
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+
+    class Pair(NamedTuple):
+        first: torch.Tensor
+
+    def writes(value: float) -> Callable[[], Any]:
+        def step() -> Any:
+            shared.fill_(value)
+            return shared, [array], {"a": shared}, Output(shared), Pair(shared), MappingProxyType({"a": 1}), parameter
+
+        return step
+
+    with Bench([writes(1.0), writes(2.0)]) as bench:
+        bench.rounds([(0, 1), (1, 0)], keep_results=True)
+        first, second = bench.results
+
+    for result, value in ((first, 1.0), (second, 2.0)):
+        plain, (of_numpy,), mapping, output, pair, _, kept = result
+        for tensor in (plain, mapping["a"], output.logits, pair.first):
+            assert tensor.tolist() == [value, value]
+        assert of_numpy.tolist() == [value, value]
+        assert kept is parameter

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import torch
 
 from perfnb.capture import ceilings
 from perfnb.capture.ceilings import measure_ceilings
-from perfnb.capture.kept import cache_folder, keep, kept
+from perfnb.capture.kept import Rate, cache_folder, keep, kept
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -74,6 +77,59 @@ def test_measured_again_the_better_one_stays(rates: list[float]) -> None:
     assert measure_ceilings(["float32"])["flops_per_s"] == {"float32": 2e9}
 
 
+class Beside:
+    """Stands for `_Others`: a share that others use."""
+
+    share = 0.0
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+def test_beside_other_programs_it_is_measured_again_after_a_while(
+    rates: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "_Others", Beside)
+    monkeypatch.setattr(Beside, "share", 0.6)
+    first = measure_ceilings(["float32"])
+    assert (first["flops_per_s"]["float32"], first["others"]) == (1e9, 0.6)
+
+    rates[:] = [3e9]
+    assert measure_ceilings(["float32"]) == first  # not at once
+    monkeypatch.setattr(ceilings, "_AGAIN_S", -1.0)
+    again = measure_ceilings(["float32"])
+    assert (again["flops_per_s"]["float32"], again["others"]) == (3e9, 0.6)
+
+    monkeypatch.setattr(Beside, "share", 0.02)
+    rates[:] = [2e9]
+    quiet = measure_ceilings(["float32"])
+    assert (quiet["flops_per_s"]["float32"], quiet["others"]) == (3e9, 0.02)
+    rates[:] = [9e9]
+    assert measure_ceilings(["float32"]) == quiet
+
+
+def test_what_other_programs_use_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.3)
+        with ceilings._Others() as others:
+            time.sleep(0.5)
+    finally:
+        busy.kill()
+        busy.wait()
+    assert others.share > 0.3 / (os.cpu_count() or 1)
+    # What the process itself does is none of it.
+    monkeypatch.setattr(time, "process_time", iter((0.0, 0.4)).__next__)
+    monkeypatch.setattr(time, "perf_counter", iter((0.0, 1.0)).__next__)
+    monkeypatch.setattr(ceilings, "_busy_s", iter((5.0, 5.4)).__next__)
+    with ceilings._Others() as own:
+        pass
+    assert own.share == 0.0
+
+
 def test_one_that_still_gets_better_has_more_turns(rates: list[float]) -> None:
     product, copy = [1e9, 2e9, 3e9, 4e9], 1e9
     rates[:] = [rate for turn in product for rate in (turn, copy)] + [5e9, 5e9, 6e9, 6e9, 6e9, 7e9]
@@ -122,6 +178,8 @@ def test_other_threads_and_precisions_are_other_ceilings(rates: list[float]) -> 
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [true, "now"]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [1' + b"0" * 400 + b', "now"]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", 7]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", "busy"]}}}',
         b" " * (1 << 20) + b'{"format": 1}',
     ],
 )
@@ -152,12 +210,12 @@ def test_what_cannot_be_written_is_no_error(spoil: Callable[[Path], None], folde
 
 
 def test_machines_do_not_overwrite_each_other(folder: Path) -> None:
-    keep("one", {"bytes_per_s": (1.0, "then")})
-    keep("other", {"bytes_per_s": (2.0, "then")})
-    keep("one", {"flops_per_s": (3.0, "later")})
+    keep("one", {"bytes_per_s": Rate(1.0, "then")})
+    keep("other", {"bytes_per_s": Rate(2.0, "then", 0.5)})
+    keep("one", {"flops_per_s": Rate(3.0, "later")})
 
-    assert kept("one") == {"bytes_per_s": (1.0, "then"), "flops_per_s": (3.0, "later")}
-    assert kept("other") == {"bytes_per_s": (2.0, "then")}
+    assert kept("one") == {"bytes_per_s": Rate(1.0, "then"), "flops_per_s": Rate(3.0, "later")}
+    assert kept("other") == {"bytes_per_s": Rate(2.0, "then", 0.5)}
     assert kept("third") == {}
 
 

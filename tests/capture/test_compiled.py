@@ -29,6 +29,7 @@ def profile_of(step: Callable[[], object]) -> perfnb.Profile:
     return perfnb.profile_step(step, warmup=2, steps=1, traced=2)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
     model = three_linears()
     compiled = torch.compile(model, backend="aot_eager")
@@ -49,6 +50,7 @@ def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_layers_around_a_compiled_one_are_seen() -> None:
     inner = torch.compile(three_linears(), backend="aot_eager")
     model = nn.Sequential(nn.Linear(8, 8), inner)
@@ -61,6 +63,7 @@ def test_the_layers_around_a_compiled_one_are_seen() -> None:
     assert "which hide the layers inside: model.1." in " ".join(str(p).split())
 
 
+@pytest.mark.slow
 def test_a_model_compiled_in_place_has_no_layers_and_the_profile_says_why() -> None:
     model = three_linears()
     model.compile(backend="aot_eager")

@@ -67,6 +67,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 @judged_on_time
 def test_the_tables_add_up_and_nearly_everything_has_a_layer(name: str) -> None:
@@ -84,6 +85,7 @@ def test_the_tables_add_up_and_nearly_everything_has_a_layer(name: str) -> None:
           f"layers {layers['self_ms'].sum() / both - 1:+.4%}, unattributed {unattributed:.3%}")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_parents_time_is_its_own_and_its_childrens() -> None:
     p = perfnb.profile_step(gpt(), warmup=1, steps=1, traced=2)
 
@@ -95,6 +97,7 @@ def test_a_parents_time_is_its_own_and_its_childrens() -> None:
         assert row["total_ms"] == pytest.approx(row["self_ms"] + below["total_ms"].sum(), rel=1e-6), name
 
 
+@pytest.mark.slow
 def test_parameters_and_classes_of_the_layers_are_those_of_the_modules() -> None:
     model = SmallGPT()
     tokens = torch.randint(0, 500, (4, 32))

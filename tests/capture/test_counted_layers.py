@@ -88,6 +88,7 @@ def test_recomputation_is_a_direction_of_its_own() -> None:
     assert counted.with_children("model", "backward_flops") == 7 * LINEAR
 
 
+@pytest.mark.slow
 def test_layers_of_a_convolutional_network_add_up_to_the_total() -> None:
     model = SmallResNet()
 
@@ -104,6 +105,7 @@ def test_layers_of_a_convolutional_network_add_up_to_the_total() -> None:
     assert counted.by_layer()["model.blocks.0.conv1"] == {"forward": conv, "backward": 2 * conv}
 
 
+@pytest.mark.slow
 def test_attention_counts_for_the_layer_whose_forward_calls_it() -> None:
     model = SmallGPT(words=50, width=32, depth=2)
     tokens = torch.randint(0, 50, (2, 9))
@@ -167,6 +169,7 @@ class Product(nn.Module):
         return left @ self.right
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_rate_of_a_product_is_what_torchs_benchmark_measures() -> None:
     size, least, benchmarked = 512, float("inf"), float("inf")

@@ -17,7 +17,7 @@ from perfnb.capture.layers import LayerSpans
 from tests.capture.models import three_linears
 from tests.capture.timed import BusyError, judged_on_time
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
 
 #: Most that the shares of two layers of equal time may differ.
 POINTS = 0.05
@@ -81,7 +81,8 @@ def test_two_layers_of_equal_true_time_have_equal_shares() -> None:
     runs = []
     with torch.no_grad():
         for _ in range(12):
-            layers = perfnb.profile_step(lambda: model(x), warmup=3, steps=3, traced=4).layers
+            options = {"warmup": 3, "steps": 3, "traced": 4, "memory": False, "flops": False}
+            layers = perfnb.profile_step(lambda: model(x), **options).layers
             truth = gap(*true_times(model, x))  # right beside it: a busy machine changes its pace
             found, raw = (gap(*layers.loc[["model.0", "model.1"], name]) for name in ("share", "total_ms"))
             runs.append((float(layers.loc["model", "total_ms"]), truth, found - truth, raw - truth))

@@ -46,6 +46,7 @@ def test_what_is_kept_shows_and_what_was_freed_does_not() -> None:
     assert after < HOLDS / 10
 
 
+@pytest.mark.usefixtures("thawed")
 def test_reference_cycles_are_collected() -> None:
     with Footprint() as footprint:
         before = footprint.read()
@@ -53,7 +54,7 @@ def test_reference_cycles_are_collected() -> None:
         assert footprint.read() - before < HOLDS / 2
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("nothing_left", "thawed")
 def test_the_collector_is_left_as_it_was() -> None:
     frozen, on = gc.get_freeze_count(), gc.isenabled()
     with pytest.raises(KeyboardInterrupt), Footprint():
@@ -61,12 +62,14 @@ def test_the_collector_is_left_as_it_was() -> None:
     assert (gc.get_freeze_count(), gc.isenabled()) == (frozen, on)
 
 
+@pytest.mark.usefixtures("thawed")
 def test_what_a_user_froze_stays_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
         with Footprint() as footprint:
             footprint.read()
-        assert gc.get_freeze_count() == frozen
+        # A few of what was frozen may end meanwhile, in other threads.
+        assert frozen - 100 < gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()

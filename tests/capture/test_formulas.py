@@ -66,6 +66,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "shape"), CONVOLUTIONS)
 def test_convolutions_by_hand(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     layer, x = make(), torch.ones(shape)
@@ -82,6 +83,7 @@ def test_convolutions_by_hand(make: Callable[[], nn.Module], shape: tuple[int, .
     assert of_op("aten::convolution_backward", lambda: layer(x.clone().requires_grad_()).sum().backward()) == [forward]
 
 
+@pytest.mark.slow
 def test_torchs_own_formula_for_grouped_convolutions_is_still_wrong() -> None:
     # When this fails, perfnb's own formula for the backward of convolutions can go.
     layer, x = nn.Conv2d(8, 8, 3, groups=4), torch.ones(2, 8, 6, 6)
@@ -167,6 +169,7 @@ def test_a_transformers_fast_path_counts_as_its_slow_one() -> None:
         assert flops(lambda: attention(x, x, x)) == 2 * rows * width * 4 * width + 4 * 3 * 6 * 6 * width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch"), [(SmallResNet, lambda: torch.ones(2, 3, 16, 16)), (SmallGPT, lambda: torch.ones(2, 9).long())]
 )

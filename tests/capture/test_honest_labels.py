@@ -35,6 +35,7 @@ def words(p: perfnb.Profile) -> str:
     return " ".join(str(p).split())
 
 
+@pytest.mark.alone
 @judged_on_time
 def test_forward_stays_forward_when_only_some_models_are_chosen() -> None:
     encoder, decoder = nn.Linear(8, 8), Sleepy(8, 8)
@@ -47,6 +48,7 @@ def test_forward_stays_forward_when_only_some_models_are_chosen() -> None:
     assert p.layers.forward_ms["(unattributed)"] >= 20
 
 
+@pytest.mark.slow
 def test_chosen_models_that_are_not_called_are_said_to_be_so() -> None:
     model, idle = nn.Linear(8, 8), nn.Linear(8, 8)
 
@@ -55,6 +57,7 @@ def test_chosen_models_that_are_not_called_are_said_to_be_so() -> None:
     assert "None of the chosen models was called" in words(p)
 
 
+@pytest.mark.slow
 def test_layers_called_in_threads_of_the_step_are_not_shown_as_taking_no_time() -> None:
     class Threads(nn.Module):
         def __init__(self) -> None:
@@ -76,6 +79,7 @@ def test_layers_called_in_threads_of_the_step_are_not_shown_as_taking_no_time() 
     assert "sees nothing: model.beside." in words(p)
 
 
+@pytest.mark.slow
 def test_layers_inside_torchscript_are_unknown() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -88,6 +92,7 @@ def test_layers_inside_torchscript_are_unknown() -> None:
     assert "TorchScript" in words(p)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_a_hook_runs_in_the_backward_pass_is_the_optimizer() -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -106,6 +111,7 @@ def test_an_optimizer_that_a_hook_runs_in_the_backward_pass_is_the_optimizer() -
     assert p.layers.self_ms.sum() == pytest.approx(p.phases.ms["forward"] + p.phases.ms["backward"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_profiler_that_warms_up_or_runs_in_another_thread_is_refused() -> None:
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     with torch.profiler.profile(schedule=schedule) as outer:
@@ -149,6 +155,7 @@ class Odd:
 ODD = Odd()
 
 
+@pytest.mark.slow
 def test_an_odd_batch_or_variable_costs_no_profile() -> None:
     model = nn.Linear(8, 8)
 
@@ -162,6 +169,7 @@ def test_an_odd_batch_or_variable_costs_no_profile() -> None:
     assert "model" in p.layers.index
 
 
+@pytest.mark.alone
 def test_traced_steps_that_disagree_are_reported() -> None:
     calls = iter(range(100))
 
@@ -183,10 +191,12 @@ def test_a_step_that_would_not_run_is_refused() -> None:
         short(step)
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_are_numbers() -> None:
     assert perfnb.profile_step(lambda: None, warmup=np.int64(1), steps=np.int64(2), traced=1).timing.steps == 2
 
 
+@pytest.mark.slow
 def test_a_range_named_like_perfnbs_own_is_only_a_range() -> None:
     model = nn.Linear(8, 8)
 

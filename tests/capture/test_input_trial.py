@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from perfnb.capture.input_trial import KINDS, InputTrial
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
 
 
 class Ahead:

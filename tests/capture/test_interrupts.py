@@ -45,6 +45,22 @@ def assert_next_profile_is_whole() -> None:
     assert names == ["model", "model.0", "model.1", "model.2"]
 
 
+def test_gradients_are_as_before_where_an_interrupt_leaves_them_off() -> None:
+    def step() -> None:
+        torch.set_grad_enabled(False)  # as torch.no_grad() and optimizers do, just before their block begins
+        interrupt()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            perfnb.profile_step(step)
+        assert torch.is_grad_enabled()
+        with torch.no_grad(), pytest.raises(KeyboardInterrupt):
+            perfnb.profile_step(step)
+    finally:
+        torch.set_grad_enabled(True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 def test_an_interrupt_in_forward_ends_the_profile_there(at: int) -> None:
     calls = 0
@@ -64,6 +80,7 @@ def test_an_interrupt_in_forward_ends_the_profile_there(at: int) -> None:
     assert_next_profile_is_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 4])
 def test_an_interrupt_in_the_loader_ends_the_profile_there(at: int) -> None:
     fetched = 0
@@ -84,17 +101,9 @@ def test_an_interrupt_in_the_loader_ends_the_profile_there(at: int) -> None:
     assert_next_profile_is_whole()
 
 
-@pytest.fixture
-def no_foreign_callbacks() -> Iterator[None]:
-    """Without callbacks of the garbage collector that others left, in which Python loses an interrupt."""
-    kept = gc.callbacks[:]
-    gc.callbacks.clear()
-    yield
-    gc.callbacks[:] = kept
-
-
-@pytest.mark.usefixtures("no_foreign_callbacks")
-def test_interrupts_at_random_instants_leave_nothing_and_the_next_profile_is_whole() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.simulation)])
+def test_interrupts_at_random_instants_leave_nothing_and_the_next_profile_is_whole(count: int) -> None:
     step = training_step(nn.Sequential(*(three_linears() for _ in range(5))), torch.ones(4, 8))
     assert_next_profile_is_whole()
     begin = time.perf_counter()
@@ -102,7 +111,7 @@ def test_interrupts_at_random_instants_leave_nothing_and_the_next_profile_is_who
     usual_s = time.perf_counter() - begin
     rng = random.Random(20)
 
-    for _ in range(20):
+    for _ in range(count):
         timer = threading.Timer(rng.uniform(0, 1.1 * usual_s), os.kill, (os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come anywhere in here
             timer.start()
@@ -118,6 +127,7 @@ def test_interrupts_at_random_instants_leave_nothing_and_the_next_profile_is_who
     assert_next_profile_is_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     ["mkdtemp", "_rmtree", "start_trace", "stop_trace", "export_chrome_trace", "register_module_forward_hook"],
@@ -159,6 +169,7 @@ def test_spans_that_an_interrupt_left_open_end_with_the_layer_spans() -> None:
     assert len(spans.calls.records) == 2
 
 
+@pytest.mark.slow
 def test_the_users_own_handler_is_called_and_stays() -> None:
     heard: list[int] = []
 
@@ -175,6 +186,7 @@ def test_the_users_own_handler_is_called_and_stays() -> None:
     assert heard == [signal.SIGINT] * len(EVERY_PASS)
 
 
+@pytest.mark.slow
 def test_an_ignored_interrupt_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -212,6 +224,63 @@ def test_an_interrupt_in_a_callback_that_would_lose_it_waits() -> None:
         callback()
 
     assert reached == ["after the callback"]
+
+
+class Finalized:
+    """An object that is interrupted while it dies."""
+
+    def __del__(self) -> None:
+        interrupt()
+
+
+def test_an_interrupt_that_python_drops_in_a_finalizer_waits() -> None:
+    hook, reached = sys.unraisablehook, []
+    with pytest.raises(KeyboardInterrupt), InterruptGate() as gate:  # noqa: PT012 - the order is what is tested
+        with gate.opened():
+            del [Finalized()][0]
+            reached.append("after the finalizer")
+        reached.append("installed things are removed")
+        with gate.opened():
+            reached.append("in the open gate")
+
+    assert reached == ["after the finalizer", "installed things are removed"]
+    assert sys.unraisablehook is hook
+
+
+def test_a_profile_ends_where_an_interrupt_was_dropped_and_a_second_one_ends_it_at_once() -> None:
+    calls = 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        Finalized()
+
+    with pytest.raises(KeyboardInterrupt):
+        layers_of(step)
+    assert calls == 1
+
+    def twice() -> None:
+        Finalized()
+        interrupt()
+        pytest.fail("the second interrupt came too late")
+
+    with pytest.raises(KeyboardInterrupt):
+        layers_of(twice)
+    assert_next_profile_is_whole()
+
+
+def test_what_else_python_drops_is_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_type))
+
+    class Fails:
+        def __del__(self) -> None:
+            raise ValueError
+
+    with InterruptGate() as gate, gate.opened():
+        Fails()
+
+    assert told == [ValueError]
 
 
 def test_a_second_interrupt_cannot_cut_the_removal_short() -> None:

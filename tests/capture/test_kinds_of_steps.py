@@ -31,6 +31,7 @@ def products(p: perfnb.Profile) -> dict[str, float]:
     return dict(zip(rows["layer"], rows["calls"], strict=True))
 
 
+@pytest.mark.slow
 def test_two_models_that_train_against_each_other() -> None:
     generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
     critic = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -61,6 +62,7 @@ def test_two_models_that_train_against_each_other() -> None:
     assert (p.phases["ms"][["forward", "loss", "backward", "optimizer"]] > 0).all()
 
 
+@pytest.mark.slow
 def test_accumulated_gradients() -> None:
     model = three_linears()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -77,6 +79,7 @@ def test_accumulated_gradients() -> None:
     assert products(p) == {"model.0": 3, "model.2": 6}
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_calls_the_step_itself() -> None:
     model = three_linears()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
@@ -99,6 +102,7 @@ def test_an_optimizer_that_calls_the_step_itself() -> None:
     assert p.phases["ms"].sum() == pytest.approx(wall, rel=0.05)
 
 
+@pytest.mark.slow
 def test_mixed_precision_with_a_gradient_scaler() -> None:
     model = three_linears()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -121,6 +125,7 @@ def test_mixed_precision_with_a_gradient_scaler() -> None:
     assert set(unscaling["phase"]) == {"optimizer"}
 
 
+@pytest.mark.slow
 def test_inference_has_no_backward_and_no_loss() -> None:
     model = three_linears().eval()
 
@@ -137,6 +142,7 @@ def test_inference_has_no_backward_and_no_loss() -> None:
     assert "(loss)" not in p.layers.index
 
 
+@pytest.mark.slow
 def test_frozen_layers_have_no_backward() -> None:
     model = three_linears()
     model[0].requires_grad_(False)
@@ -154,6 +160,7 @@ def test_frozen_layers_have_no_backward() -> None:
     assert products(p) == {"model.2": 1}
 
 
+@pytest.mark.slow
 def test_a_penalty_on_gradients_is_loss_and_its_products_are_the_layers() -> None:
     model = nn.Linear(8, 1)
     x = torch.randn(4, 8, requires_grad=True)
@@ -173,6 +180,7 @@ def test_a_penalty_on_gradients_is_loss_and_its_products_are_the_layers() -> Non
     assert "(unattributed)" not in p.layers.index
 
 
+@pytest.mark.slow
 def test_a_layer_whose_error_the_model_handles_is_closed_where_it_failed() -> None:
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -204,6 +212,7 @@ def test_a_layer_whose_error_the_model_handles_is_closed_where_it_failed() -> No
     assert layers.loc["model", "total_ms"] == pytest.approx(layers.loc["model", "self_ms"] + parts)
 
 
+@pytest.mark.slow
 def test_a_step_without_any_module() -> None:
     weight = torch.randn(8, 8, requires_grad=True)
 
@@ -221,6 +230,7 @@ def test_a_step_without_any_module() -> None:
     assert p.ops.loc["aten::mm", "calls"] == 2
 
 
+@pytest.mark.slow
 def test_a_step_that_does_nothing_with_torch() -> None:
     p = profile_of(lambda: sum(range(1000)))
 

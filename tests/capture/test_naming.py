@@ -30,10 +30,12 @@ def roots_of(step: Any, model: Any = None) -> list[str]:
     return layers.index[layers["depth"] == 0].tolist()
 
 
+@pytest.mark.slow
 def test_a_global_variable() -> None:
     assert roots_of(lambda: a_global_model(X)) == ["a_global_model"]
 
 
+@pytest.mark.slow
 def test_a_variable_of_a_closure_and_of_a_function_that_the_step_calls() -> None:
     net = three_linears()
 
@@ -44,6 +46,7 @@ def test_a_variable_of_a_closure_and_of_a_function_that_the_step_calls() -> None
     assert roots_of(lambda: helper()) == ["net"]
 
 
+@pytest.mark.slow
 def test_an_attribute_an_item_of_a_dict_and_of_a_list() -> None:
     trainer = SimpleNamespace(model=three_linears(), steps=3)
     nets, parts = {"a b": three_linears()}, [nn.Linear(8, 8), nn.Tanh()]
@@ -71,6 +74,7 @@ def test_names_given_with_the_models_come_before_variables() -> None:
     assert roots_of(lambda: other(net(X)), model={"a": net, "b": other}) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_models_that_are_named_are_the_only_ones() -> None:
     net, other = three_linears(), nn.Linear(8, 8)
 
@@ -82,12 +86,14 @@ def test_models_that_are_named_are_the_only_ones() -> None:
     assert (part["forward_ms"] > 0).all()
 
 
+@pytest.mark.slow
 def test_models_without_names_have_their_class_and_a_number() -> None:
     models = iter([three_linears(), three_linears()] * 8)  # no variable holds them by name
 
     assert roots_of(lambda: [next(models)(X), next(models)(X)]) == ["Sequential", "Sequential (2)"]
 
 
+@pytest.mark.slow
 def test_a_layer_that_two_others_share_is_one_row_and_in_both_totals() -> None:
     shared = nn.Linear(64, 64)
     left, right = nn.Sequential(nn.Tanh(), shared), nn.Sequential(nn.ReLU(), shared)
@@ -117,6 +123,7 @@ def test_a_layer_that_two_others_share_is_one_row_and_in_both_totals() -> None:
     assert both == pytest.approx(parts) == layers.loc["model", "total_ms"]
 
 
+@pytest.mark.slow
 def test_parts_called_directly_are_summed_in_the_row_of_the_whole() -> None:
     class Coder(nn.Module):
         def __init__(self) -> None:
@@ -139,6 +146,7 @@ def test_parts_called_directly_are_summed_in_the_row_of_the_whole() -> None:
     assert layers.loc["vae", "self_ms"] == 0
 
 
+@pytest.mark.slow
 def test_a_module_made_while_the_step_runs_is_a_layer_below_the_one_that_called_it() -> None:
     class Maker(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -153,6 +161,7 @@ def test_a_module_made_while_the_step_runs_is_a_layer_below_the_one_that_called_
     assert layers["calls"].tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_modules_that_each_step_makes_anew_are_one_layer() -> None:
     def step() -> None:
         x = nn.Sequential(nn.Linear(8, 8), nn.ReLU())(X)
@@ -164,6 +173,7 @@ def test_modules_that_each_step_makes_anew_are_one_layer() -> None:
     assert layers["calls"].tolist() == [1, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_layers_that_some_steps_leave_out_stay_apart() -> None:
     class Dropping(nn.Module):
         def __init__(self) -> None:

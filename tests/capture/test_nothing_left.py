@@ -113,6 +113,7 @@ def assert_next_profile_is_whole() -> None:
     assert p.steps["pass"].tolist() == EVERY_PASS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("place", [in_forward, in_backward, in_a_hook, in_the_optimizer, in_the_loader])
 def test_an_exception_reaches_the_caller_and_leaves_nothing(
@@ -130,11 +131,13 @@ def test_an_exception_reaches_the_caller_and_leaves_nothing(
         assert_next_profile_is_whole()
 
 
+@pytest.mark.slow
 def test_success_leaves_nothing() -> None:
     assert_next_profile_is_whole()
     assert_next_profile_is_whole()
 
 
+@pytest.mark.slow
 def test_the_users_own_hooks_stay_and_see_the_same_calls() -> None:
     model = three_linears()
     seen: list[nn.Module] = []
@@ -148,6 +151,7 @@ def test_the_users_own_hooks_stay_and_see_the_same_calls() -> None:
     assert len(seen) == 5 * len(EVERY_PASS)
 
 
+@pytest.mark.slow
 def test_a_profile_inside_a_profiled_step_is_refused() -> None:
     def step() -> None:
         perfnb.profile_step(lambda: None, warmup=0, steps=1, traced=1)
@@ -171,6 +175,7 @@ def test_a_profile_inside_torchs_profiler_is_refused_and_the_outer_one_keeps_its
     assert {"aten::add", "aten::mul"} <= {event.name for event in outer.events()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_a_step_that_starts_torchs_profiler_is_refused_in_one_sentence(steps_before: int) -> None:
     model = three_linears()
@@ -189,6 +194,7 @@ def test_a_step_that_starts_torchs_profiler_is_refused_in_one_sentence(steps_bef
     assert_next_profile_is_whole()
 
 
+@pytest.mark.slow
 def test_a_capture_in_a_thread_leaves_nothing_and_sees_the_layers() -> None:
     profiles: list[perfnb.Profile] = []
     thread = threading.Thread(target=lambda: profiles.append(profile_of(training(three_linears()), batches())))
@@ -198,6 +204,7 @@ def test_a_capture_in_a_thread_leaves_nothing_and_sees_the_layers() -> None:
     assert profiles[0].layers["calls"].dropna().tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("feeders_end")
 def test_a_loaders_forked_workers_deliver_and_are_gone_afterwards() -> None:
     data = TensorDataset(torch.randn(24, 8))
@@ -211,6 +218,7 @@ def test_a_loaders_forked_workers_deliver_and_are_gone_afterwards() -> None:
     assert p.layers["calls"].dropna().tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("feeders_end")
 def test_a_loader_whose_workers_fail_raises_their_error_and_keeps_none(
     workers: Callable[[], list[psutil.Process]],

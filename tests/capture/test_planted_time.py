@@ -15,7 +15,7 @@ from perfnb.frames.schema import PHASES
 from tests.capture.models import three_linears
 from tests.capture.timed import TOLERANCE_MS, Sleep, judged_on_time
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
 
 #: Traced steps: enough that one of them disturbed by other work does not spoil the mean.
 TRACED = 10

@@ -220,7 +220,7 @@ def test_training_is_put_back_bit_by_bit() -> None:
         assert not torch.equal(model[0].weight, before[0]["0.weight"])
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), Restored([model], {"optimizer": optimizer, "schedule": schedule}):
+    with pytest.raises(ZeroDivisionError), Restored([model], [optimizer, schedule]):
         trains_and_fails()
 
     torch.testing.assert_close(state(), before, rtol=0, atol=0)

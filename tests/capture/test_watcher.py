@@ -7,10 +7,8 @@ import gc
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +55,7 @@ def test_readings_come_on_one_clock_with_this_process() -> None:
     assert not watcher.running
 
 
+@pytest.mark.alone
 def test_ticks_are_kept_while_this_process_holds_the_interpreter() -> None:
     with Watcher(0.1) as watcher:
         begin = watcher.now_s()
@@ -89,6 +88,7 @@ def test_what_does_not_fit_into_the_pipe_is_kept_and_sent_later() -> None:
     os.close(writer)
 
 
+@pytest.mark.alone
 def test_a_reading_that_takes_long_misses_ticks_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
         name, notes = "slow", list[str]()
@@ -169,71 +169,6 @@ def _stopped_by(box: _Sent, monkeypatch: pytest.MonkeyPatch) -> None:
         return len(box.messages) < box.until
 
     monkeypatch.setattr(loop.Sampler, "_wait", lambda self, until: wait(until))
-
-
-def test_started_and_stopped_often_leaves_nothing() -> None:
-    with Watcher(1.0):
-        pass  # what the first one imports may open files
-    gc.collect()
-    process = psutil.Process()
-    files, threads = process.num_fds(), threading.active_count()
-    for _ in range(25):
-        with Watcher(1.0):
-            pass
-    assert process.num_fds() <= files
-    assert threading.active_count() <= threads
-    assert not [child for child in process.children() if "perfnb.capture.sampler" in " ".join(child.cmdline())]
-
-
-PARENT = """
-import os, sys, time, torch
-from torch.utils.data import DataLoader
-from perfnb.capture.watcher import Watcher
-watcher = Watcher(0.5)
-workers = iter(DataLoader(range(1000), num_workers=1)) if {workers} else None  # holds the ends of the pipes, too
-next(workers) if workers else None
-print(watcher._process.process.pid, flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("workers", [False, True])
-def test_the_sampler_ends_with_a_parent_that_is_killed(workers: bool) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(workers=workers)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert parent.stdout is not None
-    sampler = psutil.Process(int(parent.stdout.readline()))
-    below = psutil.Process(parent.pid).children(recursive=True)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-
-    try:
-        _, alive = psutil.wait_procs([sampler], timeout=2)
-        assert not alive
-    finally:
-        for process in below:
-            if process.is_running():
-                process.kill()
-
-
-def test_an_interrupt_of_the_process_group_does_not_end_it() -> None:
-    with Watcher(0.05) as watcher:
-        assert watcher._process is not None
-        os.kill(watcher._process.process.pid, signal.SIGINT)
-        time.sleep(0.2)
-        assert watcher.running
-
-
-def test_a_sampler_that_is_killed_is_told_of() -> None:
-    with Watcher(0.05) as watcher:
-        time.sleep(0.2)
-        assert watcher._process is not None
-        watcher._process.process.kill()
-        watcher._process.thread.join(5)
-        assert not watcher.running
-        assert watcher.notes == [f"The sampler ended by itself after {watcher.meta['ticks']} readings."]
 
 
 def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +252,7 @@ print(max(columns["processes"]), np.nansum(columns["cpu_percent"] * columns["win
 """
 
 
+@pytest.mark.alone
 def test_one_watch_does_not_see_another() -> None:
     """In a process of its own: this one may have a browser below it."""
     done = subprocess.run([sys.executable, "-c", TWO_WATCHES], capture_output=True, text=True, cwd=ROOT)
@@ -330,65 +266,6 @@ def test_the_word_by_which_samplers_are_known_stands_in_their_command() -> None:
     with Watcher(0.5) as watcher:
         assert watcher._process is not None
         assert SAMPLER.decode() in " ".join(psutil.Process(watcher._process.process.pid).cmdline())
-
-
-def interrupted_after(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])
-    timer.start()
-    return timer
-
-
-def test_an_interrupt_while_it_starts_leaves_nothing() -> None:
-    timer = interrupted_after(0.05)
-    with pytest.raises(KeyboardInterrupt):
-        Watcher(0.1)
-    timer.join()
-
-
-def test_an_interrupt_while_it_stops_comes_when_it_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    watcher = Watcher(0.1)
-    assert watcher._process is not None
-    process, end = watcher._process, watcher._process.end
-
-    def slow_end() -> None:
-        time.sleep(0.3)
-        end()
-
-    monkeypatch.setattr(process, "end", slow_end)
-    timer = interrupted_after(0.1)
-    with pytest.raises(KeyboardInterrupt):
-        watcher.stop()
-    timer.join()
-    assert process.ended
-    assert not watcher.running
-
-
-def test_stopping_in_several_threads_at_once() -> None:
-    watcher, errors = Watcher(0.1), list[BaseException]()
-
-    def stop() -> None:
-        try:
-            watcher.stop()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=stop) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert not watcher.running
-
-
-def test_a_watcher_that_nobody_holds_ends() -> None:
-    watcher = Watcher(0.05)
-    assert watcher._process is not None
-    process, thread = watcher._process.process, watcher._process.thread
-    del watcher
-    gc.collect()
-    thread.join(5)
-    assert process.returncode == 0
 
 
 def test_odd_entries_of_the_path_and_a_folder_that_has_gone(tmp_path: Path) -> None:

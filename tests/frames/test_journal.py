@@ -57,6 +57,7 @@ def test_an_entry_comes_back(tmp_path: Path) -> None:
     assert read_entries(tmp_path / "missing") == ({}, {})
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> None:
     """Killed at random moments of its writing, each time after an entry was said to be written."""
     journal, told = tmp_path / "journal", []
@@ -82,6 +83,7 @@ def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> No
     assert [path for path in journal.iterdir() if path.name.startswith(".perfnb-")]
 
 
+@pytest.mark.slow
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     processes = [writer(tmp_path / "journal", 25) for _ in range(2)]
     told = [line.strip() for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
@@ -130,6 +132,8 @@ def test_an_entry_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
         write_entry(tmp_path / "journal", timing_entry(), full)
     with pytest.raises(RecordingError, match="cannot be written"):
         write_entry(tmp_path / "journal", timing_entry(options={"x": float("nan")}), nothing)
+    with pytest.raises(RecordingError, match="larger than"):
+        write_entry(tmp_path / "journal", timing_entry(hypothesis="x" * 2**20), nothing)
     assert list((tmp_path / "journal").iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordingError, match="cannot be written"):

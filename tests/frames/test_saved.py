@@ -49,6 +49,7 @@ def _loaded(trace: Written, folder: Path) -> Profile:
     return profile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [live, steps_and_kernels, no_step, empty])
 def test_saved_tables_are_those_that_are_computed(make: Callable[[Path], Profile], tmp_path: Path) -> None:
     first = make(tmp_path)
@@ -95,6 +96,7 @@ def test_tables_of_another_analysis_are_computed_again(saved: Path) -> None:
     assert (perfnb.load(saved).ops["calls"] == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
@@ -114,6 +116,7 @@ def test_a_table_that_is_not_as_it_was_is_computed_again(saved: Path, damage: Ca
     pd.testing.assert_frame_equal(profile.ops, Profile(storage.load(saved)).ops)
 
 
+@pytest.mark.slow
 def test_what_becomes_of_the_folder_after_loading_does_not_matter(saved: Path) -> None:
     profile, events = perfnb.load(saved), perfnb.load(saved).events
     shutil.rmtree(saved)

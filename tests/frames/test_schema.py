@@ -36,6 +36,7 @@ def profile(request: pytest.FixtureRequest) -> perfnb.Profile:
 TABLES = [table for table in SCHEMA if table != "marks" and not table.startswith("diff_")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_has_the_schemas_columns_types_and_index(profile: perfnb.Profile, table: str) -> None:
     frame = getattr(profile, table)
@@ -50,6 +51,7 @@ def test_a_table_has_the_schemas_columns_types_and_index(profile: perfnb.Profile
     assert frame.index.is_unique
 
 
+@pytest.mark.slow
 def test_the_phases_are_all_there_in_order(profile: perfnb.Profile) -> None:
     assert tuple(profile.phases.index) == PHASES
     assert profile.phases.notna().all(axis=None)
@@ -63,6 +65,7 @@ def test_what_this_version_does_not_measure_is_unknown_and_never_zero(profile: p
     assert profile.events["device"].isna().all()
 
 
+@pytest.mark.slow
 def test_a_table_is_the_callers_to_change(profile: perfnb.Profile) -> None:
     for table in TABLES:
         frame = getattr(profile, table)

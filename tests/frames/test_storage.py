@@ -31,6 +31,7 @@ def saved(profile: perfnb.Profile, tmp_path: Path) -> Path:
     return profile.save(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_all_tables_and_figures_come_back(profile: perfnb.Profile, saved: Path) -> None:
     again = perfnb.load(saved)
 
@@ -49,6 +50,7 @@ def test_a_loaded_profile_can_be_saved_and_loaded_again(saved: Path, tmp_path: P
         pd.testing.assert_frame_equal(getattr(second, table), getattr(perfnb.load(saved), table))
 
 
+@pytest.mark.slow
 def test_a_step_without_allocations_comes_back(tmp_path: Path) -> None:
     profile = perfnb.profile_step(lambda: None, warmup=1, steps=2, traced=1)
 
@@ -155,6 +157,7 @@ def test_something_else_is_never_overwritten(
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_one_error_that_names_it(profile: perfnb.Profile, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
@@ -189,6 +192,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_file_is_one_error_that_names_it(saved: Path, file: str, damage: Callable[[Path], object]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.magics.bench import Bench, assert_whole, bench_in
+from tests.magics.bench import SLOW_STEP, Bench, assert_whole
 from tests.magics.kernel import Kernel, started
 
 SETUP = """
@@ -35,28 +37,35 @@ def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         kernel.ok("%load_ext perfnb")
         kernel.ok(SETUP)
         kernel.ok("%profile_step --quiet --steps 1 --warmup 0 train()\n0")  # loads what is loaded on first use
+        kernel.inside("set_apart()")
+        kernel.ok(SETUP)
         yield kernel
+
+
+@contextmanager
+def checked(kernel: Kernel) -> Iterator[Kernel]:
+    """The kernel without the variables of earlier tests; fails if something of perfnb stays in it."""
+    kernel.inside("tidy()")
+    kernel.inside("look()")
+    yield kernel
+    assert kernel.inside("left()") == []
 
 
 @pytest.fixture
 def kernel(shared_kernel: Kernel) -> Iterator[Kernel]:
     """The kernel, with a small model in it; fails the test if something of perfnb stays in it."""
-    shared_kernel.inside("tidy()")
-    shared_kernel.inside("look()")
-    yield shared_kernel
-    assert shared_kernel.inside("left()") == []
-
-
-@pytest.fixture(scope="session")
-def slow_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with bench_in(tmp_path_factory.mktemp("interrupts")) as made:
-        yield made
+    with checked(shared_kernel):
+        yield shared_kernel
 
 
 @pytest.fixture
-def bench(slow_kernel: Bench) -> Iterator[Bench]:
+def bench(shared_kernel: Kernel) -> Iterator[Bench]:
     """A slow step to interrupt; fails the test if something of perfnb stays, or if the next profile is not whole."""
-    slow_kernel.kernel.inside("tidy()")
-    slow_kernel.kernel.inside("look()")
-    yield slow_kernel
-    assert_whole(slow_kernel.kernel)
+    path = shared_kernel.folder / "board"
+    path.write_bytes(bytes(1))
+    shared_kernel.inside("tidy()")
+    shared_kernel.ok(SLOW_STEP)
+    shared_kernel.inside("look()")
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 1) as board:
+        yield Bench(shared_kernel, board)
+    assert_whole(shared_kernel)

@@ -43,6 +43,13 @@ class Reply:
     traceback: str = ""
     outputs: list[dict[str, Any]] = field(default_factory=list)
 
+    def add(self, output: dict[str, Any]) -> None:
+        """Keep an output; a stream goes on where it stopped, as a notebook shows it, however it was cut."""
+        if "name" in output and self.outputs and self.outputs[-1].get("name") == output["name"]:
+            self.outputs[-1]["text"] += output["text"]
+        else:
+            self.outputs.append(output)
+
     def text(self, stream: str = "stdout") -> str:
         """All that was written to a stream."""
         return "".join(output["text"] for output in self.outputs if output.get("name") == stream)
@@ -53,11 +60,12 @@ class Reply:
 
 
 class Kernel:
-    """A running kernel; `run` runs a cell in it and waits."""
+    """A running kernel, which works in `folder`; `run` runs a cell in it and waits."""
 
-    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient, folder: Path) -> None:
         self.manager = manager
         self.client = client
+        self.folder = folder
         self._displays: dict[str, dict[str, Any]] = {}
 
     def run(self, code: str, **options: Any) -> Reply:
@@ -80,7 +88,7 @@ class Kernel:
         for message in self._published(request):
             kind, content = message["header"]["msg_type"], message["content"]
             if kind in ("display_data", "execute_result", "stream"):
-                reply.outputs.append(dict(content))
+                reply.add(dict(content))
                 if name := content.get("transient", {}).get("display_id"):
                     self._displays[name] = reply.outputs[-1]
             elif kind == "update_display_data":
@@ -138,7 +146,7 @@ def started(folder: Path) -> Iterator[Kernel]:
     try:
         client.start_channels()
         client.wait_for_ready(timeout=CELL_TIMEOUT_S)
-        yield Kernel(manager, client)
+        yield Kernel(manager, client, folder)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.magics.kernel import Kernel
 
+pytestmark = pytest.mark.slow
+
 SHORT = "--steps 2 --warmup 1 --quiet --into p"
 STEPS = 10  # with two lead-ins, three traced and two counted ones
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.magics.kernel import Kernel, started
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("torch", "pandas", "matplotlib", "ipywidgets", "anywidget", "pyarrow", "scipy")
 OPTIONS = ["--budget", "--into", "--model", "--name", "--no-flops", "--no-memory", "--quiet", "--steps"]
 OPTIONS += ["--warmup", "--watch"]

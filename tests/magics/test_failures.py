@@ -9,6 +9,8 @@ from nbclient.exceptions import CellExecutionError
 
 from tests.magics.kernel import Kernel
 
+pytestmark = pytest.mark.slow
+
 SHORT = "--steps 3 --warmup 1 --quiet --into p"
 BROKEN = """
 class Boom(RuntimeError):

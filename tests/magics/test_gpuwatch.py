@@ -11,6 +11,8 @@ from nbclient import NotebookClient
 
 from tests.magics.kernel import WIDGET_VIEW, Kernel
 
+pytestmark = pytest.mark.slow
+
 SLEEP = "import time; time.sleep(0.4)"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.magics.bench import ALL, TIMED, WARMUP, Bench
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_traceback_ends_in_the_users_code(bench: Bench) -> None:
     bench.kernel.ok("import time\ndef pause():\n    board[0] += 1\n    time.sleep(20)")
@@ -56,7 +58,7 @@ same = signal.getsignal(signal.SIGINT) is before is signal.default_int_handler
 @pytest.mark.parametrize(
     ("statement", "raised"),
     [
-        ("step()", "nothing"),
+        ("train_deep()", "nothing"),
         ("1 / 0", "ZeroDivisionError"),
         ("os.kill(os.getpid(), signal.SIGINT)", "KeyboardInterrupt"),
     ],
@@ -99,7 +101,7 @@ def test_an_interrupt_that_waits_is_not_lost(bench: Bench, steps: int) -> None:
 
 def test_a_step_that_catches_interrupts(bench: Bench) -> None:
     cell = (
-        "%%profile_step --steps 5 --warmup 3 --into p\ntry:\n    step()\n    time.sleep(0.1)\n"
+        "%%profile_step --steps 5 --warmup 3 --into p\nboard[0] += 1\ntry:\n    train_deep()\n    time.sleep(0.1)\n"
         "except KeyboardInterrupt:\n    caught += 1"
     )
     bench.kernel.ok("import time\ncaught = 0")
@@ -116,12 +118,12 @@ def test_while_waiting_for_a_loaders_workers(bench: Bench) -> None:
     bench.kernel.ok(
         "import time\nclass Slow(torch.utils.data.Dataset):\n    def __len__(self): return 64\n"
         "    def __getitem__(self, i):\n        board[0] += 1\n        time.sleep(0.2)\n        return rows[0]\n"
-        "loader = torch.utils.data.DataLoader(Slow(), batch_size=8, num_workers=2)"
+        "slow = torch.utils.data.DataLoader(Slow(), batch_size=8, num_workers=2)"
     )
-    profile, queued = bench.begin("%%profile_step --steps 5 --warmup 3 for x in loader\nmodel(x)")
+    profile, queued = bench.begin("%%profile_step --steps 5 --warmup 3 for x in slow\ndeep(x)")
     bench.reach(2)
     bench.kernel.manager.interrupt_kernel()
 
     assert bench.kernel.wait(profile).error == "KeyboardInterrupt"
     assert bench.kernel.wait(queued).status == "aborted"
-    bench.kernel.ok("del loader")
+    bench.kernel.ok("del slow")

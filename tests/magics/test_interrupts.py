@@ -7,9 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+import pytest
+
 from tests.magics.bench import ALL, TIMED, WARMUP, Bench, assert_whole
 
-INSTANTS = 14
+pytestmark = pytest.mark.slow
 
 
 def where(functions: list[str]) -> str:
@@ -20,9 +22,9 @@ def where(functions: list[str]) -> str:
     return "between"
 
 
-def instants(chance: random.Random, step_s: float, tail_s: float) -> Iterator[tuple[int, float, bool]]:
+def instants(count: int, chance: random.Random, step_s: float, tail_s: float) -> Iterator[tuple[int, float, bool]]:
     """When to interrupt: so many steps have begun, and so many seconds later; whether that is after the last step."""
-    for number in range(INSTANTS):
+    for number in range(count):
         if number % 4 == 3:
             yield ALL, step_s + chance.uniform(0.0, tail_s), True
         else:
@@ -30,14 +32,16 @@ def instants(chance: random.Random, step_s: float, tail_s: float) -> Iterator[tu
             yield chance.randint(first, last), chance.uniform(0.0, 0.9 * step_s), False
 
 
-def test_at_random_instants(bench: Bench) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(14, marks=pytest.mark.simulation)])
+def test_at_random_instants(bench: Bench, count: int) -> None:
     kernel = bench.kernel
     hit: Counter[str] = Counter()
-    for steps, delay_s, in_tail in instants(random.Random(20261121), *durations(bench)):
+    for steps, delay_s, in_tail in instants(count, random.Random(20261121), *durations(bench)):
         profile, queued = bench.begin()
         bench.reach(steps)
         time.sleep(delay_s)
         kernel.manager.interrupt_kernel()
+        in_tail = in_tail or bench.begun() >= ALL  # the tests themselves may be late
         reply, after = kernel.wait(profile), kernel.wait(queued)
 
         at = f"an interrupt {delay_s * 1e3:.1f} ms after step {steps} began"
@@ -50,10 +54,10 @@ def test_at_random_instants(bench: Bench) -> None:
             hit[where(kernel.inside("interrupted_in()"))] += 1
         assert_whole(kernel)
     print("interrupts by where they were raised:", dict(hit))
-    assert min(hit["warm_up"], hit["time"], hit["trace"]) >= 3
+    assert min(hit["warm_up"], hit["time"], hit["trace"]) >= count // 4
     assert hit["recording_of"] + hit["_ipython_display_"] + hit["between"] >= 1
-    assert hit["too late"] <= INSTANTS // 4
-    assert sum(hit.values()) == INSTANTS
+    assert hit["too late"] <= count // 4
+    assert sum(hit.values()) == count
 
 
 def durations(bench: Bench) -> tuple[float, float]:

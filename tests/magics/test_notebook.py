@@ -13,8 +13,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.magics.conftest import SETUP
+from tests.magics.conftest import SETUP, checked
 from tests.magics.kernel import WIDGET_VIEW, Kernel, environment
+
+pytestmark = pytest.mark.slow
 
 CELL = """%%profile_step --steps 5 --warmup 2 --into p for x, y in loader
 optimizer.zero_grad()
@@ -27,17 +29,19 @@ def notebook_of(*sources: str) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
 
 
-@pytest.fixture
-def saved(kernel: Kernel, tmp_path: Path) -> nbformat.NotebookNode:
-    """A notebook of one profile, run by nbclient, written and read again."""
-    notebook = notebook_of(CELL)
-    client = NotebookClient(notebook, km=kernel.manager, timeout=90)
-    client.kc = kernel.client
-    client.execute()
-    client.set_widgets_metadata()
+@pytest.fixture(scope="module")
+def saved(shared_kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    """A notebook of one profile, run by nbclient, written and read again; only looked at afterwards."""
+    path = tmp_path_factory.mktemp("notebook") / "saved.ipynb"
+    with checked(shared_kernel) as kernel:
+        notebook = notebook_of(CELL)
+        client = NotebookClient(notebook, km=kernel.manager, timeout=90)
+        client.kc = kernel.client
+        client.execute()
+        client.set_widgets_metadata()
     nbformat.validate(notebook)
-    nbformat.write(notebook, tmp_path / "saved.ipynb")
-    return nbformat.read(tmp_path / "saved.ipynb", as_version=4)
+    nbformat.write(notebook, path)
+    return nbformat.read(path, as_version=4)
 
 
 class Tags(HTMLParser):
@@ -113,7 +117,6 @@ def test_without_a_history_as_nbval_runs_cells(kernel: Kernel) -> None:
     assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
 
 
-@pytest.mark.slow
 def test_nbval_runs_a_notebook(tmp_path: Path) -> None:
     checked = "# NBVAL_CHECK_OUTPUT\nprint(list(p.layers.index[:4]), len(p.steps), round(p.phases['share'].sum(), 6))"
     notebook = notebook_of("%load_ext perfnb\n" + SETUP, CELL, checked, "assert p.layers.loc['model', 'calls'] == 1")

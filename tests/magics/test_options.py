@@ -62,6 +62,7 @@ BODIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "message"), LINES)
 def test_a_bad_line(kernel: Kernel, line: str, message: str) -> None:
     reply = kernel.run(f"%profile_step {line}")
@@ -72,6 +73,7 @@ def test_a_bad_line(kernel: Kernel, line: str, message: str) -> None:
     assert len(reply.outputs) == 1, "no progress, no traceback"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clause", CLAUSES)
 def test_a_bad_clause(kernel: Kernel, clause: str) -> None:
     reply = kernel.run(f"%%profile_step --steps 5 {clause}\nran = True")
@@ -81,12 +83,14 @@ def test_a_bad_clause(kernel: Kernel, clause: str) -> None:
     assert kernel.inside("new_names()") == []
 
 
+@pytest.mark.slow
 def test_options_behind_the_clause(kernel: Kernel) -> None:
     reply = kernel.run("%%profile_step for x in loader --into p\nran = True")
 
     assert reply.message == "cannot read 'for x in loader --into p': options go before for."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "message"), BODIES)
 def test_a_bad_body(kernel: Kernel, body: str, message: str) -> None:
     reply = kernel.run(f"%%profile_step --steps 5\n{body}")
@@ -96,12 +100,14 @@ def test_a_bad_body(kernel: Kernel, body: str, message: str) -> None:
     assert kernel.inside("new_names()") == []
 
 
+@pytest.mark.slow
 def test_quiet_wants_a_name(kernel: Kernel) -> None:
     reply = kernel.run("%%profile_step --quiet\ntrain()")
 
     assert reply.message == "--quiet shows no report, so a cell needs --into NAME beside it."
 
 
+@pytest.mark.slow
 def test_an_empty_cell(kernel: Kernel) -> None:
     reply = kernel.run("%%profile_step --steps 5\n")
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.magics.kernel import WIDGET_VIEW, Kernel
 
+pytestmark = pytest.mark.slow
+
 SHORT = "--steps 5 --warmup 2"
 TRAIN = "optimizer.zero_grad()\nloss = loss_fn(model(x), y)\nloss.backward()\noptimizer.step()"
 

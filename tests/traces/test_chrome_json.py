@@ -91,6 +91,7 @@ def test_pieces_of_a_long_text_are_short() -> None:
     assert max(pieces_of(data)[0]) * (len(data) / 40_000) < 1.2 * 2**20
 
 
+@pytest.mark.slow
 def test_a_trace_needs_far_less_memory_than_its_text(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     event = {**EVENT, "args": {"Input Dims": [[2, 3]], "Call stack": "x" * 800}}

@@ -177,6 +177,7 @@ def test_random_bytes_are_a_trace_or_the_one_error(data: bytes) -> None:
     is_a_trace_or_the_one_error(data)
 
 
+@pytest.mark.slow
 @given(JSON)
 @settings(max_examples=250, deadline=10_000)
 def test_random_json_is_a_trace_or_the_one_error(data: bytes) -> None:

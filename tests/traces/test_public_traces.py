@@ -62,6 +62,7 @@ def covered_us(trace: TraceColumns, rows: np.ndarray) -> float:
     return covered / 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(expected()))
 def test_a_public_trace_holds_what_is_known_of_it(name: str) -> None:
     facts = expected()[name]
@@ -95,6 +96,7 @@ def test_a_public_trace_holds_what_is_known_of_it(name: str) -> None:
     assert trace.negative_durations == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(expected()))
 def test_every_time_and_argument_of_a_public_trace_is_what_its_text_says(name: str) -> None:
     trace = read(FOLDER / name)

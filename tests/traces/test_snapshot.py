@@ -214,6 +214,7 @@ ANYTHING = st.recursive(
 ODD = VALUES | ANYTHING
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     places=st.lists(

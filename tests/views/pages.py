@@ -9,7 +9,12 @@ from html.parser import HTMLParser
 TAGS = {
     "p", "strong", "br", "i", "em", "img", "table", "caption", "thead", "tbody", "tr", "th", "td", "bdi",
 }  # fmt: skip
-ATTRIBUTES = {"class", "style", "scope", "title", "align", "alt", "src", "width"}
+ATTRIBUTES = {"class", "style", "scope", "title", "align", "alt", "src", "width", "role", "aria-label", "tabindex"}
+
+
+def spaced(page: str) -> str:
+    """The page with spaces of one kind only."""
+    return page.replace("\u00a0", " ")
 
 
 class Seen(HTMLParser):

@@ -58,10 +58,16 @@ EXAMPLES = {
     "worse": figures(0.5, WORSE, {"val_loss": 0.32}),
     "worse than the baseline": figures(0.5, Quality((Loss("val_loss", 1.38, 1.24),), "function")),
     "over": figures(0.9, limits={"median_ms": 8.0}),
+    "near a limit": figures(0.9, limits={"median_ms": 9.01}),
+    "of another form": figures(
+        0.5, Quality((Loss("difference", float("inf"), limit=1e-4),), "results", "the result has other keys", "float32")
+    ),
+    "nan": figures(0.5, Quality((Loss("loss", 0.3, float("nan")),), "function"), {"accuracy": 1.0}),
     "slower": figures(1.3),
     "no gain": figures(1.0),
     "cannot tell": figures(0.98, pairs=12, noise=0.2),
     "too few": figures(0.5, pairs=4),
+    "wide": figures(0.8, pairs=8, noise=1.0),
     "silent": figures(0.8, SILENT, change=""),
     "unlimited": figures(0.8, UNLIMITED),
     "unchecked": figures(0.8, JUDGED, {"p95_ms": 20.0, "vall_oss": 1.0}, pairs=20, profiles=()),

@@ -85,3 +85,14 @@ class _Text(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
+
+
+@pytest.mark.parametrize("unit", ["%", "ms", "s", "µs", "B", "GiB"])
+def test_a_number_and_its_unit_stand_on_one_line(unit):
+    text = f"It takes 50.0 {unit}, and 3 more steps"
+
+    for width in range(12, 40):
+        lines = escape.wrapped(text, width)
+
+        assert " ".join(lines) == text
+        assert any(f"50.0 {unit}," in line for line in lines)

@@ -43,7 +43,7 @@ def test_durations(ms, text):
         (fmt.size, 0, "0 B"), (fmt.size, 512, "512 B"), (fmt.size, 1536, "1.50 KiB"), (fmt.size, 5 * 2**30, "5.00 GiB"),
         (fmt.count, 1, "1"), (fmt.count, 1.333, "1.33"), (fmt.count, 4096, "4.10 k"), (fmt.count, 124_439_808, "124 M"),
         (fmt.flops, 85_200_000, "85.2 MFLOP"), (fmt.flops, 512, "512 FLOP"),
-        (fmt.rate, 2600, "2,600 /s"), (fmt.rate, 0.5, "0.5 /s"),
+        (fmt.rate, 2600, "2,600 /s"), (fmt.rate, 0.5, "0.500 /s"),
         (fmt.share, 0.341, "34 %"), (fmt.share, 0.0423, "4.2 %"), (fmt.share, 0.0001, "<0.1 %"), (fmt.share, 0, "0 %"),
         (fmt.share, 1, "100 %"), (fmt.share, 0.0999, "10 %"), (fmt.share, -0.02, "-2.0 %"),
         (fmt.ratio, 1.337, "1.34 ×"),

@@ -35,6 +35,7 @@ def test_golden(name, golden, tmp_path):
     golden(f"gpu_{name}.txt", "\n".join(gpu_text(gpu_of(EXAMPLES[name](), tmp_path))) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 100, 140])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_line_is_wider_than_asked(name, width, tmp_path):
@@ -128,6 +129,7 @@ def test_the_sentence_says_whether_launches_keep_up(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_whether_launches_keep_up_is_not_said_without_evidence(tmp_path):
     gpu = gpu_of(samples.two_gpus(), tmp_path)
     quiet = gpu.devices.assign(host=0.0)

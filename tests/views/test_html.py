@@ -38,7 +38,7 @@ def test_only_known_elements_and_attributes(make):
     seen = _Seen(summary_html(make()))
     assert {tag for tag, _ in seen.tags} <= TAGS
     assert {key for _, attributes in seen.tags for key in attributes} <= {
-        "class", "style", "scope", "title", "colspan", "aria-hidden", "align",
+        "class", "style", "scope", "title", "colspan", "aria-hidden", "align", "role", "aria-label", "tabindex",
         "src", "alt", "width",
     }  # fmt: skip
     assert not seen.unclosed

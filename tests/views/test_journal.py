@@ -56,6 +56,7 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
         assert escape.cells(line) <= width, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_page_has_a_chart_and_no_script(name: str) -> None:
     page = journal_html(EXAMPLES[name], DAMAGED, "experiments")
@@ -75,6 +76,15 @@ def test_the_chart_shows_every_interval_and_says_what_is_slower() -> None:
     times = sorted(float(line.get_ydata()[0]) for line in drawn)
     assert times == sorted([10.0, 10.0, 8.0, 8.05, 4.83, 8.0, 8.0, 9.1, 9.1, 7.0, 3.0])  # a ring around one
     assert len(figure.legends[0].get_texts()) == 7
+    assert [axes.get_ylim()[0] for axes in journal_figure(EXAMPLES["several"]).axes] == [0, 0]
+
+
+def test_what_was_never_accepted_is_not_called_so() -> None:
+    text = journal_text(history(report_entry(0, 10.0, 1.2, "reject"), timing_entry(1, 12.0)), {}, "experiments")
+
+    assert "Nothing was accepted yet; the baseline of entry 1 is what the others are compared with." in text
+    assert "of the time of the baseline of entry 1." in " ".join(text.split())
+    assert "last accepted before it" not in text
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -13,11 +13,16 @@ from perfnb.analysis.ab import ABFigures, ab_figures
 from perfnb.analysis.profile_diff import diff_profiles
 from perfnb.analysis.scaling import ScalingFigures, scaling_figures
 from perfnb.analysis.timing import Timing
-from perfnb.views.ab import ab_html, ab_text
+from perfnb.views.ab import ab_html, ab_text, ratio_words
+from perfnb.views.html import summary_html
+from perfnb.views.noise import noise_facts, notes_of
 from perfnb.views.profile_diff import diff_html, diff_text
+from perfnb.views.report_data import report_data
 from perfnb.views.scaling import scaling_data, scaling_html, scaling_text
-from perfnb.views.timing import noise_facts, timing_html, timing_text
+from perfnb.views.text import summary_text
+from perfnb.views.timing import timing_html, timing_text
 from tests.views import summaries
+from tests.views.pages import spaced
 from tests.views.summaries import HOSTILE
 
 RNG = np.random.default_rng(3)
@@ -38,6 +43,7 @@ def study(exponent: float = 2.0) -> ScalingFigures:
     return scaling_figures(samples, {s: 4 * s * s for s in sizes}, {s: 2 * s**3 for s in sizes}, device="CPU")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ratio", "pairs", "noise", "words"),
     [
@@ -50,7 +56,7 @@ def study(exponent: float = 2.0) -> ScalingFigures:
 def test_the_verdict_comes_first(ratio: float, pairs: int, noise: float, words: str) -> None:
     figures = experiment(ratio, pairs, noise=noise)
     assert ab_text(figures).startswith(words)
-    assert words.split(":")[0] in ab_html(figures)
+    assert f'pf-step">{words.split(":")[0]}' in spaced(ab_html(figures))
     assert "<img alt=" in ab_html(figures)
 
 
@@ -60,6 +66,7 @@ def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
     assert "raise budget_s" not in ab_text(replace(experiment(0.5), needed=5000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(name: str) -> None:
     a, b = summaries.small_cnn(), summaries.hostile()
@@ -86,6 +93,12 @@ def test_a_timing_tells_what_disturbed_it() -> None:
     assert "<img alt=" in timing_html(timing)
 
 
+def test_ratios_have_thousandths_near_one_and_else_three_digits() -> None:
+    assert ratio_words(0.98449, (0.9, 1.0261)) == "0.984 [0.900, 1.026]"
+    assert ratio_words(249.798, (2.0271, 363.9)) == "250 [2.027, 364]"
+    assert ratio_words(0.01234, None) == "0.0123"
+
+
 def test_nothing_is_told_where_nothing_is_known() -> None:
     assert noise_facts({}, 100.0) == []
     assert timing_text(Timing(())) == "no step was timed"
@@ -110,3 +123,15 @@ def test_profiles_side_by_side_name_what_only_one_has() -> None:
     assert "perfnb.ab_test tells" in " ".join(text.split())
     for line in text.splitlines():
         assert len(line) <= 100
+
+
+def test_the_notes_of_a_report_tell_what_disturbed_its_timed_steps() -> None:
+    quiet = summaries.small_cnn()
+    assert notes_of(quiet) == list(quiet.notes)
+
+    busy = replace(quiet, timing=replace(quiet.timing, noise={"load_before": 3.5, "cpus": 2}))
+    said = "About the timed steps: the machine was busy before (load 3.5 on 2 CPUs)."
+    assert notes_of(busy) == [*quiet.notes, said]
+    assert said in " ".join(summary_text(busy).split())
+    assert said in report_data(busy)["notes"]
+    assert said in summary_html(busy)

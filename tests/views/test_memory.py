@@ -17,7 +17,7 @@ from perfnb.views.memory import memory_html, memory_text
 from perfnb.views.memory_data import memory_data
 from perfnb.views.palette import CATEGORIES, MARKS
 from tests.views import memory_samples as samples
-from tests.views.pages import check, picture_bytes
+from tests.views.pages import check, picture_bytes, spaced
 from tests.views.summaries import HOSTILE
 
 EXAMPLES = {
@@ -51,6 +51,7 @@ def test_the_curve_in_text_is_as_high_as_the_memory():
     assert curve == "▄" * 20 + "█" * 20 + "▁" * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_html_holds_only_known_elements(name):
     check(memory_html(EXAMPLES[name]()))
@@ -58,7 +59,7 @@ def test_html_holds_only_known_elements(name):
 
 def test_html_says_everything_in_words():
     made = samples.transformer()
-    page = memory_html(made)
+    page = spaced(memory_html(made))
     for name, size in made.by_category.items():
         if size:
             assert f"{CATEGORIES[name].word}</th><td" in page
@@ -72,13 +73,14 @@ def test_html_says_everything_in_words():
 
 
 def test_a_failed_step_says_so():
-    for text in (memory_html(samples.out_of_memory()), "\n".join(memory_text(samples.out_of_memory()))):
+    for text in (spaced(memory_html(samples.out_of_memory())), "\n".join(memory_text(samples.out_of_memory()))):
         assert "Incomplete" in text
         assert "Tried to allocate 2.00 GiB" in text.replace("\n", " ")
         assert "out of memory once" in text
     assert "Incomplete" not in memory_html(samples.transformer())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [samples.transformer, samples.out_of_memory, samples.hostile, samples.many])
 def test_the_picture_is_small_and_has_words(make):
     page = memory_html(make())
@@ -93,6 +95,7 @@ def test_nothing_is_drawn_of_nothing():
     assert "<img" not in memory_html(samples.empty())
 
 
+@pytest.mark.slow
 def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never():
     code = (
         "import sys; from perfnb.views import memory, roofline; assert 'matplotlib' not in sys.modules\n"

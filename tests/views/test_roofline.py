@@ -12,7 +12,7 @@ from perfnb.views import escape
 from perfnb.views.memory_data import MOST_LAYERS, roofline_data
 from perfnb.views.roofline import byte_rate, roofline_html, roofline_text
 from tests.views import roofline_samples as samples
-from tests.views.pages import check, picture_bytes
+from tests.views.pages import check, picture_bytes, spaced
 from tests.views.summaries import HOSTILE
 
 EXAMPLES = {
@@ -44,7 +44,7 @@ def test_html_holds_only_known_elements_and_a_small_picture(name):
 
 def test_html_says_in_words_what_holds_a_layer_back():
     made = samples.roofline()
-    page = roofline_html(made)
+    page = spaced(roofline_html(made))
     rows = {row.split("</bdi>")[0].rsplit(">", 1)[1]: row for row in page.split("<tr>") if "</bdi>" in row}
     assert "compute-bound" in rows["model.head"]
     assert "90 %" in rows["model.head"]

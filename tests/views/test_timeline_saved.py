@@ -67,6 +67,7 @@ def drawn_out(events: int, steps: int = 3) -> Timeline:
     return replace(line, tracks=tracks, rows=rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("events", "steps"), [(300_000, 3), (1_000, 60_000)])
 def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, steps: int) -> None:
     ipywidgets = pytest.importorskip("ipywidgets")
@@ -88,6 +89,7 @@ def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, st
     widget.close()
 
 
+@pytest.mark.slow
 def test_whatever_the_limit_it_is_kept() -> None:
     made = ByHand().step(0, 1000)
     for thread in range(2, 400):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from perfnb.analysis.machine import MachineSummary
 from perfnb.frames.schema import conform
 from perfnb.views import assets, escape
 from perfnb.views import format as fmt
@@ -25,7 +28,7 @@ from perfnb.views.watch_words import METRIC_WORDS, lasted
 from perfnb.views.widget import FIRST_PUSHES, REPEATED_PUSHES, ReportWidget, WatchWidget
 from tests.views import summaries
 from tests.views import watch_samples as samples
-from tests.views.pages import check, picture_bytes
+from tests.views.pages import check, picture_bytes, spaced
 from tests.views.summaries import HOSTILE
 
 EXAMPLES = {
@@ -37,10 +40,16 @@ EXAMPLES = {
 }
 
 
+@functools.cache
+def page_of(make: Callable[[], MachineSummary]) -> str:
+    """The page of an example, drawn once for all tests that read it."""
+    return watch_html(make())
+
+
 def body(page: str) -> str:
     """What the twin's element holds, without its style sheet."""
     start, end = page.index("</style>") + len("</style>"), page.rindex("</div>")
-    assert page.startswith('<div class="perfnb-static"><style>')
+    assert page.startswith('<div class="perfnb-static" ')
     return page[start:end]
 
 
@@ -53,6 +62,7 @@ def test_golden_of_the_machine_in_a_profile(golden):
     golden("watch_profiled.txt", "\n".join(machine_text(samples.profiled())) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 100, 140])
 @pytest.mark.parametrize("name", [*EXAMPLES, "profiled"])
 def test_no_line_is_wider_than_asked(name, width):
@@ -61,17 +71,19 @@ def test_no_line_is_wider_than_asked(name, width):
         assert escape.cells(line) <= width, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_html_holds_only_known_elements(name):
-    page = body(watch_html(EXAMPLES[name]()))
+    page = body(page_of(EXAMPLES[name]))
     check(page)
     assert "window.__pwned=1&quot;" in page or name != "hostile"
 
 
+@pytest.mark.slow
 def test_html_says_everything_in_words():
     made = samples.server()
-    page = watch_html(made)
-    for word in ("<strong>Watched</strong> for 2:00 min", "240 readings, 1 missed", "at most 500 ms"):
+    page = spaced(page_of(samples.server))
+    for word in ("Watched for 2:00 min", "240 readings, 1 missed", "at most 500 ms"):
         assert word in page
     energy = made.table.loc[("gpu0", "energy_j")]
     assert f"{fmt.reading(energy['total'], 'joules')} ± {fmt.reading(energy['uncertainty'], 'joules')}" in page
@@ -80,8 +92,8 @@ def test_html_says_everything_in_words():
     assert "GPU 0: PCIe counters cannot be read at times" in page
     assert "not how full the GPU was" in page
     assert page.count(">epoch") == 4
-    assert "no NVIDIA driver on this machine" in watch_html(samples.laptop())
-    assert "<strong>Watching</strong>" in watch_html(samples.laptop(running=True))
+    assert "no NVIDIA driver on this machine" in page_of(samples.laptop)
+    assert ">Watching for" in watch_html(samples.laptop(running=True))
 
 
 def test_energy_that_is_not_known_is_not_told():
@@ -100,9 +112,10 @@ def test_only_the_last_marks_are_listed():
     assert ">epoch 3<" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [samples.laptop, samples.server, samples.hostile, lambda: samples.server(60.0, 8)])
 def test_the_picture_is_small_and_has_words(make):
-    page = body(watch_html(make()))
+    page = body(page_of(make))
     picture = picture_bytes(page)
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 110_000
@@ -110,6 +123,7 @@ def test_the_picture_is_small_and_has_words(make):
     assert "CPU, Memory" in image["alt"] or "CPU held" in image["alt"]
 
 
+@pytest.mark.slow
 def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never():
     code = (
         "import sys; from perfnb.views import watch; from tests.views import watch_samples as s\n"
@@ -132,6 +146,7 @@ def test_it_is_json_without_nan(name):
     assert json.loads(json.dumps(data, allow_nan=False)) == data
 
 
+@pytest.mark.slow
 def test_hours_stay_well_under_a_megabyte():
     hour = watch_data(samples.server(3600.0), "x")
     assert len(json.dumps(hour, separators=(",", ":"))) < 150_000
@@ -280,6 +295,7 @@ def test_only_the_report_of_a_watched_profile_carries_the_machine_s_script():
     assert len(plain._esm.encode()) < 150_000 < len(watched._esm.encode()) < 185_000
 
 
+@pytest.mark.slow
 def test_a_report_has_a_machine_only_where_it_was_watched():
     plain = summaries.small_cnn()
     made = replace(plain, machine=samples.profiled())
@@ -304,6 +320,7 @@ def test_phases_are_told_as_they_lie():
     assert steps["by_phase"]["rows"][0][2:4] == ["184 %", None]
 
 
+@pytest.mark.slow
 def test_phases_and_metrics_of_which_nothing_is_known_are_left_out():
     made = samples.profiled()
     means = made.steps.by_phase
@@ -326,6 +343,7 @@ def test_of_very_many_phases_those_that_were_seen_are_kept():
     assert steps["placed"].count(0) == (~phases["placed"]).sum()
 
 
+@pytest.mark.slow
 def test_a_profile_without_phases_has_a_machine():
     made = samples.profiled()
     bare = replace(made.steps, by_phase=made.steps.by_phase.head(0), phases=made.steps.phases.head(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -137,12 +138,14 @@ def summary(
     return machine_summary(WatchRecord(frame_of(rows), marks_of(*marks)), meta)
 
 
+@functools.cache
 def laptop(seconds: float = 120.0, **options: Any) -> MachineSummary:
     """A machine without a GPU, with a gap of 6 s and marks."""
     rows = [row for row in rows_of(seconds) if not 40 < row[1] < 46]
     return summary(rows, EPOCHS, absent=["GPU", "cgroup"], devices=["process", "host"], **options)
 
 
+@functools.cache
 def server(seconds: float = 120.0, gpus: int = 1, **options: Any) -> MachineSummary:
     """A machine with GPUs, in a container with limits."""
     devices = ("process", "cgroup", "host", *(f"gpu{i}" for i in range(gpus)))
@@ -150,6 +153,7 @@ def server(seconds: float = 120.0, gpus: int = 1, **options: Any) -> MachineSumm
     return summary(rows_of(seconds, devices=devices), EPOCHS, notes=notes, **options)
 
 
+@functools.cache
 def hostile() -> MachineSummary:
     """Names that are anything."""
     marks = [(name, i % 3, float(i), i + 2.0) for i, name in enumerate(HOSTILE)]
@@ -158,11 +162,13 @@ def hostile() -> MachineSummary:
     return replace(made, words=words, absent=tuple(HOSTILE))
 
 
+@functools.cache
 def empty() -> MachineSummary:
     """A watch that ended before its first reading."""
     return summary([], devices=["host", "process"])
 
 
+@functools.cache
 def unknown() -> MachineSummary:
     """Nearly nothing could be read."""
     rows: list[Row] = [
@@ -171,6 +177,7 @@ def unknown() -> MachineSummary:
     return replace(summary(rows), gap_p99_ms=None, cost_percent=None)
 
 
+@functools.cache
 def profiled() -> MachineSummary:
     """The steps of a profile on the time of its readings."""
     made = server(40.0, interval_s=0.5)

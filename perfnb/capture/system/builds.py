@@ -29,6 +29,8 @@ _THREAD_VARIABLES = (
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "hoard", "tbbmalloc")
 _ALLOCATOR_FILE = re.compile(rf"lib({'|'.join(_ALLOCATORS)})[^/]*\.(?:so|dylib)")
 
+_OPENMP_FILE = re.compile(r"(?<= )/[^\n]*lib(?:gomp|iomp5|omp5?)(?:-\w+)?\.so[.\w]*")
+
 
 def build_readers(tree: Tree) -> dict[str, Reader]:
     """A reader for each fact."""
@@ -38,6 +40,7 @@ def build_readers(tree: Tree) -> dict[str, Reader]:
         "python": python_build,
         "torch": torch_build,
         "allocators": lambda: loaded_allocators(tree),
+        "openmp_runtimes": lambda: loaded_openmp(tree),
         "preloaded": lambda: os.environ.get("DYLD_INSERT_LIBRARIES" if tree.platform == "darwin" else "LD_PRELOAD", ""),
     }
 
@@ -65,11 +68,23 @@ def torch_build() -> dict[str, Any]:
         "mkl": bool(torch.backends.mkl.is_available()),
         "onednn": bool(torch.backends.mkldnn.is_available()),
         "openmp": bool(torch.backends.openmp.is_available()),
+        "blas": _blas(),
         "capability": None if capability is None else str(capability()),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "machine": platform.machine(),
     }
+
+
+def _blas() -> str | None:
+    """The library of linear algebra that torch says it was built with."""
+    told = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return None if told is None else told[1].lower()
+
+
+def loaded_openmp(tree: Tree) -> list[str]:
+    """The files of OpenMP runtimes that the process has loaded: of several each has threads of its own."""
+    return sorted({found[0] for found in _OPENMP_FILE.finditer(tree.text("proc/self/maps"))})
 
 
 def loaded_allocators(tree: Tree) -> list[str]:

@@ -56,10 +56,9 @@ def mount_of(tree: Tree, data: str) -> dict[str, str]:
 
 def block_device(tree: Tree, mount: dict[str, str]) -> dict[str, Any]:
     """The disk below a file system: its name, scheduler, and whether it turns."""
-    numbered = os.path.join("sys/dev/block", mount["device"])
-    if not re.fullmatch(r"\d+:\d+", mount["device"]) or not os.path.exists(tree.path(numbered)):
+    folder = _block_folder(tree, mount)
+    if folder is None:
         raise Unreadable(f"a file system of kind {mount['kind']} lies on no disk of this machine that can be seen")
-    folder = os.path.realpath(tree.path(numbered))
     for _ in range(8):  # from a part to its disk, from a mapped volume to what lies below
         below = os.path.join(folder, "slaves")
         if os.path.exists(os.path.join(folder, "partition")):
@@ -73,6 +72,17 @@ def block_device(tree: Tree, mount: dict[str, str]) -> dict[str, Any]:
     with suppress(Unreadable):
         facts["turns"] = tree.whole(f"{queue}/rotational") != 0
     return facts
+
+
+def _block_folder(tree: Tree, mount: dict[str, str]) -> str | None:
+    """What the system tells of the block device below a file system."""
+    places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
+    source = mount["source"]
+    if source.startswith("/dev/"):  # btrfs has a number of its own, which is no disk's
+        behind = os.path.realpath(tree.path(source.lstrip("/")))  # a mapped volume is a link
+        places += [os.path.join("sys/class/block", os.path.basename(name)) for name in (behind, source)]
+    found = (os.path.realpath(tree.path(place)) for place in places if os.path.exists(tree.path(place)))
+    return next(found, None)
 
 
 def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> dict[str, Any]:
@@ -96,6 +106,8 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
     """
     if not os.path.exists(data):
         raise Unreadable(f"there is no {data!r}")
+    if not hasattr(os, "pread"):
+        raise Unreadable("this system does not read files in a way that perfnb knows")
     result: dict[str, Any] = {"files": 0, "temporary": False, "failed": 0, "tells": hasattr(os, "RWF_NOWAIT")}
     result |= {"disk_bytes": 0, "disk_s": 0.0, "disk_requests": 0, "cached_bytes": 0, "cached_s": 0.0}
     until = time.perf_counter() + most_s

@@ -28,6 +28,8 @@ def host_readers(tree: Tree) -> dict[str, Reader]:
         "mhz": host.mhz,
         "boost": host.boost,
         "heat_events": host.heat_events,
+        "heat_ms": host.heat_ms,
+        "virtual": host.virtual,
         "cpus": host.cpus,
         "cores": host.cores,
         "smt": host.smt,
@@ -96,8 +98,26 @@ class _Host:
 
     def heat_events(self) -> int:
         """How often heat has slowed a core since the machine's start."""
-        folders = self._tree.folders(_CPU, "cpu")
-        return sum(self._tree.whole(f"{folder}/thermal_throttle/core_throttle_count") for folder in folders)
+        return self._heat("core_throttle_count")
+
+    def heat_ms(self) -> int:
+        """For how many milliseconds, summed over the CPUs."""
+        return self._heat("core_throttle_total_time_ms")
+
+    def _heat(self, name: str) -> int:
+        files = [f"{folder}/thermal_throttle/{name}" for folder in self._tree.folders(_CPU, "cpu")]
+        told = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
+        if not told:
+            raise Unreadable(f"no CPU counts it (no {name} in /{_CPU}; only Intel's do, outside virtual machines)")
+        return sum(told)
+
+    def virtual(self) -> bool:
+        """Whether this is a virtual machine, whose CPUs may be threads of shared cores and whose disks are others'."""
+        rows = [line.partition(":") for line in self._tree.text("proc/cpuinfo").splitlines()]
+        flags = [value.split() for name, _, value in rows if name.strip() == "flags"]
+        if not flags:
+            raise Unreadable("/proc/cpuinfo does not tell whether this is a virtual machine")
+        return "hypervisor" in flags[0]
 
     def cpus(self) -> int:
         """How many CPUs the process may run on."""

@@ -83,6 +83,7 @@ function metricScatter(data, state, width, choose) {
   const [x1, y0] = [width - right, top + height];
   const [x, y] = [metricAxis(across, left, x1), metricAxis(up, y0, top)];
   const at = (i) => [x.place(across.values[i]), y.place(up.values[i])];
+  const inside = (place, from, to) => Math.min(Math.max(place, Math.min(from, to)), Math.max(from, to));
   const whisker = (metric, i, line) => boundsOf(metric, i) && drawn("line", { class: "pf-whisker", ...line(boundsOf(metric, i)) });
   const element = drawn("svg", { width, height: y0 + below, role: "group", "aria-label": `${up.word} against ${across.word}` },
     x.ticks.map(([value, text]) => [drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: x.place(value), x2: x.place(value), y1: top, y2: y0 }),
@@ -92,8 +93,8 @@ function metricScatter(data, state, width, choose) {
     drawn("text", { x: x1, y: y0 + 34, "text-anchor": "end" }, `${x.words} →`), drawn("text", { x: left, y: top - 4 }, `↑ ${y.words}`));
   for (const i of on) {
     const [cx, cy] = at(i);
-    element.append(...[whisker(up, i, ([low, high]) => ({ x1: cx, x2: cx, y1: y.place(low), y2: y.place(high) })),
-      whisker(across, i, ([low, high]) => ({ y1: cy, y2: cy, x1: x.place(low), x2: x.place(high) }))].filter(Boolean));
+    element.append(...[whisker(up, i, ([low, high]) => ({ x1: cx, x2: cx, y1: inside(y.place(low), top, y0), y2: inside(y.place(high), top, y0) })),
+      whisker(across, i, ([low, high]) => ({ y1: cy, y2: cy, x1: inside(x.place(low), left, x1), x2: inside(x.place(high), left, x1) }))].filter(Boolean));
   }
   element.append(drawn("g", { class: "pf-points" }, on.map((i) => drawn("circle", {
     class: "pf-dot-compute", cx: at(i)[0], cy: at(i)[1], r: dot, tabindex: 0, role: "img", "data-point": i,

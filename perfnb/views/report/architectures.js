@@ -4,8 +4,7 @@ const MOST_PAIRS = 6;
 function architecturesView(data) {
   const size = data.names.length;
   return h("article", { class: "perfnb", "aria-label": `Comparison of ${data.names.join(", ")}` }, h("div", { class: "pf-view pf-compare" },
-    h("header", {}, h("p", { class: "pf-title" }, h("b", {}, size === 1 ? "1 architecture" : `${size} architectures compared`),
-      h("span", { class: "pf-quiet" }, data.facts.join(" · ")))),
+    h("header", {}, titled(size === 1 ? "1 architecture" : `${size} architectures compared`, data.facts.join(" · "))),
     h("div", { class: "pf-beside" }, architectureShares(data), architectureRatios(data)),
     architectureMetrics(data), architectureTrees(data), architectureNotes(data)));
 }

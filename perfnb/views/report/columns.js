@@ -48,6 +48,6 @@ function smallTable(label, heads, rows) {
   const cell = (tag, content, i) => h(tag, { scope: tag === "th" ? (i ? "col" : "row") : null, class: i < heads.text ? "pf-text" : "" }, content);
   return h("table", { class: "pf-small", "aria-label": label },
     h("colgroup", {}, heads.words.map((word) => h("col", { style: narrow[word] ? `width:${narrow[word]}px` : "" }))),
-    h("thead", {}, h("tr", {}, heads.words.map((word, i) => h("th", { scope: "col", class: i < heads.text ? "pf-text" : "" }, word)))),
+    h("thead", {}, h("tr", {}, heads.words.map((word, i) => columnHead(word, i < heads.text)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((content, i) => cell(i ? "td" : "th", content, i))))));
 }

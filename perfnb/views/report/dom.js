@@ -1,3 +1,8 @@
+// No line ends between a number and its unit, nor inside an interval; as perfnb.views.escape has it.
+const UNITS = "(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MHz|samples|steps)(?:/\\w+)?)(?![\\w%])";
+const INSIDE = new RegExp(`(?<=\\d) (?=${UNITS})|(?<=\\d,) (?=[−-]?\\d[\\d.,]*\\])`, "g");
+const unbroken = (text) => text.replace(INSIDE, "\u00a0");
+
 // Elements are made here, and only here. Names reach the page as text nodes and attributes, never as markup.
 function h(tag, props, ...children) {
   const node = document.createElement(tag);
@@ -7,15 +12,21 @@ function h(tag, props, ...children) {
     else if (key === "style") node.style.cssText = value;
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child != null));
+  node.append(...children.flat().filter((child) => child != null).map((child) => (typeof child === "string" ? unbroken(child) : child)));
   return node;
 }
+
+// What a view is of, and what was made of it or on which device.
+const titled = (name, about) => h("h2", { class: "pf-title" }, h("b", {}, name), h("span", { class: "pf-quiet" }, about));
+
+// The head of a column; an empty one is no head.
+const columnHead = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
 
 // "12.3 ms" with its unit set back; "n/a" says why on hover.
 function figure(text) {
   if (text === UNKNOWN) return h("span", { class: "pf-unknown", title: NOT_MEASURED }, text);
   const gap = text.lastIndexOf(" ");
-  return gap < 0 ? text : [text.slice(0, gap), h("span", { class: "pf-unit" }, text.slice(gap))];
+  return gap < 0 ? text : [text.slice(0, gap), h("span", { class: "pf-unit" }, `\u00a0${text.slice(gap + 1)}`)];
 }
 
 // `text` with every occurrence of `query` marked.
@@ -69,6 +80,7 @@ function tabs(label, entries) {
     choose(to);
     entries[to].tab.focus();
   });
+  const show = (word) => choose(entries.findIndex((entry) => entry.word === word));
   choose(0);
-  return { list, panels: entries.map((entry) => entry.panel), choose };
+  return { list, panels: entries.map((entry) => entry.panel), choose, show };
 }

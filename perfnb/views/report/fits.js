@@ -31,9 +31,9 @@ function peakOwners(data) {
   const heads = [["Layer", "", true], ["Category", 118, true], ["", 70, true], ["Memory", 76], ["Share", 56], ["Count", 48]];
   const title = `Owners at the ${instantWord(data)}`;
   return h("section", { class: "pf-owners", "aria-label": title }, h("h3", {}, title),
-    order.length ? [h("div", { class: "pf-scroll" }, h("table", { class: "pf-small", "aria-label": title },
+    order.length ? [h("div", { class: "pf-scroll", tabindex: 0 }, h("table", { class: "pf-small", "aria-label": title },
       h("colgroup", {}, heads.map(([, width]) => h("col", { style: width ? `width:${width}px` : "" }))),
-      h("thead", {}, h("tr", {}, heads.map(([word, , text]) => h("th", { scope: "col", class: text ? "pf-text" : "" }, word)))), body)), more || null, left]
+      h("thead", {}, h("tr", {}, heads.map(([word, , text]) => columnHead(word, text)))), body)), more || null, left]
       : h("p", { class: "pf-quiet" }, "Nothing is known of them."));
 }
 

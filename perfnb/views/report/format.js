@@ -58,7 +58,7 @@ function byteSize(value) {
 function rate(value, thing) {
   if (value == null) return UNKNOWN;
   const [number, prefix] = Math.abs(Number(value.toPrecision(3))) < 1e6
-    ? [significant(value, true), ""]
+    ? [significant(value), ""]
     : scaled(value, 1000, DECIMAL);
   return `${number} ${`${prefix} ${thing}`.trim()}/s`;
 }

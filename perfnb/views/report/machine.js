@@ -62,9 +62,9 @@ function byPhase({ by_phase: { phases, rows }, stretches }) {
   const few = () => h("span", { class: "pf-unknown", title: "too few readings" }, UNKNOWN);
   const placed = stretches.placed.includes(1) ? "; phases of other steps are guessed from the traced ones" : "";
   const left = stretches.left_out ? `; ${stretches.left_out.toLocaleString("en-US")} more stretches are not drawn` : "";
-  return h("div", { class: "pf-scroll pf-watch-table" }, h("table", { class: "pf-small" },
+  return h("div", { class: "pf-scroll pf-watch-table", tabindex: 0 }, h("table", { class: "pf-small" },
     h("caption", {}, `Mean in each phase (n/a: too few readings, rates such as CPU need phases longer than the time between readings${placed}${left})`),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "pf-text" }),
+    h("thead", {}, h("tr", {}, columnHead("Metric", true),
       phases.map((mark) => h("th", { scope: "col" }, swatch(mark), ` ${mark.word}`)))),
     h("tbody", {}, rows.map(([device, metric, ...means]) => h("tr", {},
       h("th", { scope: "row", class: "pf-text" }, device, h("span", { class: "pf-quiet" }, ` ${metric}`)),

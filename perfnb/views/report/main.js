@@ -1,5 +1,5 @@
 // The report: headline, phases, tabs, notes.
-function headline(data) {
+function headline(data, verdict) {
   const { step } = data;
   const steps = step.steps === 1 ? "1 timed step" : `${step.steps.toLocaleString("en-US")} timed steps`;
   const runs = step.executed.filter(([, times]) => times > 0);
@@ -9,7 +9,7 @@ function headline(data) {
   const basis = data.source != null ? "a trace has no timed steps" : step.steps === 0 ? "no timed step" : step.steps === 1 ? steps : `median of ${steps}`;
   const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more ? h("small", {}, more) : null));
   return h("header", {},
-    h("p", { class: "pf-title" }, h("b", {}, data.name), h("span", { class: "pf-quiet" }, data.device)),
+    titled(data.name, data.device), verdict,
     h("dl", { class: "pf-facts" },
       h("div", { class: "pf-main" }, h("dt", {}, "Step"),
         h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, stepDots(step)),
@@ -76,6 +76,15 @@ function render({ model, el }) {
   const ops = opsTab(data, layers.facts, showLayer);
   const events = hasTimeline ? timelineTab(model, data, layers.facts, showLayer) : null;
   const gpu = data.gpu && gpuTab(data.gpu);
+  const findings = data.findings && findingsTab(data.findings, {
+    layer: showLayer,
+    op: (i) => { views.show("Ops"); ops.reveal(i); },
+    memory: data.memory && ((time) => { views.show("Memory"); memory.reveal(time); }),
+  });
+  const showFindings = (i) => {
+    views.show("Findings");
+    findings.reveal(i);
+  };
   const memory = data.memory && memoryTab(data.memory);
   const roofline = data.roofline && rooflineTab(data.roofline);
   const machine = data.machine && machineTab(data.machine);
@@ -84,6 +93,7 @@ function render({ model, el }) {
     { word: "Ops", size: data.ops.label.length.toLocaleString("en-US"), content: ops.element, shown: () => ops.grid.fit() },
     ...(events ? [{ word: "Timeline", size: events.size, content: events.element, shown: events.shown }] : []),
     ...(gpu ? [{ word: "GPU", size: `${share(data.gpu.busy)} busy`, content: gpu.element, shown: gpu.shown }] : []),
+    ...(findings ? [{ word: "Findings", size: data.findings.rows.length.toLocaleString("en-US"), content: findings.element }] : []),
     ...(memory ? [{ word: "Memory", size: byteSize(data.memory.peak.bytes), content: memory.element, shown: memory.shown }] : []),
     ...(roofline ? [{ word: "Roofline", size: share(data.roofline.utilisation), content: roofline.element, shown: roofline.shown }] : []),
     ...(machine ? [{ word: "Machine", size: clock(data.machine.duration_s), content: machine.element, shown: machine.shown }] : []),
@@ -92,7 +102,7 @@ function render({ model, el }) {
     ? h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, data.notes.map((note) => h("li", {}, note))))
     : null;
   const root = h("article", { class: "perfnb", "aria-label": `Profile ${data.name}` },
-    headline(data), phaseBar(data), views.list, views.panels, notes);
+    headline(data, findings && verdictLines(data.findings, showFindings)), phaseBar(data), views.list, views.panels, notes);
   return settle(root, data.id, el);
 }
 

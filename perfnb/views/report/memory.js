@@ -49,7 +49,7 @@ function memoryFacts(data) {
 function memoryTab(data) {
   const facts = memoryFacts(data);
   if (!facts.t.length) {
-    return { element: h("div", { class: "pf-view" }, failure(data), h("p", { class: "pf-quiet pf-empty" }, "No allocation was seen in the step.")), shown: () => {} };
+    return { element: h("div", { class: "pf-view" }, failure(data), h("p", { class: "pf-quiet pf-empty" }, "No allocation was seen in the step.")), shown: () => {}, reveal: () => {} };
   }
   const state = { at: data.peak.at, pinned: false };
   const legend = memoryLegend(data, facts, () => refit());
@@ -84,7 +84,14 @@ function memoryTab(data) {
   const element = h("div", { class: "pf-view pf-memory" }, failure(data), memorySummary(data, facts),
     h("div", { class: "pf-beside" }, h("div", { class: "pf-chart" }, slider, legend.element), panel),
     h("div", { class: "pf-beside pf-even" }, peakOwners(data), whatFits(data)));
-  return { element, shown: refit };
+  // Keeps the instant at or before a time of the step.
+  const reveal = (time) => {
+    state.pinned = true;
+    show(facts.instantAt(time));
+    slider.focus();
+    slider.scrollIntoView({ block: "nearest" });
+  };
+  return { element, shown: refit, reveal };
 }
 
 // Pointer and keys move the instant. A click keeps it; Escape and a second click at the same place let go.

@@ -54,7 +54,12 @@ function opsTab(data, facts, revealLayer) {
   const grid = new Grid({ label: "Ops", columns, rows, onSelect: (i) => view.show(i) });
   const search = searchBox("Search ops", ops.label.length, "ops", (query) => grid.search(query));
   view = withDetails(h("div", { class: "pf-toolbar" }, search.element), grid, (i) => opDetails(data, users[i], facts, i, revealLayer));
-  return { element: view.element, grid };
+  const reveal = (i) => {
+    search.clear();
+    grid.go(i);
+    grid.select(i);
+  };
+  return { element: view.element, reveal, grid };
 }
 
 function opDetails(data, users, facts, i, revealLayer) {

@@ -21,7 +21,7 @@ function scalingView(data) {
     read();
   });
   const root = h("article", { class: "perfnb pf-scaling", "aria-label": "Scaling study" },
-    data.sentences.map((sentence) => h("p", {}, sentence)), holder, h("label", { class: "pf-scaling-size" }, "size ", slider), words);
+    h("header", {}, titled(data.title, "scaling study")), data.sentences.map((sentence) => h("p", {}, sentence)), holder, h("label", { class: "pf-scaling-size" }, "size ", slider), words);
   return { root, refit };
 }
 

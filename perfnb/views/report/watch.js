@@ -30,7 +30,7 @@ function watchPanel(store) {
     const reset = h("button", { type: "button", click: board.follow }, store.running ? "Follow" : "Reset zoom");
     const said = h("div", { class: "pf-watch-said" });
     const header = h("header", { class: "pf-watch-header" },
-      h("p", {}, h("i", { class: "pf-watch-lamp", "aria-hidden": "true" }), word, elapsed), h("div", { class: "pf-buttons" }, pause, reset));
+      titled("The machine", "watch"), h("p", {}, h("i", { class: "pf-watch-lamp", "aria-hidden": "true" }), word, elapsed), h("div", { class: "pf-buttons" }, pause, reset));
     board.drawn = () => {
       const state = !store.running ? "stopped" : board.paused() ? "paused" : "watching";
       put(root, { "data-state": state });

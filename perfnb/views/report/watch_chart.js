@@ -9,7 +9,7 @@ function watchChart(chart, store, board) {
   const ceilingNote = h("span", { class: "pf-quiet" }, ceilingWords);
   const plot = h("div", { class: "pf-plot", role: "slider", tabindex: 0, "aria-label": `${chart.title}, at an instant`, "aria-orientation": "horizontal" });
   const element = h("section", { class: "pf-watch-chart", "aria-label": chart.title, "data-chart": chart.key, "data-unit": chart.unit },
-    h("div", { class: "pf-watch-head" }, h("h4", { title: chart.note || null }, chart.title), ceilingNote),
+    h("div", { class: "pf-watch-head" }, h("h3", { title: chart.note || null }, chart.title), ceilingNote),
     h("ul", { class: "pf-watch-words" }, entries), plot);
   const picture = chartPicture(chart, looks, ceilingWords);
   plot.append(picture.svg);

@@ -15,10 +15,10 @@ const wordLists = ([lines, notes]) => [
 
 function watchTable({ table }) {
   if (!table.length) return h("p", {});
-  const heads = ["", "median", "95th percentile", "maximum", "total"];
-  return h("div", { class: "pf-scroll pf-watch-table" }, h("table", { class: "pf-small" },
+  const heads = ["Metric", "median", "95th percentile", "maximum", "total"];
+  return h("div", { class: "pf-scroll pf-watch-table", tabindex: 0 }, h("table", { class: "pf-small" },
     h("caption", {}, "Over the whole watch"),
-    h("thead", {}, h("tr", {}, heads.map((head, i) => h("th", { scope: "col", class: i ? null : "pf-text" }, head)))),
+    h("thead", {}, h("tr", {}, heads.map((head, i) => columnHead(head, !i)))),
     h("tbody", {}, table.map(([device, metric, ...figures], row) => h("tr", { class: row && table[row - 1][0] !== device ? "pf-first" : null },
       h("th", { scope: "row", class: "pf-text" }, device, h("span", { class: "pf-quiet" }, ` ${metric}`)), figures.map((text) => h("td", {}, text ? figure(text) : "")))))));
 }

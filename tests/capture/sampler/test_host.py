@@ -220,6 +220,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[dict[str, float], float, HostSourc
     source.close()
 
 
+@pytest.mark.alone
 def test_what_one_process_does_is_in_the_machines_figures(
     watched: tuple[dict[str, float], float, HostSource], tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_what_one_process_does_is_in_the_machines_figures(
         assert sums["disk_write_bytes_per_s"] >= 0.9e8
 
 
+@pytest.mark.alone
 def test_what_is_measured_of_this_machine_is_what_psutil_says() -> None:
     source = HostSource()
     values = source.read("host", S)

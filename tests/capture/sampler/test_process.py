@@ -18,7 +18,7 @@ from perfnb.capture.sampler.process import ProcessSource
 from perfnb.capture.sampler.process_table import Portable, ProcFiles, Seen
 from perfnb.capture.sampler.readings import Absent, Lost, Values
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's files")
 

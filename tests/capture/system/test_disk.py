@@ -62,21 +62,41 @@ def test_a_part_belongs_to_its_disk_and_a_mapped_volume_to_what_lies_below(tmp_p
 
     expected = {"name": "sda", "scheduler": "bfq", "turns": True}
     for number in ("8:0", "8:1", "253:0"):
-        assert block_device(tree, {"device": number, "kind": "ext4"}) == expected
+        assert block_device(tree, {"device": number, "kind": "ext4", "source": "/dev/none"}) == expected
+
+
+def test_btrfs_lies_on_the_disk_of_its_source_though_its_number_is_its_own(tmp_path: Path) -> None:
+    tree = mounted(tmp_path)
+    add_disk(tmp_path, "nvme0n1", "259:0", queue__scheduler="[none] mq-deadline\n", queue__rotational="0\n")
+    add_disk(tmp_path, "nvme0n1/nvme0n1p2", "259:2", partition="2\n")
+    add_disk(tmp_path, "dm-3", "253:3")
+    (tmp_path / "sys/devices/dm-3/slaves").mkdir()
+    (tmp_path / "sys/devices/dm-3/slaves/nvme0n1p2").symlink_to("../../nvme0n1/nvme0n1p2")
+    (tmp_path / "sys/class/block").mkdir(parents=True)
+    for name, place in (("nvme0n1p2", "nvme0n1/nvme0n1p2"), ("dm-3", "dm-3")):
+        (tmp_path / "sys/class/block" / name).symlink_to(f"../../devices/{place}")
+    (tmp_path / "dev/mapper").mkdir(parents=True)
+    (tmp_path / "dev/mapper/luks").symlink_to("../dm-3")
+
+    for source in ("/dev/nvme0n1p2", "/dev/mapper/luks"):
+        mount = {"device": "0:35", "kind": "btrfs", "source": source}
+        assert block_device(tree, mount) == {"name": "nvme0n1", "scheduler": "none", "turns": False}
+    with pytest.raises(Unreadable, match="btrfs lies on no disk"):
+        block_device(tree, {"device": "0:35", "kind": "btrfs", "source": "/dev/sdz9"})
 
 
 @pytest.mark.parametrize("device", ["0:35", "../../x", "", "8:9"])
 def test_what_lies_on_no_disk(tmp_path: Path, device: str) -> None:
     tree = mounted(tmp_path, "1 0 8:1 / / rw - ext4 /dev/sda1 rw")
     with pytest.raises(Unreadable, match="overlay lies on no disk"):
-        block_device(tree, {"device": device, "kind": "overlay"})
+        block_device(tree, {"device": device, "kind": "overlay", "source": "overlay"})
 
 
 def test_a_disk_that_says_nothing(tmp_path: Path) -> None:
     tree = mounted(tmp_path)
     add_disk(tmp_path, "sda", "8:0", queue__scheduler="\n")
     with pytest.raises(Unreadable, match="scheduler is empty"):
-        block_device(tree, {"device": "8:0", "kind": "ext4"})
+        block_device(tree, {"device": "8:0", "kind": "ext4", "source": "/dev/sda"})
     with pytest.raises(Unreadable, match="lists no file system"):
         mount_of(tree, str(tmp_path))
 
@@ -158,3 +178,9 @@ def test_it_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="there is no"):
         read_test(str(tmp_path / "missing"))
+
+
+def test_a_system_that_reads_otherwise_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pread")  # as on Windows
+    with pytest.raises(Unreadable, match="in a way that perfnb knows"):
+        read_test(str(tmp_path))

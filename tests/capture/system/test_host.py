@@ -32,6 +32,7 @@ def machine(root: Path, **other: str) -> Path:
     files = {
         "proc/self/status": "Name:\tx\nCpus_allowed:\t7\nCpus_allowed_list:\t0-2\n",
         "proc/meminfo": MEMORY,
+        "proc/cpuinfo": "processor : 0\nflags\t\t: fpu hypervisor sse\n",
         "proc/sys/vm/swappiness": "60\n",
         f"{CPU}/smt/active": "1\n",
         f"{CPU}/intel_pstate/no_turbo": "0\n",
@@ -51,6 +52,8 @@ def machine(root: Path, **other: str) -> Path:
         files[f"{policy}/scaling_cur_freq"] = f"{1000000 * (cpu + 1)}\n"
         files[f"{policy}/scaling_max_freq"] = "2000000\n"
         files[f"{policy}/cpuinfo_max_freq"] = "3500000\n"
+    files[f"{CPU}/cpu1/thermal_throttle/core_throttle_total_time_ms"] = "1500\n"
+    files[f"{CPU}/cpu4/online"] = "0\n"  # one that is off counts nothing
     (root / "dev/shm").mkdir(parents=True)
     return plant(root, files | other)
 
@@ -72,6 +75,8 @@ def test_all_is_read(tmp_path: Path) -> None:
         "mhz": 2500.0,
         "boost": True,
         "heat_events": 6,
+        "heat_ms": 1500,
+        "virtual": True,
         "cpus": 3,
         "cores": 2,
         "smt": True,
@@ -86,6 +91,17 @@ def test_all_is_read(tmp_path: Path) -> None:
         "huge_page_defrag": "madvise",
         "platform": "linux",
     }
+
+
+@pytest.mark.parametrize(("flags", "virtual"), [("fpu sse", False), ("fpu hypervisor", True)])
+def test_a_virtual_machine_is_known_by_its_flag(tmp_path: Path, flags: str, virtual: bool) -> None:
+    told = facts(machine(tmp_path, **{"proc/cpuinfo": f"processor : 0\nflags : {flags}\n"}))
+    assert told["virtual"] is virtual
+
+
+def test_an_arm_machine_does_not_tell_whether_it_is_virtual(tmp_path: Path) -> None:
+    told = facts(machine(tmp_path, **{"proc/cpuinfo": "processor : 0\nFeatures : fp asimd\n"}))
+    assert "does not tell" in told["virtual"].why
 
 
 def test_a_containers_limits_are_read(tmp_path: Path) -> None:
@@ -119,6 +135,7 @@ def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:
         "platform",
     }
     assert "virtual machine" in told["governors"].why
+    assert "only Intel's do" in told["heat_events"].why
     assert told["memory"].why == "no such file or directory: /proc/meminfo"
     assert str(tmp_path) not in repr(told)
 

@@ -1,0 +1,105 @@
+"""Makes the labs' notebooks, for students and with solutions, from the files in `source`.
+
+Run ``python -m notebooks.labs.build`` from the project's folder after any change there; a test fails until you do.
+
+A source is Python with cells: ``# %% [markdown]`` and then lines of comment, ``# %%`` and then code. The cell of an
+answer is ``# %% answer 2.3``, that of its check ``# %% check 2.3 points=2``; nbgrader's metadata is made from these. In
+code, a line such as ``# %load_ext perfnb`` is a magic. What stands between ``### BEGIN SOLUTION`` and ``### END
+SOLUTION``, or between ``### BEGIN HIDDEN TESTS`` and its end, is left out for students.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from notebooks.publish import as_file, repository, with_colab_cell
+
+HERE = Path(__file__).parent
+SOURCE = HERE / "source"
+STUB = "pass  # YOUR CODE HERE"
+
+DELIMITER = re.compile(
+    r"^# %%(?: (?P<what>\[markdown\]|answer|check))?(?: (?P<number>\d+\.\d+))?(?: points=(?P<points>\d+))?$"
+)
+SOLUTION = re.compile(r"^(?P<indent> *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION$", re.DOTALL | re.MULTILINE)
+HIDDEN = re.compile(r"\n^ *### BEGIN HIDDEN TESTS\n.*?^ *### END HIDDEN TESTS$", re.DOTALL | re.MULTILINE)
+MAGIC = re.compile(r"^# (?=%%?[a-z])", re.MULTILINE)
+
+
+def cells(text: str, lab: str) -> Iterator[dict[str, Any]]:
+    """The cells of a source, solutions included."""
+    what: re.Match[str] | None = None
+    lines: list[str] = []
+    places: dict[str, int] = {}
+    for line in [*text.splitlines(), "# %%"]:
+        found = DELIMITER.match(line)
+        if line.startswith("# %% ") and not found:
+            raise ValueError(f"{lab}: not a cell: {line}")
+        if not found:
+            lines.append(line)
+            continue
+        if what is not None:
+            kind = what["what"] or "code"
+            places[kind] = places.get(kind, 0) + 1
+            named = f"{kind}-{what['number'].replace('.', '-')}" if what["number"] else f"{kind}-{places[kind]:02}"
+            yield _cell(what, "\n".join(lines).strip("\n"), f"{lab}-{named}".replace("[markdown]", "text"))
+        what, lines = found, []
+
+
+def _cell(what: re.Match[str], text: str, name: str) -> dict[str, Any]:
+    if what["what"] == "[markdown]":
+        source = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.splitlines())
+        return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
+    answer, check = what["what"] == "answer", what["what"] == "check"
+    metadata: dict[str, Any] = {}
+    if answer or check:
+        facts: dict[str, Any] = {"cell_type": "code", "grade": check, "grade_id": name, "locked": check}
+        facts |= {"points": int(what["points"] or 1)} if check else {}
+        metadata["nbgrader"] = facts | {"schema_version": 3, "solution": answer, "task": False}
+    source = MAGIC.sub("", text)
+    return {"cell_type": "code", "execution_count": None, "id": name, "metadata": metadata, "outputs": [],
+            "source": source}  # fmt: skip
+
+
+def for_students(source: str) -> str:
+    """Code without its solution and hidden tests."""
+    return HIDDEN.sub("", SOLUTION.sub(lambda found: textwrap.indent(STUB, found["indent"]), source))
+
+
+def notebook(text: str, lab: str, *, solved: bool, published: str = "") -> str:
+    """A notebook, as the text of its file; of a copy that is published as OWNER/REPO, with its cell for Colab."""
+    every = list(cells(text, lab))
+    for cell in every:
+        if not solved:
+            cell["source"] = for_students(cell["source"])
+        elif cell["cell_type"] == "markdown":  # a solution lies one folder deeper
+            cell["source"] = cell["source"].replace("](../", "](../../")
+        cell["source"] = cell["source"].splitlines(keepends=True)
+    every = with_colab_cell(every, published)
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return as_file({"cells": every, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
+
+
+def built() -> dict[Path, str]:
+    """Every notebook that the sources make, by its path."""
+    files, published = {}, repository()
+    for path in sorted(SOURCE.glob("lab_*.py")):
+        text, name = path.read_text("utf-8"), path.stem.removeprefix("lab_")
+        lab = f"lab-{name[:2]}"
+        files[HERE / f"{name}.ipynb"] = notebook(text, lab, solved=False, published=published)
+        files[HERE / "solutions" / f"{name}.ipynb"] = notebook(text, lab, solved=True, published=published)
+    return files
+
+
+if __name__ == "__main__":
+    for path, text in built().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+        print(path.relative_to(HERE))

@@ -1,0 +1,356 @@
+# %% [markdown]
+# # Lab 1 · Measuring honestly
+#
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 40 to 50 minutes, nearly all of it
+# thinking; the cells themselves run for less than a minute.
+#
+# **Afterwards you can**
+#
+# - time a step so that the figure means something: right clock, warm machine, a summary that stands a disturbance;
+# - say how sure a figure is, and not only what it is;
+# - compare two versions on a machine that does not hold still, and say when you could *not* have seen a difference.
+#
+# Each section asks you to **predict** first. Write your guess down before you run the next cell: a guess that turns out
+# wrong teaches more than a figure that you nod at. Predictions are not judged; exercises are. `labs.check` tries your
+# answer on this machine and tells you what is wrong with it. It never tells the answer, and you may try as often as you
+# like.
+
+# %%
+import statistics
+import time
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from torch import nn
+
+import perfnb
+from perfnb import labs
+
+torch.set_num_threads(1)  # several threads wait for each other when other programs take a core away
+
+# %% [markdown]
+# ## 1.1 A stopwatch
+#
+# Here is a small network, and one training step of it.
+
+# %%
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+optimizer = torch.optim.Adam(model.parameters())
+x, y = torch.randn(64, 256), torch.randint(0, 10, (64,))
+
+
+def train():
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+
+# %% [markdown]
+# Python has several clocks. `time.time()` tells the date and may be set back; `time.process_time()` counts only while
+# *your* process computes; `time.perf_counter()` runs on evenly, whatever happens.
+#
+# **Predict:** which of them notice that a step waited 0.2 s for its data?
+
+# %%
+for clock in (time.time, time.process_time, time.perf_counter):
+    began = clock()
+    time.sleep(0.2)
+    print(f"{clock.__name__:14} {clock() - began:.3f} s")
+
+# %% [markdown]
+# Look at the line that says nearly 0: waiting is time too, and that clock stood still.
+#
+# **Exercise 1.1.** Write `time_ms(step)`: it runs `step()` once and returns how long that took, in **milliseconds**,
+# waiting included.
+
+
+# %% answer 1.1
+def time_ms(step):
+    """Milliseconds that one call of `step` takes."""
+    ### BEGIN SOLUTION
+    began = time.perf_counter()
+    step()
+    return (time.perf_counter() - began) * 1e3
+    ### END SOLUTION
+
+
+# %% check 1.1 points=1
+labs.check("1.1", time_ms)
+
+# %% [markdown]
+# On a GPU there is one trap more. The CPU only *hands over* the work and goes on, so that a stopwatch on the CPU may
+# stop before the GPU has begun. Wait for it first (`torch.cuda.synchronize()`), or let `perfnb` do so.
+#
+# ## 1.2 The usual step
+#
+# **Predict:** you run `train()` sixty times. Will the first step take longer than the others? Twice as long? Ten times?
+# And will the *mean* of the sixty lie above or below the *median*?
+
+# %%
+times = []
+for _ in range(60):
+    began = time.perf_counter()
+    train()
+    times.append((time.perf_counter() - began) * 1e3)
+
+print(f"first {times[0]:.2f} ms, mean {statistics.mean(times):.2f} ms, median {statistics.median(times):.2f} ms")
+fig, ax = plt.subplots(figsize=(7, 2.2), layout="constrained")
+ax.plot(times, "o", markersize=4)
+ax.set(xlabel="step", ylabel="ms", yscale="log")
+plt.show()
+
+# %% [markdown]
+# Look at the left edge, and then at the single points high above the others. The first steps pay for what happens once:
+# memory is taken from the system, Adam makes its state, kernels are looked up. The lonely points are the machine doing
+# something else. Time can only be *added* to a step, never taken away; so the mean is pulled up, and the median is not.
+#
+# **Exercise 1.2.** Write `typical(times_ms, warmup)`: the usual step time, where the first `warmup` of the times are
+# warm-up. It is tried on series with a known answer, with hiccups in every ninth step.
+
+
+# %% answer 1.2
+def typical(times_ms, warmup):
+    """The usual step time, in the unit of `times_ms`."""
+    ### BEGIN SOLUTION
+    return statistics.median(times_ms[warmup:])
+    ### END SOLUTION
+
+
+# %% check 1.2 points=1
+labs.check("1.2", typical)
+
+# %% [markdown]
+# ## 1.3 How sure is the median?
+#
+# Sixty-one steps give a median. Sixty-one others will give another. **Predict:** by how many percent will two such
+# medians differ here: 0.1, 1, or 10?
+
+# %%
+medians = []
+for _ in range(8):
+    series = []
+    for _ in range(61):
+        began = time.perf_counter()
+        train()
+        series.append((time.perf_counter() - began) * 1e3)
+    medians.append(statistics.median(series))
+print("medians:", ", ".join(f"{each:.3f}" for each in medians), "ms")
+print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the smallest")
+
+# %% [markdown]
+# A step time without its uncertainty is half a figure. An interval that holds the true median in 95 of 100 cases needs
+# no theory of what noise looks like. Sort the times. Each of them lies below the true median with a chance of one half,
+# so how many do is like tossing a coin 61 times, and *heads* falls between 23 and 38 times in 95 of 100 trials. The
+# interval therefore runs from the 23rd of the sorted times to the 39th (that is, from `ordered[22]` to `ordered[38]`).
+#
+# **Exercise 1.3.** Write `interval(times_ms)`: the low and the high end of a 95 % interval of the **median**. It is
+# tried on 300 series of 61 times whose true median is known. Do it as above, or by the bootstrap: draw 61 of the
+# times with replacement a thousand times, and see where the middle 95 % of the medians lie.
+
+
+# %% answer 1.3
+def interval(times_ms):
+    """The low and the high end of a 95 % interval of the median of 61 times."""
+    ### BEGIN SOLUTION
+    ordered = sorted(times_ms)
+    return ordered[22], ordered[38]
+    ### END SOLUTION
+
+
+# %% check 1.3 points=2
+labs.check("1.3", interval)
+
+# %% [markdown]
+# `perfnb.time_step` does all of this: it warms up until the times show no trend, plans how many steps are needed, and
+# writes the interval behind the median. Find the interval, and see what it says of outliers.
+
+# %%
+perfnb.time_step(train, budget_s=3)
+
+# %% [markdown]
+# ## 1.4 Two steps on a restless machine
+#
+# You changed something and want to know whether it is faster. The obvious way: time the old version, then the new one.
+# Let us try this on a machine of make-believe, so that we know the truth. It grows slower by and by, as a laptop does
+# when it heats up. Both of its steps take *exactly* as long.
+#
+# **Predict:** how much slower will the second one seem?
+
+# %%
+from perfnb.labs.workloads import Machine
+
+machine = Machine("slower and slower")
+run_a, run_b = machine.step(10.0), machine.step(10.0)
+a_ms = [run_a() for _ in range(1000)]  # a call returns the milliseconds that it "took"
+b_ms = [run_b() for _ in range(1000)]
+print(f"b takes {statistics.median(b_ms) / statistics.median(a_ms):.2f} times as long as a")
+
+# %% [markdown]
+# Nothing was wrong with the clock, the number of steps or the median. The *order* was wrong: whatever changed in the
+# machine between the two blocks was taken for a change of the step. Running them in turns, a b a b …, helps. But a
+# fixed order can fall into step with the machine: here is one on which every second run is slow.
+
+# %%
+machine = Machine("every second run slow")
+run_a, run_b = machine.step(10.0), machine.step(10.0)
+ratios = []
+for _ in range(200):
+    a_ms = run_a()
+    b_ms = run_b()
+    ratios.append(b_ms / a_ms)
+print(f"b takes {statistics.median(ratios):.2f} times as long as a")
+
+# %% [markdown]
+# **Exercise 1.4.** Write `compare(run_a, run_b, pairs)`. `run_a()` and `run_b()` run a step and return its
+# milliseconds. Run each of them `pairs` times, in an order of your own, and return how long b takes by how long a
+# takes. The answer must be right within 3 % on a steady machine, on one that grows slower, and on one whose every
+# second run is slow.
+
+
+# %% answer 1.4
+def compare(run_a, run_b, pairs):
+    """The time of b by the time of a."""
+    ### BEGIN SOLUTION
+    generator = np.random.default_rng(0)
+    ratios = []
+    for _ in range(pairs):
+        if generator.random() < 0.5:
+            a_ms = run_a()
+            b_ms = run_b()
+        else:
+            b_ms = run_b()
+            a_ms = run_a()
+        ratios.append(b_ms / a_ms)
+    return statistics.median(ratios)
+    ### END SOLUTION
+
+
+# %% check 1.4 points=2
+labs.check("1.4", compare)
+
+# %% [markdown]
+# ## 1.5 A step against itself
+#
+# How do you know that a way to compare is honest? Give it two things that are the same. This is the **A/A test**.
+# `perfnb.ab_test` runs both in pairs, in random order, and gives a verdict.
+#
+# **Predict:** what will it say of `train` against `train`? And how small a difference could it have found here?
+
+# %%
+aa = perfnb.ab_test(train, train, budget_s=3)
+aa
+
+# %% [markdown]
+# The verdict is most likely `same` or `inconclusive`. In one test of twenty such an interval misses 1 by pure chance.
+# If that happened to you, do not run the cell until it looks right: leave it, and remember it the next time that
+# somebody shows you *one* test with a difference of 1 %.
+#
+# `inconclusive` does not mean *equal*. What a test could have found stands in `aa.smallest_detectable`, as a share:
+# 0.01 is 1 %.
+#
+# **Exercise 1.5.** From `aa`: the smallest difference that it finds in 9 of 10 cases, in **percent**; and whether a
+# speed-up of 1 % is one that it would find (`True` or `False`).
+
+# %% answer 1.5
+smallest_percent = ...
+sees_one_percent = ...
+### BEGIN SOLUTION
+smallest_percent = 100 * aa.smallest_detectable
+sees_one_percent = bool(aa.smallest_detectable <= 0.01)
+### END SOLUTION
+
+# %% check 1.5 points=2
+labs.check("1.5", {"smallest_percent": smallest_percent, "sees_one_percent": sees_one_percent}, test=aa)
+
+# %% [markdown]
+# ## 1.6 Three claims
+#
+# Three colleagues have each rewritten a function, and each says: *mine is faster*. Every claim comes as the function
+# before, the function after, and something that makes an input.
+
+
+# %%
+def mean_by_loop(rows):
+    return torch.stack([row.mean() for row in rows])
+
+
+def mean_at_once(rows):
+    return rows.mean(1)
+
+
+def square(rows):
+    return (rows * rows).sum(1)
+
+
+def square_renamed(matrix):
+    return (matrix * matrix).sum(1)
+
+
+def spread(rows):
+    return rows.std(1)
+
+
+def spread_of_some(rows):
+    return rows[:, ::8].std(1)
+
+
+def some_rows():
+    return (torch.randn(256, 1024),)
+
+
+claims = {
+    "mean": (mean_by_loop, mean_at_once, some_rows),
+    "square": (square, square_renamed, some_rows),
+    "spread": (spread, spread_of_some, some_rows),
+}
+
+# %% [markdown]
+# **Predict** all three before you measure. Then test each. What `check=1e-4` does: `ab_test` compares what the two
+# return, for a wrong result may well be fast. Functions without arguments are what it wants, hence the `lambda`.
+
+# %%
+tests = {}
+for name, (before, after, make) in claims.items():
+    rows = make()[0]
+    tests[name] = perfnb.ab_test(
+        lambda before=before, rows=rows: before(rows),
+        lambda after=after, rows=rows: after(rows),
+        budget_s=2,
+        check=1e-4,
+    )
+    low, high = tests[name].ratio_ci
+    print(f"{name:7} {tests[name].verdict:13} ratio {low:.2f} to {high:.2f}  results: {tests[name].check or 'agree'}")
+
+# %% [markdown]
+# **Exercise 1.6.** Judge each claim: `"faster"` (and the result is the same), `"not shown"` (no difference that matters
+# was found) or `"wrong result"`.
+
+# %% answer 1.6
+verdicts = ...
+### BEGIN SOLUTION
+verdicts = {"mean": "faster", "square": "not shown", "spread": "wrong result"}
+### END SOLUTION
+
+# %% check 1.6 points=2
+labs.check("1.6", verdicts, claims=claims)
+### BEGIN HIDDEN TESTS
+assert labs.progress(1).complete, labs.progress(1)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## What you take with you
+#
+# - `perf_counter`, after warm-up, and the **median**: disturbances only ever add time.
+# - No figure without an **interval**. No comparison without **turns in random order**.
+# - Try every way of comparing on two equal things first.
+# - *Not shown* is a result. Always say how small a difference you could have seen.
+# - Compare the **results** before you compare the times.
+#
+# `labs.export("lab_01.json")` writes your answers and what was measured of them, for a teacher. Next:
+# [lab 2, *Where does a step go?*](02_where_does_a_step_go.ipynb)
+
+# %%
+labs.progress(1)

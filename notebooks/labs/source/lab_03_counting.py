@@ -1,0 +1,341 @@
+# %% [markdown]
+# # Lab 3 · Counting
+#
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
+# for about a minute. Paper and pencil help. [Lab 2](02_where_does_a_step_go.ipynb) comes before it, but you need not
+# have done it.
+#
+# **Afterwards you can**
+#
+# - count the arithmetic of a layer and of a training step by hand, and find the profile agree to the last digit;
+# - count the bytes that a layer must move, and say which of the two, arithmetic or memory, sets how long it takes;
+# - explain why a layer with a hundredth of the arithmetic does not take a hundredth of the time;
+# - say what a loop in Python costs, because you have measured it.
+#
+# Counts are the best kind of measurement: they are exact, the same on every machine, and can be made before anything
+# runs. **Predict** first, all the same.
+
+# %%
+# %load_ext perfnb
+
+# %%
+import itertools
+import random
+import time
+
+import pandas as pd
+import torch
+from torch import nn
+
+import perfnb
+from perfnb import labs
+
+torch.set_num_threads(1)  # several threads wait for each other when other programs take a core away
+
+# %% [markdown]
+# ## 3.1 A linear layer
+#
+# A linear layer with 784 inputs and 10 outputs computes, for each of its outputs, a sum of 784 products. A product
+# and an addition are two *floating-point operations*, two FLOPs. By convention nobody counts the bias, and the first
+# addition of a sum counts like the others.
+#
+# **Exercise 3.1.** Write `linear_flops(batch, inputs, outputs)`: the FLOPs of a forward pass. It is compared with
+# torch's own counter, for several sizes.
+
+
+# %% answer 3.1
+def linear_flops(batch, inputs, outputs):
+    """FLOPs of the forward pass of a linear layer."""
+    ### BEGIN SOLUTION
+    return 2 * batch * inputs * outputs
+    ### END SOLUTION
+
+
+# %% check 3.1 points=1
+labs.check("3.1", linear_flops)
+
+# %% [markdown]
+# ## 3.2 A convolution
+#
+# A convolution is a small linear layer that is used again at every place of the picture. At each place, each output
+# channel is a sum over all input channels and over the kernel's `kernel × kernel` pixels. (At the edges it meets
+# padding; the products with 0 are counted as well, for they are computed.)
+#
+# **Predict:** a layer with 3 × 3 kernels from 64 to 64 channels, on pictures of 32 × 32: does it need more or less
+# arithmetic than a linear layer from 4,096 to 4,096? And which of the two has more parameters?
+#
+# **Exercise 3.2.** Write `conv_flops(batch, inputs, outputs, kernel, height, width)`: the FLOPs of a forward pass of a
+# convolution that keeps the picture's size. Does your prediction hold?
+
+
+# %% answer 3.2
+def conv_flops(batch, inputs, outputs, kernel, height, width):
+    """FLOPs of the forward pass of a convolution that keeps the size."""
+    ### BEGIN SOLUTION
+    places = batch * height * width
+    return places * linear_flops(1, inputs * kernel * kernel, outputs)
+    ### END SOLUTION
+
+
+# %% check 3.2 points=1
+labs.check("3.2", conv_flops)
+
+# %% [markdown]
+# ## 3.3 A training step
+#
+# The backward pass of a linear layer has two products, each as large as that of the forward pass: one for the
+# gradient of its weights, one for the gradient of its input, which it hands down to the layer below. Hence the rule
+# of thumb that a training step needs *three times* the arithmetic of its forward pass.
+#
+# **Predict:** is that exact for a network whose first layer reads the data?
+#
+# **Exercise 3.3.** Write `training_flops(batch, widths)`: the FLOPs of forward **and** backward of a network of linear
+# layers, where `widths = (784, 256, 10)` means a layer from 784 to 256 and one from 256 to 10. Activations, loss and
+# optimizer are not counted.
+
+
+# %% answer 3.3
+def training_flops(batch, widths):
+    """FLOPs of forward and backward of a network of linear layers."""
+    ### BEGIN SOLUTION
+    forward = [linear_flops(batch, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
+    return 3 * sum(forward) - forward[0]
+    ### END SOLUTION
+
+
+# %% check 3.3 points=2
+labs.check("3.3", training_flops)
+
+# %% [markdown]
+# Does a profile count the same? Here is such a network, and a training step.
+
+# %%
+torch.manual_seed(0)
+BATCH, WIDTHS = 256, (784, 512, 512, 10)
+net = nn.Sequential(
+    nn.Linear(WIDTHS[0], WIDTHS[1]), nn.ReLU(), nn.Linear(WIDTHS[1], WIDTHS[2]), nn.ReLU(), nn.Linear(*WIDTHS[2:])
+)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+x, y = torch.randn(BATCH, WIDTHS[0]), torch.randint(0, 10, (BATCH,))
+
+# %%
+# %%profile_step --into p --name "a network to count" --steps 20 --no-memory
+optimizer.zero_grad()
+loss = nn.functional.cross_entropy(net(x), y)
+loss.backward()
+optimizer.step()
+
+# %%
+print("by hand   ", training_flops(BATCH, WIDTHS))
+print("by perfnb ", p.layers.loc["net", ["forward_flops", "backward_flops"]].sum())
+p.layers[["module", "forward_flops", "backward_flops", "parameters"]]
+
+# %% [markdown]
+# **Look at** the first layer's `backward_flops`. And at the layers without a count: `n/a` (`<NA>`) says that nobody
+# counted, not that nothing was computed. A ReLU does very little, but its time is not 0.
+#
+# ## 3.4 Bytes
+#
+# Arithmetic is one half. Numbers must also come from memory and go back: at the least, a layer reads its input and its
+# weights once and writes its output once. A float32 has four bytes.
+#
+# **Exercise 3.4.** Write `linear_bytes(batch, inputs, outputs)`: the least number of bytes that the forward pass of a
+# linear layer **without bias** moves, in float32.
+
+
+# %% answer 3.4
+def linear_bytes(batch, inputs, outputs):
+    """The least number of bytes that the forward pass of a linear layer moves."""
+    ### BEGIN SOLUTION
+    return 4 * (batch * inputs + inputs * outputs + batch * outputs)
+    ### END SOLUTION
+
+
+# %% check 3.4 points=1
+labs.check("3.4", linear_bytes)
+
+# %% [markdown]
+# FLOPs by bytes is the **intensity**: how much a layer does with each byte that it fetches. **Predict:** a layer from
+# 1,024 to 1,024, with a batch of 1, and with a batch of 256. Whose intensity is larger, and about how many times?
+
+# %%
+for batch in (1, 16, 256):
+    flops, moved = linear_flops(batch, 1024, 1024), linear_bytes(batch, 1024, 1024)
+    print(f"batch {batch:3}:", f"{flops / moved:6.2f} FLOP/B" if flops and moved else "first solve 3.1 and 3.4")
+
+# %% [markdown]
+# With a batch of 1 every weight is fetched for one product and one addition, and that is that. This is why a language
+# model that answers one user is so slow, and why servers gather many.
+#
+# ## 3.5 Under the roof
+#
+# A machine computes so many FLOP/s at best, and moves so many bytes/s at best. perfnb has measured both on yours, by a
+# large product and a large copy:
+
+# %%
+print({dtype: f"{peak / 1e9:.1f} GFLOP/s" for dtype, peak in p.roofline.peaks.items()})
+print(f"{p.roofline.bandwidth / 1e9:.1f} GB/s")
+
+# %% [markdown]
+# While it fetches the next numbers, it computes with those that it has. So a layer takes at least as long as its
+# arithmetic takes, **and** at least as long as its bytes take, and the two go on at the same time. This is the whole
+# *roofline model*.
+#
+# **Exercise 3.5.** Write `least_time(flops, moved_bytes, peak, bandwidth)`: the seconds that a layer takes at the
+# least, with `peak` in FLOP/s and `bandwidth` in bytes/s. It is tried on made-up layers, and on those of your
+# profile.
+
+
+# %% answer 3.5
+def least_time(flops, moved_bytes, peak, bandwidth):
+    """The least seconds that a layer can take."""
+    ### BEGIN SOLUTION
+    return max(flops / peak, moved_bytes / bandwidth)
+    ### END SOLUTION
+
+
+# %% check 3.5 points=2
+labs.check("3.5", least_time, roofline=p.roofline)
+
+# %% [markdown]
+# **Predict:** which of the three linear layers comes nearest to the roof, and which is farthest from it?
+
+# %%
+p.roofline
+
+# %% [markdown]
+# **Look at** the picture: the slope on the left is memory, the flat part on the right is arithmetic, each point a
+# layer or an operator. Right and high is good. What lies far *below* the roof is bound by neither: it spends its time
+# on something that the model does not know. What might that be? The next exercise finds it.
+#
+# ## 3.6 A hundred times smaller
+#
+# **Predict:** a linear layer from 500 to 500, and one from 50 to 50, with the same batch. How many times as much
+# arithmetic has the first? How many times as long will it take?
+
+# %%
+big_layer, small_layer = nn.Linear(500, 500), nn.Linear(50, 50)
+big_input, small_input = torch.randn(16, 500), torch.randn(16, 50)
+
+
+def big_step():
+    with torch.no_grad():
+        for _ in range(20):
+            big_layer(big_input)
+
+
+def small_step():
+    with torch.no_grad():
+        for _ in range(20):
+            small_layer(small_input)
+
+
+big = perfnb.time_step(big_step, budget_s=3)
+small = perfnb.time_step(small_step, budget_s=3)
+print(big)
+print(small)
+
+# %% [markdown]
+# Whatever an operator computes, calling it costs some microseconds: Python looks up the layer, torch checks shapes,
+# picks a kernel, takes memory for the output. The big layer hides that behind its arithmetic; the small one cannot.
+#
+# **Exercise 3.6.** Three numbers:
+#
+# - `arithmetic`: how many times the FLOPs of the small layer the big one needs;
+# - `time`: how many times as long as the small one it took (`big.median_ms`, `small.median_ms`);
+# - `not_arithmetic`: the share of the small layer's time, from 0 to 1, that is not arithmetic, **if** it computes as
+#   fast as the big layer does. (How long would it take then? The rest is not arithmetic.)
+
+# %% answer 3.6
+arithmetic = ...
+time_ratio = ...
+not_arithmetic = ...
+### BEGIN SOLUTION
+arithmetic = linear_flops(16, 500, 500) / linear_flops(16, 50, 50)
+time_ratio = big.median_ms / small.median_ms
+not_arithmetic = 1 - (big.median_ms / arithmetic) / small.median_ms
+### END SOLUTION
+
+# %% check 3.6 points=2
+numbers = {"arithmetic": arithmetic, "time": time_ratio, "not_arithmetic": not_arithmetic}
+labs.check("3.6", numbers, big=big, small=small)
+
+# %% [markdown]
+# So a network of many tiny layers is slow without computing much, and replacing one large layer by ten small ones may
+# cost more than it saves. Only a *count* together with a *time* shows which of the two you have.
+#
+# ## 3.7 Loops of your own
+#
+# *"Python is a hundred times slower."* Is it? **Predict** the factor between three loops in Python and torch, for the
+# product of two matrices of 16 × 16, and of 128 × 128. Is it the same factor?
+#
+# **Exercise 3.7.** Write `matmul(a, b)`: the product of two matrices, given and returned as lists of rows, with loops
+# of your own and without torch or numpy. The matrices need not be square, and must not be changed.
+
+
+# %% answer 3.7
+def matmul(a, b):
+    """The product of two matrices, as lists of rows."""
+    ### BEGIN SOLUTION
+    product = []
+    for row in a:
+        sums = [0.0] * len(b[0])
+        for value, other in zip(row, b, strict=True):
+            for column, factor in enumerate(other):
+                sums[column] += value * factor
+        product.append(sums)
+    return product
+    ### END SOLUTION
+
+
+# %% check 3.7 points=3
+labs.check("3.7", matmul)
+### BEGIN HIDDEN TESTS
+assert labs.progress(3).complete, labs.progress(3)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# Now measure the claim. The shortest of a few runs will do here: the factor is so large that no interval is needed.
+
+
+# %%
+def shortest_s(function, runs):
+    times = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+rows = []
+for size in (4, 16, 64, 128):
+    a, b = ([[random.random() for _ in range(size)] for _ in range(size)] for _ in range(2))
+    tensor_a, tensor_b = torch.tensor(a), torch.tensor(b)
+    loops = shortest_s(lambda a=a, b=b: matmul(a, b), 3)
+    at_once = shortest_s(lambda a=tensor_a, b=tensor_b: a @ b, 50)
+    flops = 2 * size**3
+    rows.append((size, loops * 1e3, at_once * 1e3, loops / at_once, flops / loops / 1e9, flops / at_once / 1e9))
+columns = ["size", "loops ms", "torch ms", "times as long", "loops GFLOP/s", "torch GFLOP/s"]
+pd.DataFrame(rows, columns=columns).set_index("size").round(4)
+
+# %% [markdown]
+# **Look at** the two columns of GFLOP/s. That of the loops hardly changes: each product costs the same, some tens of
+# nanoseconds. That of torch grows, for the cost of the call is spread over more and more arithmetic, until it comes
+# near the roof. There is no *one* factor between Python and torch. It depends on how much each call has to do; and you
+# now know how to say how much that is.
+#
+# ## What you take with you
+#
+# - A product and an addition are two FLOPs; a training step needs three times its forward pass, less the gradient of
+#   the data that nobody asks for.
+# - Time is at least `max(arithmetic / peak, bytes / bandwidth)`. Small batches are bound by memory.
+# - Below that lies the cost of the call: microseconds, whatever the size. A hundredth of the arithmetic is not a
+#   hundredth of the time.
+# - A count tells what *must* be done, a time what *was* spent. The gap between them is where to look.
+#
+# `labs.export("lab_03.json")` writes your answers and what was measured of them, for a teacher. Next:
+# [lab 4, *Memory*](04_memory.ipynb)
+
+# %%
+labs.progress(3)

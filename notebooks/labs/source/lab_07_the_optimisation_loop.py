@@ -1,0 +1,649 @@
+# %% [markdown]
+# # Lab 7 · The optimisation loop
+#
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
+# for one to three minutes, a third of it or more for `torch.compile`. It helps to have done
+# [lab 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb) before.
+#
+# **Afterwards you can**
+#
+# - change a training script one factor at a time, and tell by a performance report whether the change is worth keeping;
+# - say beforehand what would be *worse*, so that no gain in time hides a loss in quality;
+# - say of five textbook speed-ups whether they hold **on this machine**, for this model, and how sure you are of that.
+#
+# The loop is always the same: **predict, change one thing, report, decide, write it down.** Nobody can tell you which
+# speed-ups hold: that depends on your processor. So `labs.check` judges by what is measured here. It tells what is
+# wrong, never the answer, and you may try as often as you like.
+
+# %%
+# %load_ext perfnb
+
+# %%
+import math
+import os
+import tempfile
+import time
+import warnings
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import perfnb
+from perfnb import labs
+
+torch.set_num_threads(1)  # times vary less: with several threads, each step waits for the slowest of them
+
+# The journal of this lab goes away with the kernel. Yours would stay: perfnb.journal("experiments/").
+folder = tempfile.TemporaryDirectory()
+journal = perfnb.journal(os.path.join(folder.name, "journal"))
+
+# For exercise 7.6. torch.compile keeps what it has compiled in a folder, for the next time; an empty one makes it
+# compile here in any case, so that we can measure how long that takes. It compiles one piece after the other, which
+# needs less memory, and leaves out a trial of the processor's vector instructions, which would take as long again.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder.name, "kernels")
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
+
+# %% [markdown]
+# ## The script
+#
+# It learns to read handwritten digits, 8 by 8 pixels each. A few blocks with a residual connection, cross entropy,
+# AdamW, batches of 32. Nothing in it is wrong. Could it be faster?
+#
+# It is written as a class, so that a change is *one method* that you write anew; the rest is inherited. Read it once:
+# which method would you change for another optimizer, which for another precision of the forward pass?
+
+
+# %%
+class Block(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(64, 128), nn.Linear(128, 10)
+        self.blocks = nn.Sequential(*(Block(128, 512) for _ in range(3)))
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)))
+
+
+class Script:
+    """The training script, as it was found."""
+
+    def __init__(self):
+        torch.manual_seed(0)  # every training begins with the same weights
+        self.net = Net()
+        self.model = self.make_model(self.net)
+        self.optimizer = self.make_optimizer()
+
+    def make_model(self, net):
+        """What is called in place of the net: the net itself."""
+        return net
+
+    def make_optimizer(self):
+        return torch.optim.AdamW(self.net.parameters(), lr=1e-3)
+
+    def predict(self, x):
+        """The scores of the ten digits for each image."""
+        return self.model(x)
+
+    def step(self, batch):
+        x, y = batch
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.predict(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+digits = load_digits()
+order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+images, labels = (
+    torch.tensor(digits.images, dtype=torch.float32).flatten(1)[order] / 16,
+    torch.tensor(digits.target)[order],
+)
+held_out = (images[1280:], labels[1280:])  # 517 digits that no training sees
+batches = list(zip(images[:1280].split(32), labels[:1280].split(32), strict=True))  # 40 of 32 digits
+
+# %% [markdown]
+# ## 7.1 A prediction
+#
+# The textbook has five ways to make such a script faster:
+#
+# - `fused`: the optimizer updates all weights in one call, instead of with several operators for each tensor;
+# - `bf16`: the forward pass computes in numbers of 16 bits (`bfloat16`) where that is safe;
+# - `larger batches`: 256 digits a step instead of 32, for the same number of digits;
+# - `compile`: `torch.compile` makes C++ of the model, and operators that follow each other become one loop;
+# - `int8`: the trained model answers with weights of 8 bits.
+#
+# Here is where the script's step goes. Only then predict. We look at the phases alone; the whole profile, `p`, also
+# suggests what to do, and that you shall find yourself.
+
+# %%
+p = perfnb.profile_step(Script().step, batches, name="the script", budget_s=4, memory=False)
+p.phases.round(3)
+
+# %% [markdown]
+# **Exercise 7.1.** For each of the five: by which factor do you expect it to be faster, on this machine? 2.0 is twice
+# as fast, 1.0 no difference, 0.5 half as fast. Use the column `share`: what could `fused` bring *at most*, if the
+# optimizer took no time at all? Only the form is judged.
+#
+# (These are shares of a *traced* step, which is slower than another: tracing adds a little to each operator, however
+# short. So a phase of many short operators has a somewhat different share without it, and what you find is no exact
+# bound. Lab 2 is about that. For a prediction it will do.)
+
+# %% answer 7.1
+prediction = {"fused": ..., "bf16": ..., "larger batches": ..., "compile": ..., "int8": ...}
+### BEGIN SOLUTION
+at_most = 1 / (1 - float(p.phases.loc["optimizer", "share"]))
+prediction = {"fused": (1 + at_most) / 2, "bf16": 1.5, "larger batches": 3.0, "compile": 1.3, "int8": 2.0}
+### END SOLUTION
+
+# %% check 7.1 points=1
+labs.check("7.1", prediction)
+
+# %% [markdown]
+# ## 7.2 What would be worse?
+#
+# *Before* anything is made faster, say what must not become worse, how it is measured, and how much worse is still
+# accepted. Afterwards everybody finds a reason why the loss does not matter.
+#
+# Ours: the share of held-out digits that the model gets **wrong**. (A loss, so that smaller is better.)
+#
+# **Exercise 7.2.** Write `wrong(model, x, y)`: the share, 0 to 1, of the images `x` whose label `y` the model gets
+# wrong, as a number of Python (`.item()` makes one of a tensor). The model gives ten scores for each image; the digit
+# with the highest is its answer. Some models have dropout, which must be off meanwhile
+# (`model.eval()`). And training goes on afterwards: leave the model in the mode in which it came (`model.training`
+# tells which, `model.train(mode)` sets it), and without gradients (`with torch.no_grad():`).
+
+
+# %% answer 7.2
+def wrong(model, x, y):
+    """The share of the images that the model gets wrong."""
+    ### BEGIN SOLUTION
+    mode = model.training
+    model.eval()
+    with torch.no_grad():
+        share = (model(x).argmax(1) != y).float().mean().item()
+    model.train(mode)
+    return share
+    ### END SOLUTION
+
+
+# %% check 7.2 points=2
+labs.check("7.2", wrong)
+
+# %% [markdown]
+# How exact is such a share? 517 digits were held out, so one digit is 0.002. And chance moves it by more. Here is the
+# same script six times, each for three epochs' worth of steps: three times with other batches drawn, and three times
+# with other weights to begin with.
+
+# %%
+shares = []
+for seed in range(6):
+    one, drawn = Script(), torch.Generator().manual_seed(seed if seed < 3 else 0)
+    if seed >= 3:
+        torch.manual_seed(seed)
+        one.net.load_state_dict(Net().state_dict())
+    for index in torch.randint(0, 40, (120,), generator=drawn).tolist():
+        one.step(batches[index])
+    shares.append(wrong(one.net, *held_out))
+if None not in shares:
+    shares = [round(float(share), 3) for share in shares]
+    print(f"wrong: other batches {shares[:3]}, other weights {shares[3:]}; {max(shares) - min(shares):.3f} apart")
+
+# %% [markdown]
+# So much the share moves when *nothing* was changed. We accept **three more wrong digits in a hundred**: the
+# candidate's share may be larger than the script's by 0.03. Compare the two numbers: where chance alone moves the
+# share by nearly as much or more, a limit of 0.03 on two trainings that began differently would judge by luck.
+#
+# In a report both sides therefore get the same weights and the same batches. That keeps them closer together, but not
+# equal: after some hundred steps even another rounding of the same arithmetic has made another model of it, and a
+# difference of 0.02 has been seen from that alone. Two consequences. *Before* and *after* may be compared within one
+# report only, for the next report has trained for another number of steps. And a difference near the limit, on either
+# side, is no finding: it takes more held-out digits, or several trainings, to know.
+#
+# `tried` does what each exercise needs: a performance report of a candidate against the script. Both train in pairs,
+# in random order, on the same batches; afterwards both have learned from equally many digits, and `wrong` judges what
+# they know. Each report goes into a journal, with what you expected. You need not change anything in this cell.
+
+# %%
+ACCEPTED = 0.03
+reports, made_of = {}, {}
+
+
+def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, expected=None, of=None):
+    """The performance report of a change, kept in `reports` and in the journal; `candidate` and `before` are steps."""
+    if wrong(Net(), *held_out) is None:
+        print("Write wrong first, exercise 7.2.")
+        return None
+    reports[change] = perfnb.report(
+        before,
+        candidate,
+        change=change,
+        batches=given,
+        quality=lambda: {"added wrong share": float(wrong(nets[1], *held_out) - wrong(nets[0], *held_out))},
+        limits={"added wrong share": ACCEPTED},
+        budget_s=budget_s,
+        profile=False,
+    )
+    made_of[change] = of  # the class or function that it is a report of, by which the check knows an old report
+    print(f"share of wrong digits: before {wrong(nets[0], *held_out):.3f}, after {wrong(nets[1], *held_out):.3f}")
+    if expected is None and isinstance(prediction, dict):
+        expected = prediction.get(change)
+    hypothesis = f"{expected:.3g} times as fast" if isinstance(expected, (int, float)) else ""
+    journal.add(reports[change], name=change, hypothesis=hypothesis)
+    return reports[change]
+
+
+def tried_training(change, candidate, budget_s=6, expected=None):
+    """The same, of a training against the script; more `budget_s` gives more pairs."""
+    before = Script()
+    return tried(
+        change,
+        candidate.step,
+        before.step,
+        nets=(before.net, candidate.net),
+        budget_s=budget_s,
+        expected=expected,
+        of=type(candidate),
+    )
+
+
+# %% [markdown]
+# ## 7.3 The fused optimizer
+#
+# AdamW as torch makes it on a CPU goes through the tensors one by one, with some ten operators for each. With
+# `fused=True` one call updates all. Same arithmetic; so what should become of the quality?
+#
+# **Exercise 7.3.** Make a training `Fused` that differs from `Script` in this one thing: write `make_optimizer` anew.
+# Replace the line by your method; `class Fused(Script):` inherits all else.
+
+
+# %% answer 7.3
+class Fused(Script):
+    """The script, with the fused optimizer."""
+
+    ### BEGIN SOLUTION
+    def make_optimizer(self):
+        return torch.optim.AdamW(self.net.parameters(), lr=1e-3, fused=True)
+
+    ### END SOLUTION
+
+
+# %%
+tried_training("fused", Fused())
+
+# %% [markdown]
+# **Read the report**: the decision comes first, and the sentence below it the reason. Then two rows count. *step,
+# median* has the change with its 95 % interval: it is the typical ratio of the pairs (Hodges and Lehmann's estimate,
+# much like a median), and the two steps of a pair ran shortly one after the other. The two medians beside it are of all
+# steps, and where times vary much, their ratio is another; the pairs are the better evidence. *loss: added wrong share*
+# is what you defined: how much larger the share of wrong digits is than the script's, with the most that is accepted.
+# Below stands how small a difference so many pairs find.
+#
+# Utilisation, memory and arithmetic are `n/a`, not known: they need a profile of both sides, and we give all of the
+# time to pairs (`profile=False`).
+#
+# Changed your answer? Run its cell *and* the report's again: a report of what was there before is no report of what
+# is there now. The check tries for itself.
+
+# %% check 7.3 points=2
+labs.check("7.3", Fused, script=Script, batches=batches, reports=reports, made_of=made_of)
+
+# %% [markdown]
+# ## 7.4 bfloat16
+#
+# A `bfloat16` has 16 bits: the range of a `float32`, and three digits. Processors that have instructions for it
+# multiply such matrices twice as fast or better; others imitate them, and that is slow. Under `torch.autocast` products
+# of matrices compute in `bfloat16`, and the weights stay in `float32`, so that small updates are not lost.
+#
+# **Predict:** the layers are small, 128 by 512. Every product first converts its operands. Will the conversion cost
+# more than the product saves?
+#
+# **Exercise 7.4.** Make a training `Bf16`: only `predict` computes under `torch.autocast("cpu", dtype=torch.bfloat16)`
+# (use it in a `with` statement). Call `self.model(x)` in it, as the script does, and not `super()`: then another class
+# can take the method over, as 7.8 does. Return `.float()` of the scores, so that the loss is computed in `float32`;
+# cross entropy in `bfloat16` has three digits (the check lets that pass). The weights, the optimizer and all else stay
+# as they are, and it is not fused: one thing at a time.
+
+
+# %% answer 7.4
+class Bf16(Script):
+    """The script, with a forward pass in bfloat16."""
+
+    ### BEGIN SOLUTION
+    def predict(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.model(x).float()
+
+    ### END SOLUTION
+
+
+# %%
+tried_training("bf16", Bf16())
+
+# %% check 7.4 points=2
+labs.check("7.4", Bf16, script=Script, batches=batches, reports=reports, made_of=made_of)
+
+# %% [markdown]
+# What did it say here? `accept`, `reject` and `inconclusive` are all right answers, if the report says so. The last one
+# does not mean *no gain*: it means that so few pairs on so restless a machine cannot tell. If you want to know, give it
+# more time, as in `tried_training("bf16", Bf16(), budget_s=20)`.
+#
+# A report made again may decide otherwise, most easily where the gain is small or the machine restless. More pairs are
+# the remedy. Repeating until it says `accept` is none: who asks often enough gets every answer once. Decide beforehand
+# how many pairs, then take the answer.
+#
+# ## 7.5 Larger batches
+#
+# A step on 256 digits takes *longer* than one on 32. So comparing the steps tells nothing; the same **work** has to be
+# compared: so many digits learned from, in steps of 32 or in one of 256.
+#
+# **Exercise 7.5.** Write `learn(training, samples, size)`: learn from all of `samples`, a pair of images `x` and
+# labels `y`, in batches of `size`, with `training.step((x, y))` for each. Each sample has its turn once, in order; the
+# last batch may be smaller. `x.split(size)` cuts a tensor into pieces.
+
+
+# %% answer 7.5
+def learn(training, samples, size):
+    """Learn from all of the samples, in batches of `size`."""
+    ### BEGIN SOLUTION
+    x, y = samples
+    for batch in zip(x.split(size), y.split(size), strict=True):
+        training.step(batch)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Predict** two things: how long 256 digits take at once, by how long they take in eight steps; and which of the two
+# models will know more after equally many digits. One has made eight times as many updates.
+#
+# The time is measured in pairs, as before. For the quality two more trainings, `few`, learn from the 1280 digits
+# *once*: after that the script has made 40 updates, and the other five.
+
+# %%
+portions = list(zip(images[:1280].split(256), labels[:1280].split(256), strict=True))
+small, large, few = Script(), Script(), (Script(), Script())
+for samples in portions:
+    learn(few[0], samples, 32)
+    learn(few[1], samples, 256)
+tried(
+    "larger batches",
+    lambda samples: learn(large, samples, 256),
+    lambda samples: learn(small, samples, 32),
+    given=portions,
+    nets=(few[0].net, few[1].net),
+    budget_s=8,
+    of=learn,
+)
+
+# %% check 7.5 points=2
+labs.check("7.5", learn, reports=reports, made_of=made_of)
+
+# %% [markdown]
+# **Look at** both, the time and the loss. Throughput is not progress: what counts is the time until the model is good
+# enough. But does the loss stay? Here the same two go on learning.
+
+# %%
+for epoch in range(1, 9):
+    if epoch > 1:
+        for samples in portions:
+            learn(few[0], samples, 32)
+            learn(few[1], samples, 256)
+    if epoch in (1, 2, 4, 8) and wrong(Net(), *held_out) is not None:
+        in_32, in_256 = (wrong(each.net, *held_out) for each in few)
+        print(f"after {epoch * 1280:6,} digits, share of wrong ones: {in_32:.3f} in steps of 32, {in_256:.3f} of 256")
+
+# %% [markdown]
+# Early on the larger batch knows less after the same digits; later, when both have learned what there is to learn, the
+# rest is within what chance does (7.2). So *is it as good?* depends on when you ask, and "equally many digits" is a
+# choice that belongs into the journal. The fairest question is the time until a given share; you have all that it
+# takes. A larger batch usually asks for a larger learning rate, and that is *another factor*: a training of its own,
+# with a report of its own. Try it when you have time.
+#
+# ## 7.6 Compiled, and paid back
+#
+# `torch.compile(net)` returns a model that is compiled when it is first called: C++ is written for it and a compiler
+# runs, for half a minute or so. So there are two questions: is the step faster, and after how many steps has it paid
+# for the compilation?
+#
+# **Exercise 7.6.** Two things. Make a training `Compiled`: `make_model` returns `torch.compile(net)`. And write
+# `pays_after(first_s, before_ms, ratio, verdict)`: the number of steps after which the compilation has paid for itself.
+# `first_s` are the **seconds** of the first step, which compiles; `before_ms` the **milliseconds** of a step of the
+# script; `ratio` and `verdict` those of the report: a compiled step takes `ratio` times as long as one of the script.
+# Return `math.inf` where no gain was shown, which is wherever the verdict is not `"faster"`.
+
+
+# %% answer 7.6
+class Compiled(Script):
+    """The script, with a compiled model."""
+
+    ### BEGIN SOLUTION
+    def make_model(self, net):
+        return torch.compile(net)
+
+    ### END SOLUTION
+
+
+def pays_after(first_s, before_ms, ratio, verdict):
+    """The number of steps after which compiling has paid for itself; math.inf if never."""
+    ### BEGIN SOLUTION
+    if verdict != "faster":
+        return math.inf
+    return 1000 * first_s / (before_ms * (1 - ratio))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# The next cell runs the first step of `Compiled`, and may take a minute where other programs compute as well. Where
+# there is no C++ compiler the step fails with one sentence, and the exercise asks for `pays_after` alone.
+
+# %%
+compiled, first = Compiled(), {"seconds": None}
+began = time.perf_counter()
+try:
+    compiled.step(batches[0])
+    first["seconds"] = time.perf_counter() - began
+    print(f"The first step took {first['seconds']:.3g} s.")
+    if first["seconds"] < 0.5:
+        print("That compiled nothing: make_model has returned the net itself, or this kernel has compiled it before.")
+except Exception as error:
+    print(f"The first step failed: {type(error).__name__}, {str(error).strip().splitlines()[0][:150]}")
+
+# %%
+if first["seconds"] is not None:
+    tried_training("compile", Compiled())  # the same code, so that nothing is compiled anew
+reports.get("compile")
+
+# %%
+if "compile" in reports:
+    r = reports["compile"]
+    steps = pays_after(first["seconds"], r.baseline.median_ms, r.ab.ratio, r.ab.verdict)
+    if steps == math.inf:
+        print("Paid back: never, as far as this report tells; no gain was shown.")
+    elif steps is not None:
+        print(f"Paid back after {steps:,.0f} steps.")
+
+# %% check 7.6 points=3
+evidence = {"script": Script, "batches": batches, "reports": reports, "made_of": made_of}
+labs.check("7.6", pays_after, training=Compiled, first=first, **evidence)
+
+# %% [markdown]
+# If it pays, in which epoch would that be, with 40 steps each? A compiled model is worth its time where operators
+# follow each other that do little per number, and where training is long.
+#
+# ## 7.7 int8 for inference
+#
+# A trained model only answers. *Dynamic quantisation* keeps the weights of its linear layers as 8-bit whole numbers,
+# with a scale; the inputs of each layer are converted while it runs. Four times fewer bytes, and processors that
+# multiply such numbers several times as fast.
+#
+# torch's own function for it is `torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)`. It works
+# on CPUs, and is *deprecated*: its successor is a package of its own, `torchao`, which you may use if you have it. We
+# silence the two warnings that say so.
+
+# %%
+warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated")
+warnings.filterwarnings("ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel")
+
+trained = Fused()
+for _ in range(8):
+    for batch in batches:
+        trained.step(batch)
+trained.net.eval()
+if wrong(trained.net, *held_out) is not None:
+    print(f"share of wrong digits: {wrong(trained.net, *held_out):.3f}")
+
+# %% [markdown]
+# **Predict** again for one image at a time, for your prediction of 7.1 shall be that of 256 at once: how many times as
+# fast? When does converting the inputs cost more than it brings?
+#
+# **Exercise 7.7.** Write `quantised(net)`: it returns a model with weights in int8, and leaves `net` as it is. (Import
+# what you need inside the function.) Put your prediction into `one_at_a_time`; it goes into the journal and is not
+# judged. Then run the reports: the baseline is the trained model, and quality is judged as before.
+
+
+# %% answer 7.7
+one_at_a_time = ...  # a factor, as in 7.1
+### BEGIN SOLUTION
+one_at_a_time = 0.8
+### END SOLUTION
+
+
+def quantised(net):
+    """The model for inference, with weights in int8."""
+    ### BEGIN SOLUTION
+    from torch.ao.quantization import quantize_dynamic
+
+    return quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+    ### END SOLUTION
+
+
+# %%
+def answering(model):
+    """A step that only answers."""
+
+    def answer(x):
+        with torch.inference_mode():
+            return model(x)
+
+    return answer
+
+
+small_net = None
+try:
+    small_net = quantised(trained.net)
+except Exception as error:
+    print(f"int8 cannot be had here: {type(error).__name__}, {error}")
+if small_net is not None:
+    sides, nets = (answering(small_net), answering(trained.net)), (trained.net, small_net)
+    for change, size, expected in (("int8", 256, None), ("int8, one at a time", 1, one_at_a_time)):
+        images_given = list(images[:1280].split(size))
+        tried(change, *sides, given=images_given, nets=nets, budget_s=4, expected=expected, of=quantised)
+reports.get("int8")
+
+# %%
+reports.get("int8, one at a time")
+
+# %% check 7.7 points=2
+labs.check("7.7", quantised, net=trained.net, x=held_out[0], reports=reports, made_of=made_of)
+
+# %% [markdown]
+# The same change, the same model, the same machine, and perhaps two decisions. *Does it hold?* has no answer without
+# *for which input?*
+#
+# ## 7.8 All that held
+#
+# Time to put together what your reports accept. Do speed-ups multiply? If one takes 20 % off the optimizer's time and
+# another 20 % off the forward pass, what is left of the step?
+#
+# **Exercise 7.8.** Make a training `Best` with all that was accepted of the two changes `fused` and `bf16`, and
+# nothing else: `reports["fused"].decision` tells. In the class, the line `make_optimizer = Fused.make_optimizer` takes
+# over that method as it is; a class may also inherit from two, `class Best(One, Other):`. A change that was rejected or
+# stayed inconclusive is left out. If both were, `Best` is the script: write `pass`. Larger batches and compilation we
+# leave out here in any case.
+#
+# Then bind three names. `product`: the speed-ups of the changes in it multiplied, each 1 by the ratio of its report,
+# `reports["fused"].ab.ratio` (1.0 if there are none); that is what you expect. `best`: the report that
+# `tried_training("best", Best(), expected=product)` makes. `speedup`: 1 by the ratio of that report.
+#
+# Your reports decide, and those of another run may decide otherwise. So who makes a report again, or restarts the
+# notebook and runs all of it, looks at this answer again. (Or lets it ask: a class's body may hold an `if`.) Where
+# a decision is close, give its report more pairs *before* you use it (`budget_s`).
+
+
+# %% answer 7.8
+class Best(Script):
+    """The script, with all that its reports accepted."""
+
+    ### BEGIN SOLUTION
+    if reports["fused"].decision == "accept":
+        make_optimizer = Fused.make_optimizer
+    if reports["bf16"].decision == "accept":
+        predict = Bf16.predict
+    ### END SOLUTION
+
+
+product = ...
+best = ...
+speedup = ...
+### BEGIN SOLUTION
+product = math.prod(1 / reports[name].ab.ratio for name in ("fused", "bf16") if reports[name].decision == "accept")
+best = tried_training("best", Best(), expected=product)
+speedup = 1 / best.ab.ratio
+### END SOLUTION
+
+# %%
+best
+
+# %% check 7.8 points=3
+answer = {"product": product, "speedup": speedup}
+evidence = {"script": Script, "batches": batches, "reports": reports, "made_of": made_of, "journal": journal}
+labs.check("7.8", answer, training=Best, **evidence)
+### BEGIN HIDDEN TESTS
+assert labs.progress(7).complete, labs.progress(7)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# Compare `product` and `speedup`. With both changes in it they may differ for a reason: what the one has made shorter,
+# the other cannot make shorter again. With one change alone they are two reports of the same thing, and their
+# difference is what two reports differ by: noise, and what the machine did meanwhile. With none, `speedup` is that of
+# the script against itself.
+#
+# ## Which of them held?
+#
+# Your journal has it all: what you expected, what was measured, and what was decided. Where were you off by most? A
+# change that you tried several times has several lines: the last is of the code that you have now. The others stay,
+# for how often somebody tried is part of the evidence.
+
+# %%
+history = journal.history
+history = history.assign(speedup=1 / history["candidate_ratio"]).set_index("number")
+history[["change", "hypothesis", "speedup", "decision"]].round(2)
+
+# %% [markdown]
+# Give this notebook to somebody with another processor, and some of these lines will be others. That is its point.
+#
+# ## What you take with you
+#
+# - **Quality first**: what would be worse, by how much, and how exactly do you know it?
+# - **One factor at a time.** Two changes in one report are no evidence for either.
+# - The same **work** on both sides: samples learned from, not steps made.
+# - *Inconclusive* is not *no gain*, and a gain within the noise is none.
+# - What is paid once (compiling) is a number of **steps**; what depends on the input needs a report for each input.
+# - Accepted changes need not multiply: measure the whole again.
+#
+# `labs.export("lab_07.json")` writes your answers and what was measured of them, for a teacher. Next:
+# [lab 8, *Reading someone else's trace*](08_someone_elses_trace.ipynb)
+
+# %%
+labs.progress(7)

@@ -1,0 +1,61 @@
+"""Collectives: communication that no computation hides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfnb.analysis.findings.facts import Facts
+from perfnb.analysis.findings.finding import Finding, Row, part, time
+
+if TYPE_CHECKING:
+    from perfnb.analysis.ranks import RanksSummary
+
+_WORTH = 0.05
+
+
+def exposed_communication(facts: Facts) -> list[Finding]:
+    """Time in which a GPU communicated and computed nothing."""
+    gpu = facts.gpu
+    if gpu is None or facts.share(gpu.exposed_ms) < _WORTH:
+        return []
+    hidden = 1 - gpu.exposed_ms / gpu.communication_ms
+    names = gpu.work[gpu.work["name"].str.contains("nccl|rccl", case=False)]["name"].head(3)
+    return [
+        Finding(
+            "collectives",
+            f"The GPU communicates for {time(gpu.communication_ms)} a step and computes nothing meanwhile for "
+            f"{time(gpu.exposed_ms)}, {part(facts.share(gpu.exposed_ms))} of the step; {part(hidden)} is hidden.",
+            gpu.exposed_ms,
+            "Let communication run behind computation: buckets of another size, gradients as views of buckets, fewer "
+            "synchronisations; or send less, in lower precision.",
+            "model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
+            "medium",
+            "The times are those of the kernels; waiting for a slower rank counts as communication.",
+            "Who came late: load the traces of all ranks together to see a straggler.",
+            tuple(Row("kernel", str(name)) for name in names),
+        )
+    ]
+
+
+def straggler(ranks: RanksSummary) -> list[Finding]:
+    """The rank that comes last to collectives, so that the others wait for it."""
+    if ranks.straggler is None:
+        return []
+    mean = ranks.times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
+    waited = float(mean["waiting_ms"].drop(ranks.straggler).mean())
+    step_ms = float(mean["wall_ms"].mean())
+    own = float(mean["waiting_ms"][ranks.straggler])
+    return [
+        Finding(
+            "straggler",
+            f"Rank {ranks.straggler} comes last to collectives: the others wait {time(waited)} a step for it, "
+            f"{part(waited / step_ms)} of the step; it waits {time(own) if own > 0 else 'for none'}.",
+            min(waited, step_ms),
+            "Look at what this rank does more, or slower: its share of the data, its host, its clocks, its links.",
+            f"ranks[{ranks.straggler}].findings",
+            "medium",
+            "From the begins of collectives that could be matched; clocks were compared by the ends.",
+            "Collectives that could not be matched between the ranks.",
+            (Row("rank", str(ranks.straggler)),),
+        )
+    ]

@@ -1,0 +1,286 @@
+"""What the rules share: the figures of one step, computed once.
+
+Times of the traced pass are corrected for the cost of tracing, and scaled so that the parts of a step outside the wait
+for data add up to a timed one. So a bound is of the step as it really ran. Where the traced steps did the same, each
+part is taken at its median over them: what disturbed one of them counts little.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.findings.gpu import GpuFacts, gpu_facts
+from perfnb.analysis.nesting import NONE, children_sums, nest, subtree_sums
+from perfnb.analysis.ops import owner_names
+from perfnb.analysis.owners import makers
+from perfnb.frames.recording import Recording
+from perfnb.frames.schema import PHASES
+
+if TYPE_CHECKING:
+    from perfnb.analysis.summary import Summary
+
+#: Nanoseconds below which an operator is all overhead, where its cost was not measured; and its least and most.
+_TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
+#: The same in multiples of an operator that does nothing.
+_TINY = 15.0
+_NAME = re.compile(r"[A-Za-z_][\w.\[\]'\"]*")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a step.
+
+    Attributes
+    ----------
+    recording, attribution, summary
+        What all is computed from.
+    step_ms : float
+        A timed step: the median without waits for data and pauses of the garbage collector, and these in the mean. Of
+        a loaded trace the mean of the traced ones, or the GPU's time where that is longer.
+    timed_ms, waits_ms, pauses_ms : ndarray
+        Of each timed step: its time, and how much of it were the wait for a batch and the garbage collector's pauses.
+    cells_ns : ndarray
+        Typical time of each cell, corrected for the cost of tracing.
+    scale : float
+        From this time to timed time.
+    gpu : GpuFacts or None
+        Where a GPU worked.
+    """
+
+    recording: Recording
+    attribution: Attribution
+    summary: Summary
+    step_ms: float
+    timed_ms: npt.NDArray[np.float64]
+    waits_ms: npt.NDArray[np.float64]
+    pauses_ms: npt.NDArray[np.float64]
+    cells_ns: npt.NDArray[np.float64]
+    scale: float
+    gpu: GpuFacts | None
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What was found out about the run."""
+        return self.recording.meta
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Versions, device, threads."""
+        found: Mapping[str, Any] = self.meta.get("environment", {})
+        return found
+
+    @property
+    def live(self) -> bool:
+        """Whether steps were run and timed, instead of a trace loaded."""
+        return len(self.timed_ms) > 0
+
+    def share(self, ms: float) -> float:
+        """A time as a share of the step."""
+        return ms / self.step_ms if self.step_ms > 0 else 0.0
+
+    def per_step(self, ns: float) -> float:
+        """Typical nanoseconds of all traced steps as milliseconds of a timed one."""
+        return ns / 1e6 / max(self.attribution.steps, 1) * self.scale
+
+    @cached_property
+    def phases_ms(self) -> dict[str, float]:
+        """Time by phase in a timed step; the wait for data is that of the timed pass."""
+        sums = pd.Series(self.cells_ns).groupby(self.attribution.cells["phase"].to_numpy()).sum()
+        found = {name: self.per_step(float(sums.get(name, 0.0))) for name in PHASES}
+        if self.live and self.waits_ms.any():
+            found["data"] = float(self.waits_ms.mean())
+        return found
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """One row a call of an operator in the traced steps, in order of time.
+
+        ``op``, ``start``, ``end``, ``thread``, ``block``, ``step``, ``phase``, ``layer``, ``direction``, ``outer``
+        (in no other operator of its block), ``around`` (row of the operator around it, -1 for none), ``place`` (among
+        the host's events), ``whole_ns`` (typical, corrected, operators inside included).
+        """
+        host, cells = self.attribution.host, self.attribution.cells
+        chosen = np.flatnonzero(host.is_op & (host.block != NONE))
+        chosen = chosen[np.lexsort((-host.ends[chosen], host.starts[chosen]))]
+        start, end, block = host.starts[chosen], host.ends[chosen], host.block[chosen]
+        forest = nest(host.thread[chosen], start, end)
+        inside = subtree_sums(forest, np.ones(len(chosen)))
+        cost = float(self.meta.get("cost", {}).get("op_ns", 0.0))
+        above = forest.parent
+        names = self.recording.events["name"].array
+        codes, step = names.codes[host.rows[chosen]], cells["step"].to_numpy()[block]
+        whole = np.maximum(end - start - inside * cost, 0.0)
+        return pd.DataFrame(
+            {
+                "op": pd.Categorical.from_codes(codes, names.categories),
+                "start": start,
+                "end": end,
+                "thread": host.thread[chosen],
+                "block": block,
+                "step": step,
+                "phase": cells["phase"].array[block],
+                "layer": self.owners[block],
+                "direction": cells["direction"].to_numpy(dtype=object)[block],
+                "outer": (above == NONE) | (block[above] != block),
+                "around": above,
+                "place": chosen,
+                "whole_ns": typical(whole, step, codes),
+            }
+        )
+
+    def backward_of(self, chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
+        """The outermost operators of the backward nodes that some of `ops` made."""
+        made_by = makers(self.recording.events, self.attribution.host)
+        nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
+        found: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
+        return found
+
+    @cached_property
+    def layers_ms(self) -> pd.Series:
+        """What each row of the layers' table takes of a timed step, layers inside it not counted."""
+        return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
+
+    @cached_property
+    def owners(self) -> npt.NDArray[np.object_]:
+        """The row of the layers' table that owns each cell; empty where none does."""
+        return owner_names(self.recording, self.attribution)
+
+    @cached_property
+    def blocks_inside(self) -> npt.NDArray[np.float64]:
+        """How many blocks lie directly in each."""
+        forest = self.attribution.host.forest
+        return children_sums(forest.parent, np.ones(len(forest.parent)))
+
+    @property
+    def tiny_ns(self) -> float:
+        """Nanoseconds below which an operator is mostly the cost of calling it."""
+        bare = float(self.meta.get("bare_cost", {}).get("op_ns", 0.0))
+        return float(np.clip(_TINY * bare, _LEAST_TINY_NS, _MOST_TINY_NS)) if bare > 0 else _TINY_NS
+
+    @property
+    def cores(self) -> float | None:
+        """CPUs that the process may use; ``None`` if unknown."""
+        cpus, limit = self.environment.get("cpus"), self.environment.get("cpu_limit")
+        known = [float(value) for value in (cpus, limit) if value]
+        return min(known) if known else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs had work for more CPUs than there are while steps were timed."""
+        noise = self.meta.get("noise", {})
+        loads = [noise[name] for name in ("load_before", "load_after") if name in noise]
+        return bool(loads) and bool(noise.get("cpus")) and max(loads) > noise["cpus"]
+
+    @property
+    def model(self) -> str:
+        """What the user calls the model."""
+        modules = self.recording.modules
+        roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
+        names = [str(name) for name in roots["name"] if _NAME.fullmatch(str(name))]
+        return names[0] if names and self.live else "model"
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        """Name and settings of the optimizer; empty where it is not known."""
+        known = self.meta.get("parts", {}).get("optimizers", [])
+        return _named(known[0]) if known else {}
+
+    @property
+    def loader(self) -> Mapping[str, Any]:
+        """Name and settings of the loader; empty where it is not known."""
+        return _named(self.meta.get("parts", {}).get("loader") or {})
+
+    def path_of(self, layer: str) -> str:
+        """A layer as an expression in Python, from the user's name of its model."""
+        modules = self.recording.modules
+        row = {str(name): place for place, name in enumerate(modules["name"])}
+        place, parts = row.get(layer, NONE), []
+        while place != NONE and modules["parent"].iloc[place] != NONE:
+            above = int(modules["parent"].iloc[place])
+            own = str(modules["name"].iloc[place]).removeprefix(f"{modules['name'].iloc[above]}.")
+            inside = str(modules["module"].iloc[above])
+            is_place = own.isdecimal() and inside in ("Sequential", "ModuleList")
+            parts.append(f"[{own}]" if is_place else f".{own}" if own.isidentifier() else f".get_submodule({own!a})")
+            place = above
+        root = str(modules["name"].iloc[place]) if place != NONE else ""
+        return (root if _NAME.fullmatch(root) else "model") + "".join(reversed(parts))
+
+    def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
+        """The layers in which some operators take most time."""
+        owned = chosen[(chosen["layer"] != "") & ~chosen["layer"].astype("str").str.startswith("(")]
+        sums = owned.groupby("layer")[weight].sum().sort_values(ascending=False, kind="stable")
+        return [str(name) for name in sums.index[:most]]
+
+
+def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -> Facts:
+    """The facts of a recording of which at least one step was traced."""
+    steps = recording.steps
+    timed = steps[steps["pass"] == "timed"]
+    timed_ms = timed["wall_ms"].to_numpy(dtype=float)
+    waits_ms = timed["data_ms"].to_numpy(dtype=float)
+    cells = attribution.cells
+    on_gpu = bool(cells["kernels"].sum()) or recording.is_loaded
+    gpu = gpu_facts(recording, attribution) if on_gpu else None
+    count = max(attribution.steps, 1)
+    scale = 1.0
+    cells_ns = _cells_ns(attribution)
+    pauses_ms = np.zeros(len(timed_ms))
+    for step, ms in recording.meta.get("noise", {}).get("gc_pauses", []):
+        if 0 <= step < len(pauses_ms):
+            pauses_ms[int(step)] += ms
+    if len(timed_ms):
+        usual = float(np.median(timed_ms - waits_ms - pauses_ms))
+        step_ms = usual + float(waits_ms.mean()) + float(pauses_ms.mean())
+        # Waits that the step's own code makes were not timed apart: they are a part of its time.
+        timed_apart = (cells["phase"] == "data").to_numpy() & bool(waits_ms.any())
+        rest = float(cells_ns[~timed_apart].sum()) / 1e6 / count
+        scale = usual / rest if rest > 0 else 1.0
+        gpu = None if gpu is None else gpu.in_step_of(step_ms)
+    else:
+        wall = float(steps.loc[steps["pass"] == "traced", "wall_ms"].mean())
+        step_ms = max(wall, 0.0 if gpu is None else gpu.span_ms)
+    return Facts(recording, attribution, summary, step_ms, timed_ms, waits_ms, pauses_ms, cells_ns, scale, gpu)
+
+
+def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is known of a part, without a name or class that is no plain Python: it may stand in a line to run."""
+    names = {key: part.get(key) for key in ("name", "class")}
+    return {**part, **{key: name if name and _NAME.fullmatch(str(name)) else None for key, name in names.items()}}
+
+
+def without_longest(ms: npt.NDArray[np.float64]) -> float:
+    """The mean over all steps without the longest of every fifty: what once held a step up is not in it."""
+    return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
+
+
+def _cells_ns(attribution: Attribution) -> npt.NDArray[np.float64]:
+    """Corrected time of each cell on its step's time line, at its median over steps that did the same."""
+    cells, blocks = attribution.cells, attribution.host.blocks
+    order = np.lexsort((attribution.host.forest.depth, blocks["start"].to_numpy()))
+    result = np.empty(len(cells))
+    ns, step = cells["corrected_ns"].to_numpy(dtype=float)[order], cells["step"].to_numpy()[order]
+    result[order] = typical(ns, step, blocks["kind"].to_numpy()[order])
+    return result
+
+
+def typical(
+    values: npt.NDArray[np.float64], step: npt.NDArray[np.int64], kind: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Values in order of time, each at its median over the steps, where all steps are the same series of kinds."""
+    steps, counts = np.unique(step, return_counts=True)
+    if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():
+        return values
+    kinds = kind.reshape(len(steps), -1)
+    if (kinds != kinds[0]).any():
+        return values
+    return np.tile(np.median(values.reshape(len(steps), -1), axis=0), len(steps))

@@ -1,0 +1,89 @@
+"""All rules, what they found, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.findings.attention import unfused_attention
+from perfnb.analysis.findings.bound import compute, low_precision, memory_bandwidth
+from perfnb.analysis.findings.collectives import exposed_communication
+from perfnb.analysis.findings.copies import host_device_copies
+from perfnb.analysis.findings.data import input_pipeline
+from perfnb.analysis.findings.dispatch import dispatch
+from perfnb.analysis.findings.elementwise import elementwise_chains
+from perfnb.analysis.findings.facts import Facts, facts_of
+from perfnb.analysis.findings.finding import Finding, finding_table
+from perfnb.analysis.findings.host_code import host_code
+from perfnb.analysis.findings.host_work import host_work, unexplained_idle
+from perfnb.analysis.findings.memory import activation_memory, allocator, growth
+from perfnb.analysis.findings.optimizer import optimizer_loop
+from perfnb.analysis.findings.recompute import recomputation
+from perfnb.analysis.findings.steadiness import garbage_collection, uneven_steps
+from perfnb.analysis.findings.synchronisation import synchronisation
+from perfnb.analysis.findings.threads import threads_and_cores
+from perfnb.analysis.findings.verdict import Verdict, verdict_of
+from perfnb.frames.recording import Recording
+
+if TYPE_CHECKING:
+    from perfnb.analysis.summary import Summary
+
+Rule = Callable[[Facts], list[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    input_pipeline,
+    host_device_copies,
+    synchronisation,
+    dispatch,
+    host_work,
+    unexplained_idle,
+    memory_bandwidth,
+    elementwise_chains,
+    compute,
+    low_precision,
+    activation_memory,
+    allocator,
+    growth,
+    unfused_attention,
+    optimizer_loop,
+    recomputation,
+    host_code,
+    threads_and_cores,
+    exposed_communication,
+    garbage_collection,
+    uneven_steps,
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found.
+
+    Attributes
+    ----------
+    table : DataFrame
+        The frame ``findings``.
+    verdict : Verdict
+    step_ms : float or None
+        Of which the bounds are shares.
+    """
+
+    table: pd.DataFrame
+    verdict: Verdict
+    step_ms: float | None
+
+
+def find(recording: Recording, attribution: Attribution, summary: Summary) -> Findings:
+    """Ask every rule. No bound exceeds the step."""
+    facts = facts_of(recording, attribution, summary)
+    found = [_within(one, facts.step_ms) for rule in RULES for one in rule(facts)]
+    table = finding_table(found, facts.step_ms)
+    return Findings(table, verdict_of(facts, table), facts.step_ms)
+
+
+def _within(found: Finding, step_ms: float) -> Finding:
+    return found if found.bound_ms is None else replace(found, bound_ms=min(max(found.bound_ms, 0.0), step_ms))

@@ -1,0 +1,113 @@
+"""What the user calls the parts of a step that a change would touch: the model, the optimizer, the loader."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from perfnb.capture.namespace import named_values
+
+#: What is told of a loader and of an optimizer.
+_OF_LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "batch_size", "drop_last")
+_OF_OPTIMIZER = ("foreach", "fused", "capturable")
+#: Ways in which torch's optimizers update all parameters at once, the fastest first.
+_AT_ONCE = ("fused", "foreach")
+
+
+def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
+    """The global variable of a step's module that holds its batches, with the batches."""
+    places = getattr(getattr(step, "__func__", step), "__globals__", {})
+    if batches is None or isinstance(batches, (int, str)):
+        return {}
+    return next(({name: batches} for name, value in list(places.items()) if value is batches), {})
+
+
+def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.Module]) -> dict[str, Any]:
+    """Names and settings of the optimizers and the loader of a step; JSON-able.
+
+    Parameters
+    ----------
+    namespace : mapping
+        Variables.
+    batches : object
+        What the steps were fed from; ``None`` for nothing.
+    called : iterable of Module
+        The modules that were called; an optimizer of other parameters is none of the step's.
+
+    Returns
+    -------
+    dict
+        ``optimizers``: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them, ``groups``,
+        ``at_once`` (arguments that would make it update all at once), ``arguments`` (those given, where it is one of
+        torch's) and its settings; ``loader``: ``name`` (``None`` where no variable holds it), ``class``, its settings,
+        ``iterable`` (whether its data set only iterates) and ``collates`` (whether by a function of the user's), or
+        ``None`` where nothing fed the step.
+    """
+    used = {id(parameter) for module in called for parameter in module.parameters(recurse=False)}
+    optimizers = []
+    for name, value in named_values(namespace, torch.optim.Optimizer):
+        tensors = [tensor for group in value.param_groups for tensor in group["params"]]
+        if any(id(tensor) in used for tensor in tensors):
+            settings = {key: value.defaults[key] for key in _OF_OPTIMIZER if _plain(value.defaults.get(key))}
+            optimizers.append(
+                {
+                    "name": name,
+                    "class": type(value).__name__,
+                    "tensors": len(tensors),
+                    "elements": sum(tensor.numel() for tensor in tensors),
+                    "groups": len(value.param_groups),
+                    "at_once": [word for word in _AT_ONCE if word in value.defaults],
+                    "arguments": _given(value),
+                    **settings,
+                }
+            )
+    return {"optimizers": optimizers, "loader": None if batches is None else _loader(namespace, batches)}
+
+
+def _given(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """The settings in which one of torch's optimizers differs from its defaults; ``None`` of any other class."""
+    kind = type(optimizer)
+    if getattr(torch.optim, kind.__name__, None) is not kind:
+        return None
+    usual = inspect.signature(kind).parameters
+    given = {name: optimizer.defaults[name] for name in usual if name in optimizer.defaults}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in (*_AT_ONCE, "capturable") and value != usual[name].default and _told(value)
+    }
+
+
+def _told(value: Any) -> bool:
+    return _plain(value) or (isinstance(value, tuple) and all(map(_plain, value)))
+
+
+def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
+    known = named_values(namespace, type(batches))
+    name = next((name for name, value in known if value is batches), None)
+    if not isinstance(batches, DataLoader):
+        # enumerate(loader), zip(loader): the loader itself, if there is but one.
+        loaders = list({id(value): (name, value) for name, value in named_values(namespace, DataLoader)}.values())
+        if name is not None or len(loaders) != 1 or isinstance(batches, (list, tuple)):
+            return {"name": name, "class": type(batches).__name__}
+        name, batches = loaders[0]
+    settings = {key: getattr(batches, key, None) for key in _OF_LOADER}
+    settings = {key: value for key, value in settings.items() if _plain(value)}
+    dataset = getattr(batches, "dataset", None)
+    return {
+        "name": name,
+        "class": type(batches).__name__,
+        "dataset": type(dataset).__name__,
+        "iterable": isinstance(dataset, IterableDataset),
+        "collates": batches.batch_size is not None and batches.collate_fn is not default_collate,
+        **settings,
+    }
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str))

@@ -1,0 +1,132 @@
+"""What an exercise is: facts measured from an answer on the reader's machine, and a judgement of the facts alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: What was measured of an answer: numbers, text, lists and mappings, so that JSON holds them.
+Facts = dict[str, Any]
+
+
+class Hint(Exception):
+    """What is wrong with an answer, and where to look; never the answer."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise of a lab.
+
+    Attributes
+    ----------
+    number : str
+        Lab and place, such as ``2.3``.
+    title : str
+    measure : callable
+        ``measure(answer, **evidence)`` gives the facts; it runs the reader's code where that is the answer.
+    judge : callable
+        ``judge(facts)`` raises `Hint` unless they are right. It runs nothing of the reader's, so that a teacher can
+        repeat it on the facts alone.
+    accepted : str
+        The word for an answer that passes: ``noted`` for a prediction, of which only the form is judged.
+    """
+
+    number: str
+    title: str
+    measure: Callable[..., Facts]
+    judge: Callable[[Facts], None]
+    accepted: str = "right"
+
+
+def as_number(value: Any, what: str) -> float:
+    """A finite number, also from a tensor, array or pandas scalar.
+
+    Raises
+    ------
+    Hint
+        If it is something else.
+    """
+    if value is None or value is ...:
+        raise Hint(f"{what} has no value yet.")
+    if isinstance(value, (bool, str, bytes)):
+        raise Hint(f"{what} must be a number, not {value!r}.")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise Hint(f"{what} must be one number, not a {type(value).__name__}.") from None
+    if not math.isfinite(number):
+        raise Hint(f"{what} is {number}, which is no measurement.")
+    return number
+
+
+def as_numbers(answer: Any, names: tuple[str, ...]) -> dict[str, float]:
+    """A mapping with one number for each of `names`; raises `Hint` for anything else."""
+    if not isinstance(answer, Mapping):
+        raise Hint(f"The answer must be a dictionary with the keys {', '.join(names)}.")
+    missing = [name for name in names if name not in answer]
+    if missing:
+        raise Hint(f"The dictionary lacks {', '.join(missing)}.")
+    return {name: as_number(answer[name], name) for name in names}
+
+
+def as_function(answer: Any, called: str) -> Callable[..., Any]:
+    """Something that can be called as `called` tells; raises `Hint` for anything else."""
+    if not callable(answer):
+        raise Hint(f"Give the function itself, without calling it; it will be called as {called}.")
+    function: Callable[..., Any] = answer
+    return function
+
+
+def require_test(given: Any) -> None:
+    """Raise `Hint` unless what is given is the result of `perfnb.ab_test`."""
+    if not hasattr(given, "ratio_ci"):
+        raise Hint("Give the test as well: test=test, what perfnb.ab_test returned.")
+
+
+def ratio_of(test: Any) -> Facts:
+    """The ratio and interval of an `ab_test`; raises `Hint` where there are none."""
+    require_test(test)
+    if test.ratio_ci is None:
+        raise Hint("The test ran too few pairs to say anything; give it a larger budget_s.")
+    return {"ratio": float(test.ratio), "ratio_ci": [float(end) for end in test.ratio_ci]}
+
+
+def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the reader's function returns; an exception in it becomes a `Hint`."""
+    try:
+        return function(*arguments)
+    except Hint:
+        raise
+    except Exception as error:
+        raise Hint(f"Your code raised {type(error).__name__}: {error}") from error
+
+
+def close(value: float, wanted: float, relative: float) -> bool:
+    """Whether `value` lies within a share `relative` of `wanted`."""
+    return math.isclose(value, wanted, rel_tol=relative, abs_tol=1e-12)
+
+
+def slip(value: float, wanted: float, relative: float, otherwise: str = "") -> str:
+    """A hint for the usual slips: a factor of two, percent for a share, a unit, the inverse; else `otherwise`."""
+    if wanted and value:
+        for factor, words in _SLIPS:
+            if close(value, factor * wanted, relative):
+                return words
+        if close(value * wanted, 1.0, relative):
+            return "It looks like the inverse: which of the two stands above the line?"
+    return otherwise or "It does not follow from the measurement; look again at what the question asks for."
+
+
+_SLIPS = (
+    (2.0, "It is twice what it should be: is something counted twice?"),
+    (0.5, "It is half of what it should be: is something left out, or only one direction counted?"),
+    (100.0, "It looks like percent where a share or ratio is asked for."),
+    (0.01, "It looks like a share where percent is asked for."),
+    (1e3, "It is a thousand times too large: look at the units."),
+    (1e-3, "It is a thousand times too small: look at the units."),
+    (1e6, "It is a million times too large: look at the units."),
+    (1e-6, "It is a million times too small: look at the units."),
+    (-1.0, "Its sign is wrong: which is subtracted from which?"),
+)

@@ -1,0 +1,244 @@
+"""Checks of lab 1, *Measuring honestly*."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
+
+#: Milliseconds that the tried steps take at least, asleep and at work.
+ASLEEP_MS, AT_WORK_MS = 30.0, 20.0
+
+
+def measure_clock(answer: Any) -> Facts:
+    time_ms = as_function(answer, "time_ms(step)")
+    return {"asleep": _timed(time_ms, _sleep), "at work": _timed(time_ms, _spin)}
+
+
+def _timed(time_ms: Callable[..., Any], work: Callable[[], None]) -> dict[str, float]:
+    inside: list[float] = []
+
+    def step() -> None:
+        began = time.perf_counter()
+        work()
+        inside.append((time.perf_counter() - began) * 1e3)
+
+    began = time.perf_counter()
+    returned = outcome(time_ms, step)
+    around = (time.perf_counter() - began) * 1e3
+    said = as_number(returned, "The result of your function")
+    return {"returned": said, "inside": sum(inside), "around": around, "calls": len(inside)}
+
+
+def _sleep() -> None:
+    time.sleep(ASLEEP_MS / 1e3)
+
+
+def _spin() -> None:
+    until = time.perf_counter() + AT_WORK_MS / 1e3
+    while time.perf_counter() < until:
+        pass
+
+
+def judge_clock(facts: Facts) -> None:
+    for name in ("asleep", "at work"):
+        case = facts[name]
+        if case["calls"] != 1:
+            raise Hint(f"The step was run {case['calls']} times; run it once, between two readings of the clock.")
+        low, high = 0.98 * case["inside"], 1.02 * case["around"]
+        for factor, unit in ((1e3, "seconds"), (1e-3, "microseconds"), (1e-6, "nanoseconds")):
+            if low <= factor * case["returned"] <= high:
+                raise Hint(f"The number looks like {unit}; milliseconds are asked for.")
+        if not low <= case["returned"] <= high:
+            raise Hint(
+                f"The step was {name} for at least {case['inside']:.1f} ms, and you returned {case['returned']:.3g}. "
+                "Does your clock go on while the process waits, and do you take the difference of two readings?"
+            )
+
+
+#: Steps before a machine is warm, and after, in the series that `typical` is tried on.
+COLD, WARM = 20, 40
+
+
+def measure_typical(answer: Any) -> Facts:
+    typical = as_function(answer, "typical(times_ms, warmup)")
+    generator = np.random.default_rng(1)
+    cases = []
+    for true_ms in (10.0, 0.2, 300.0):
+        cold = true_ms * np.linspace(4.0, 1.2, COLD)
+        warm = true_ms * generator.permutation(np.linspace(0.92, 1.08, WARM))
+        warm[::9] += 3 * true_ms  # a hiccup now and then
+        returned = outcome(typical, [*cold.tolist(), *warm.tolist()], COLD)
+        cases.append({"true_ms": true_ms, "returned": as_number(returned, "The result of your function")})
+    return {"cases": cases}
+
+
+def judge_typical(facts: Facts) -> None:
+    for case in facts["cases"]:
+        returned, true = case["returned"], case["true_ms"]
+        if close(returned, true, 0.03):
+            continue
+        if returned > 1.2 * true:
+            raise Hint(
+                f"You returned {returned / true:.2f} times the usual step. A few slow steps pull your figure up: which "
+                "summary does not care how slow the slowest are?"
+            )
+        if 1.03 * true < returned:
+            raise Hint(
+                "Your figure is a little too high: are the warm-up steps, which come first, still among the others?"
+            )
+        if returned > 0.85 * true:
+            raise Hint("Your figure is too low: it tells the best step, not the usual one.")
+        raise Hint(f"You returned {returned / true:.2f} times the usual step; the unit is that of the times given.")
+
+
+#: Series on which an interval is tried, and steps in each.
+SERIES, STEPS = 300, 61
+
+
+def measure_interval(answer: Any) -> Facts:
+    interval = as_function(answer, "interval(times_ms)")
+    generator = np.random.default_rng(2)
+    held, widths, narrow = 0, [], []
+    for series in np.exp(generator.normal(0.0, 0.5, (SERIES, STEPS))) * 10.0:
+        returned = outcome(interval, series.tolist())
+        if not isinstance(returned, Iterable) or len(ends := list(returned)) != 2:
+            raise Hint("Return two numbers, the low end and the high end.")
+        low, high = (as_number(end, "An end of the interval") for end in ends)
+        if low > high:
+            raise Hint("The low end comes first.")
+        held += low <= 10.0 <= high
+        widths.append(high - low)
+        ordered = np.sort(series)
+        narrow.append(ordered[38] - ordered[22])  # holds the median of 61 steps in 95 of 100 cases
+    return {"held": held / SERIES, "width": float(np.mean(widths) / np.mean(narrow))}
+
+
+def judge_interval(facts: Facts) -> None:
+    held, width = facts["held"], facts["width"]
+    if held < 0.9:
+        raise Hint(
+            f"Of {SERIES} series of {STEPS} skewed times with a known median, your interval held it in {held:.0%}; "
+            "95 % are asked for. Is it an interval of the median (not of the mean), and wide enough?"
+        )
+    if held > 0.995 or width > 1.5:
+        raise Hint(
+            f"Your interval is {width:.1f} times as wide as it need be (it held the median in {held:.1%} of the "
+            "series). It tells where single steps lie; asked for is where the median lies."
+        )
+
+
+#: Pairs that `compare` is asked for.
+PAIRS = 1000
+
+
+def measure_compare(answer: Any) -> Facts:
+    compare = as_function(answer, "compare(run_a, run_b, pairs)")
+    cases = []
+    for weather in ("steady", "slower and slower", "every second run slow"):
+        for true in (1.0, 0.8):
+            machine = Machine(weather, seed=3)
+            returned = outcome(compare, machine.step(10.0), machine.step(10.0 * true), PAIRS)
+            said = as_number(returned, "The result of your function")
+            cases.append({"weather": weather, "true": true, "returned": said, "runs": machine.runs})
+    return {"cases": cases}
+
+
+def judge_compare(facts: Facts) -> None:
+    for case in facts["cases"]:
+        returned, true, weather = case["returned"], case["true"], case["weather"]
+        if case["runs"] < PAIRS:
+            raise Hint(f"Your function ran the two steps {case['runs']} times in all; run each {PAIRS} times.")
+        if close(returned, true, 0.03):
+            continue
+        if weather == "steady":
+            if close(returned, 1 / true, 0.03):
+                raise Hint("It is the ratio the other way round: asked for is the time of b by the time of a.")
+            raise Hint(
+                f"On a steady machine, where b takes {true:.0%} of a's time, you returned {returned:.3g}; asked for is "
+                "a ratio."
+            )
+        raise Hint(
+            f"On a machine with the weather '{weather}', where b takes {true:.0%} of a's time, you returned "
+            f"{returned:.3g}. In which order do you run them, and is that order the same each time?"
+        )
+
+
+def measure_aa(answer: Any, test: Any = None) -> Facts:
+    detectable = getattr(test, "smallest_detectable", None)
+    if detectable is None:
+        raise Hint("Give the test as well: test=aa, what perfnb.ab_test returned.")
+    said = as_numbers(answer, ("smallest_percent",))
+    if not isinstance(answer.get("sees_one_percent"), (bool, np.bool_)):
+        raise Hint("sees_one_percent must be True or False.")
+    return {
+        **said,
+        "sees_one_percent": bool(answer["sees_one_percent"]),
+        "detectable": as_number(detectable, "smallest_detectable"),
+        "verdict": str(test.verdict),
+        "ratio": float(test.ratio),
+        "pairs": len(test.pairs),
+    }
+
+
+def judge_aa(facts: Facts) -> None:
+    wanted = 100.0 * facts["detectable"]
+    if not close(facts["smallest_percent"], wanted, 0.06):
+        raise Hint(
+            "smallest_percent is not what the test says of itself, in percent. "
+            + slip(facts["smallest_percent"], wanted, 0.06)
+        )
+    if facts["sees_one_percent"] != (facts["detectable"] <= 0.01):
+        raise Hint("sees_one_percent does not follow: is 1 % more or less than the smallest difference it can find?")
+
+
+WORDS = ("faster", "not shown", "wrong result")
+#: Times that each of two functions is run, and the ratio of their shortest times below which one is faster for sure.
+ROUNDS, SURELY = 40, 0.7
+
+
+def measure_claims(answer: Any, claims: Any = None) -> Facts:
+    if not isinstance(claims, Mapping):
+        raise Hint("Give the functions as well: claims=claims.")
+    if not isinstance(answer, Mapping) or set(answer) != set(claims):
+        raise Hint(f"The answer is a dictionary with the keys {', '.join(map(str, claims))}.")
+    cases = {}
+    for name, (before, after, make) in claims.items():
+        inputs = [make() for _ in range(ROUNDS + 1)]
+        with one_thread():
+            a_ms, b_ms = interleaved(before, after, inputs)
+        cases[str(name)] = {
+            "answer": str(answer[name]),
+            "same": agree(before(*inputs[0]), after(*inputs[0])),
+            "ratio": min(b_ms) / min(a_ms),
+            "median_ratio": statistics.median(b_ms) / statistics.median(a_ms),
+        }
+    return {"claims": cases}
+
+
+def judge_claims(facts: Facts) -> None:
+    for name, case in facts["claims"].items():
+        if case["answer"] not in WORDS:
+            raise Hint(f"The answer for {name} must be one of {', '.join(WORDS)}.")
+        wanted = "wrong result" if not case["same"] else "faster" if case["ratio"] < SURELY else "not shown"
+        if case["answer"] != wanted:
+            raise Hint(
+                f"Claim {name}: '{case['answer']}' does not agree with a trial on this machine. Look at both: what the "
+                "two functions return for the same input, and the interval of a test that runs them in turns."
+            )
+
+
+EXERCISES = (
+    Exercise("1.1", "A stopwatch", measure_clock, judge_clock),
+    Exercise("1.2", "The usual step", measure_typical, judge_typical),
+    Exercise("1.3", "How sure is the median?", measure_interval, judge_interval),
+    Exercise("1.4", "Two steps on a restless machine", measure_compare, judge_compare),
+    Exercise("1.5", "A step against itself", measure_aa, judge_aa),
+    Exercise("1.6", "Three claims", measure_claims, judge_claims),
+)

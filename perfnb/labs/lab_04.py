@@ -1,0 +1,366 @@
+"""Checks of lab 4, *Memory*."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from perfnb import Profile, find_leaks
+from perfnb.frames.schema import CATEGORIES
+from perfnb.labs.exercise import (
+    Exercise,
+    Facts,
+    Hint,
+    as_function,
+    as_number,
+    as_numbers,
+    close,
+    outcome,
+    require_test,
+    slip,
+)
+from perfnb.labs.memory_trials import (
+    measured_peak,
+    monitored,
+    same_training,
+    saved_bytes,
+    trained,
+    trained_bytes,
+    trial,
+)
+from perfnb.labs.workloads import agree, one_thread
+
+#: How well a number is read off a report with three digits.
+READ = 2e-3
+
+
+def measure_peak(answer: Any, profile: Any = None) -> Facts:
+    if not isinstance(answer, Mapping) or not isinstance(answer.get("phase"), str):
+        raise Hint("The answer is a dictionary with most, sum_of_most, two numbers of bytes, and phase, a word.")
+    said = as_numbers(answer, ("most", "sum_of_most"))
+    memory = _profile(profile).memory
+    top = int(memory["total"].argmax())
+    made = profile.allocations
+    phases = made.loc[made["start_ns"] == round(memory["t_ms"].iloc[top] * 1e6), "phase"]
+    return said | {
+        "phase": answer["phase"],
+        "total": [int(memory["total"].iloc[row]) for row in (top, 0, -1)],
+        "sum": int(memory[list(CATEGORIES)].max().sum()),
+        "at": str(phases.iloc[0]) if len(phases) else None,
+        "process": None if memory["process"].isna().all() else int(memory["process"].max()),
+    }
+
+
+def judge_peak(facts: Facts) -> None:
+    most, summed = facts["total"][0], facts["sum"]
+    for name, wanted in (("most", most), ("sum_of_most", summed)):
+        said = facts[name]
+        if close(said, wanted, READ):
+            continue
+        if facts["process"] is not None and close(said, facts["process"], READ):
+            raise Hint(f"{name} is of the whole process, with Python in it; the step's tensors are asked for.")
+        if name == "most" and close(said, summed, READ):
+            raise Hint("most adds up what was not alive at one and the same instant.")
+        if name == "sum_of_most" and close(said, most, READ):
+            raise Hint("sum_of_most is the peak of the total. First take the most of each category, then add them up.")
+        if any(close(said, total, READ) for total in facts["total"][1:]):
+            raise Hint(f"{name} is what is alive when the step begins or ends, not when most is.")
+        if close(said, wanted / 2**20, 0.01) or close(said, wanted / 2**10, 0.01):
+            raise Hint(f"{name} is right but for the unit; bytes are asked for.")
+        raise Hint(f"{name} does not follow from the frame. {slip(said, wanted, READ)}")
+    if facts["at"] is not None and facts["phase"].strip().lower() != facts["at"]:
+        raise Hint(f"The peak is not in {facts['phase']}. The report's tab Memory says where it is, beside the peak.")
+
+
+#: What a model is made of, and what to look at where its bytes are not as by the rule.
+TRIALS = {
+    "plain": "Is every parameter counted, weights and biases?",
+    "with a frozen first layer": "What does not learn: which of the three does it still have?",
+    "with batch normalisation": "It has buffers, which count with the parameters; does anybody want their gradients?",
+    "in bfloat16": "How many bytes has one of its numbers? tensor.element_size() tells.",
+    "with a weight that two layers share": "A tensor that two layers share is there once.",
+}
+
+
+def measure_rule(answer: Any) -> Facts:
+    function = as_function(answer, "adam_bytes(model)")
+    cases = []
+    for name in TRIALS:
+        wanted, counters = trained_bytes(name)
+        said = as_numbers(outcome(function, trial(name)[0]), tuple(wanted))
+        cases.append({"model": name, "said": said, "wanted": wanted, "counters": counters})
+    return {"cases": cases}
+
+
+def judge_rule(facts: Facts) -> None:
+    for case in facts["cases"]:
+        for kind, wanted in case["wanted"].items():
+            said = case["said"][kind]
+            if close(said, wanted, 1e-9) or (
+                kind == "optimizer_state" and close(said, wanted + case["counters"], 1e-9)
+            ):
+                continue
+            if close(said, wanted / 2**20, 1e-3) or close(said, wanted / 2**10, 1e-3):
+                raise Hint(f"{kind}: bytes are asked for, not KiB or MiB.")
+            raise Hint(
+                f"A model {case['model']}: {kind} are not what a step leaves. {TRIALS[case['model']]} "
+                f"{slip(said, wanted, 1e-9, ' ')}".strip()
+            )
+
+
+#: Batch, widths and activation of networks of linear layers.
+NETWORKS: tuple[tuple[int, tuple[int, ...], str], ...] = tuple(
+    (batch, widths, activation)
+    for batch, widths in ((10, (20, 30, 40, 50)), (64, (784, 256, 10)), (3, (8, 6)), (16, (8, 4, 4, 4, 2)))
+    for activation in ("relu", "gelu")
+)
+
+
+def measure_saved(answer: Any) -> Facts:
+    function = as_function(answer, "saved_bytes(batch, widths, activation)")
+    cases = []
+    for batch, widths, activation in NETWORKS:
+        said = as_number(outcome(function, batch, widths, activation), "The result of your function")
+        wanted = saved_bytes(batch, widths, activation)
+        cases.append({"batch": batch, "widths": list(widths), "activation": activation, "said": said, "wanted": wanted})
+    return {"cases": cases}
+
+
+def judge_saved(facts: Facts) -> None:
+    for case in facts["cases"]:
+        batch, widths, said, wanted = case["batch"], case["widths"], case["said"], case["wanted"]
+        if close(said, wanted, 1e-9):
+            continue
+        where = f"For ({batch}, {tuple(widths)}, {case['activation']!r}): "
+        times = 1 if case["activation"] == "relu" else 2
+        for factor in (4, 4 * times, 8):
+            row = factor * batch
+            if close(said, wanted + row * widths[0], 1e-9):
+                raise Hint(where + "the batch itself is among them; it is there anyway.")
+            if close(said, wanted + row * widths[-1], 1e-9) or close(said, 8 * batch * sum(widths[1:]), 1e-9):
+                raise Hint(where + "does a layer of this network need the output of the last one?")
+        if wanted and close(said, wanted / 4, 1e-9):
+            raise Hint(where + "that is how many numbers are kept; how many bytes has a float32?")
+        if wanted and close(said, wanted / batch, 1e-9):
+            raise Hint(where + "that is for one row of the batch.")
+        if wanted and close(said, 2 * wanted, 1e-9):
+            raise Hint(where + "twice too much. What a layer reads is what the one before wrote: is it kept twice?")
+        if wanted and close(said, wanted / 2, 1e-9):
+            raise Hint(where + "half of it. Which tensor does this activation need: its output or its input?")
+        raise Hint(where + slip(said, wanted, 1e-9, "not what autograd keeps. Go through the layers one by one."))
+
+
+#: Bytes into which a step has to fit, and by how much more than asked for a batch must not.
+LIMIT, ROOM = 16 * 2**20, 1.03
+
+
+def measure_largest(answer: Any, make_step: Any = None) -> Facts:
+    batch = as_number(answer, "The largest batch")
+    make = as_function(make_step, "make_step(batch)")
+    if batch != int(batch) or not 1 <= batch <= 10_000:
+        raise Hint("The largest batch is a number of rows: a whole one, above 0, and of some thousands at most.")
+    peaks = {}
+    for rows in (int(batch), math.ceil(ROOM * batch)):
+        peaks[str(rows)] = outcome(measured_peak, outcome(make, rows))
+        if peaks[str(rows)] > LIMIT:
+            break  # what is larger still does not fit either
+    return {"batch": int(batch), "peaks": peaks}
+
+
+def judge_largest(facts: Facts) -> None:
+    batch, peaks = facts["batch"], facts["peaks"]
+    mib = {rows: peak / 2**20 for rows, peak in peaks.items()}
+    if peaks[str(batch)] > LIMIT:
+        raise Hint(
+            f"A step with {batch} rows was run: it needs {mib[str(batch)]:.2f} MiB, and there are {LIMIT / 2**20:g}. "
+            "Do both your points lie where the peak grows with the batch, and did you take off what does not grow?"
+        )
+    larger = str(math.ceil(ROOM * batch))
+    if peaks[larger] <= LIMIT:
+        raise Hint(
+            f"A step with {batch} rows fits, with {mib[str(batch)]:.2f} MiB, but so does one with {larger}. Is "
+            "a MiB 2**20 bytes in your sum, and does your line go through both points?"
+        )
+
+
+#: The most of a step's memory that may be left, and how many rows a tower is tried on, beside those given.
+LEFT, SMALL = 0.5, (3, 8)
+
+
+def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Facts:
+    import torch
+
+    new, old = as_function(answer, "tower(x)"), as_function(plain, "tower(x)")
+    if not hasattr(old, "parameters") or not hasattr(new, "parameters") or not isinstance(rows, torch.Tensor):
+        raise Hint("Give the two modules and a batch: the new one, plain=tower and rows=rows.")
+    generator = torch.Generator().manual_seed(6)
+
+    def fresh(count: int) -> Any:
+        return torch.randn(count, rows.shape[1], generator=generator)
+
+    with one_thread():
+        cases = [
+            same_training(old, new, fresh(count).requires_grad_(wanted)) for count in SMALL for wanted in (False, True)
+        ]
+        if not all(case["forward"] and case["backward"] for case in cases):
+            return {"cases": cases}  # what is wrong is not measured
+        x = fresh(len(rows))
+        peaks = [measured_peak(lambda tower=tower: trained(tower, x)) for tower in (old, new)]  # type: ignore[misc]
+        cases.append(same_training(old, new, fresh(len(rows))))  # still right, and nothing remembered
+    return {"cases": cases, "ratio": peaks[1] / peaks[0]}
+
+
+def judge_checkpointed(facts: Facts) -> None:
+    for case in facts["cases"]:
+        if case["returned"] == "NoneType":
+            raise Hint("The tower returns nothing yet.")
+        if not case["forward"]:
+            raise Hint(f"The tower returns something else than before, on {case['rows']} rows of fresh numbers.")
+        if not case["backward"]:
+            raise Hint(
+                "The output is right, but a gradient of the weights or of the input is missing or another. Every block "
+                "has to be learned from, also where the input asks for no gradient itself."
+            )
+    if facts["ratio"] >= LEFT:
+        raise Hint(
+            f"The result is right. A step still takes {facts['ratio']:.0%} of the memory; get below {LEFT:.0%}. What "
+            "is recomputed in one go is alive in one go: how much is that in yours?"
+        )
+
+
+def measure_price(answer: Any, plain: Any = None, checkpointed: Any = None, test: Any = None) -> Facts:
+    said = as_numbers(answer, ("memory", "arithmetic", "time"))
+    require_test(test)
+    facts: Facts = {"said": said, "time": float(test.ratio), "check": None if test.check is None else str(test.check)}
+    for name, profile in (("plain", plain), ("checkpointed", checkpointed)):
+        memory, layers = _profile(profile).memory, profile.layers
+        flops = layers.loc[layers["depth"] == 0, [f"{way}_flops" for way in ("forward", "backward", "recompute")]]
+        facts[name] = {
+            "peak": int((memory["total"] - memory["other"]).max()),
+            "flops": [int(count) for count in flops.sum()],
+        }
+    return facts
+
+
+def judge_price(facts: Facts) -> None:
+    before, after = facts["plain"], facts["checkpointed"]
+    if not sum(before["flops"]) or not sum(after["flops"]):
+        raise Hint("A profile has no FLOPs: do not leave them out where you make it.")
+    if after["flops"][2] == 0 or before["flops"][2] > 0:
+        raise Hint("Nothing is recomputed in the second profile, or something in the first: is plain=plain first?")
+    if facts["check"] != "":
+        raise Hint("The test does not say that both return the same: give ab_test check=1e-3.")
+    said = facts["said"]
+    arithmetic = sum(after["flops"]) / sum(before["flops"])
+    if close(said["arithmetic"], 1.0, 1e-3):
+        raise Hint("arithmetic: as many FLOPs as before? What is computed again stands in a column of its own.")
+    if close(said["arithmetic"], after["flops"][0] / sum(before["flops"]), 1e-3):
+        raise Hint("arithmetic: that is of the forward pass alone; the whole step is asked for.")
+    for name, wanted, relative in (
+        ("memory", after["peak"] / before["peak"], 0.02),
+        ("arithmetic", arithmetic, 1e-3),
+        ("time", facts["time"], 0.03),
+    ):
+        if close(said[name], wanted, relative):
+            continue
+        if close(said[name] * wanted, 1.0, relative):
+            raise Hint(f"{name} is the inverse: asked for is the checkpointed step by the plain one.")
+        if close(said[name], abs(1 - wanted), relative):
+            raise Hint(f"{name} is only what changed. Give the whole ratio: 1 is as much as before.")
+        raise Hint(f"{name} is not the checkpointed step by the plain one. {slip(said[name], wanted, relative)}")
+
+
+def measure_leak(answer: Any, leaks: Any = None) -> Facts:
+    if not isinstance(answer, Mapping) or not isinstance(answer.get("layer"), str):
+        raise Hint("The answer is a dictionary with layer, a name as in the report, and kib_per_step, a number.")
+    if not hasattr(leaks, "survivors"):
+        raise Hint("Give what perfnb.find_leaks returned as well: leaks=leaks.")
+    made = leaks.survivors.dropna(subset=["layer", "bytes_per_step"])
+    return {
+        "layer": answer["layer"],
+        "said": as_number(answer.get("kib_per_step"), "kib_per_step"),
+        "verdict": str(leaks.verdict),
+        "layers": {str(name): float(size) for name, size in made.groupby("layer")["bytes_per_step"].sum().items()},
+        "growth": None if leaks.allocator is None else float(leaks.allocator.bytes_per_step),
+        "steps": len(leaks.steps),
+    }
+
+
+def judge_leak(facts: Facts) -> None:
+    layers, growth = facts["layers"], facts["growth"]
+    if facts["verdict"] != "leak" or not layers or growth is None:
+        raise Hint(f"The report says: {facts['verdict']}. Watch the step that has the leak.")
+    if facts["layer"] not in layers:
+        raise Hint(f"Nothing made in {facts['layer']!r} stays; write the name as leaks.survivors has it.")
+    if layers[facts["layer"]] < max(layers.values()):
+        raise Hint(f"Something made in {facts['layer']} stays, but it is not most of what stays. Look at the bytes.")
+    said, wanted = facts["said"], growth / 2**10
+    if close(said, wanted, 0.01):
+        return
+    if close(said, wanted * 2**10, 0.01) or close(said, wanted / 2**10, 0.01):
+        raise Hint("kib_per_step is in another unit: a KiB is 1,024 bytes.")
+    if any(close(said, wanted * steps, 0.05) for steps in (facts["steps"], facts["steps"] - 1)):
+        raise Hint("kib_per_step is the growth over all the steps that were watched; how much is it in one?")
+    if said < 0.01 * wanted:
+        raise Hint("kib_per_step is far too small: what the list holds is not all that it keeps alive.")
+    raise Hint(f"kib_per_step is not the growth of a step. {slip(said, wanted, 0.01)}")
+
+
+#: Steps in which a monitor is compared with the leaking one, rows of a batch, and bytes a step that do no harm.
+MONITORED, ROWS, HARMLESS = 12, 128, 256
+
+
+def measure_mended(answer: Any, leaky: Any = None) -> Facts:
+    import torch
+
+    inputs = torch.randn(MONITORED, ROWS, 32, generator=torch.Generator().manual_seed(7))
+    with one_thread():
+        wanted, weights, _ = monitored(as_function(leaky, "Monitor(layer)"), inputs)
+        said, learned, step = monitored(as_function(answer, "Monitor(layer)"), inputs)
+        facts: Facts = {"wanted": wanted, "said": said, "training": agree(weights, learned)}
+        if not facts["training"] or not agree(wanted, said):
+            return facts  # what is wrong is not measured
+        leaks = find_leaks(step, iter(lambda: inputs[0], None), steps=15)
+    return facts | {
+        "allocated": None if leaks.allocator is None else float(leaks.allocator.bytes_per_step),
+        "process": None if leaks.process is None else leaks.process.ci_low,
+        "batch": ROWS * 64 * 4,
+    }
+
+
+def judge_mended(facts: Facts) -> None:
+    said, wanted = facts["said"], facts["wanted"]
+    if not facts["training"]:
+        raise Hint("The network learns something else than before: a monitor looks on, and changes nothing.")
+    if len(said) != len(wanted):
+        raise Hint(f"After {len(wanted)} steps, strengths has {len(said)} values; one a step is asked for.")
+    if not agree(wanted, said):
+        raise Hint("strengths has other values than before.")
+    if facts["allocated"] is None or facts["allocated"] > HARMLESS:
+        raise Hint(
+            "The values are right, and memory still grows by more than a number a step. Which tensor does autograd "
+            "keep for a backward pass that nobody will ask for, or what else do you keep?"
+        )
+    if facts["process"] is not None and facts["process"] > facts["batch"] / 2:
+        raise Hint("torch's memory no longer grows, but the process's does: something is kept outside torch.")
+
+
+def _profile(given: Any) -> Profile:
+    if not isinstance(given, Profile):
+        raise Hint("A profile is needed: what perfnb.profile_step returned, or %%profile_step --into NAME bound.")
+    if given.memory.empty:
+        raise Hint("The profile was made without memory.")
+    return given
+
+
+EXERCISES = (
+    Exercise("4.1", "The peak", measure_peak, judge_peak),
+    Exercise("4.2", "Sixteen bytes", measure_rule, judge_rule),
+    Exercise("4.3", "What backward needs", measure_saved, judge_saved),
+    Exercise("4.4", "The largest batch", measure_largest, judge_largest),
+    Exercise("4.5", "Checkpoints", measure_checkpointed, judge_checkpointed),
+    Exercise("4.6", "The price", measure_price, judge_price),
+    Exercise("4.7", "A leak", measure_leak, judge_leak),
+    Exercise("4.8", "The leak mended", measure_mended, judge_mended),
+)

@@ -1,0 +1,386 @@
+"""Checks of lab 5, *Architectures*."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from perfnb import ArchitectureComparison, ScalingStudy, Timing
+from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.lab_03 import counted
+
+PIXELS, DIGITS = 64, 10
+
+
+def mlp_parameters(width: int) -> int:
+    """Parameters of a network of linear layers with two hidden layers of this width."""
+    return sum(inputs * outputs + outputs for inputs, outputs in ((PIXELS, width), (width, width), (width, DIGITS)))
+
+
+def measure_width(answer: Any, like: Any = None) -> Facts:
+    if not hasattr(like, "parameters"):
+        raise Hint("Give the CNN as well: like=cnn.")
+    width = as_number(answer, "The width")
+    if width != int(width) or width < 1:
+        raise Hint(f"A layer has a whole number of outputs, at least one, not {width:g}.")
+    near = {str(each): mlp_parameters(each) for each in range(max(1, int(width) - 1), int(width) + 2)}
+    return {"width": int(width), "near": near, "wanted": sum(each.numel() for each in like.parameters())}
+
+
+def judge_width(facts: Facts) -> None:
+    wanted, own = facts["wanted"], facts["near"][str(facts["width"])]
+    if all(abs(own - wanted) <= abs(other - wanted) for other in facts["near"].values()):
+        return
+    words = f"With this width the MLP has {own:,} parameters, and the CNN {wanted:,}."
+    if close(own, wanted, 0.02):
+        raise Hint(f"{words} That is near, and a neighbour is nearer: does every linear layer have a bias?")
+    raise Hint(f"{words} Count again: three linear layers; the one in the middle has width × width weights.")
+
+
+def measure_uses(answer: Any, comparison: Any = None, images: Any = None) -> Facts:
+    table = _comparison(comparison).table
+    said = as_numbers(answer, tuple(map(str, table.index)))
+    batch = as_number(len(images) if hasattr(images, "__len__") else images, "The number of images")
+    counts = table[["parameters", "forward_flops", "backward_flops"]].astype(int)
+    return {"said": said, "batch": batch, "models": counts.to_dict("index")}
+
+
+def judge_uses(facts: Facts) -> None:
+    for name, said in facts["said"].items():
+        model, batch = facts["models"][name], facts["batch"]
+        wanted = model["forward_flops"] / 2 / model["parameters"] / batch
+        if close(said, wanted, 0.01):
+            continue
+        both = (model["forward_flops"] + model["backward_flops"]) / model["forward_flops"]
+        for factor, words in (
+            (both, "Backward is counted as well; the forward pass alone is asked for."),
+            (both - 1, "That is the backward pass; the forward pass is asked for."),
+            (batch, f"That is for the whole batch of {batch:g} images; one image is asked for."),
+            (2.0, "A use is a product and an addition, which are two FLOPs."),
+            (2 * batch, f"That is FLOPs by parameter, for {batch:g} images. One image, and a use is two FLOPs."),
+        ):
+            if close(said, factor * wanted, 0.01):
+                raise Hint(f"{name}: {words}")
+        raise Hint(f"{name}: {slip(said, wanted, 0.01)}")
+
+
+def measure_decomposition(answer: Any, comparison: Any = None) -> Facts:
+    found = _comparison(comparison)
+    said = as_numbers(answer, ("time", "arithmetic", "per_flop"))
+    pairs = found.ratios.set_index(["a", "b"])["ratio"]
+    table = found.table
+    if ("cnn", "transformer") not in pairs.index:
+        raise Hint("The comparison is not that of the three models; give comparison=comparison.")
+    both = table["forward_flops"] + table["backward_flops"]
+    return {
+        "said": said,
+        "time": [float(pairs["cnn", "transformer"]), _by(table["median_ms"], "transformer", "cnn")],
+        "arithmetic": _by(both, "transformer", "cnn"),
+        "forward": _by(table["forward_flops"], "transformer", "cnn"),
+    }
+
+
+def _by(column: Any, above: str, below: str) -> float:
+    return float(column[above]) / float(column[below])
+
+
+def judge_decomposition(facts: Facts) -> None:
+    said, arithmetic = facts["said"], facts["arithmetic"]
+    if not any(close(said["time"], each, 0.02) for each in facts["time"]):
+        raise Hint(f"time is not the ratio that was measured. {slip(said['time'], facts['time'][0], 0.02)}")
+    if not close(said["arithmetic"], arithmetic, 2e-3):
+        if close(said["arithmetic"], facts["forward"], 1e-3):
+            raise Hint("arithmetic counts the forward pass alone; a step of training was timed.")
+        raise Hint(f"arithmetic is not the ratio of the counts. {slip(said['arithmetic'], arithmetic, 2e-3)}")
+    wanted = said["time"] / arithmetic
+    if not close(said["per_flop"], wanted, 0.02):
+        if close(said["per_flop"], said["time"] * arithmetic, 0.02):
+            raise Hint("per_flop multiplies what it should divide: time = arithmetic × per_flop.")
+        raise Hint(f"per_flop does not follow from the other two. {slip(said['per_flop'], wanted, 0.02)}")
+
+
+#: Images on which the accuracy of made-up models is tried.
+TRIED = (200, 37)
+
+
+def measure_accuracy(answer: Any) -> Facts:
+    import torch
+    from torch import nn
+
+    accuracy = as_function(answer, "accuracy(model, images, labels)")
+    generator = torch.Generator().manual_seed(5)
+    cases = []
+    for images_tried in TRIED:
+        images = torch.rand(images_tried, 1, 8, 8, generator=generator)
+        labels = torch.randint(DIGITS, (images_tried,), generator=generator)
+        norm = nn.BatchNorm1d(PIXELS)
+        norm.running_mean = torch.rand(PIXELS, generator=generator)
+        net = nn.Sequential(nn.Flatten(), norm, nn.Dropout(0.5), nn.Linear(PIXELS, DIGITS))
+        logits = net.eval()(images)
+        labels[: images_tried // 3] = logits.argmax(1)[: images_tried // 3]  # better than chance
+        for training in (True, False):
+            net.train(training)
+            kept = [each.clone() for each in net.state_dict().values()]
+            said = as_number(outcome(accuracy, net, images, labels), "The result of your function")
+            same = all(map(torch.equal, kept, net.state_dict().values()))
+            cases.append(
+                {
+                    "images": images_tried,
+                    "right": int((logits.argmax(1) == labels).sum()),
+                    "said": said,
+                    "training": [training, net.training],
+                    "unchanged": same and all(each.grad is None for each in net.parameters()),
+                }
+            )
+    return {"cases": cases}
+
+
+def judge_accuracy(facts: Facts) -> None:
+    for case in facts["cases"]:
+        right, images, said = case["right"], case["images"], case["said"]
+        wanted = right / images
+        if not case["unchanged"]:
+            raise Hint(
+                "The model is not what it was: its running means or gradients changed. Is it in evaluation mode?"
+            )
+        if not np.isclose(said, wanted, atol=1e-6):
+            if right > 1 and close(said, right, 1e-6):
+                raise Hint("That is how many are right; asked for is the share of them.")
+            if np.isclose(said, 1 - wanted, atol=1e-6):
+                raise Hint("That is the share of mistakes.")
+            if close(said, 100 * wanted, 1e-6):
+                raise Hint("It looks like percent; a share from 0 to 1 is asked for.")
+            mode = "is in training mode when your function gets it" if case["training"][0] else "is in evaluation mode"
+            raise Hint(
+                f"For a model that {mode}, you return {said:.3g}; of {images} images, {right} are right. Is it asked "
+                "in evaluation mode, and is the largest of its ten outputs compared with the label?"
+            )
+        if case["training"][0] != case["training"][1]:
+            raise Hint("The answer is right, but the model is left in another mode than it was found in.")
+
+
+#: Length and width of blocks.
+BLOCKS = ((64, 64), (512, 64), (7, 12), (100, 32), (1, 4))
+
+
+def measure_block(answer: Any) -> Facts:
+    function = as_function(answer, "block_flops(length, width)")
+    cases = []
+    for length, width in BLOCKS:
+        parts = _two(outcome(function, length, width))
+        cases.append({"sizes": [length, width], "said": parts, "counted": _counted_block(length, width)})
+    return {"cases": cases}
+
+
+def _two(returned: Any) -> list[float]:
+    if returned is None:
+        raise Hint("The function returns nothing yet.")
+    if not isinstance(returned, Iterable) or len(parts := list(returned)) != 2:
+        raise Hint("Return two numbers: what the linear layers compute, and what the two products of attention do.")
+    return [as_number(part, "A part of the result") for part in parts]
+
+
+def _counted_block(length: int, width: int) -> list[int]:
+    from torch import nn, ones
+
+    def linears() -> None:
+        for inputs, outputs in ((1, 3), (1, 1), (1, 4), (4, 1)):
+            nn.Linear(inputs * width, outputs * width)(ones(1, length, inputs * width))
+
+    def products() -> None:
+        query, key, value = (ones(1, length, width) for _ in range(3))
+        (query @ key.transpose(1, 2)) @ value
+
+    return [counted(linears), counted(products)]
+
+
+def judge_block(facts: Facts) -> None:
+    for case in facts["cases"]:
+        length, width = case["sizes"]
+        (linear, square), (all_linear, all_square) = case["said"], case["counted"]
+        where = f"For a length of {length} and a width of {width}: "
+        if close(linear, all_linear, 1e-9) and close(square, all_square, 1e-9):
+            continue
+        if close(linear, all_square, 1e-9) and close(square, all_linear, 1e-9):
+            raise Hint("The two parts stand in the wrong order: the linear layers come first.")
+        if not close(linear, all_linear, 1e-9):
+            left_out = round((all_linear - linear) / (2 * length * width**2), 9)
+            words = {1: "the layer after attention, `out`", 3: "`qkv`", 4: "one of the MLP's layers (or both others)"}
+            if left_out in words:
+                raise Hint(f"{where}{words[int(left_out)]} seems to be left out of the linear layers.")
+            raise Hint(f"{where}the linear layers. {_miscounted(linear, all_linear)}")
+        if close(square, all_square / 2, 1e-9):
+            raise Hint(f"{where}the products of attention are half: there are two, and a use is two FLOPs.")
+        raise Hint(f"{where}the products of attention. {_miscounted(square, all_square)}")
+
+
+def _miscounted(said: float, wanted: float) -> str:
+    if close(said, 3 * wanted, 1e-9):
+        return "It is three times too much: the forward pass alone is asked for."
+    return slip(said, wanted, 1e-9, "It does not agree: how do length and width enter the size of each product?")
+
+
+def measure_share(answer: Any, comparison: Any = None) -> Facts:
+    found = _comparison(comparison)
+    said = as_numbers(answer, ("time", "arithmetic", "per_flop"))
+    lengths = [name for name in found.profiles if name.isdecimal()]
+    if not lengths:
+        raise Hint("The comparison has no lengths; give the second one, comparison=at_lengths.")
+    longest = max(lengths, key=int)
+    layers = found.profiles[longest].layers
+    flops = layers["forward_flops"].fillna(0) + layers["backward_flops"].fillna(0)
+    inside = flops[flops.index.str.endswith(".attention")]
+    products = inside.sum() - flops[flops.index.str.contains(r"\.attention\.")].sum()
+    shares = found.shares.query("by == 'kind' and part == 'attention'").set_index("name")["share"].to_dict()
+    return {
+        "said": said,
+        "longest": longest,
+        "shares": {str(name): float(share) for name, share in shares.items()},
+        "arithmetic": float(inside.sum() / flops[longest]),
+        "products": float(products / flops[longest]),
+    }
+
+
+def judge_share(facts: Facts) -> None:
+    said, shares, arithmetic = facts["said"], facts["shares"], facts["arithmetic"]
+    time = shares[facts["longest"]]
+    if not close(said["time"], time, 0.02):
+        others = [name for name, share in shares.items() if close(said["time"], share, 0.005)]
+        if others:
+            raise Hint(f"time is the share at a length of {others[0]}; that at the longest is asked for.")
+        raise Hint(f"time is not the share of the kind attention. {slip(said['time'], time, 0.02)}")
+    if not close(said["arithmetic"], arithmetic, 5e-3):
+        if close(said["arithmetic"], facts["products"], 5e-3):
+            raise Hint("arithmetic holds the two products alone; the time holds the layers `qkv` and `out` as well.")
+        if close(said["arithmetic"], 1 - facts["products"], 5e-3):
+            raise Hint("arithmetic is the share of the linear layers.")
+        raise Hint(f"arithmetic is not the share of the attention layer. {slip(said['arithmetic'], arithmetic, 5e-3)}")
+    wanted = (time / (1 - time)) / (arithmetic / (1 - arithmetic))
+    if close(said["per_flop"], wanted, 0.05):
+        return
+    if close(said["per_flop"], time / arithmetic, 0.03):
+        raise Hint("per_flop compares attention with the whole block, of which it is a part; compare it with the rest.")
+    raise Hint(f"per_flop does not follow from the two shares. {slip(said['per_flop'], wanted, 0.05)}")
+
+
+#: The length at which the law is put to the test.
+HELD_OUT = 512
+
+
+def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Facts:
+    if not isinstance(study, ScalingStudy):
+        raise Hint("Give the study as well: study=study, what perfnb.scaling_study returned.")
+    if not isinstance(held_out, Timing):
+        raise Hint("Give the timing as well: held_out=held_out, what perfnb.time_step returned.")
+    said = as_numbers(answer, ("off_by",))
+    if not isinstance(answer.get("inside"), (bool, np.bool_)):
+        raise Hint("inside must be True or False.")
+    foretold = study.predict(HELD_OUT)
+    return {
+        **said,
+        "inside": bool(answer["inside"]),
+        "sizes": study.table["size"].astype(float).tolist(),
+        "medians_ms": study.table["median_ms"].astype(float).tolist(),
+        "last_residual": float(study.fit["residual"].iloc[-1]),
+        "predicted_ms": foretold.median_ms,
+        "ci_ms": [min(float(end), 1e300) for end in foretold.ci_ms],  # JSON knows no infinity
+        "measured_ms": float(held_out.median_ms),
+    }
+
+
+def judge_held_out(facts: Facts) -> None:
+    sizes, predicted, measured = facts["sizes"], facts["predicted_ms"], facts["measured_ms"]
+    if max(sizes) >= HELD_OUT:
+        raise Hint(
+            f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: a law is tested on what "
+            "it has not seen."
+        )
+    if len(sizes) < 5:
+        raise Hint(f"A law fitted to {len(sizes)} sizes has no test of its own; use all of FITTED.")
+    if measured <= facts["medians_ms"][-1]:
+        raise Hint(f"held_out takes no longer than size {max(sizes):g} did: is it the step of make_step({HELD_OUT})?")
+    wanted, said = measured / predicted - 1, facts["off_by"]
+    if abs(said - wanted) > 0.01 * max(1.0, abs(wanted)):
+        for value, words in (
+            (measured / predicted, "off_by is the ratio; what of it is more than what was foretold?"),
+            (1 - predicted / measured, "off_by is a share of what was measured; take that of what was foretold."),
+            (predicted / measured - 1, "off_by is turned round: measured by foretold is asked for."),
+            (measured - predicted, "off_by is in milliseconds; a share is asked for."),
+            (facts["last_residual"], "That is how far off the law is at a size to which it was fitted."),
+        ):
+            if abs(said - value) <= 0.01 * max(1.0, abs(value)):
+                raise Hint(words)
+        raise Hint(f"off_by does not follow. {slip(said, wanted, 0.02)}")
+    low, high = facts["ci_ms"]
+    if facts["inside"] != (low <= measured <= high):
+        raise Hint("inside does not follow: is the measured median between the two ends of the prediction's ci_ms?")
+
+
+#: Laws that the reader's function is tried on (constant, per position, per pair of positions), the lengths at which it
+#: gets times, the share by which these deviate, and the lengths that are asked for.
+LAWS = ((0.9, 0.012, 2e-5), (0.0, 0.02, 1e-5), (900.0, 3.0, 0.05), (2.0, 0.0, 4e-5))
+LENGTHS, DEVIATIONS = (32, 64, 128, 192, 256, 512), (0.03, -0.03, 0.02, -0.02, 0.03, -0.03)
+PLACES = (48, 512, 1024, 2048)
+#: Largest relative error where times deviate: at most 7 % with each size weighted as asked for, at least 12 % without.
+NOISY = 0.09
+
+
+def measure_law(answer: Any) -> Facts:
+    foretell = as_function(answer, "foretell(lengths, times_ms, length)")
+    return {"cases": list(_tried(foretell))}
+
+
+def _tried(foretell: Callable[..., Any]) -> Iterable[Facts]:
+    for constant, position, pair in LAWS:
+        for noisy in (False, True):
+            lengths = np.array(LENGTHS[::-1] if noisy else LENGTHS, dtype=float)
+            true = constant + position * lengths + pair * lengths**2
+            times = true * (1 + np.array(DEVIATIONS) * noisy)
+            for place in PLACES:
+                said = outcome(foretell, lengths.copy(), times.copy(), place)
+                wanted = constant + position * place + pair * place**2
+                slope, level = np.polyfit(np.log(lengths), np.log(times), 1)
+                yield {
+                    "length": place,
+                    "noisy": noisy,
+                    "said": as_number(said, "The result of your function"),
+                    "wanted": wanted,
+                    "power": float(np.exp(level + slope * np.log(place))),
+                }
+
+
+def judge_law(facts: Facts) -> None:
+    for case in sorted(facts["cases"], key=lambda case: case["noisy"]):
+        said, wanted, length = case["said"], case["wanted"], case["length"]
+        if close(said, wanted, NOISY if case["noisy"] else 0.01):
+            continue
+        if close(said, case["power"], 0.01):
+            raise Hint(
+                "That is one power of the length again. Fit a constant, a part that grows with it, and a square."
+            )
+        if case["noisy"]:
+            raise Hint(
+                f"Exact times you foretell, but where they deviate by 3 % you are {said / wanted - 1:+.0%} off at a "
+                f"length of {length}. Does each size count by its relative deviation, and is no part negative?"
+            )
+        raise Hint(f"At a length of {length} a made-up step takes {wanted:.4g} ms; you say {said:.4g}.")
+
+
+def _comparison(given: Any) -> ArchitectureComparison:
+    if not isinstance(given, ArchitectureComparison):
+        raise Hint("A comparison is needed: what perfnb.compare_architectures returned, as in comparison=comparison.")
+    return given
+
+
+EXERCISES = (
+    Exercise("5.1", "As many parameters", measure_width, judge_width),
+    Exercise("5.2", "How often a weight is used", measure_uses, judge_uses),
+    Exercise("5.3", "Time by arithmetic", measure_decomposition, judge_decomposition),
+    Exercise("5.4", "What was learned", measure_accuracy, judge_accuracy),
+    Exercise("5.5", "Arithmetic of a block", measure_block, judge_block),
+    Exercise("5.6", "Attention's share", measure_share, judge_share),
+    Exercise("5.7", "A size held out", measure_held_out, judge_held_out),
+    Exercise("5.8", "A law that knows more", measure_law, judge_law),
+)

@@ -1,0 +1,397 @@
+"""Checks of lab 7, *The optimisation loop*."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from perfnb.labs.changes import (
+    APART,
+    compared,
+    earlier_reports,
+    judge_change,
+    judge_report,
+    of_earlier,
+    report_facts,
+    same_state,
+    state,
+    training_of,
+)
+from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+
+#: How far two losses may be apart, relative, where numbers of three digits were computed with.
+APART_BF16 = 0.06
+CHANGES = ("fused", "bf16", "larger batches", "compile", "int8")
+
+
+def measure_prediction(answer: Any) -> Facts:
+    return as_numbers(answer, CHANGES)
+
+
+def judge_prediction(facts: Facts) -> None:
+    for name in CHANGES:
+        if facts[name] <= 0:
+            raise Hint(f"{name}: a factor is above 0; write 0.5 for half as fast, and 1.0 for no difference.")
+        if facts[name] >= 20:
+            raise Hint(f"{name}: is {facts[name]:g} percent? Write a factor; 1.2 takes a sixth off the time.")
+
+
+#: Images of made-up models that know every so many-th answer wrong.
+IMAGES = 60
+
+
+def measure_quality(answer: Any) -> Facts:
+    import torch
+
+    wrong = as_function(answer, "wrong(model, x, y)")
+    generator = torch.Generator().manual_seed(7)
+    cases = []
+    for every, training in ((3, True), (4, False), (IMAGES, True)):
+        x = torch.eye(10)[torch.randint(0, 10, (IMAGES,), generator=generator)]
+        y = x.argmax(1)
+        y[::every] = (y[::every] + 1) % 10
+        model = _forgetful().train(training)
+        kept, graded = state(model), []
+        handle = model.register_forward_hook(lambda *_: graded.append(torch.is_grad_enabled()))  # noqa: B023
+        said = as_number(outcome(wrong, model, x, y), "The result of your function")
+        handle.remove()
+        cases.append(
+            {
+                "said": said,
+                "wanted": len(range(0, IMAGES, every)) / IMAGES,
+                "one_for_all": float((x.argmax() != y).float().mean()),
+                "graded": any(graded),
+                "same_mode": model.training == training,
+                "unchanged": same_state(kept, state(model)),
+                "gradients": any(each.grad is not None for each in model.parameters()),
+            }
+        )
+    return {"cases": cases, "images": IMAGES}
+
+
+def _forgetful() -> Any:
+    """A model that tells each digit, unless it is trained: then most of what it knows is dropped."""
+    import torch
+    from torch import nn
+
+    know = nn.Linear(10, 10, bias=False)
+    with torch.no_grad():
+        know.weight.copy_(torch.eye(10))
+    return nn.Sequential(know, nn.BatchNorm1d(10), nn.Dropout(0.9))
+
+
+def judge_quality(facts: Facts) -> None:
+    for case in facts["cases"]:
+        said, wanted = case["said"], case["wanted"]
+        if not close(said, wanted, 1e-5):
+            if close(said, 1 - wanted, 1e-5):
+                raise Hint("It is the share that the model gets right; a loss is smaller where the model is better.")
+            if close(said, wanted * facts["images"], 1e-5):
+                raise Hint("It is the number of wrong digits; asked for is their share, 0 to 1.")
+            if close(said, case["one_for_all"], 1e-5):
+                raise Hint("argmax() without a dimension is one index for all images; each image has its own answer.")
+            if said > wanted and not case["same_mode"]:
+                raise Hint("Too many are wrong, and the model is left in another mode than it came in.")
+            raise Hint(
+                "Not the share of wrong digits of a model with dropout. "
+                + slip(said, wanted, 1e-5, "Is the model in the mode for evaluation while it answers?")
+            )
+        if not case["same_mode"]:
+            raise Hint("The share is right, but the model is left in another mode than it came in: training goes on.")
+        if not case["unchanged"] or case["gradients"]:
+            raise Hint("The share is right, but your function leaves something in the model: statistics or gradients.")
+        if case["graded"]:
+            raise Hint("The share is right, but the model answers while gradients are recorded: where is no_grad?")
+
+
+def measure_fused(
+    answer: Any, script: Any = None, batches: Any = None, reports: Any = None, made_of: Any = None
+) -> Facts:
+    return compared(answer, script, batches) | {"report": report_facts(reports, "fused", made_of, answer)}
+
+
+def measure_bf16(
+    answer: Any, script: Any = None, batches: Any = None, reports: Any = None, made_of: Any = None
+) -> Facts:
+    return compared(answer, script, batches) | {"report": report_facts(reports, "bf16", made_of, answer)}
+
+
+def judge_fused(facts: Facts) -> None:
+    judge_change(facts, "fused")
+    judge_report(facts["report"], "fused", facts["trial"])
+
+
+def judge_bf16(facts: Facts) -> None:
+    precision = facts["factors"]["autocast"][1]
+    if precision == "float16":
+        raise Hint("The layers compute in float16, whose largest number is 65504; asked for is bfloat16.")
+    judge_change(facts, "autocast", APART_BF16)
+    judge_report(facts["report"], "bf16", facts["trial"])
+
+
+#: Samples and sizes of batches that `learn` is tried on.
+PORTIONS = ((256, 32), (256, 256), (100, 32), (7, 7))
+
+
+def measure_larger(answer: Any, reports: Any = None, made_of: Any = None) -> Facts:
+    import torch
+
+    learn = as_function(answer, "learn(training, samples, size)")
+    cases = []
+    for count, size in PORTIONS:
+        x, y = torch.arange(float(count)).unsqueeze(1).repeat(1, 2), torch.arange(count)
+        steps = _Steps()
+        outcome(learn, steps, (x, y), size)
+        cases.append({"count": count, "size": size, "steps": steps.seen})
+    return {"cases": cases, "report": report_facts(reports, "larger batches", made_of, answer)}
+
+
+class _Steps:
+    """A training that learns nothing and remembers which samples it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[list[int]]] = []
+
+    def step(self, batch: Any) -> Any:
+        x, y = batch
+        self.seen.append([[int(each) for each in x[:, 0]], [int(each) for each in y]])
+        return x.sum() * 0.0
+
+
+def judge_larger(facts: Facts) -> None:
+    for case in facts["cases"]:
+        count, size, steps = case["count"], case["size"], case["steps"]
+        where = f"{count} samples in batches of {size}"
+        if not steps:
+            raise Hint("Your function makes no step yet: call training.step((x, y)) for each batch.")
+        if any(x != y for x, y in steps):
+            raise Hint(f"{where}: the images and the labels of a batch do not belong together.")
+        given = [each for x, _ in steps for each in x]
+        if len(set(given)) < len(given):
+            raise Hint(f"{where}: {len(given) - len(set(given))} samples came twice or more; each has its turn once.")
+        if len(given) < count:
+            raise Hint(f"{where}: only {len(given)} were learned from. Work left out looks like a gain.")
+        if given != sorted(given):
+            raise Hint(f"{where}: all were learned from, but in another order than they were given in.")
+        largest = max(len(x) for x, _ in steps)
+        if largest != size or len(steps) != math.ceil(count / size):
+            raise Hint(f"{where}: there were {len(steps)} steps, the largest of {largest} samples.")
+    judge_report(facts["report"], "larger batches")
+
+
+#: The least that a first compilation takes, in seconds: Python, C++ compiler and all.
+COMPILING_S = 0.5
+#: Seconds of a first step, milliseconds of a step before, the ratio of a report and its verdict.
+REPORTED = ((30.0, 10.0, 0.8, "faster"), (12.0, 3.0, 0.5, "faster"), (30.0, 10.0, 0.97, "inconclusive"),
+            (30.0, 10.0, 0.99, "same"), (30.0, 10.0, 1.3, "slower"))  # fmt: skip
+
+
+def measure_compiled(
+    answer: Any,
+    training: Any = None,
+    script: Any = None,
+    batches: Any = None,
+    reports: Any = None,
+    first: Any = None,
+    made_of: Any = None,
+) -> Facts:
+    function = as_function(answer, "pays_after(first_s, before_ms, ratio, verdict)")
+    cases = []
+    for case in REPORTED:
+        said = outcome(function, *case)
+        never = isinstance(said, float) and said == math.inf
+        cases.append([*case, None if never else as_number(said, "The result of your function")])
+    facts: Facts = {"cases": cases, "first_s": None}
+    if not isinstance(first, Mapping):
+        raise Hint("Give the time of the first step as well: first=first, as the cell above bound it.")
+    if first.get("seconds") is None:
+        if can := _compiles():
+            training_of(training)  # a model that is not returned fails as well
+        return facts | {"can": can}
+    facts |= {"first_s": as_number(first["seconds"], "The time of the first step")}
+    return facts | {"report": report_facts(reports, "compile", made_of, training)} | compared(training, script, batches)
+
+
+def _compiles() -> bool:
+    """Whether torch.compile works on this machine, found out by trying."""
+    import torch
+
+    try:
+        x = torch.linspace(0.0, 1.0, 64)
+        return bool(torch.allclose(torch.compile(lambda each: each.sin() + 2.0)(x), x.sin() + 2.0))
+    except Exception:  # whatever is missing, it cannot be had
+        return False
+
+
+def judge_compiled(facts: Facts) -> None:
+    for first_s, before_ms, ratio, verdict, said in facts["cases"]:
+        where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, the ratio {ratio:g} and {verdict!r}: "
+        if verdict != "faster":
+            if said is not None:
+                raise Hint(f"{where}no gain was shown, so that nothing pays the compilation back (math.inf).")
+            continue
+        if said is None:
+            raise Hint(f"{where}each step saves something, so that some number of steps pays.")
+        first_ms = 1e3 * first_s
+        wanted = first_ms / (before_ms * (1 - ratio))
+        if close(said, wanted, 0.02) or abs(said - wanted) <= 1.0:
+            continue
+        if any(close(said, first_ms / each, 0.02) for each in (before_ms, before_ms * ratio)):
+            raise Hint(f"{where}that is how many steps fit into the first one. How much does each later step *save*?")
+        raise Hint(f"{where}not the time of the first step by what one step saves. {slip(said, wanted, 0.02)}")
+    if facts["first_s"] is None:
+        if facts["can"]:
+            raise Hint("A small function was compiled on this machine just now, so it can be had; look at the error.")
+        return
+    judge_change(facts, "compiled")
+    judge_report(facts["report"], "compile", facts["trial"])
+    if facts["first_s"] < COMPILING_S:
+        raise Hint(
+            f"A first step of {facts['first_s']:.2g} s compiled nothing: this kernel had compiled it before. Restart "
+            "the kernel to measure it again."
+        )
+
+
+#: The most that int8 weights may take of the bytes before, and how far the largest output may move.
+SMALLER, MOVED = 0.4, 0.15
+#: The reports on it: many images at once, and one at a time.
+INT8 = ("int8", "int8, one at a time")
+
+
+def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = None, made_of: Any = None) -> Facts:
+    import torch
+
+    function = as_function(answer, "quantised(net)")
+    kept, kinds = state(net), [type(each).__name__ for each in net.modules()]
+    inputs = (x, x.flip(0)[:7] * 0.9)
+    with torch.inference_mode():
+        answers = [net(images) for images in inputs]
+    try:
+        small = outcome(function, net)
+    except Hint:
+        if _quantises():
+            raise
+        return {"can": False}
+    if not callable(small):
+        raise Hint("Return the model for inference, with its weights in int8.")
+    moved: list[float | None] = []
+    with torch.inference_mode():
+        for images, wanted in zip(inputs, answers, strict=True):
+            got = outcome(small, images)
+            right = isinstance(got, torch.Tensor) and got.shape == wanted.shape
+            moved.append(float((got - wanted).abs().max() / wanted.abs().max()) if right else None)
+    return {
+        "can": True,
+        "bytes": [_bytes(each) for each in (net, small)],
+        "moved": moved,
+        "unchanged": same_state(kept, state(net)) and kinds == [type(each).__name__ for each in net.modules()],
+        "reports": [report_facts(reports, name, made_of, answer) for name in INT8],
+    }
+
+
+def _bytes(model: Any) -> int:
+    """Of what is saved of a model: packed weights too have their place there."""
+    import torch
+
+    kept = io.BytesIO()
+    torch.save(model.state_dict() if hasattr(model, "state_dict") else {}, kept)
+    return kept.tell()
+
+
+def _quantises() -> bool:
+    """Whether torch's own dynamic quantisation works on this machine, found out by trying."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import quantize_dynamic
+
+            model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+            small = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+            return bool(torch.isfinite(small(torch.ones(2, 8))).all())
+    except Exception:  # whatever is missing, it cannot be had
+        return False
+
+
+def judge_int8(facts: Facts) -> None:
+    if not facts["can"]:
+        return
+    before, after = facts["bytes"]
+    if not facts["unchanged"]:
+        raise Hint("The model that your function was given is another one afterwards; somebody may still train it.")
+    if after > SMALLER * before:
+        raise Hint(f"What is saved of it takes {after / before:.0%} of the bytes before; int8 takes about a quarter.")
+    if any(each is None or each > MOVED for each in facts["moved"]):
+        raise Hint("Its answers are not those of the model given, or not for other images.")
+    for name, report in zip(INT8, facts["reports"], strict=True):
+        judge_report(report, name)
+
+
+#: What `Best` may be made of, the factor of each, and the name of its report.
+PARTS = {"fused": "fused", "autocast": "bf16"}
+
+
+def measure_best(
+    answer: Any,
+    training: Any = None,
+    script: Any = None,
+    batches: Any = None,
+    reports: Any = None,
+    made_of: Any = None,
+    journal: Any = None,
+) -> Facts:
+    said = as_numbers(answer, ("product", "speedup"))
+    found = {name: report_facts(reports, name) for name in PARTS.values()}
+    found["best"] = report_facts(reports, "best", made_of, training)
+    earlier = {name: earlier_reports(journal, name) for name in found}
+    return said | {"reports": found, "earlier": earlier} | compared(training, script, batches)
+
+
+def judge_best(facts: Facts) -> None:
+    reports = {name: judge_report(facts["reports"][name], name) for name in PARTS.values()}
+    changed = {name for name, (before, after) in facts["factors"].items() if before != after}
+    product = 1.0
+    for factor, name in PARTS.items():
+        decision = reports[name]["decision"]
+        accepted = decision == "accept"
+        others = {said for _, said in facts["earlier"][name]} - {decision}
+        flipped = f" An earlier report on it said {sorted(others)[0]!r}; the last one counts." if others else ""
+        if accepted and factor not in changed:
+            raise Hint(f"Best does without {name}, which its report accepts.{flipped}")
+        if factor in changed and not accepted:
+            raise Hint(f"Best has {name} in it, of which the report says {decision!r}, not 'accept'.{flipped}")
+        product /= reports[name]["ratio"] if accepted else 1.0
+    if extra := sorted(changed - set(PARTS)):
+        raise Hint(f"Best changes something that was not tried by itself: {', '.join(extra)}.")
+    apart = APART_BF16 if "autocast" in changed else APART
+    if not facts["moved"] or not all(
+        close(after, before, apart) for before, after in zip(*facts["losses"], strict=True)
+    ):
+        raise Hint("Best does not learn as the script does: the same weights, the same batches, other losses.")
+    best = judge_report(facts["reports"]["best"], "best", facts["trial"])
+    for name, wanted, parts, what in (
+        ("product", product, tuple(PARTS.values()), "of the speed-ups of what Best is made of, each 1 by the ratio of "
+         "its report"),
+        ("speedup", 1 / best["ratio"], ("best",), "of the report on Best"),
+    ):  # fmt: skip
+        if close(facts[name], wanted, 0.02):
+            continue
+        if of_earlier(facts, facts[name], parts):
+            raise Hint(f"A report changed since {name} was computed from it; run the answer's cell again.")
+        raise Hint(f"{name} is not that {what}. {slip(facts[name], wanted, 0.02)}")
+
+
+EXERCISES = (
+    Exercise("7.1", "A prediction", measure_prediction, judge_prediction, accepted="noted"),
+    Exercise("7.2", "What would be worse?", measure_quality, judge_quality),
+    Exercise("7.3", "The fused optimizer", measure_fused, judge_fused),
+    Exercise("7.4", "bfloat16", measure_bf16, judge_bf16),
+    Exercise("7.5", "Larger batches", measure_larger, judge_larger),
+    Exercise("7.6", "Compiled, and paid back", measure_compiled, judge_compiled),
+    Exercise("7.7", "int8 for inference", measure_int8, judge_int8),
+    Exercise("7.8", "All that held", measure_best, judge_best),
+)

@@ -1,0 +1,284 @@
+"""Checks of lab 8, *Reading someone else's trace*."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from perfnb import Profile
+from perfnb.labs.exercise import Exercise, Facts, Hint, as_number, as_numbers, close, slip
+from perfnb.labs.gpu_work import (
+    CALLS,
+    H100,
+    MI300,
+    RANK,
+    TRAINING,
+    judge_busy,
+    judge_late,
+    loaded_profile,
+    loaded_ranks,
+    measure_busy,
+    measure_late,
+)
+
+
+def measure_origin(answer: Any, profile: Any = None, ranks: Any = None) -> Facts:
+    said = as_numbers(answer, ("iterations", "batch", "ranks"))
+    trained, several = loaded_profile(profile, TRAINING), loaded_ranks(ranks)
+    shapes = trained.events.loc[trained.events["name"] == "aten::conv2d", "shapes"]
+    return {
+        "said": said,
+        "iterations": int(trained.layers["calls"].iloc[0]),
+        "shape": json.loads(str(shapes.iloc[0]))[0],
+        "ranks": int(several[several.ranks[0]].meta["trace"]["world_size"]),
+        "loaded": len(several),
+    }
+
+
+def judge_origin(facts: Facts) -> None:
+    said, iterations, batch = facts["said"], facts["iterations"], facts["shape"][0]
+    if said["iterations"] == 1:
+        raise Hint("iterations: 1 is the step that perfnb made of the whole trace. How often was the model called?")
+    if said["iterations"] != iterations:
+        raise Hint(
+            f"iterations: the model was not called so often. {slip(said['iterations'], iterations, 1e-6)} "
+            "Look at the first row of training.layers: each call of the outermost layer is a forward pass."
+        )
+    if said["batch"] in facts["shape"][1:]:
+        raise Hint("batch: that is another dimension of the shape: an image's channels, or its pixels in a row.")
+    if said["batch"] == batch * iterations:
+        raise Hint("batch: that is how many images all iterations saw together.")
+    if said["batch"] != batch:
+        raise Hint("batch: not the first dimension of what the first convolution gets.")
+    if said["ranks"] == facts["loaded"]:
+        raise Hint("ranks: so many are loaded; how many took part? Look at world_size.")
+    if said["ranks"] != facts["ranks"]:
+        raise Hint(f"ranks: not the number that the traces give. {slip(said['ranks'], facts['ranks'], 1e-6)}")
+
+
+def measure_faster(answer: Any, profile: Any = None) -> Facts:
+    if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
+        raise Hint("The answer is a dictionary with op, a name as in h.launches, and two numbers, share and saves_ms.")
+    h = loaded_profile(profile, H100)
+    path = h.critical_path
+    on_gpu = path[(path["op"] == answer["op"]) & path["device"].notna()]
+    on_host = path[(path["op"] == answer["op"]) & path["device"].isna()]
+    return {
+        "op": answer["op"],
+        **as_numbers(answer, ("share", "saves_ms")),
+        "gpu_ms": {str(op): float(ms) for op, ms in h.launches["gpu_ms"].dropna().items()},
+        "kernel_ms": [float(ms) for ms in h.kernels["total_ms"]],
+        "step_ms": float(path["duration_ns"].sum() / 1e6),
+        "path_gpu_ms": float(on_gpu["duration_ns"].sum() / 1e6),
+        "path_host_ms": float(on_host["duration_ns"].sum() / 1e6),
+    }
+
+
+def judge_faster(facts: Facts) -> None:
+    op, gpu_ms, share, saves = facts["op"], facts["gpu_ms"], facts["share"], facts["saves_ms"]
+    if op not in gpu_ms:
+        raise Hint(f"h.launches has no row {op!r}; an op's name begins with aten::, and a kernel is none.")
+    if gpu_ms[op] < max(gpu_ms.values()):
+        raise Hint(f"op: another one than {op} launched work that took longer on the GPU.")
+    wanted = gpu_ms[op] / sum(gpu_ms.values())
+    if not close(share, wanted, 0.015):
+        if close(share, max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), 0.015):
+            raise Hint("share: that is the share of one kernel; the op launches several, of different names.")
+        if close(share, gpu_ms[op] / facts["step_ms"], 0.05):
+            raise Hint("share: that is its share of the step; asked for is that of the GPU's work.")
+        raise Hint(f"share: not that of the op in the GPU's work. {slip(share, wanted, 0.015)}")
+    if abs(saves - facts["path_gpu_ms"] / 2) < 0.005:
+        return
+    if any(close(saves, gpu_ms[op] * part, 0.02) for part in (0.5, 1.0)):
+        raise Hint("saves_ms: by so much the GPU would work less. Does the end of the step wait for that work?")
+    if any(close(saves, facts["path_host_ms"] * part, 0.02) for part in (0.5, 1.0)):
+        raise Hint("saves_ms: that is the host's time in the op, which a faster kernel leaves as it is.")
+    raise Hint("saves_ms: only what lies on the critical path makes the step shorter. How much GPU work lies there?")
+
+
+def measure_calls(answer: Any, profile: Any = None) -> Facts:
+    if not isinstance(answer, Mapping) or not isinstance(answer.get("call"), str):
+        raise Hint(
+            "The answer is a dictionary with call, a name from the events, and per_iteration and share, numbers."
+        )
+    t = loaded_profile(profile, TRAINING)
+    calls = t.events[t.events["category"].isin(CALLS)].groupby("name", observed=True)["duration_ns"]
+    return {
+        "call": answer["call"],
+        **as_numbers(answer, ("per_iteration", "share")),
+        "calls": {str(name): int(count) for name, count in calls.size().items()},
+        "ms": {str(name): float(ns / 1e6) for name, ns in calls.sum().items()},
+        "iterations": int(t.layers["calls"].iloc[0]),
+        "step_ms": float(t.steps["wall_ms"].sum()),
+        "idle_ms": float(t.gpu_idle["idle_ms"].sum()),
+    }
+
+
+def judge_calls(facts: Facts) -> None:
+    call, ms, calls = facts["call"], facts["ms"], facts["calls"]
+    if call not in ms:
+        raise Hint(f"call: no event of the categories {' and '.join(CALLS)} is called {call!r}.")
+    if ms[call] < max(ms.values()):
+        often = " It is called most often, but each time it is short." if calls[call] == max(calls.values()) else ""
+        raise Hint(f"call: the host spends more time in another one than in {call}.{often}")
+    wanted = calls[call] / facts["iterations"]
+    if facts["per_iteration"] == calls[call]:
+        raise Hint("per_iteration: that is in the whole trace. How many iterations does it hold?")
+    if not close(facts["per_iteration"], wanted, 1e-3):
+        raise Hint(f"per_iteration: not so often. {slip(facts['per_iteration'], wanted, 1e-3)}")
+    share = ms[call] / facts["step_ms"]
+    if close(facts["share"], share, 0.004):
+        return
+    if close(facts["share"], ms[call] / facts["idle_ms"], 0.004):
+        raise Hint("share: by the GPU's idle time; asked for is its share of the whole trace's one step.")
+    if close(facts["share"], ms[call], 0.01) or close(facts["share"], ms[call] / 1e3, 0.01):
+        raise Hint("share: that is its time; divide it by that of the step, in the same unit.")
+    raise Hint(f"share: not that of the host's time in {call}. {slip(facts['share'], share, 0.004)}")
+
+
+def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
+    said, several = as_numbers(answer, ("rank", "waits_ms")), loaded_ranks(ranks)
+    times = several.times
+    return {
+        "said": said,
+        "straggler": several.straggler,
+        "waiting_ms": {str(rank): [float(ms) for ms in rows] for rank, rows in times.groupby("rank")["waiting_ms"]},
+        "communication_ms": {
+            str(rank): float(ms) for rank, ms in times.groupby("rank")["communication_ms"].mean().items()
+        },
+    }
+
+
+def judge_straggler(facts: Facts) -> None:
+    rank, waits = facts["said"]["rank"], facts["said"]["waits_ms"]
+    waiting, talking = facts["waiting_ms"], facts["communication_ms"]
+    if str(int(rank)) not in waiting or rank != int(rank):
+        raise Hint(f"rank: there is no rank {rank:g} among those loaded, {', '.join(waiting)}.")
+    if rank != facts["straggler"]:
+        longest = talking[str(int(rank))] == max(talking.values())
+        raise Hint(
+            "rank: the others wait for the one that comes *last*."
+            + (" A long collective is that of a rank which came early and waits inside it." if longest else "")
+        )
+    other = max((rows for name, rows in waiting.items() if int(name) != rank), key=sum)
+    wanted = sum(other) / len(other)
+    if close(waits, wanted, 0.04):  # the clocks' difference aside, which is half a millisecond of it
+        return
+    if close(waits, sum(other), 0.02):
+        raise Hint("waits_ms: that is of all steps together; give it per step.")
+    if any(close(waits, ms, 0.02) for ms in other):
+        raise Hint("waits_ms: that is of one step; give the mean of the steps.")
+    if close(waits, abs(max(talking.values()) - min(talking.values())), 0.02):
+        raise Hint("waits_ms: the difference of their times in communication is not waiting: both may wait in turn.")
+    if waits in talking.values() or any(close(waits, ms, 0.005) for ms in talking.values()):
+        raise Hint("waits_ms: that is all of its communication; how much of it is waiting?")
+    raise Hint(f"waits_ms: not what the other rank waits. {slip(waits, wanted, 0.02)}")
+
+
+def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
+    if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
+        raise Hint("The answer is a dictionary with op, a name as in by_op, and op_ratio and busy_ratio, numbers.")
+    compared = loaded_profile(profile, H100).compare(loaded_profile(other, MI300))
+    by_op = compared.by_op.groupby(compared.by_op["op"].astype(str))[["gpu_ms_a", "gpu_ms_b"]].sum()
+    return {
+        "op": answer["op"],
+        **as_numbers(answer, ("op_ratio", "busy_ratio")),
+        "gpu_ms": {str(op): [float(row.iloc[0]), float(row.iloc[1])] for op, row in by_op.iterrows()},
+        "busy_ms": [float(p.gpu_steps["busy_ms"].mean()) for p in (profile, other)],
+        "wall_ms": [float(p.steps["wall_ms"].mean()) for p in (profile, other)],
+    }
+
+
+def judge_machines(facts: Facts) -> None:
+    op, grew = facts["op"], {name: b - a for name, (a, b) in facts["gpu_ms"].items()}
+    if op not in grew:
+        raise Hint(f"op: compared.by_op has no op {op!r}; the column op has the names.")
+    if grew[op] < max(grew.values()):
+        which = "shrank" if grew[op] < 0 else "grew less than another one"
+        raise Hint(f"op: the GPU time of {op} {which}, all its shapes together, from the first trace to the second.")
+    for name, (first, second) in (("op_ratio", facts["gpu_ms"][op]), ("busy_ratio", facts["busy_ms"])):
+        if close(facts[name], second / first, 0.01):
+            continue
+        if name == "busy_ratio" and close(facts[name], facts["wall_ms"][1] / facts["wall_ms"][0], 0.01):
+            raise Hint("busy_ratio: that is of the steps' lengths; how long is the GPU busy in them?")
+        if close(facts[name], second - first, 0.01):
+            raise Hint(f"{name}: that is the difference in ms; how many times as long does the second take?")
+        raise Hint(f"{name}: not the second trace's time by the first's. {slip(facts[name], second / first, 0.01)}")
+
+
+LEVERS = ("faster kernels", "fewer launches", "no allocation", "hidden communication")
+
+
+def measure_verdict(answer: Any, profile: Any = None, training: Any = None, ranks: Any = None) -> Facts:
+    names = (H100, TRAINING, RANK)
+    if not isinstance(answer, Mapping) or any(name not in answer for name in names):
+        raise Hint(f"The answer is a dictionary with {', '.join(names)}, each a lever and a number of ms.")
+    said = {}
+    for name in names:
+        try:
+            lever, at_most = answer[name]
+        except (TypeError, ValueError):
+            raise Hint(f"{name}: give two things, a lever and the ms that it saves at most.") from None
+        if lever not in LEVERS:
+            raise Hint(f"{name}: there is no lever {lever!r}; choose one of {', '.join(LEVERS)}.")
+        said[name] = [lever, as_number(at_most, name)]
+    h, t, r = loaded_profile(profile, H100), loaded_profile(training, TRAINING), loaded_ranks(ranks)
+    own = r.times[r.times["rank"] == 0]
+    return {
+        "said": said,
+        "right": {H100: LEVERS[1], TRAINING: LEVERS[2], RANK: LEVERS[3]},
+        "bounds": {
+            H100: _late_or_idle(h),
+            TRAINING: _late_or_idle(t),
+            RANK: [float(own["exposed_ms"].mean())] * 2,
+        },
+        "wall_ms": {
+            name: float(p.steps["wall_ms"].mean()) for name, p in zip(names, (h, t, r[r.ranks[0]]), strict=True)
+        },
+        "communication_ms": float(own["communication_ms"].mean()),
+        "steps": len(own),
+    }
+
+
+def _late_or_idle(profile: Profile) -> list[float]:
+    """For how long the GPU waited for the host, and for how long of the step it did nothing at all, in ms."""
+    idle = profile.steps["wall_ms"].sum() - profile.gpu_steps["busy_ms"].sum()
+    return [float(profile.gpu_idle["host_ms"].sum()), float(idle)]
+
+
+def judge_verdict(facts: Facts) -> None:
+    for name, (lever, ms) in facts["said"].items():
+        low, high = facts["bounds"][name]
+        if lever != facts["right"][name]:
+            raise Hint(f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[name]}")
+        if 0.99 * low <= ms <= 1.01 * high:
+            continue
+        if close(ms, facts["wall_ms"][name], 0.005):
+            raise Hint(f"{name}: that is all of the step, and no step takes no time. What would be left of it?")
+        if name == RANK and close(ms, facts["communication_ms"], 0.01):
+            raise Hint(f"{name}: that is all communication; what computing already hides is saved by nobody.")
+        if name == RANK and close(ms, facts["steps"] * low, 0.01):
+            raise Hint(f"{name}: that is of all steps; give it per step.")
+        if name == TRAINING and high < ms < facts["wall_ms"][name]:
+            raise Hint(f"{name}: for part of that time the GPU was at work, and that work remains.")
+        raise Hint(f"{name}: the lever is right, the bound is not. {slip(ms, (low + high) / 2, 0.05)}")
+
+
+_WHY_NOT = {
+    H100: "What does the GPU do for most of the step, and what does the critical path hold?",
+    TRAINING: "In which call does the host spend its time, while the GPU is idle?",
+    RANK: "Which bound is the largest? Its GPU is busy longest with one thing, most of which nothing else hides.",
+}
+
+
+EXERCISES = (
+    Exercise("8.1", "What ran it", measure_origin, judge_origin),
+    Exercise("8.2", "Busy", measure_busy, judge_busy),
+    Exercise("8.3", "Late launches", measure_late, judge_late),
+    Exercise("8.4", "A faster kernel", measure_faster, judge_faster),
+    Exercise("8.5", "Idle again", measure_calls, judge_calls),
+    Exercise("8.6", "The straggler", measure_straggler, judge_straggler),
+    Exercise("8.7", "Two machines", measure_machines, judge_machines),
+    Exercise("8.8", "A verdict", measure_verdict, judge_verdict),
+)

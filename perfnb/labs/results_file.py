@@ -1,0 +1,117 @@
+"""The file of results for a teacher: every judgement with the facts from which it can be repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from perfnb.errors import LabError
+from perfnb.labs.exercise import Hint
+from perfnb.labs.ledger import Result, exercise_of
+
+FORMAT = "perfnb labs 1"
+#: Bytes beyond which a file is not read: a full one has some ten thousand.
+LARGEST = 4_000_000
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a teacher's own judgement of a file of results says. Shows itself as text.
+
+    Attributes
+    ----------
+    unchanged : bool
+        Whether the digest is that of the contents: it guards against damage, not against forgery, for it needs no
+        secret.
+    verdicts : dict
+        By exercise: ``right`` (the facts say so again), ``not yet``, or ``does not follow`` where the file claims what
+        its facts do not bear out.
+    """
+
+    unchanged: bool
+    verdicts: dict[str, str]
+
+    @property
+    def right(self) -> int:
+        """Exercises that are right by the facts."""
+        return list(self.verdicts.values()).count("right")
+
+    def __repr__(self) -> str:
+        head = "unchanged since it was written" if self.unchanged else "CHANGED since it was written"
+        return "\n".join([f"{self.right} right; the file is {head}"]
+                         + [f"  {number:5} {verdict}" for number, verdict in self.verdicts.items()])  # fmt: skip
+
+
+def write_results(results: Iterable[Result], path: str | Path) -> Path:
+    """Write the results as JSON, whole or not at all.
+
+    Raises
+    ------
+    LabError
+        If the file cannot be written.
+    """
+    from perfnb import __version__
+
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "perfnb": __version__,
+        "python": platform.python_version(),
+        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "results": [asdict(result) for result in results],
+    }
+    content["sha256"] = _digest(content)
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise LabError(f"The results could not be written to {target}: {error.strerror}.") from error
+    return target
+
+
+def verify_results(path: str | Path) -> Verification:
+    """Judge the facts in a file again. Nothing in the file is run.
+
+    Raises
+    ------
+    LabError
+        If it is no file of results.
+    """
+    try:
+        if Path(path).stat().st_size > LARGEST:
+            raise LabError(f"{path} is too large for a file of results.")
+        content = json.loads(Path(path).read_text("utf-8"))
+        claimed, digest = content.pop("sha256", None), None
+        if content.get("format") != FORMAT:
+            raise LabError(f"{path} is not a file of results that this perfnb reads ({FORMAT}).")
+        verdicts = {str(each["number"]): _verdict(each) for each in content["results"]}
+        digest = _digest(content)
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise LabError(f"{path} is not a file of results, or is damaged.") from error
+    return Verification(unchanged=claimed == digest, verdicts=verdicts)
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    facts = result["facts"]
+    try:
+        exercise_of(str(result["number"])).judge(facts)
+        right = bool(facts)
+    except (Hint, LabError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        right = False  # facts that no check has made do not bear out anything
+    if right:
+        return "right"
+    return "does not follow" if result["right"] else "not yet"
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

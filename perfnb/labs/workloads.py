@@ -1,0 +1,80 @@
+"""What the checks run: a make-believe machine with weather, and functions side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+
+class Machine:
+    """A machine of make-believe, whose steps return the milliseconds that they would have taken.
+
+    Parameters
+    ----------
+    weather : str
+        ``steady``, ``slower and slower`` (0.02 % a run), or ``every second run slow`` (by 8 %).
+    seed : int
+        Of the noise, 5 % of a run.
+    """
+
+    def __init__(self, weather: str, seed: int = 0) -> None:
+        self.runs = 0
+        self._weather, self._generator = weather, np.random.default_rng(seed)
+
+    def step(self, true_ms: float) -> Callable[[], float]:
+        """A step that takes `true_ms` on a quiet machine."""
+
+        def run() -> float:
+            slow = {
+                "steady": 1.0,
+                "slower and slower": 1.0 + 0.0002 * self.runs,
+                "every second run slow": 1.08 if self.runs % 2 else 1.0,
+            }[self._weather]
+            self.runs += 1
+            return float(true_ms * slow * np.exp(self._generator.normal(0.0, 0.05)))
+
+        return run
+
+
+def interleaved(
+    a: Callable[..., Any], b: Callable[..., Any], inputs: Sequence[Sequence[Any]]
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of two functions, run in turns, each turn on the next of `inputs`; the first is to warm up.
+
+    No input is timed twice, so that a function that remembers what it returned gains nothing.
+    """
+    a(*inputs[0])
+    b(*inputs[0])
+    times: tuple[list[float], list[float]] = ([], [])
+    for index, arguments in enumerate(inputs[1:]):
+        for which in (0, 1) if index % 2 else (1, 0):
+            began = time.perf_counter()
+            (a, b)[which](*arguments)
+            times[which].append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+def agree(first: Any, second: Any, relative: float = 1e-4) -> bool:
+    """Whether two tensors, arrays or numbers have the same shape, and the same values up to rounding."""
+    one, other = (np.asarray(each.detach() if hasattr(each, "detach") else each) for each in (first, second))
+    if one.shape != other.shape or one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
+        return False
+    scale = max(float(np.abs(one).max(initial=0.0)), 1e-30)
+    return bool(np.allclose(one, other, rtol=0.0, atol=relative * scale))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch works on one thread meanwhile: where programs share the cores, threads wait long for one another."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

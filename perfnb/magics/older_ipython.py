@@ -1,0 +1,13 @@
+"""What IPython 7, as Colab has it, lacks: options do not complete there, and a trailing ; silences nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core import completer, magic
+
+#: Whether options can be completed.
+COMPLETES = hasattr(completer, "context_matcher")
+
+#: Decorates a magic whose value a trailing ; silences.
+can_be_silenced: Any = getattr(magic, "output_can_be_silenced", lambda function: function)

@@ -1,0 +1,135 @@
+"""Rules that rest on the roofline and on memory, on figures made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfnb.analysis.attribution import attribute
+from perfnb.analysis.findings.bound import compute, low_precision, memory_bandwidth
+from perfnb.analysis.findings.facts import Facts, facts_of
+from perfnb.analysis.findings.memory import activation_memory, allocator, growth
+from perfnb.analysis.memory import MemorySummary
+from perfnb.analysis.roofline import Roofline, roofline_of
+from perfnb.analysis.summary import summarize
+from perfnb.frames.recording import MemoryRecord
+from tests.analysis.test_findings import one_long_op
+
+MIB = 2**20
+
+
+def roofline(flops: int, moved: int, ms: float, **peaks: float) -> Roofline:
+    """One layer; by default the machine does 1 GFLOP and moves 1 GB in a millisecond."""
+    work = pd.DataFrame(
+        {"flops": [flops], "bytes": [moved], "uncounted": [0], "dtype": ["float32"], "ms": [ms]}, index=["model"]
+    ).astype({"flops": "Int64", "bytes": "Int64", "ms": "Float64"})
+    ceilings = {"flops_per_s": {"float32": 1e12} | peaks, "bytes_per_s": 1e12, "device": "made up"}
+    nothing = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
+    return roofline_of(work, work.iloc[:0], nothing, ceilings=ceilings, flops=flops)
+
+
+def facts(**parts: Any) -> Facts:
+    """Of steps of 1 ms."""
+    recording = one_long_op().recording()
+    if "memory" in parts:
+        empty = pd.DataFrame()
+        recording = replace(recording, memory=MemoryRecord(empty, empty, empty, empty))
+        summary = summarize(one_long_op().recording())
+    else:
+        summary = summarize(recording)
+    return facts_of(recording, attribute(recording), replace(summary, **parts))
+
+
+@pytest.mark.parametrize(("gflop", "near"), [(0.8, True), (0.4, False)])
+def test_arithmetic_is_bound_by_what_the_roof_still_leaves(gflop: float, near: bool) -> None:
+    (found,) = compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0)))
+
+    assert found.bound_ms == pytest.approx(1 - gflop, rel=0.01)
+    assert ("near what the machine can do" in found.lever) == near
+    assert [row.name for row in found.rows] == ["model"]
+
+
+@pytest.mark.parametrize(("gflop", "told"), [(0.8, True), (0.4, False)])
+def test_what_other_programs_took_is_not_laid_to_small_products(gflop: float, told: bool) -> None:
+    known = facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))
+    noise = {"noise": {"load_after": 5.0, "cpus": 2}}
+    busy = replace(known, recording=replace(known.recording, meta={**known.meta, **noise}))
+
+    assert bool(compute(busy)) == told
+
+
+@pytest.mark.parametrize("gflop", [0.99, 0.05])
+def test_what_is_at_the_roof_or_far_from_it_is_no_finding_of_arithmetic(gflop: float) -> None:
+    assert compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))) == []
+
+
+def with_weights(known: Facts, parameter_bytes: int) -> Facts:
+    modules = known.recording.modules.assign(parameter_bytes=parameter_bytes)
+    return replace(known, recording=replace(known.recording, modules=modules))
+
+
+def test_reading_weights_counts_less_the_arithmetic_that_stays() -> None:
+    # 0.6 GB take 0.6 of 1 ms, and the arithmetic in them 0.1.
+    reading = facts(roofline=roofline(10**8, 6 * 10**8, 1.0))
+    (found,) = memory_bandwidth(with_weights(reading, 5 * 10**8))
+
+    assert found.bound_ms == pytest.approx(0.9, rel=0.01)
+    assert "larger batch" in found.lever
+    assert memory_bandwidth(with_weights(reading, 10**8)) == []  # it reads its samples, and no other layer would not
+    slow = facts(roofline=roofline(10**7, 10**8, 1.0))
+    assert memory_bandwidth(with_weights(slow, 10**8)) == []  # far from the bandwidth
+
+
+@pytest.mark.parametrize(("half", "saves"), [(4e12, 0.8 * 0.75), (1.1e12, None)])
+def test_lower_precision_counts_by_the_rates_that_were_measured(half: float, saves: float | None) -> None:
+    found = low_precision(facts(roofline=roofline(8 * 10**8, 1000, 1.0, bfloat16=half)))
+
+    assert [one.bound_ms for one in found] == ([] if saves is None else [pytest.approx(saves, rel=0.01)])
+
+
+def memory(**known: Any) -> MemorySummary:
+    line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 0], "other": [0, 0], "total": [0, 0]})
+    empty = pd.DataFrame(columns=["option", "frees_bytes", "category", "layer", "bytes"])
+    base: dict[str, Any] = {"device": "cuda:0", "timeline": line, "phases": empty, "step_ms": 1.0, "peak_ms": 0.5}
+    base |= {"peak_bytes": 100 * MIB, "by_category": {}, "owners": empty, "largest": empty, "fits": empty}
+    return MemorySummary(**base | known)
+
+
+@pytest.mark.parametrize(("held", "told"), [(90 * MIB, True), (40 * MIB, False)])
+def test_activations_dominate_from_half_of_the_peak_on(held: int, told: bool) -> None:
+    found = activation_memory(facts(memory=memory(by_category={"activations": held})))
+
+    assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if told else [])
+
+
+def test_an_allocator_that_tried_again_is_told_of() -> None:
+    strained = memory(retries=3, reserved_peak_bytes=1000 * MIB, fragmentation=0.4)
+    (found,) = allocator(facts(memory=strained))
+
+    assert found.confidence == "high"
+    assert found.bound_bytes == 400 * MIB
+    assert "3 allocations had to be tried again" in found.evidence
+    assert allocator(facts(memory=memory(retries=0, reserved_peak_bytes=1000 * MIB, fragmentation=0.1))) == []
+
+
+@pytest.mark.parametrize(("left", "told"), [(5 * MIB, True), (MIB // 8, False)])
+def test_a_step_that_leaves_more_than_it_found_grows(left: int, told: bool) -> None:
+    line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, left], "other": [5, 5], "total": [5, left + 5]})
+    found = growth(facts(memory=memory(timeline=line)))
+
+    assert [one.bound_bytes for one in found] == ([left] if told else [])
+    if told:
+        assert "most of it activations" in found[0].evidence
+
+
+def test_float64_by_accident_is_told_of_with_what_float32_saves() -> None:
+    made = roofline(8 * 10**8, 1000, 1.0, float64=1e12, bfloat16=9e12)
+    points = made.points.assign(dtype="float64")
+    (found,) = low_precision(facts(roofline=replace(made, points=points, peaks={"float64": 1e12, "float32": 2e12})))
+
+    assert found.bound_ms == pytest.approx(0.4, rel=0.01)
+    assert found.code == "model = model.float()  # and its inputs: x = x.float()"
+    assert "2 times as fast in float32" in found.evidence

@@ -1,0 +1,129 @@
+"""Rules about what the host does beside torch's ops, and what is no rule yet after one time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfnb.analysis.attribution import attribute
+from perfnb.analysis.findings.bound import compute
+from perfnb.analysis.findings.facts import facts_of
+from perfnb.analysis.summary import summarize
+from tests.analysis.recordings import ByHand
+from tests.analysis.test_findings import STEPS, attention, found, one_long_op, timed
+from tests.analysis.test_findings_bound import roofline
+
+
+def with_pause(after: str, pause: float = 2000.0) -> ByHand:
+    """A layer of two ops, and code of the host's: in the layer, after a read, or after all."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 10_000 * number
+        inside = pause if after == "op" else 0
+        outside = pause - inside
+        hand.step(t - 1, t + 2001 + pause)
+        hand.call(model, t, t + 2000 + inside)
+        hand.op("aten::mm", t, t + 1000).op("aten::mm", t + 1000 + inside, t + 2000 + inside)
+        if after == "read":
+            hand.op("aten::item", t + 2000, t + 2005)
+        if outside:
+            hand.op("aten::add", t + 1990 + outside, t + 2000 + outside)
+    return hand
+
+
+def test_code_between_ops_is_found_outside_of_the_layers() -> None:
+    code = found(with_pause("step").recording()).loc["host code"]
+
+    # Less what calling ops takes anyway.
+    assert code["bound_ms"] == pytest.approx(2.0, rel=0.06)
+    assert code["rows"] == [{"kind": "phase", "name": "other"}]
+    assert "host code" not in found(with_pause("op").recording()).index  # large memory given back looks alike
+
+
+def test_what_follows_a_read_is_not_counted_twice() -> None:
+    table = found(with_pause("read").recording())
+
+    assert "synchronisation" in table.index
+    assert "host code" not in table.index
+
+
+def test_short_pauses_and_compiled_code_are_no_host_code() -> None:
+    assert "host code" not in found(with_pause("step", 150.0).recording()).index
+    hand = with_pause("step")
+    hand.event("Torch-Compiled Region: 0/0", 1, 2)
+    assert "host code" not in found(hand.recording()).index
+
+
+def test_recomputation_costs_what_the_backward_pass_computes_again() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    block = hand.layer("model.block", model)
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 3000)
+        hand.call(model, t, t + 1000).call(block, t, t + 1000).op("aten::mm", t + 1, t + 999, 1)
+        hand.event(
+            "autograd::engine::evaluate_function: CheckpointBackward", t + 1000, t + 3000, sequence=1, forward_thread=1
+        )
+        hand.call(block, t + 1001, t + 2000).op("aten::mm", t + 1002, t + 1999)
+
+    again = found(hand.recording()).loc["recomputation"]
+
+    assert again["bound_ms"] == pytest.approx(0.999, rel=0.01)
+    assert again["confidence"] == "high"
+    assert again["rows"] == [{"kind": "layer", "name": "model.block"}]
+
+
+def test_one_pause_of_the_garbage_collector_in_many_steps_is_no_rule() -> None:
+    once = timed(one_long_op().recording(), [1.0] * 156 + [401.0] + [1.0] * 43, noise={"gc_pauses": [[156, 400.0]]})
+
+    assert "garbage collection" not in found(once).index
+    few = timed(one_long_op().recording(), [1.0] * 4 + [401.0], noise={"gc_pauses": [[4, 400.0]]})
+    assert found(few).loc["garbage collection", "confidence"] == "low"
+
+
+@pytest.mark.parametrize("between", ["aten::bitwise_not", "aten::rsub", "aten::ne", "aten::tanh"])
+def test_masks_of_all_spellings_may_lie_in_attention(between: str) -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 2000 * number
+        hand.step(t - 1, t + 1001)
+        hand.call(model, t, t + 1000)
+        attention(hand, t, between)
+
+    assert "attention unfused" in found(hand.recording()).index
+
+
+def test_a_wait_inside_the_step_is_a_part_of_its_time() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t - 1, t + 4001)
+        hand.event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", t, t + 3000)
+        hand.call(model, t + 3000, t + 4000).op("aten::mm", t + 3001, t + 3999)
+
+    wait = found(timed(hand.recording(), [4.002] * 20)).loc["input pipeline"]
+
+    assert wait["bound_ms"] == pytest.approx(3.0, rel=0.01)
+    assert wait["bound_share"] == pytest.approx(0.75, rel=0.01)
+
+
+def test_layers_never_take_more_than_the_step() -> None:
+    # One traced step of three was held up: times are typical ones, and add up to a timed step.
+    hand = ByHand()
+    model = hand.layer("model")
+    for number, late in enumerate((0, 30_000, 0)):
+        t = 100_000 * number
+        hand.step(t - 1, t + 1001 + late)
+        hand.call(model, t, t + 1000 + late).op("aten::mm", t + 1, t + 999 + late)
+    recording = timed(hand.recording(), [1.0] * 20)
+    summary = replace(summarize(recording), roofline=roofline(int(4e8), 1000, 11.0))
+
+    (slow,) = compute(facts_of(recording, attribute(recording), summary))
+
+    assert slow.bound_ms == pytest.approx(0.6, rel=0.01)
+    assert "100 % of the step, and reach 40 %" in slow.evidence

@@ -1,0 +1,178 @@
+"""Rules that rest on the timed steps: waits for data, pauses, slow steps, and threads that were tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfnb.analysis.attribution import attribute
+from perfnb.analysis.findings.facts import facts_of
+from perfnb.analysis.findings.finding import Finding, finding_table
+from perfnb.analysis.findings.verdict import verdict_of
+from perfnb.analysis.summary import summarize
+from perfnb.profile import Profile
+from tests.analysis.test_findings import found, one_long_op, timed
+
+
+def test_the_wait_for_data_is_that_of_the_timed_steps() -> None:
+    recording = timed(one_long_op().recording(), [31.0, 41.0] * 10, [30.0, 40.0] * 10)
+
+    wait = found(recording).loc["input pipeline"]
+
+    assert wait["bound_ms"] == pytest.approx(35)
+    assert wait["bound_share"] == pytest.approx(35 / 36)
+    assert wait["confidence"] == "high"
+    assert wait["rows"] == [{"kind": "phase", "name": "data"}]
+
+
+@pytest.mark.parametrize(("workers", "wanted"), [(0, 35), (2, 64)])
+def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(workers: int, wanted: int) -> None:
+    loader = {"name": "train_loader", "class": "DataLoader", "num_workers": workers, "batch_size": 8}
+    environment = {"processor": "made up", "threads": 1, "cpus": 64, "gpus": []}
+    recording = timed(
+        one_long_op().recording(), [36.0] * 9, [35.0] * 9, parts={"loader": loader}, environment=environment
+    )
+
+    wait = found(recording).loc["input pipeline"]
+
+    assert f"num_workers={wanted}," in wait["code"]
+    assert wait["code"].startswith("train_loader = torch.utils.data.DataLoader(train_loader.dataset, batch_size=8,")
+
+
+def test_a_short_wait_is_no_finding() -> None:
+    assert found(timed(one_long_op().recording(), [1.0] * 9, [0.04] * 9)).empty
+
+
+def test_pauses_of_the_garbage_collector_are_a_mean_over_the_steps() -> None:
+    pauses = [[step, 20.0] for step in range(4, 50, 5)]
+    recording = timed(one_long_op().recording(), [1.0, 1.0, 1.0, 1.0, 21.0] * 10, noise={"gc_pauses": pauses})
+
+    pause = found(recording).loc["garbage collection"]
+
+    assert pause["bound_ms"] == pytest.approx(4)
+    assert pause["bound_share"] == pytest.approx(4 / 5)
+    assert "every 5 steps" in pause["evidence"]
+    assert pause["rows"][0] == {"kind": "step", "name": "4"}
+    assert "uneven steps" not in found(recording).index  # explained already
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.5, True), (9.0, False)])
+def test_slow_steps_are_told_of_unless_the_machine_was_busy_with_other_work(load: float, told: bool) -> None:
+    wall = [1.0 + 0.001 * (n % 7) for n in range(40)]
+    wall[3] = wall[20] = wall[21] = 9.0
+    recording = timed(one_long_op().recording(), wall, noise={"load_after": load, "cpus": 2, "gc_pauses": []})
+
+    table = found(recording)
+
+    assert ("uneven steps" in table.index) == told
+    if told:
+        assert table.loc["uneven steps", "bound_ms"] == pytest.approx(3 * 8 / 40, rel=0.01)
+        assert table.loc["uneven steps", "confidence"] == "low"
+
+
+def test_stalls_that_come_regularly_are_told_of_with_their_period() -> None:
+    wall = [9.0 if n % 8 == 3 else 1.0 + 0.001 * (n % 7) for n in range(40)]
+    recording = timed(one_long_op().recording(), wall, noise={"load_after": 9.0, "cpus": 2})
+
+    stalls = found(recording).loc["uneven steps"]
+
+    assert "every 8 steps" in stalls["evidence"]
+    assert stalls["confidence"] == "medium"
+
+
+@pytest.mark.parametrize(
+    ("tried_ms", "told"),
+    [([4.0, 4.1, 3.9, 4.2], True), ([9.8, 10.1, 9.9, 10.2], False), ([1.0, 2.0, 3.0, 30.0, 40.0], False)],
+)
+def test_threads_are_judged_by_steps_that_were_tried_with_others(tried_ms: list[float], told: bool) -> None:
+    environment = {"processor": "made up", "threads": 64, "cpus": 16, "cpu_limit": 2.0, "gpus": []}
+    recording = timed(
+        one_long_op().recording(),
+        [10.0, 10.1, 9.9] * 5,
+        environment=environment,
+        threads_tried={"threads": 2, "steps_ms": tried_ms},
+    )
+
+    table = found(recording)
+
+    assert ("threads and cores" in table.index) == told
+    if told:
+        assert table.loc["threads and cores", "bound_ms"] == pytest.approx(10 - 4.05)
+        assert "16 cores, limited to 2 by its cgroup" in table.loc["threads and cores", "evidence"]
+        assert table.loc["threads and cores", "code"] == "torch.set_num_threads(2)"
+
+
+def test_no_bound_exceeds_a_step() -> None:
+    wall = [1.0 + 0.001 * (n % 7) for n in range(40)]
+    wall[3] = wall[20] = wall[21] = 400.0
+
+    uneven = found(timed(one_long_op().recording(), wall)).loc["uneven steps"]
+
+    assert uneven["bound_share"] == pytest.approx(1)
+
+
+def test_more_threads_than_cores_are_told_of_where_there_was_no_time_to_try_fewer() -> None:
+    environment = {"processor": "made up", "threads": 64, "cpus": 2, "gpus": []}
+    table = found(timed(one_long_op().recording(), [10.0] * 9, environment=environment))
+
+    assert table.loc["threads and cores", "code"] == "torch.set_num_threads(2)"
+    assert table.loc["threads and cores", "confidence"] == "low"
+    assert pd.isna(table.loc["threads and cores", "bound_ms"])
+    environment["threads"] = 2
+    assert found(timed(one_long_op().recording(), [10.0] * 9, environment=environment)).empty
+
+
+@pytest.mark.parametrize(("workers", "wait_ms", "code"), [(0, 11.0, 2), (0, 5.0, 2), (1, 30.0, 2), (0, 1.5, 2)])
+def test_more_workers_than_cores_are_for_waiting_and_the_line_agrees(workers: int, wait_ms: float, code: int) -> None:
+    loader = {"name": "loader", "class": "DataLoader", "num_workers": workers, "batch_size": 8}
+    environment = {"processor": "made up", "threads": 1, "cpus": 2, "gpus": []}
+    recording = timed(
+        one_long_op().recording(),
+        [1.0 + wait_ms] * 9,
+        [wait_ms] * 9,
+        parts={"loader": loader},
+        environment=environment,
+    )
+
+    wait = found(recording).loc["input pipeline"]
+
+    assert f"num_workers={code}," in wait["code"]
+    assert f"se {'about ' if wait_ms == 1.5 else ''}{code} workers" in wait["lever"]
+    assert ("there are 2 cores" in wait["lever"]) == (wait_ms != 1.5)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "verdict"),
+    [
+        ([(0.5, "low"), (0.2, "medium")], "medium"),
+        ([(0.5, "low"), (0.12, "high")], "low"),  # far less than what may be
+        ([(0.3, "low"), (0.09, "high")], "low"),  # not enough to decide
+        ([(0.5, "medium"), (0.4, "high")], "medium"),
+    ],
+)
+def test_a_surer_finding_that_is_not_much_less_is_the_verdict(bounds: list[tuple[float, Any]], verdict: str) -> None:
+    known = facts_of(recording := one_long_op().recording(), attribute(recording), summarize(recording))
+    table = finding_table(
+        [Finding("compute", "b", 1.0 * bound, "c", "d", sure, "e", "f") for bound, sure in bounds], 1.0
+    )
+
+    said = verdict_of(known, table)
+
+    assert f"confidence {verdict}" in said.verdict
+    assert table["bound_ms"].tolist() == sorted(table["bound_ms"], reverse=True)
+
+
+@pytest.mark.parametrize(("load", "told"), [(5.0, True), (1.0, False)])
+def test_a_busy_machine_is_told_of_where_nothing_else_is(load: float, told: bool) -> None:
+    environment = {"processor": "made up", "threads": 2, "cpus": 2, "gpus": []}
+    recording = timed(
+        one_long_op().recording(), [10.0] * 9, environment=environment, noise={"load_after": load, "cpus": 2}
+    )
+
+    verdict = Profile(recording)._summary.findings.verdict
+
+    assert verdict.verdict.startswith("Nothing stands out")
+    assert ("Other programs had the cores, too" in verdict.why) == told
+    assert ("torch.set_num_threads(1)" in verdict.why) == told

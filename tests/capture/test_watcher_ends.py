@@ -1,0 +1,157 @@
+"""A watcher ends when it is stopped, killed, interrupted or forgotten, and leaves nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfnb.capture.watcher import Watcher
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_started_and_stopped_often_leaves_nothing() -> None:
+    with Watcher(1.0):
+        pass  # what the first one imports may open files
+    gc.collect()
+    process = psutil.Process()
+    files, threads = process.num_fds(), threading.active_count()
+    for _ in range(25):
+        with Watcher(1.0):
+            pass
+    assert process.num_fds() <= files
+    assert threading.active_count() <= threads
+    assert not [child for child in process.children() if "perfnb.capture.sampler" in " ".join(child.cmdline())]
+
+
+PARENT = """
+import os, sys, time, torch
+from torch.utils.data import DataLoader
+from perfnb.capture.watcher import Watcher
+watcher = Watcher(0.5)
+workers = iter(DataLoader(range(1000), num_workers=1)) if {workers} else None  # holds the ends of the pipes, too
+next(workers) if workers else None
+print(watcher._process.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it runs no longer; who inherits a process may be late in asking for its end."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [False, True])
+def test_the_sampler_ends_with_a_parent_that_is_killed(workers: bool) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(workers=workers)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert parent.stdout is not None
+    sampler = psutil.Process(int(parent.stdout.readline()))
+    below = psutil.Process(parent.pid).children(recursive=True)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+    try:
+        until = time.monotonic() + 3  # a worker that holds the pipes ends by itself after 5
+        while not ended(sampler) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert ended(sampler)
+    finally:
+        for process in below:
+            if process.is_running():
+                process.kill()
+
+
+def test_an_interrupt_of_the_process_group_does_not_end_it() -> None:
+    with Watcher(0.05) as watcher:
+        assert watcher._process is not None
+        os.kill(watcher._process.process.pid, signal.SIGINT)
+        time.sleep(0.2)
+        assert watcher.running
+
+
+def test_a_sampler_that_is_killed_is_told_of() -> None:
+    with Watcher(0.05) as watcher:
+        time.sleep(0.2)
+        assert watcher._process is not None
+        watcher._process.process.kill()
+        watcher._process.thread.join(5)
+        assert not watcher.running
+        assert watcher.notes == [f"The sampler ended by itself after {watcher.meta['ticks']} readings."]
+
+
+def interrupted_after(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    return timer
+
+
+def test_an_interrupt_while_it_starts_leaves_nothing() -> None:
+    timer = interrupted_after(0.05)
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(0.1)
+    timer.join()
+
+
+def test_an_interrupt_while_it_stops_comes_when_it_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = Watcher(0.1)
+    assert watcher._process is not None
+    process, end = watcher._process, watcher._process.end
+
+    def slow_end() -> None:
+        time.sleep(0.3)
+        end()
+
+    monkeypatch.setattr(process, "end", slow_end)
+    timer = interrupted_after(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        watcher.stop()
+    timer.join()
+    assert process.ended
+    assert not watcher.running
+
+
+def test_stopping_in_several_threads_at_once() -> None:
+    watcher, errors = Watcher(0.1), list[BaseException]()
+
+    def stop() -> None:
+        try:
+            watcher.stop()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=stop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert not watcher.running
+
+
+def test_a_watcher_that_nobody_holds_ends() -> None:
+    watcher = Watcher(0.05)
+    assert watcher._process is not None
+    process, thread = watcher._process.process, watcher._process.thread
+    del watcher
+    gc.collect()
+    thread.join(5)
+    assert process.returncode == 0

@@ -1,0 +1,59 @@
+"""What the code of the documentation finds where it runs: files to load, and budgets of a test instead of a user's."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pickle
+from pathlib import Path
+
+import perfnb
+from tests.rank_traces import rank_trace
+from tests.traces.snapshots import small
+from tests.written_traces import training
+
+#: Seconds that each function may take where the page names none.
+BUDGETS = {
+    "profile_step": 0.3,
+    "time_step": 0.3,
+    "ab_test": 0.3,
+    "selfcheck": 0.3,
+    "compare_architectures": 0.5,
+    "scaling_study": 0.5,
+    "report": 0.5,
+    "confirm_input_bound": 0.5,
+}
+
+#: What a page imports sooner or later: torch's compiler comes with the first optimizer, and is half of all objects.
+MODULES = ("matplotlib.pyplot", "scipy.stats", "sklearn.datasets", "torch", "torch._dynamo", "perfnb.profiling")
+
+
+def shorten() -> None:
+    """Give every function a short budget by default, in this process, and set apart what the imports make.
+
+    A capture walks over all objects several times, and most of its time would go there.
+    """
+    from perfnb.capture import ceilings
+    from perfnb.magics.profile_step import ProfileStepMagics
+
+    for module in MODULES:
+        importlib.import_module(module)
+
+    for name, seconds in BUDGETS.items():
+        getattr(perfnb, name).__kwdefaults__["budget_s"] = seconds
+    perfnb.find_leaks.__kwdefaults__.update(steps=15, warmup=3)
+    ProfileStepMagics.profile_step.parser.set_defaults(budget=BUDGETS["profile_step"])  # type: ignore[attr-defined]
+    ceilings._TURN_S, ceilings._LEAST_TURNS, ceilings._MOST_TURNS = 0.02, 1, 1  # nobody looks at what they say
+    gc.collect()
+    gc.freeze()
+
+
+def write_files(folder: Path) -> None:
+    """The files that the pages load, and a folder of data."""
+    for name in ("trace.json.gz", "v100.json.gz", "mi300.json.gz"):
+        training().write(folder / name)
+    for rank, late in enumerate((0, 150)):
+        rank_trace(late).write(folder / f"rank{rank}.json.gz")
+    (folder / "snapshot.pickle").write_bytes(pickle.dumps(small()))
+    (folder / "data").mkdir()
+    (folder / "data" / "part-0").write_bytes(bytes(1 << 20))

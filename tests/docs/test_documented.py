@@ -1,0 +1,108 @@
+"""The documentation is whole: every public name is in it, and every name in it exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from types import FunctionType
+
+import pytest
+
+import perfnb
+from perfnb.magics.gpuwatch import GpuWatchMagics
+from perfnb.magics.options import option_names, parser_of
+from perfnb.magics.profile_step import ProfileStepMagics
+from tests.docs.pages import DOCS, PAGES, README, prose
+
+REFERENCE = (DOCS / "reference.md").read_text("utf-8")
+ENTRY = re.compile(r"^\.\. auto(function|class|exception):: (\S+)((?:\n   :\S+:.*)*)", re.MULTILINE)
+ENTRIES = {match[2]: match for match in ENTRY.finditer(REFERENCE)}
+CLASSES = [name for name, match in ENTRIES.items() if match[1] == "class"]
+
+_TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
+
+
+def named(path: str) -> object:
+    """What a dotted name stands for."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def public(cls: type) -> Iterator[tuple[str, object]]:
+    """The public properties and methods of a class, its bases' included."""
+    for name in dir(cls):
+        value = inspect.getattr_static(cls, name)
+        if not name.startswith("_") and isinstance(value, (property, cached_property, FunctionType)):
+            yield name, value
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    assert {f"perfnb.{name}" for name in perfnb.__all__} - set(ENTRIES) == set()
+
+
+def test_the_reference_names_what_there_is() -> None:
+    for name, match in ENTRIES.items():
+        kind = {"function": FunctionType, "class": type, "exception": type}[match[1]]
+        assert isinstance(named(name), kind), name
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_public_attribute_is_in_the_reference(name: str) -> None:
+    cls = named(name)
+    assert isinstance(cls, type)
+    assert ":members:" in ENTRIES[name][3], f"the members of {name} are left out"
+
+    # What has no docstring is left out of the page, and a field stands in that of its class.
+    assert [attribute for attribute, value in public(cls) if not inspect.getdoc(value)] == []
+    bases = "".join(inspect.cleandoc(base.__doc__ or "") for base in cls.__mro__[:-1])
+    fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    assert [field for field in fields if not field.startswith("_") and not re.search(rf"\b{field}\b", bases)] == []
+
+
+@pytest.mark.parametrize(
+    ("magic", "page"),
+    [(ProfileStepMagics.profile_step, "profile.md"), (GpuWatchMagics.gpuwatch, "watching.md")],
+)
+def test_every_option_of_a_magic_is_described(magic: object, page: str) -> None:
+    text = prose((DOCS / page).read_text("utf-8"))
+
+    assert [option for option in option_names(parser_of(magic)) if option not in text] == []
+
+
+def test_every_argument_of_profile_step_is_described() -> None:
+    text = prose((DOCS / "profile.md").read_text("utf-8"))
+
+    arguments = set(inspect.signature(perfnb.profile_step).parameters) - {"step"}
+    assert [argument for argument in sorted(arguments) if f"`{argument}" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_on_a_page_exist(page: str) -> None:
+    text = PAGES[page].read_text("utf-8")
+
+    functions = set(re.findall(r"\bperfnb\.([A-Za-z]\w*)", text))
+    assert {name for name in functions if not hasattr(perfnb, name)} - {"scaling", "analysis", "errors"} == set()
+    tables = set(re.findall(r"(?<![\w.])p\.([a-z]\w*)", text))
+    assert {name for name in tables if not hasattr(perfnb.Profile, name)} == set()
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (DOCS / "index.md").read_text("utf-8")
+    lines = "".join(_TOCTREE.findall(index)).splitlines()
+    listed = [line.strip() for line in lines if line.strip()[:1].isalpha()]
+
+    pages = {path.stem for path in PAGES.values() if path not in (README, DOCS / "index.md")}
+    assert sorted(listed) == sorted(pages)
+
+
+def test_what_is_missing_is_noticed() -> None:
+    class Undocumented:
+        @property
+        def table(self) -> int:
+            return 1
+
+    assert [name for name, value in public(Undocumented) if not inspect.getdoc(value)] == ["table"]

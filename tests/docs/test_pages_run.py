@@ -1,0 +1,100 @@
+"""Every block of code in the documentation and the README runs, page by page, in a real kernel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, blocks_of
+from tests.docs.quick import write_files
+from tests.magics.kernel import Kernel, started
+
+QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
+
+#: How many blocks no test can run, by their reason. What grows here is tested by nobody.
+NOT_RUN = {"a command for a terminal": 3, "needs a GPU": 1}
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with started(tmp_path_factory.mktemp("docs")) as running:
+        running.ok(QUICK)
+        running.inside("tidy()")
+        yield running
+
+
+WITH_CODE = [page for page, path in PAGES.items() if any(not block.not_run for block in blocks_of(path))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_the_code_of_a_page_runs(page: str, kernel: Kernel, tmp_path: Path) -> None:
+    write_files(tmp_path)
+    kernel.inside("tidy()")
+    kernel.ok(f"%cd -q {tmp_path}")
+
+    for block in blocks_of(PAGES[page]):
+        if not block.not_run:
+            reply = kernel.run(block.code)
+            assert reply.status == "ok", f"{page}:{block.line}\n{reply.traceback or reply.message}"
+
+
+def test_what_is_not_run_is_known() -> None:
+    reasons = Counter(block.not_run for path in PAGES.values() for block in blocks_of(path) if block.not_run)
+
+    assert reasons == NOT_RUN
+
+
+PAGE = """
+# A page
+
+<!-- setup
+a = 1
+
+b = 2
+-->
+
+```python
+c = a + b
+```
+
+<!-- not run: needs a GPU -->
+```python
+d = gpu()
+```
+
+```text
+3
+```
+
+```{toctree}
+other
+```
+"""
+
+
+def test_a_page_is_taken_apart(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(PAGE)
+    other = tmp_path / "other.md"
+    other.write_text("<!-- setup: page.md -->\n\n```python\nd = c\n```\n")
+
+    assert [(b.line, b.code, b.not_run, b.hidden) for b in blocks_of(path)] == [
+        (4, "a = 1\n\nb = 2", "", True),
+        (10, "c = a + b", "", False),
+        (15, "d = gpu()", "needs a GPU", False),
+    ]
+    assert [b.code for b in blocks_of(other)] == ["c = a + b", "d = c"]
+
+
+@pytest.mark.parametrize(
+    "text", ["```\nx = 1\n```", "```sh\nls\n```", "<!-- not run: needs a GPU -->\n\nNo code.\n\n```python\nx = 1\n```"]
+)
+def test_code_that_would_run_nowhere_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "page.md").write_text(text)
+
+    with pytest.raises(ValueError, match=r"page\.md:"):
+        blocks_of(tmp_path / "page.md")

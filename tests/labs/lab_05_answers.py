@@ -1,0 +1,66 @@
+"""Lab 5: what its tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from perfnb.analysis.architectures import ArchitectureFigures
+from tests.labs.judging import hint
+
+
+def says(number: str, words: str, answer: Any, **evidence: Any) -> None:
+    """The hint has these words; without words there is no hint."""
+    found = hint(number, answer, **evidence)
+
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+CNN = nn.Linear(129, 199, bias=False)  # 25,671 parameters, to which the MLP of width 127 (25,791) comes nearest
+
+
+SHARES = {"64": 0.56, "512": 0.83}
+
+
+def figures_of() -> ArchitectureFigures:
+    rows = {
+        "mlp": (25_791, 3_267_456, 5_494_528, 0.9),
+        "cnn": (25_866, 77_004_800, 152_829_952, 10.0),
+        "transformer": (26_410, 54_829_056, 109_395_968, 15.0),
+    }
+    columns = ["parameters", "forward_flops", "backward_flops", "median_ms"]
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("name")
+    return ArchitectureFigures(
+        table=table.astype(dict.fromkeys(columns[:3], "Int64") | {"median_ms": "Float64"}),
+        shares=pd.DataFrame(
+            [(name, "kind", "attention", share) for name, share in SHARES.items()],
+            columns=["name", "by", "part", "share"],
+        ),
+        ratios=pd.DataFrame([("cnn", "transformer", 1.52)], columns=["a", "b", "ratio"]),
+        layers={},
+        samples_ms={},
+        training=True,
+        device="CPU",
+        batch="",
+        rounds=20,
+        equal_within=0.02,
+    )
+
+
+USES = {"mlp": 0.98974, "cnn": 23.258, "transformer": 16.219}
+
+
+RATIO = 164_225_024 / 229_834_752
+
+
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    mode = model.training
+    model.eval()
+    with torch.no_grad():
+        right = model(images).argmax(1) == labels
+    model.train(mode)
+    return float(right.float().mean())

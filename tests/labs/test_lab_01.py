@@ -1,0 +1,239 @@
+"""Lab 1: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.labs.judging import hint
+
+Number = Callable[..., Any]
+
+
+def clocked(clock: Callable[[], float], factor: float, runs: int = 1) -> Number:
+    def time_ms(step: Callable[[], None]) -> float:
+        began = clock()
+        for _ in range(runs):
+            step()
+        return (clock() - began) * factor
+
+    return time_ms
+
+
+def remembering() -> Number:
+    """Measures once and says the same ever after."""
+    known: list[float] = []
+
+    def time_ms(step: Callable[[], None]) -> float:
+        if not known:
+            known.append(clocked(time.perf_counter, 1e3)(step))
+        return known[0]
+
+    return time_ms
+
+
+@pytest.mark.parametrize("clock", [time.perf_counter, time.monotonic])
+def test_a_stopwatch_is_accepted(clock: Callable[[], float]) -> None:
+    assert hint("1.1", clocked(clock, 1e3)) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (clocked(time.perf_counter, 1.0), "seconds"),
+        (clocked(time.perf_counter, 1e6), "microseconds"),
+        (clocked(time.process_time, 1e3), "waits"),
+        (clocked(time.perf_counter, 1e3, runs=2), "2 times"),
+        (clocked(time.perf_counter, 5e2), "difference"),
+        (clocked(time.perf_counter, -1e3), "difference"),
+        (remembering(), "0 times"),
+        (lambda step: None, "no value"),
+        (0.25, "function itself"),
+        (lambda: 1.0, "TypeError"),
+    ],
+)
+def test_a_wrong_stopwatch_is_not(answer: Any, says: str) -> None:
+    assert says in hint("1.1", answer)
+
+
+def test_the_usual_step_is_accepted() -> None:
+    assert hint("1.2", lambda times, warmup: statistics.median(times[warmup:])) == ""
+    assert hint("1.2", lambda times, warmup: np.median(times[warmup:])) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda times, warmup: statistics.mean(times[warmup:]),
+        lambda times, warmup: min(times[warmup:]),
+        lambda times, warmup: statistics.median(times),
+        lambda times, warmup: statistics.median(times[:-warmup]),
+        lambda times, warmup: statistics.median(times[:warmup]),
+        lambda times, warmup: statistics.median(times[warmup:]) / 2,
+        lambda times, warmup: statistics.median(times[warmup:]) / 1e3,
+        lambda times, warmup: 10.0,
+    ],
+)
+def test_another_figure_is_not(answer: Number) -> None:
+    assert hint("1.2", answer)
+
+
+def order_statistics(times: list[float]) -> tuple[float, float]:
+    ordered = sorted(times)
+    return ordered[22], ordered[38]
+
+
+def bootstrap(times: list[float]) -> list[float]:
+    draws = np.random.default_rng(0).choice(times, (1000, len(times)))
+    return np.quantile(np.median(draws, axis=1), [0.025, 0.975]).tolist()
+
+
+def about(spread: Callable[[list[float]], float], middle: Callable[[list[float]], float] = statistics.median) -> Number:
+    return lambda times: (middle(times) - spread(times), middle(times) + spread(times))
+
+
+@pytest.mark.parametrize("answer", [order_statistics, bootstrap])
+def test_an_interval_of_the_median_is_accepted(answer: Number) -> None:
+    assert hint("1.3", answer) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda times: (min(times), max(times)),
+        lambda times: np.quantile(times, [0.25, 0.75]),
+        about(lambda times: 2 * statistics.stdev(times)),
+        about(lambda times: 1.96 * statistics.stdev(times) / len(times) ** 0.5, statistics.mean),
+        about(lambda times: 0.01 * statistics.median(times)),
+        about(lambda times: (order_statistics(times)[1] - order_statistics(times)[0]) / 4),
+        lambda times: tuple(reversed(order_statistics(times))),
+        lambda times: statistics.median(times),
+    ],
+)
+def test_another_interval_is_not(answer: Number) -> None:
+    assert hint("1.3", answer)
+
+
+def in_turns(choose: Callable[[int], bool], combine: Callable[[list[float], list[float]], float]) -> Number:
+    """Runs a first in the pairs that `choose` names."""
+
+    def compare(run_a: Callable[[], float], run_b: Callable[[], float], pairs: int) -> float:
+        a_ms, b_ms = [], []
+        for pair in range(pairs):
+            for run, times in ((run_a, a_ms), (run_b, b_ms)) if choose(pair) else ((run_b, b_ms), (run_a, a_ms)):
+                times.append(run())
+        return combine(a_ms, b_ms)
+
+    return compare
+
+
+def paired(a_ms: list[float], b_ms: list[float]) -> float:
+    return statistics.median(b / a for a, b in zip(a_ms, b_ms, strict=True))
+
+
+def of_medians(a_ms: list[float], b_ms: list[float]) -> float:
+    return statistics.median(b_ms) / statistics.median(a_ms)
+
+
+def one_after_the_other(run_a: Callable[[], float], run_b: Callable[[], float], pairs: int) -> float:
+    return of_medians([run_a() for _ in range(pairs)], [run_b() for _ in range(pairs)])
+
+
+def tossed(seed: int) -> Callable[[int], bool]:
+    generator = np.random.default_rng(seed)
+    return lambda pair: bool(generator.random() < 0.5)
+
+
+@pytest.mark.parametrize("combine", [paired, of_medians])
+@pytest.mark.parametrize("choose", [*map(tossed, range(5)), lambda pair: pair % 2 == 0])
+def test_pairs_in_changing_order_are_accepted(choose: Callable[[int], bool], combine: Number) -> None:
+    assert hint("1.4", in_turns(choose, combine)) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (one_after_the_other, "order"),
+        (in_turns(lambda pair: True, paired), "order"),
+        (in_turns(lambda pair: False, paired), "order"),
+        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 1 / paired(a, b)), "other way round"),
+        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: statistics.median(b) - statistics.median(a)), "a ratio"),
+        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 100 * paired(a, b)), "a ratio"),
+        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 2 * paired(a, b)), "a ratio"),
+        (lambda run_a, run_b, pairs: run_b() / run_a(), "2 times"),
+        (lambda run_a, run_b, pairs: 1.0, "0 times"),
+    ],
+)
+def test_other_comparisons_are_not(answer: Number, says: str) -> None:
+    assert says in hint("1.4", answer)
+
+
+def an_ab_test(detectable: float) -> Any:
+    pairs = pd.DataFrame({"a_ms": [1.0] * 8, "b_ms": [1.0] * 8})
+    return SimpleNamespace(smallest_detectable=detectable, verdict="same", ratio=1.001, pairs=pairs)
+
+
+@pytest.mark.parametrize("detectable", [0.004, 0.01, 0.037, 0.4])
+def test_what_a_test_could_find_is_accepted(detectable: float) -> None:
+    answer = {"smallest_percent": round(100 * detectable, 1), "sees_one_percent": detectable <= 0.01}
+
+    assert hint("1.5", answer, test=an_ab_test(detectable)) == ""
+
+
+@pytest.mark.parametrize(
+    ("percent", "sees", "says"),
+    [
+        (0.037, False, "share"),
+        (7.4, False, "twice"),
+        (1.85, False, "half"),
+        (0.1, False, "smallest_percent"),
+        (3.7, True, "sees_one_percent"),
+        (3.7, "no", "True or False"),
+        (..., False, "no value"),
+        (..., ..., "no answer"),
+        (3.7, ..., "True or False"),
+    ],
+)
+def test_what_it_could_not_is_not(percent: Any, sees: Any, says: str) -> None:
+    assert says in hint("1.5", {"smallest_percent": percent, "sees_one_percent": sees}, test=an_ab_test(0.037))
+
+
+@pytest.fixture(scope="module")
+def claims() -> dict[str, Any]:
+    def rows() -> tuple[Any]:
+        return (np.random.default_rng(0).standard_normal((128, 512)),)
+
+    return {
+        "mean": (lambda x: np.stack([row.mean() for row in x]), lambda x: x.mean(1), rows),
+        "square": (lambda x: (x * x).sum(1), lambda x: (x * x).sum(1), rows),
+        "spread": (lambda x: x.std(1), lambda x: x[:, ::8].std(1), rows),
+    }
+
+
+RIGHT = {"mean": "faster", "square": "not shown", "spread": "wrong result"}
+
+
+def test_the_three_claims_are_judged(claims: dict[str, Any]) -> None:
+    assert hint("1.6", RIGHT, claims=claims) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"spread": "faster"}, "Claim spread"),
+        ({"square": "faster"}, "Claim square"),
+        ({"mean": "not shown"}, "Claim mean"),
+        ({"mean": "wrong result"}, "Claim mean"),
+        ({"mean": "quicker"}, "one of"),
+        ({"other": "faster"}, "keys"),
+    ],
+)
+def test_a_claim_misjudged_is_told(claims: dict[str, Any], change: dict[str, str], says: str) -> None:
+    assert says in hint("1.6", RIGHT | change, claims=claims)

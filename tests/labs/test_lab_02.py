@@ -1,0 +1,309 @@
+"""Lab 2: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from perfnb import Profile, profile_step
+from perfnb.labs.exercise import Facts, Hint
+from perfnb.labs.ledger import exercise_of
+from tests.labs.judging import hint
+from tests.labs.lab_02_answers import Rescale
+
+
+def said_of(number: str, facts: Facts) -> str:
+    """What the judge says of facts; empty where it accepts."""
+    try:
+        exercise_of(number).judge(facts)
+    except Hint as found:
+        return str(found)
+    return ""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential()
+        self.stem.add_module("conv", nn.Conv2d(1, 4, 3, padding=1))
+        self.body = nn.Sequential()
+        self.body.add_module("conv", nn.Conv2d(4, 8, 3, padding=1))
+        self.rescale = Rescale()
+        self.head = nn.Linear(8 * 36, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rescale(self.body(self.stem(x)).flatten(1)))
+
+
+def profiled(*frozen: str, batch: int = 16, learns: bool = True) -> Profile:
+    model, x = Net(), torch.randn(batch, 1, 6, 6)
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+
+    def step() -> None:
+        with torch.set_grad_enabled(learns):
+            loss = model(x).square().mean()
+        if learns:
+            loss.backward()
+
+    return profile_step(step, model={"model": model}, warmup=1, steps=1, traced=1, memory=False)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Iterator[Profile]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield profiled()
+    torch.set_num_threads(threads)
+
+
+SHARES = {"forward": 0.3, "backward": 0.5, "optimizer": 0.1, "rest": 0.1}
+
+
+def test_a_prediction_may_be_wrong_but_not_misformed() -> None:
+    assert hint("2.1", SHARES) == ""
+    assert hint("2.1", {"forward": 1, "backward": 0, "optimizer": 0, "rest": 0}) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({name: 100 * share for name, share in SHARES.items()}, "percent"),
+        (SHARES | {"forward": 0.6}, "add up to 1.3"),
+        (SHARES | {"forward": -0.3, "rest": 0.7}, "less than no time"),
+        ({"forward": 0.5, "backward": 0.5}, "lacks optimizer, rest"),
+        (SHARES | {"rest": "some"}, "must be a number"),
+        ([0.3, 0.5, 0.1, 0.1], "dictionary"),
+    ],
+)
+def test_a_prediction_misformed(answer: Any, says: str) -> None:
+    assert says in hint("2.1", answer)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "says"),
+    [
+        (1.7, ""),
+        (1.72, ""),
+        (1 / 1.7, "inverse"),
+        (3.4, "twice"),
+        (0.85, "half"),
+        (170.0, "percent"),
+        (1.7e-3, "units"),
+        (17.0, "one direction"),
+        (10.0, "one direction"),
+        (1.3, "times of layers"),
+        (2.0, "does not follow"),
+    ],
+)
+def test_backward_by_forward(ratio: float, says: str) -> None:
+    found = said_of("2.2", {"ratio": ratio, "forward_ms": 10.0, "backward_ms": 17.0, "of_layers": [1.3, 1.68]})
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+@pytest.mark.slow
+def test_times_of_layers_are_not_those_of_phases(profile: Profile) -> None:
+    forward, backward = profile.phases["ms"][["forward", "backward"]]
+    whole = profile.layers.loc["model"]
+
+    assert hint("2.2", backward / forward, profile=profile) == ""
+    facts = exercise_of("2.2").measure(backward / forward, profile=profile)
+    assert facts["of_layers"][0] == pytest.approx(whole["backward_ms"] / whole["forward_ms"])
+    assert facts["of_layers"][1] == pytest.approx(
+        profile.layers["backward_ms"].sum() / profile.layers["forward_ms"].sum()
+    )
+
+
+def children_off(layers: pd.DataFrame) -> dict[str, float]:
+    own: dict[str, float] = layers["total_ms"].to_dict()
+    for name, ms in layers["total_ms"].items():
+        outer = str(name).rpartition(".")[0]
+        if outer in own:
+            own[outer] -= ms
+    return own
+
+
+def all_inside_off(layers: pd.DataFrame) -> dict[str, float]:
+    totals = layers["total_ms"]
+    return {name: ms - totals[layers.index.str.startswith(f"{name}.")].sum() for name, ms in totals.items()}
+
+
+def loosely_matched(layers: pd.DataFrame) -> dict[str, float]:
+    totals = layers["total_ms"]
+    own = {}
+    for name, ms in totals.items():
+        inside = [n for n in totals.index if n.startswith(str(name)) and n.count(".") == str(name).count(".") + 1]
+        own[name] = ms - totals[inside].sum()
+    return own
+
+
+def forward_only(layers: pd.DataFrame) -> dict[str, float]:
+    return children_off(layers.assign(total_ms=layers["forward_ms"].fillna(0)))
+
+
+def leaves_only(layers: pd.DataFrame) -> dict[str, float]:
+    return {name: ms for name, ms in layers["total_ms"].items() if not any(layers.index.str.startswith(f"{name}."))}
+
+
+@pytest.mark.slow
+def test_self_times(profile: Profile) -> None:
+    assert hint("2.3", children_off, profile=profile) == ""
+    assert hint("2.3", lambda layers: pd.Series(children_off(layers)), profile=profile) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda layers: layers["total_ms"].to_dict(), "still holds"),
+        (all_inside_off, "directly"),
+        (loosely_matched, "directly"),
+        (forward_only, "too much"),
+        (leaves_only, "missing"),
+        (lambda layers: {name: ms / 2 for name, ms in children_off(layers).items()}, "too much"),
+        (lambda layers: {name: ms / 1e3 for name, ms in children_off(layers).items()}, "too much"),
+        (lambda layers: layers["self_ms"].to_dict(), "KeyError"),
+        (lambda layers: None, "Return a dictionary"),
+    ],
+)
+def test_other_times_are_not(profile: Profile, answer: Callable[..., Any], says: str) -> None:
+    assert says in hint("2.3", answer, profile=profile)
+
+
+@pytest.mark.slow
+def test_a_profile_remembered_does_not_pass(profile: Profile) -> None:
+    known = profile.layers["self_ms"].to_dict()
+
+    assert "In the other tree, which you have not seen, the row net is missing" in hint(
+        "2.3", lambda layers: known, profile=profile
+    )
+
+
+@pytest.mark.slow
+def test_the_tree_is_named_where_a_time_is_wrong(profile: Profile) -> None:
+    """Nothing in the profile begins as another name does, so that this goes wrong in the other tree only."""
+    assert hint("2.3", loosely_matched, profile=profile).startswith("In the other tree")
+    assert hint("2.3", forward_only, profile=profile).startswith("In your profile")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "body", "says"),
+    [
+        (1, 2, ""),
+        (2, 2, "stem"),
+        (1, 1, "body: "),
+        (2, 1, "other convolution"),
+        (1, 0.5, "inverse"),
+        (1, 4, "twice"),
+        (1, ..., "no value"),
+    ],
+)
+def test_arithmetic_of_backward(profile: Profile, stem: Any, body: Any, says: str) -> None:
+    found = hint("2.4", {"stem": stem, "body": body}, profile=profile)
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+@pytest.mark.slow
+def test_backward_of_a_frozen_body(profile: Profile) -> None:
+    assert hint("2.5", profiled("stem", "body"), profile=profile) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "stem.conv still"),
+        ({"frozen": ["stem"]}, "body.conv still"),
+        ({"frozen": ["body"]}, "stem.conv still"),
+        ({"frozen": ["stem", "head"]}, "body.conv still"),
+        ({"frozen": ["stem", "body"], "batch": 8}, "same batch"),
+        ({"learns": False}, "Nothing is learned"),
+    ],
+)
+def test_what_is_not_frozen_right(profile: Profile, options: dict[str, Any], says: str) -> None:
+    frozen = options.pop("frozen", ())
+
+    assert says in hint("2.5", profiled(*frozen, **options), profile=profile)
+
+
+def test_a_profile_is_needed() -> None:
+    assert "profile is needed" in hint("2.5", 3.0, profile="p")
+    assert "no profile yet" in hint("2.2", 1.7, profile=None)
+
+
+SUSPECT: Facts = {
+    "names": ["model", "model.rescale", "model.pool", "model.head"],
+    "self_ms": {"model.rescale": 9.0, "model.pool": 2.0},
+    "shares": {"model.rescale": 0.4, "model.pool": 0.1},
+    "steps_ms": [20.0, 18.0, 6.0],
+}
+
+
+@pytest.mark.parametrize(
+    ("layer", "at_most", "says"),
+    [
+        ("model.rescale", 1.67, ""),
+        ("model.rescale", 0.4, "the layer's share"),
+        ("model.rescale", 0.6, "what would be left"),
+        ("model.rescale", 1.4, "adds the share"),
+        ("model.rescale", 166.7, "percent"),
+        ("model.rescale", 3.33, "twice"),
+        ("model.rescale", 2.5, "1 by the share"),
+        ("model.rescale", 20 / 11, "milliseconds"),
+        ("model.rescale", 2.0, "milliseconds"),
+        ("model.rescale", 1.72, "does not follow"),
+        ("model.rescale", 1.65, ""),
+        ("model.pool", 1.11, "not the one"),
+        ("model.head", 1.67, "has parameters"),
+        ("rescale", 1.67, "no row"),
+    ],
+)
+def test_the_suspect(layer: str, at_most: float, says: str) -> None:
+    found = said_of("2.6", SUSPECT | {"layer": layer, "at_most": at_most})
+
+    assert says in found
+    assert bool(says) == bool(found)
+    assert "1.6" not in found
+
+
+def test_a_small_share_is_no_slip() -> None:
+    """For 5 %, adding and dividing come to nearly the same."""
+    small = {"shares": {"model.rescale": 0.05, "model.pool": 0.01}, "layer": "model.rescale", "at_most": 1 / 0.95}
+
+    assert said_of("2.6", SUSPECT | small) == ""
+
+
+@pytest.mark.parametrize(
+    ("share", "at_most", "says"),
+    [
+        (0.507, 1 / 0.507, "1 by the share"),
+        (0.507, 1 / 0.493, ""),
+        (0.507, 2.0, ""),
+        (0.5, 2.0, ""),
+        (0.493, 1 / 0.493, "1 by the share"),
+    ],
+)
+def test_one_by_the_share_is_not_the_bound(share: float, at_most: float, says: str) -> None:
+    """Near one half the two are near, too, but what was computed exactly tells which it is."""
+    shares = {"shares": {"model.rescale": share, "model.pool": 0.01}, "layer": "model.rescale", "at_most": at_most}
+    found = said_of("2.6", SUSPECT | shares)
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+@pytest.mark.slow
+def test_the_suspect_of_a_profile(profile: Profile) -> None:
+    share = profile.layers.loc["model.rescale", "share"]
+
+    assert hint("2.6", {"layer": "model.rescale", "at_most": 1 / (1 - share)}, profile=profile) == ""

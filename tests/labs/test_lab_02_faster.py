@@ -1,0 +1,109 @@
+"""Lab 2, the layer made faster: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.labs.judging import hint
+from tests.labs.lab_02_answers import Rescale
+
+
+def at_once(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-3)
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(1, keepdim=True)
+
+
+def remembering() -> Callable[[torch.Tensor], torch.Tensor]:
+    known: dict[Any, torch.Tensor] = {}
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        if x.shape not in known:
+            known[x.shape] = at_once(x).detach()
+        return known[x.shape] + 0 * x
+
+    return layer
+
+
+def remembering_with_gradient() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Right the first time that it sees a shape, and its gradient always."""
+    known: dict[Any, torch.Tensor] = {}
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        y = at_once(x)
+        return y + (known.setdefault(x.shape, y.detach()) - y).detach()
+
+    return layer
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.sub_(x.mean(1, keepdim=True)).div_(x.std(1, keepdim=True) + 1e-3)
+
+
+def test_a_layer_rewritten() -> None:
+    assert hint("2.7", at_once, slow=Rescale()) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Rescale(), "time before"),
+        (lambda x: x, r"means are off by up to [\d.]+, their standard deviations off by"),
+        (centred, r"means are right, their standard deviations off by up to [\d.e+]+ %"),
+        (lambda x: at_once(x) + 0.25, r"difference is 0\.25: .* off by up to 0\.25, their standard deviations right"),
+        (lambda x: (x - x.mean()) / (x.std() + 1e-3), "means are off"),
+        (lambda x: centred(x) / (x.std(1, keepdim=True, correction=0) + 1e-3), r"deviations off by up to 1\.6 %"),
+        (lambda x: centred(x) / x.std(1, keepdim=True), r"deviations off by up to 0\.0\d+ %"),
+        (lambda x: at_once(x).flip(1), "right, .* right. Are these the numbers of this input"),
+        (lambda x: at_once(x) / 0, "infinite"),
+        (lambda x: at_once(x)[:1], "returns the shape 1 x 32 on an input of 5 x 32"),
+        (lambda x: list(at_once(x)), "returns a list"),
+        (lambda x: at_once(x).detach(), "gradient"),
+        (lambda x: centred(x) / (x.std(1, keepdim=True).detach() + 1e-3), "gradient"),
+        (remembering(), "gradient"),
+        (remembering_with_gradient(), "Are these the numbers of this input"),
+        (in_place, "changes its input"),
+        (lambda x: None, "nothing yet"),
+        (lambda x: x.mean(7), "IndexError"),
+        (3, "function itself"),
+    ],
+)
+def test_a_layer_that_is_not_the_same_or_not_faster(answer: Any, says: str) -> None:
+    assert re.search(says, hint("2.7", answer, slow=Rescale()))
+
+
+def a_test(**facts: Any) -> Any:
+    usual = {"ratio": 0.5, "ratio_ci": (0.48, 0.53), "verdict": "faster", "check": ""}
+    return SimpleNamespace(**usual | facts)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "test", "says"),
+    [
+        (2.0, a_test(), ""),
+        (0.5, a_test(), "inverse"),
+        (4.0, a_test(), "twice"),
+        (200.0, a_test(), "percent"),
+        (1.5, a_test(), "does not follow"),
+        (2.0, a_test(check=None), "check=1e-3"),
+        (2.0, a_test(check="they differ by 3 %."), "do not return the same"),
+        (0.5, a_test(ratio=2.0, ratio_ci=(1.9, 2.1), verdict="slower"), "slower one"),
+        (1.0, a_test(ratio=1.0, ratio_ci=(0.9, 1.1), verdict="inconclusive"), "no difference"),
+        (2.0, a_test(ratio_ci=None), "too few pairs"),
+        (2.0, 0.5, "Give the test"),
+    ],
+)
+def test_a_speed_up_verified(speedup: float, test: Any, says: str) -> None:
+    found = hint("2.8", speedup, test=test)
+
+    assert says in found
+    assert bool(says) == bool(found)

@@ -1,0 +1,232 @@
+"""Lab 4: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfnb import Profile, estimate_memory, profile_step
+from perfnb.frames.schema import CATEGORIES
+from perfnb.labs import lab_04
+from perfnb.labs.exercise import Facts
+from perfnb.labs.memory_trials import saved_bytes, trained_bytes
+from tests.labs.judging import hint
+from tests.labs.lab_04_answers import said_of, stepping
+
+MIB = 2**20
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def layered(widths: tuple[int, ...] = (16, 64, 64, 64, 8)) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profile_step(stepping(layered(), 512, 16), steps=1, warmup=1, traced=1, flops=False)
+
+
+def at_its_peak(profile: Profile) -> dict[str, Any]:
+    memory = profile.memory
+    return {
+        "most": memory["total"].max(),
+        "sum_of_most": memory[list(CATEGORIES)].max().sum(),
+        "phase": "backward",
+    }
+
+
+@pytest.mark.slow
+def test_the_peak(profile: Profile) -> None:
+    assert hint("4.1", at_its_peak(profile), profile=profile) == ""
+    assert at_its_peak(profile)["sum_of_most"] > at_its_peak(profile)["most"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("most", lambda memory: memory["process"].max(), "whole process"),
+        ("most", lambda memory: memory["total"].iloc[-1], "begins or ends"),
+        ("most", lambda memory: memory[list(CATEGORIES)].max().sum(), "same instant"),
+        ("most", lambda memory: memory["total"].max() / MIB, "unit"),
+        ("most", lambda memory: memory["total"].max() / 2, "half"),
+        ("most", lambda memory: memory["total"].sum(), "does not follow"),
+        ("most", lambda memory: "much", "must be a number"),
+        ("sum_of_most", lambda memory: memory["total"].max(), "most of each category"),
+        ("sum_of_most", lambda memory: memory[list(CATEGORIES)].max().sum() / 2**10, "unit"),
+        ("phase", lambda memory: "forward", "tab Memory"),
+        ("phase", lambda memory: 3, "a word"),
+    ],
+)
+def test_what_is_not_the_peak(profile: Profile, name: str, value: Callable[..., Any], says: str) -> None:
+    answer = at_its_peak(profile) | {name: value(profile.memory)}
+
+    assert says in hint("4.1", answer, profile=profile)
+
+
+def by_rule(model: nn.Module, parameter: float = 4, gradient: float = 4, state: float = 8) -> dict[str, float]:
+    count = sum(each.numel() for each in model.parameters())
+    return {"parameters": parameter * count, "gradients": gradient * count, "optimizer_state": state * count}
+
+
+def counted(model: nn.Module) -> dict[str, int]:
+    every = list(model.parameters())
+    learned = sum(each.nbytes for each in every if each.requires_grad)
+    there = sum(each.nbytes for each in (*every, *model.buffers()))
+    return {"parameters": there, "gradients": learned, "optimizer_state": 2 * learned}
+
+
+def with_counters(model: nn.Module) -> dict[str, int]:
+    found = counted(model)
+    learned = sum(each.requires_grad for each in model.parameters())
+    return found | {"optimizer_state": found["optimizer_state"] + 4 * learned}
+
+
+def test_what_adam_needs() -> None:
+    assert hint("4.2", counted) == ""
+    assert hint("4.2", with_counters) == ""
+
+
+def without_buffers(model: nn.Module) -> dict[str, int]:
+    return counted(model) | {"parameters": sum(each.nbytes for each in model.parameters())}
+
+
+def shared_twice(model: nn.Module) -> dict[str, int]:
+    every = [each for module in model.modules() for each in module.parameters(recurse=False)]
+    learned = sum(each.nbytes for each in every if each.requires_grad)
+    there = sum(each.nbytes for each in (*every, *model.buffers()))
+    return {"parameters": there, "gradients": learned, "optimizer_state": 2 * learned}
+
+
+def weights_alone(model: nn.Module) -> dict[str, int]:
+    count = sum(each.numel() for name, each in model.named_parameters() if "weight" in name)
+    return {"parameters": 4 * count, "gradients": 4 * count, "optimizer_state": 8 * count}
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (by_rule, "frozen"),
+        (lambda model: by_rule(model, state=4), "half"),
+        (lambda model: by_rule(model, parameter=8), "twice"),
+        (lambda model: by_rule(model, 1, 1, 2), "plain"),
+        (lambda model: by_rule(model, 4 / MIB, 4 / MIB, 8 / MIB), "not KiB"),
+        (lambda model: counted(model) | {"gradients": 0}, "gradients are not what a step leaves"),
+        (weights_alone, "weights and biases"),
+        (without_buffers, "buffers"),
+        (shared_twice, "share is there once"),
+        (lambda model: by_rule(layered()), "plain"),
+        (lambda model: {"parameters": 1}, "lacks gradients"),
+        (lambda model: None, "dictionary"),
+    ],
+)
+def test_what_it_does_not_need(answer: Callable[..., Any], says: str) -> None:
+    assert says in hint("4.2", answer)
+
+
+def test_a_rule_that_holds_in_float32_alone() -> None:
+    def of_float32(model: nn.Module) -> dict[str, float]:
+        learned = sum(4 * each.numel() for each in model.parameters() if each.requires_grad)
+        there = sum(4 * each.numel() for each in model.parameters()) + sum(each.nbytes for each in model.buffers())
+        return {"parameters": there, "gradients": learned, "optimizer_state": 2 * learned}
+
+    assert "element_size" in hint("4.2", of_float32)
+    assert trained_bytes("in bfloat16")[0]["parameters"] * 2 == trained_bytes("plain")[0]["parameters"]
+
+
+def hidden(batch: int, widths: tuple[int, ...]) -> int:
+    return 4 * batch * sum(widths[1:-1])
+
+
+def kept(batch: int, widths: tuple[int, ...], activation: str) -> int:
+    return hidden(batch, widths) * (1 if activation == "relu" else 2)
+
+
+def test_what_backward_needs() -> None:
+    assert hint("4.3", kept) == ""
+
+
+@pytest.mark.slow
+def test_the_profile_counts_the_same(profile: Profile) -> None:
+    """What the lab shows of a profile is what its check counts."""
+    inner = profile.layers[profile.layers["depth"] == 1]
+
+    # Of the last layer the loss keeps something, and here it is no layer's own.
+    assert inner["activation_bytes"].iloc[:-1].sum() == saved_bytes(512, (16, 64, 64, 64, 8), "relu")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda batch, widths, activation: 2 * hidden(batch, widths), "kept twice"),
+        (lambda batch, widths, activation: hidden(batch, widths), "output or its input"),
+        (lambda batch, widths, activation: kept(batch, widths, activation) + 4 * batch * widths[0], "batch itself"),
+        (lambda batch, widths, activation: kept(batch, widths, activation) + 4 * batch * widths[-1], "the last one"),
+        (lambda batch, widths, activation: 8 * batch * sum(widths[1:]), "the last one"),
+        (lambda batch, widths, activation: kept(batch, widths, activation) / 4, "float32"),
+        (lambda batch, widths, activation: kept(1, widths, activation), "one row"),
+        (lambda batch, widths, activation: kept(batch, widths, activation) / 2**10, "autograd keeps"),
+        (lambda batch, widths, activation: kept(batch, widths, activation) * 1000, "units"),
+        (lambda batch, widths, activation: 7680, "autograd keeps"),
+        (lambda batch, widths, activation: None, "no value"),
+        (7680, "function itself"),
+    ],
+)
+def test_what_it_does_not(answer: Any, says: str) -> None:
+    assert says in hint("4.3", answer)
+
+
+def narrow_step(batch: int) -> Callable[[], torch.Tensor]:
+    return stepping(layered(), batch, 16)
+
+
+@pytest.mark.slow
+def test_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a line through two measurements, as in the lab; the batch is run."""
+    monkeypatch.setattr(lab_04, "LIMIT", 2 * MIB)
+    small, large = (lab_04.measured_peak(narrow_step(batch)) for batch in (512, 1024))
+    batch = int(1024 + (2 * MIB - large) / (large - small) * 512)
+    estimate = estimate_memory(layered(), torch.randn(512, 16), "adam", loss=lambda output: output.square().mean())
+
+    assert small == pytest.approx(estimate.peak_bytes, rel=1e-3)
+    assert hint("4.4", batch, make_step=narrow_step) == ""
+    assert "was run" in hint("4.4", 2 * batch, make_step=narrow_step)
+
+
+def peaks(batch: int, peak_mib: float, larger_mib: float) -> Facts:
+    larger = -(-batch * 103 // 100)
+    return {"batch": batch, "peaks": {str(batch): int(peak_mib * MIB), str(larger): int(larger_mib * MIB)}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (peaks(1400, 15.8, 16.2), ""),
+        (peaks(1400, 16.0, 16.4), ""),
+        (peaks(1500, 16.1, 16.5), "both your points"),  # off the line, as with a point where Adam has the peak
+        (peaks(1300, 15.2, 15.7), "so does one"),  # 16 million bytes
+        (peaks(700, 9.8, 9.9), "so does one"),
+    ],
+)
+def test_a_batch_by_its_peak(facts: Facts, says: str) -> None:
+    found = said_of("4.4", facts)
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(1400.5, "whole one"), (0, "above 0"), (1_400_000, "some thousands"), ("1400", "must be a number"), (..., "yet")],
+)
+def test_what_is_no_batch(answer: Any, says: str) -> None:
+    assert says in hint("4.4", answer, make_step=narrow_step)

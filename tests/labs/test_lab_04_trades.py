@@ -1,0 +1,315 @@
+"""Lab 4, checkpoints, their price and a leak: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from perfnb import Profile, profile_step
+from perfnb.labs.exercise import Facts
+from tests.labs.judging import hint
+from tests.labs.lab_04_answers import outputs, said_of, stepping
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def short(step: Callable[[], Any]) -> Profile:
+    return profile_step(step, steps=1, warmup=1, traced=1)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.act(self.up(x)))
+
+
+class Tower(nn.Module):
+    def __init__(self, blocks: nn.ModuleList, run: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.blocks, self.run = blocks, run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(list(self.blocks), x)
+
+
+def one_by_one(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def each_checkpointed(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    return x
+
+
+def all_in_one(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(lambda x: one_by_one(blocks, x), x, use_reentrant=False)
+
+
+def without_gradients(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return one_by_one(blocks, x)
+
+
+def cut_in_between(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+    return one_by_one(blocks[6:], one_by_one(blocks[:6], x).detach())
+
+
+def in_half_precision(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return each_checkpointed(blocks, x).float()
+
+
+def reentrant(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=True)
+    return x
+
+
+def remembering() -> Callable[..., torch.Tensor]:
+    known: dict[Any, torch.Tensor] = {}
+
+    def run(blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
+        y = each_checkpointed(blocks, x)
+        return y + (known.setdefault(x.shape, y.detach()) - y).detach()
+
+    return run
+
+
+ROWS = torch.zeros(512, 16)
+
+
+@pytest.fixture(scope="module")
+def blocks() -> nn.ModuleList:
+    torch.manual_seed(3)
+    return nn.ModuleList(Block() for _ in range(8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100%"), (all_in_one, "in one go")]
+)
+def test_a_tower_by_its_memory(blocks: nn.ModuleList, run: Callable[..., Any], says: str) -> None:
+    found = hint("4.5", Tower(blocks, run), plain=Tower(blocks, one_by_one), rows=ROWS)
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (lambda blocks, x: each_checkpointed(blocks[::2], x), "something else"),
+        (lambda blocks, x: x, "something else"),
+        (in_half_precision, "something else"),
+        (remembering(), "something else"),
+        (without_gradients, "gradient"),
+        (cut_in_between, "gradient"),
+        (reentrant, "gradient"),
+        (lambda blocks, x: None, "nothing yet"),
+        (lambda blocks, x: blocks[9](x), "IndexError"),
+    ],
+)
+def test_a_tower_that_is_not_the_same(blocks: nn.ModuleList, run: Callable[..., Any], says: str) -> None:
+    assert says in hint("4.5", Tower(blocks, run), plain=Tower(blocks, one_by_one), rows=ROWS)
+
+
+def test_a_function_is_no_tower(blocks: nn.ModuleList) -> None:
+    assert "two modules and a batch" in hint("4.5", lambda x: x, plain=Tower(blocks, one_by_one), rows=ROWS)
+
+
+PRICE: Facts = {
+    "plain": {"peak": 12_000_000, "flops": [100, 200, 0]},
+    "checkpointed": {"peak": 4_000_000, "flops": [100, 200, 50]},
+    "time": 1.2,
+    "check": "",
+}
+
+
+RATIOS = {"memory": 1 / 3, "arithmetic": 350 / 300, "time": 1.2}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, ""),
+        ({"memory": 3.0}, "memory is the inverse"),
+        ({"memory": 2 / 3}, "only what changed"),
+        ({"memory": 33.3}, "percent"),
+        ({"memory": 4e6}, "memory is not"),
+        ({"arithmetic": 1.0}, "a column of its own"),
+        ({"arithmetic": 4 / 3}, "arithmetic is not"),
+        ({"arithmetic": 1 / 3}, "forward pass alone"),
+        ({"arithmetic": 0.5 / 3}, "only what changed"),
+        ({"arithmetic": 300 / 350}, "arithmetic is the inverse"),
+        ({"time": 1 / 1.2}, "time is the inverse"),
+        ({"time": 120.0}, "percent"),
+        ({"time": 2.4}, "twice"),
+    ],
+)
+def test_the_price(change: dict[str, float], says: str) -> None:
+    found = said_of("4.6", PRICE | {"said": RATIOS | change})
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"plain": PRICE["checkpointed"], "checkpointed": PRICE["plain"]}, "plain=plain"),
+        ({"checkpointed": PRICE["plain"]}, "Nothing is recomputed"),
+        ({"plain": {"peak": 1, "flops": [0, 0, 0]}}, "no FLOPs"),
+        ({"check": None}, "check=1e-3"),
+        ({"check": "they differ"}, "check=1e-3"),
+    ],
+)
+def test_measurements_that_tell_no_price(facts: Facts, says: str) -> None:
+    assert says in said_of("4.6", PRICE | facts | {"said": RATIOS})
+
+
+@pytest.mark.slow
+def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
+    plain, light = (short(stepping(Tower(blocks, run), 256, 16)) for run in (one_by_one, each_checkpointed))
+    test = SimpleNamespace(ratio=1.2, ratio_ci=None, check="")
+    own = [int((each.memory["total"] - each.memory["other"]).max()) for each in (plain, light)]
+    # Each of 8 blocks has 2 products in forward and 4 in backward, but for the gradient of the data; 1 is repeated.
+    ratios = {"memory": own[1] / own[0], "arithmetic": (16 + 31 + 8) / (16 + 31), "time": 1.2}
+
+    assert hint("4.6", ratios, plain=plain, checkpointed=light, test=test) == ""
+    assert "Give the test" in hint("4.6", ratios, plain=plain, checkpointed=light, test=1.2)
+
+
+def found_leaks(verdict: str = "leak") -> Any:
+    rows = [("net.body.3", 131072.0), ("net", 4.0)]
+    return SimpleNamespace(
+        verdict=verdict,
+        survivors=pd.DataFrame(rows, columns=["layer", "bytes_per_step"]),
+        allocator=SimpleNamespace(bytes_per_step=131076.0),
+        steps=range(40),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "kib", "says"),
+    [
+        ("net.body.3", 128.0, ""),
+        ("net.body.3", 131076 / 1024, ""),
+        ("net.body.3", 131076, "another unit"),
+        ("net.body.3", 0.125, "another unit"),
+        ("net.body.3", 128 * 40, "all the steps"),
+        ("net.body.3", 4 / 1024, "what the list holds"),
+        ("net.body.3", 64, "half"),
+        ("net.body.3", 256, "twice"),
+        ("net", 128, "not most of what stays"),
+        ("monitor", 128, "Nothing made in 'monitor' stays"),
+        ("body.3", 128, "as leaks.survivors has it"),
+        (3, 128, "dictionary"),
+    ],
+)
+def test_a_leak_found(layer: Any, kib: float, says: str) -> None:
+    found = hint("4.7", {"layer": layer, "kib_per_step": kib}, leaks=found_leaks())
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def test_no_leak_is_to_be_found_elsewhere() -> None:
+    answer = {"layer": "net.body.3", "kib_per_step": 128}
+
+    assert "no leak seen" in hint("4.7", answer, leaks=found_leaks("no leak seen"))
+    assert "Give what" in hint("4.7", answer, leaks=3)
+
+
+def monitor_of(record: Callable[[list[Any], torch.Tensor], Any], strengths: Any = None) -> Callable[..., Any]:
+    """A class of monitors that record as told."""
+
+    class Monitor:
+        def __init__(self, layer: nn.Module) -> None:
+            self.strengths: Any = [] if strengths is None else strengths()
+            layer.register_forward_hook(lambda module, inputs, output: record(self.strengths, output))
+
+    return Monitor
+
+
+def strength(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+def with_its_output(strengths: list[Any], output: torch.Tensor) -> None:
+    strengths.append(strength(output).item())
+    outputs.append(output.detach())
+
+
+Leaky = monitor_of(lambda strengths, output: strengths.append(strength(output)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("monitor", "says"),
+    [
+        (monitor_of(lambda strengths, output: strengths.append(strength(output).detach())), ""),
+        (Leaky, "still grows"),
+        (monitor_of(with_its_output), "still grows"),
+    ],
+)
+def test_a_monitor_by_its_memory(monitor: Callable[..., Any], says: str) -> None:
+    found = hint("4.8", monitor, leaky=Leaky)
+    outputs.clear()
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "says"),
+    [
+        (monitor_of(lambda strengths, output: None), "has 0 values"),
+        (monitor_of(lambda strengths, output: strengths.append(strength(output).item()), lambda: deque(maxlen=3)), "3"),
+        (monitor_of(lambda strengths, output: strengths.append(output.detach().mean().item())), "other values"),
+        (monitor_of(lambda strengths, output: strengths.append(strength(output[:8]).item())), "other values"),
+        (monitor_of(lambda strengths, output: strengths.append(0.5)), "other values"),
+        (monitor_of(lambda strengths, output: strengths.append(output.detach())), "must be one number"),
+        (monitor_of(lambda strengths, output: strengths.append(strength(output).item()) or output * 0.5), "learns"),
+        (lambda layer: SimpleNamespace(), "no list strengths"),
+        (lambda: None, "TypeError"),
+        (monitor_of(lambda strengths, output: 1 / 0), "ZeroDivisionError"),
+    ],
+)
+def test_a_monitor_that_does_not_do_its_work(monitor: Callable[..., Any], says: str) -> None:
+    assert says in hint("4.8", monitor, leaky=Leaky)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({}, ""),
+        ({"allocated": 4.0}, ""),
+        ({"process": None}, ""),
+        ({"allocated": None}, "still grows"),
+        ({"allocated": 512.0}, "still grows"),
+        ({"process": 30_000.0}, "outside torch"),
+        ({"said": [1.0, 4.0]}, "other values"),
+        ({"training": False}, "learns something else"),
+    ],
+)
+def test_what_a_monitor_leaves(facts: Facts, says: str) -> None:
+    quiet = {"wanted": [1.0, 2.0], "said": [1.0, 2.0], "training": True, "allocated": 0.0, "process": -976.0}
+    found = said_of("4.8", quiet | {"batch": 32768} | facts)
+
+    assert says in found
+    assert bool(says) == bool(found)

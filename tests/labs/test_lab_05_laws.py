@@ -1,0 +1,273 @@
+"""Lab 5, attention and laws of growth: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import nnls
+
+from perfnb import ArchitectureComparison, ScalingStudy, Timing
+from perfnb.analysis.scaling import scaling_figures
+from perfnb.labs.ledger import exercise_of, judged
+from tests.labs.judging import hint
+from tests.labs.lab_05_answers import CNN, RATIO, SHARES, USES, accuracy, figures_of, says
+
+LENGTH, WIDTH = 512, 64
+
+
+LINEAR, PRODUCTS = 24 * LENGTH * WIDTH**2, 4 * LENGTH**2 * WIDTH
+
+
+def layers(name: str, length: int) -> pd.DataFrame:
+    """A block's frame of layers: whole, attention and what lies in it, MLP."""
+    width = length * WIDTH**2
+    forward = {
+        name: 24 * width + 4 * length**2 * WIDTH,
+        f"{name}.norm1": None,
+        f"{name}.attention": 8 * width + 4 * length**2 * WIDTH,
+        f"{name}.attention.qkv": 6 * width,
+        f"{name}.attention.out": 2 * width,
+        f"{name}.mlp": 16 * width,
+        "(loss)": None,
+    }
+    frame = pd.DataFrame({"forward_flops": pd.Series(forward, dtype="Int64")}).rename_axis("layer")
+    return frame.assign(backward_flops=2 * frame["forward_flops"])
+
+
+@pytest.fixture(scope="module")
+def at_lengths() -> ArchitectureComparison:
+    profiles: Any = {name: SimpleNamespace(layers=layers(name, int(name))) for name in SHARES}
+    return ArchitectureComparison(figures_of(), profiles)
+
+
+@pytest.mark.parametrize("number", ["5.2", "5.3", "5.6"])
+def test_a_comparison_is_needed(number: str) -> None:
+    evidence: dict[str, Any] = {"comparison": 3.0} | ({"images": 64} if number == "5.2" else {})
+
+    assert "A comparison is needed" in hint(number, {"time": 1.0}, **evidence)
+
+
+def parts(length: int, width: int) -> tuple[int, int]:
+    return 24 * length * width**2, 4 * length**2 * width
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (parts, ""),
+        (lambda n, w: [float(part) for part in parts(n, w)], ""),
+        (lambda n, w: (12 * n * w**2, 2 * n**2 * w), "linear layers. It is half"),
+        (lambda n, w: (24 * n * w**2, 2 * n**2 * w), "products of attention are half"),
+        (lambda n, w: (22 * n * w**2, 4 * n**2 * w), "`out` seems to be left out"),
+        (lambda n, w: (18 * n * w**2, 4 * n**2 * w), "`qkv` seems"),
+        (lambda n, w: (16 * n * w**2, 4 * n**2 * w), "one of the MLP's layers"),
+        (lambda n, w: (24 * n * w, 4 * n**2 * w), "linear layers. It does not agree"),
+        (lambda n, w: (24 * n * w**2, 16 * n**2 * w), "products of attention. It does not agree"),
+        (lambda n, w: (24 * n * w**2, 4 * n * w**2), "products of attention. It does not agree"),
+        (lambda n, w: tuple(3 * part for part in parts(n, w)), "three times too much"),
+        (lambda n, w: parts(n, w)[::-1], "wrong order"),
+        (lambda n, w: parts(64, 64), "512 and a width of 64"),
+        (lambda n, w: sum(parts(n, w)), "Return two numbers"),
+        (lambda n, w: None, "nothing yet"),
+    ],
+)
+def test_arithmetic_of_a_block(answer: Any, words: str) -> None:
+    says("5.5", words, answer)
+
+
+ARITHMETIC = (LINEAR / 3 + PRODUCTS) / (LINEAR + PRODUCTS)
+
+
+PER_FLOP = (0.83 / 0.17) / (ARITHMETIC / (1 - ARITHMETIC))
+
+
+@pytest.mark.parametrize(
+    ("time", "arithmetic", "per_flop", "words"),
+    [
+        (0.83, ARITHMETIC, PER_FLOP, ""),
+        (0.83, 0.714, 1.95, ""),
+        (0.56, ARITHMETIC, PER_FLOP, "at a length of 64"),
+        (83, ARITHMETIC, PER_FLOP, "percent"),
+        (0.415, ARITHMETIC, PER_FLOP, "half"),
+        (0.83, PRODUCTS / (LINEAR + PRODUCTS), PER_FLOP, "the two products alone"),
+        (0.83, LINEAR / (LINEAR + PRODUCTS), PER_FLOP, "of the linear layers"),
+        (0.83, 71.4, PER_FLOP, "percent"),
+        (0.83, ARITHMETIC, 0.83 / ARITHMETIC, "compare it with the rest"),
+        (0.83, ARITHMETIC, 1 / PER_FLOP, "inverse"),
+        (0.83, ARITHMETIC, 2 * PER_FLOP, "twice"),
+    ],
+)
+def test_attention_s_share(
+    at_lengths: ArchitectureComparison, time: float, arithmetic: float, per_flop: float, words: str
+) -> None:
+    answer = {"time": time, "arithmetic": arithmetic, "per_flop": per_flop}
+
+    says("5.6", words, answer, comparison=at_lengths)
+
+
+def test_the_comparison_of_lengths_is_needed(comparison: ArchitectureComparison) -> None:
+    answer = {"time": 0.8, "arithmetic": 0.7, "per_flop": 2.0}
+
+    assert "comparison=at_lengths" in hint("5.6", answer, comparison=comparison)
+
+
+TIMES = {32: 1.28, 64: 1.56, 128: 2.42, 192: 3.4, 256: 4.47, 512: 12.2}
+
+
+def study_of(*sizes: int) -> ScalingStudy:
+    """Of times that were measured, each with 1 % of noise."""
+    noise = np.array([0.99, 1.0, 1.01] * 4)
+    samples = {size: (TIMES[size] * noise).tolist() for size in sizes}
+    return ScalingStudy(scaling_figures(samples, {}, {}, device="CPU"))
+
+
+STUDY = study_of(32, 64, 128, 192, 256)
+
+
+FORETOLD = STUDY.predict(512)
+
+
+TIMED = Timing((12.0, 12.2, 12.4) * 5)
+
+
+OFF_BY = 12.2 / FORETOLD.median_ms - 1
+
+
+INSIDE = FORETOLD.ci_ms[0] <= 12.2 <= FORETOLD.ci_ms[1]
+
+
+@pytest.mark.parametrize(
+    ("off_by", "words"),
+    [
+        (OFF_BY, ""),
+        (round(OFF_BY, 2), ""),
+        (OFF_BY + 1, "off_by is the ratio"),
+        (1 - FORETOLD.median_ms / 12.2, "of what was measured"),
+        (FORETOLD.median_ms / 12.2 - 1, "turned round"),
+        (12.2 - FORETOLD.median_ms, "in milliseconds"),
+        (float(STUDY.fit["residual"].iloc[-1]), "to which it was fitted"),
+        (100 * OFF_BY, "percent"),
+        (OFF_BY * 1.5, "does not follow"),
+    ],
+)
+def test_a_size_held_out(off_by: float, words: str) -> None:
+    says("5.7", words, {"off_by": off_by, "inside": INSIDE}, study=STUDY, held_out=TIMED)
+
+
+def test_inside_follows_from_the_interval() -> None:
+    assert "inside does not follow" in hint(
+        "5.7", {"off_by": OFF_BY, "inside": not INSIDE}, study=STUDY, held_out=TIMED
+    )
+    assert "True or False" in hint("5.7", {"off_by": OFF_BY, "inside": 1}, study=STUDY, held_out=TIMED)
+
+
+def test_a_law_fitted_to_the_size_held_out_is_not_tested() -> None:
+    study = study_of(*TIMES)
+    foretold = study.predict(512)
+    answer = {
+        "off_by": 12.2 / foretold.median_ms - 1,
+        "inside": foretold.ci_ms[0] <= 12.2 <= foretold.ci_ms[1],
+    }
+
+    assert "is not held out" in hint("5.7", answer, study=study, held_out=TIMED)
+
+
+@pytest.mark.parametrize(
+    ("study", "held_out", "words"),
+    [
+        (STUDY, Timing((4.4,) * 9), "is it the step of make_step(512)"),
+        (study_of(64, 128, 256), TIMED, "fitted to 3 sizes"),
+        (study_of(128, 256), TIMED, "fitted to 2 sizes"),
+        (FORETOLD, TIMED, "Give the study"),
+        (STUDY, 12.2, "Give the timing"),
+    ],
+)
+def test_what_does_not_test_a_law(study: Any, held_out: Any, words: str) -> None:
+    assert words in hint("5.7", {"off_by": OFF_BY, "inside": INSIDE}, study=study, held_out=held_out)
+
+
+def fitted(*powers: int, relative: bool = True) -> Callable[..., float]:
+    """A sum of these powers of the length."""
+
+    def foretell(lengths: Any, times: Any, length: float) -> float:
+        rows = np.column_stack([lengths**power for power in powers])
+        weights = 1 / times if relative else np.ones_like(times)
+        found = nnls(rows * weights[:, None], times * weights)[0]
+        return float(found @ [float(length) ** power for power in powers])
+
+    return foretell
+
+
+def one_power(lengths: Any, times: Any, length: float) -> float:
+    slope, level = np.polyfit(np.log(lengths), np.log(times), 1)
+    return float(np.exp(level + slope * np.log(length)))
+
+
+def of_the_first_call() -> Callable[..., float]:
+    known: dict[float, float] = {}
+
+    def foretell(lengths: Any, times: Any, length: float) -> float:
+        return known.setdefault(length, fitted(0, 1, 2)(lengths, times, length))
+
+    return foretell
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (fitted(0, 1, 2), ""),
+        (lambda lengths, times, length: np.polyval(np.polyfit(lengths, times, 2, w=1 / times), length), ""),
+        (one_power, "one power of the length again"),
+        (fitted(0, 1), "made-up step takes"),
+        (fitted(0, 2), "made-up step takes"),
+        (fitted(1, 2), "made-up step takes"),
+        (fitted(0, 1, 3), "made-up step takes"),
+        (fitted(0, 1, 2, relative=False), "relative deviation"),
+        (lambda *given: 2 * fitted(0, 1, 2)(*given), "made-up step takes"),
+        (lambda *given: fitted(0, 1, 2)(*given) / 1e3, "made-up step takes"),
+        (lambda lengths, times, length: np.interp(length, lengths, times), "made-up step takes"),
+        (of_the_first_call(), "made-up step takes"),
+        (lambda *given: None, "no value"),
+        (lambda *given: [1, 2, 3], "one number"),
+    ],
+)
+def test_a_law_that_knows_more(answer: Any, words: str) -> None:
+    says("5.8", words, answer)
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "evidence"),
+    [
+        ("5.1", 127, {"like": CNN}),
+        ("5.4", accuracy, {}),
+        ("5.5", parts, {}),
+        ("5.7", {"off_by": OFF_BY, "inside": INSIDE}, {"study": STUDY, "held_out": TIMED}),
+        ("5.8", fitted(0, 1, 2), {}),
+    ],
+)
+def test_a_teacher_can_judge_the_facts_again(number: str, answer: Any, evidence: dict[str, Any]) -> None:
+    facts, found = judged(exercise_of(number), answer, evidence)
+
+    assert found == ""
+    exercise_of(number).judge(json.loads(json.dumps(facts)))
+
+
+def test_a_teacher_can_judge_comparisons_again(
+    comparison: ArchitectureComparison, at_lengths: ArchitectureComparison
+) -> None:
+    numbers = {"time": 1.5, "arithmetic": RATIO, "per_flop": 1.5 / RATIO}
+    shares = {"time": 0.83, "arithmetic": ARITHMETIC, "per_flop": PER_FLOP}
+    for number, answer, evidence in (
+        ("5.2", USES, {"comparison": comparison, "images": 64}),
+        ("5.3", numbers, {"comparison": comparison}),
+        ("5.6", shares, {"comparison": at_lengths}),
+    ):
+        facts, found = judged(exercise_of(number), answer, evidence)
+        assert found == ""
+        exercise_of(number).judge(json.loads(json.dumps(facts)))

@@ -1,0 +1,286 @@
+"""Lab 6: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from perfnb import profile_step
+from perfnb.labs import feeding
+from tests.labs.judging import hint
+from tests.labs.lab_06_answers import Loader, Parsed, Text, said_of
+
+
+def timed_ms(work: Callable[[], Any], count: int) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1e3 / count
+
+
+def three_times(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
+    count, kept = len(loader), next(iter(loader))
+    return {
+        "together": timed_ms(lambda: [step(batch) for batch in loader], count),
+        "loader": timed_ms(lambda: list(loader), count),
+        "model": timed_ms(lambda: [step(kept) for _ in range(count)], count),
+    }
+
+
+def holding_on(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
+    """The batch that is kept comes from an iterator that is kept as well."""
+    batches = iter(loader)
+    kept = next(batches)
+    model = timed_ms(lambda: [step(kept) for _ in range(len(loader))], len(loader))
+    return three_times(loader, step) | {"model": model}
+
+
+def by_difference(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
+    times = three_times(loader, step)
+    return times | {"loader": times["together"] - times["model"]}
+
+
+def from_a_list(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
+    kept = list(loader)
+    return three_times(loader, step) | {"loader": timed_ms(lambda: list(kept), len(kept))}
+
+
+def loader_in_the_model(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
+    times = three_times(loader, step)
+    return times | {"model": timed_ms(lambda: [step(batch) for batch in loader], len(loader))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [three_times, holding_on])
+def test_three_stopwatches(answer: Any) -> None:
+    assert hint("6.1", answer) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (by_difference, "loader is wrong"),
+        (from_a_list, "loader is wrong"),
+        (loader_in_the_model, "model"),
+    ],
+)
+def test_other_stopwatches(answer: Any, says: str) -> None:
+    assert says in hint("6.1", answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda loader, step: None, "nothing yet"),
+        (lambda loader, step: {"together": 1, "loader": 1}, "lacks model"),
+        (lambda loader, step: {"together": 17, "loader": 5, "model": 12}, "together was not measured"),
+        (lambda loader, step: 1 / 0, "ZeroDivisionError"),
+        ({"together": 17, "loader": 5, "model": 12}, "function itself"),
+    ],
+)
+def test_what_is_no_stopwatch(answer: Any, says: str) -> None:
+    assert says in hint("6.1", answer)
+
+
+TOGETHER, LOADER, MODEL = 17.0, 5.0, 12.0
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({}, ""),
+        ({"loader": 0.005}, "seconds"),
+        ({"model": 12 * MODEL}, "all batches"),
+        ({"loader": TOGETHER}, "loader: the step still runs"),
+        ({"model": TOGETHER}, "model: the loader still runs"),
+        ({"together": 2 * TOGETHER}, "twice"),
+        ({"loader": LOADER / 2}, "half"),
+    ],
+)
+def test_times_off(said: dict[str, float], says: str) -> None:
+    wanted = {"together": TOGETHER, "loader": LOADER, "model": MODEL}
+    took = {name: [ms] for name, ms in wanted.items()}
+    found = said_of("6.1", {"cases": [{"said": wanted | said, "took": took, "usual": wanted, "ahead": False}]})
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def test_a_difference_is_no_time_where_both_go_on() -> None:
+    took = {"together": [9.0], "loader": [9.0], "model": [4.0]}
+    said = {"together": 9.0, "loader": 9.0 - 4.0, "model": 4.0}
+    case = {"said": said, "took": took, "usual": {name: ms for name, (ms,) in took.items()}, "ahead": True}
+
+    assert "loader is wrong" in said_of("6.1", {"cases": [case]})
+    assert "do not add up" in said_of("6.1", {"cases": [case]})
+
+
+def input_bound(**times: float) -> Any:
+    medians = {"together": 10.0, "loader": 9.0, "model": 2.0, "rest": 0.5, "iteration": 8.0} | times
+    return SimpleNamespace(saved_ms=8.0, times=pd.DataFrame({"median_ms": medians}))
+
+
+@pytest.mark.parametrize(
+    ("perfect_loader", "perfect_model", "says"),
+    [
+        (5.0, 1.111, ""),
+        (1.111, 5.0, "perfect_loader is the other one"),
+        (0.2, 1.111, "share of the step"),
+        (5.0, 0.9, "perfect_model is the share"),
+        (10.0, 1.111, "twice"),
+        (500.0, 1.111, "percent"),
+        (8.0, 1.111, "does not follow"),
+    ],
+)
+def test_a_perfect_loader(perfect_loader: float, perfect_model: float, says: str) -> None:
+    answer = {"perfect_loader": perfect_loader, "perfect_model": perfect_model}
+    found = hint("6.2", answer, test=input_bound())
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def test_a_test_is_needed() -> None:
+    assert "confirm_input_bound" in hint("6.2", {"perfect_loader": 5, "perfect_model": 1}, test=3)
+
+
+class Lazy(Text):
+    """Parses a line when it is first asked for."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(lines)
+        self.known: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        if place not in self.known:
+            label, *numbers = self.lines[place].split(",")
+            self.known[place] = torch.tensor([float(number) for number in numbers]), int(label)
+        readings, label = self.known[place]
+        return torch.roll(readings, int(torch.randint(len(readings), ()))), label
+
+
+class Frozen(Text):
+    """Remembers samples with their shift."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(lines)
+        self.samples = [super(Frozen, self).__getitem__(place) for place in range(len(lines))]
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        return self.samples[place]
+
+
+class Unshifted(Parsed):
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        return self.readings[place], self.labels[place]
+
+
+class Shared(Parsed):
+    """One memory for all data sets."""
+
+    known: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(lines)
+        self.known.extend(self.readings)
+        self.readings = self.known
+
+
+class Double(Parsed):
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        readings, label = super().__getitem__(place)
+        return readings.double(), label
+
+
+class NextOne(Parsed):
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        return super().__getitem__((place + 1) % len(self))
+
+
+class NoLabel(Parsed):
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(place)[0]  # type: ignore[return-value]
+
+
+class Half(Parsed):
+    def __len__(self) -> int:
+        return super().__len__() // 2
+
+
+@pytest.mark.parametrize("answer", [Parsed, Lazy])
+def test_parsed_once(answer: Any) -> None:
+    assert hint("6.3", answer, slow=Text) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Text, "time before"),
+        (Frozen, "drawn anew"),
+        (Unshifted, "drawn anew"),
+        (Shared, "other numbers"),
+        (Double, "another dtype"),
+        (NextOne, "not that of its line"),
+        (NoLabel, "pair"),
+        (Half, "len()"),
+        (lambda lines: None, "TypeError"),
+    ],
+)
+def test_samples_that_are_not_the_same_or_not_faster(answer: Any, says: str) -> None:
+    Shared.known.clear()
+
+    assert says in hint("6.3", answer, slow=Text)
+
+
+@pytest.fixture(scope="module")
+def fed() -> Any:
+    """The profile of a step whose loader makes batches of 4 from readings in text."""
+    lines = feeding.text_lines(32, 256, seed=0)
+    model = torch.nn.Linear(256, 1)
+    loader = DataLoader(Text(lines), batch_size=4)
+    return profile_step(lambda batch: model(batch[0]).sum().backward(), loader, model=model, steps=1, flops=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch_bytes", "written", "says"),
+    [
+        (4096, 3, ""),
+        (1024, 3, "how many numbers"),
+        (32768, 3, "bits"),
+        (8192, 3, "twice"),
+        (4.096, 3, "thousand"),
+        (4096, 2, "more"),
+        (4096, 1, "more"),
+        (4096, 4, "fewer"),
+        (4096, 12288, "how many times"),
+    ],
+)
+def test_copies(fed: Any, batch_bytes: float, written: float, says: str) -> None:
+    found = hint("6.4", {"batch_bytes": batch_bytes, "written": written}, profile=fed)
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def test_an_order_drawn_meanwhile_is_no_copy() -> None:
+    """Nor is the batch of the step before."""
+    sizes = [4096, 1024, 1024, 2048, 2048, 512, *[1024] * 6, 4096]
+    frame = pd.DataFrame({"bytes": sizes, "phase": "data", "start_ns": [-5, *range(len(sizes) - 1)]})
+
+    assert hint("6.4", {"batch_bytes": 4096, "written": 3}, profile=SimpleNamespace(allocations=frame)) == ""
+
+
+def test_copies_need_a_profile_of_memory() -> None:
+    answer = {"batch_bytes": 4096, "written": 3}
+    nothing = SimpleNamespace(allocations=pd.DataFrame(columns=["bytes", "phase", "start_ns"]))
+
+    assert "--no-memory" in hint("6.4", answer, profile=nothing)
+    assert "--no-memory" in hint("6.4", answer, profile=3)

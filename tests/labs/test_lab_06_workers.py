@@ -1,0 +1,314 @@
+"""Lab 6, one index, workers and files: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from perfnb.labs import feeding, lab_06
+from perfnb.labs.exercise import Facts
+from perfnb.labs.ledger import exercise_of
+from tests.labs.judging import hint
+from tests.labs.lab_06_answers import Loader, Parsed, Text, said_of
+
+
+def at_once(dataset: Any, batch_size: int) -> Loader:
+    usual = DataLoader(dataset, batch_size, shuffle=True)
+    return DataLoader(dataset, sampler=usual.batch_sampler, batch_size=None)
+
+
+class ByHand:
+    """Batches from a permutation of the rows."""
+
+    def __init__(self, dataset: Any, batch_size: int, *, anew: bool = True, last: bool = True) -> None:
+        self.dataset, self.batch_size, self.last = dataset, batch_size, last
+        self.order = None if anew else torch.randperm(len(dataset))
+
+    def rows(self) -> torch.Tensor:
+        return torch.randperm(len(self.dataset)) if self.order is None else self.order
+
+    def __iter__(self) -> Iterator[Any]:
+        for rows in self.rows().split(self.batch_size):
+            if self.last or len(rows) == self.batch_size:
+                yield self.dataset[rows]
+
+
+class Drawn(ByHand):
+    """Draws rows with replacement."""
+
+    def rows(self) -> torch.Tensor:
+        return torch.randint(len(self.dataset), (len(self.dataset),))
+
+
+class Torn(ByHand):
+    """Shuffles rows and labels each for itself."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            yield x, y[torch.randperm(len(y))]
+
+
+class InOrder(ByHand):
+    def rows(self) -> torch.Tensor:
+        return torch.arange(len(self.dataset))
+
+
+@pytest.mark.parametrize("answer", [at_once, ByHand])
+def test_one_index_for_a_batch(answer: Any) -> None:
+    assert hint("6.5", answer) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda data, size: DataLoader(data, size, shuffle=True), "one by one"),
+        (InOrder, "shuffled"),
+        (lambda data, size: ByHand(data, size, anew=False), "order of the first"),
+        (lambda data, size: list(ByHand(data, size)), "order of the first"),
+        (lambda data, size: ByHand(data, size, last=False), "224 of the 250"),
+        (lambda data, size: ByHand(data, 2 * size), "batch_size was 32"),
+        (Drawn, "twice in an epoch"),
+        (Torn, "belong together"),
+        (lambda data, size: iter(ByHand(data, size)), "second epoch is empty"),
+        (lambda data, size: [data.tensors[0]], "pair of tensors"),
+        (lambda data, size: None, "Return a loader"),
+    ],
+)
+def test_batches_that_are_not_the_same_or_not_faster(answer: Any, says: str) -> None:
+    assert says in hint("6.5", answer)
+
+
+def test_rows_know_their_number() -> None:
+    dataset = feeding.numbered_rows(5)
+
+    assert isinstance(dataset, TensorDataset)
+    assert dataset[4][0].tolist() == [4.0] * feeding.WIDTH
+    assert dataset[4][1] == 12
+
+
+def make_loader(dataset: Any, batch_size: int, make_ms: float, use_ms: float, **options: Any) -> Loader:
+    usual = {"shuffle": True, "num_workers": math.ceil(make_ms / use_ms), "persistent_workers": True}
+    return DataLoader(dataset, batch_size, **usual | options)
+
+
+HELD: list[Any] = []
+
+
+def held(*given: Any) -> Loader:
+    HELD.append(make_loader(*given))
+    return HELD[-1]
+
+
+def with_options(**options: Any) -> Callable[..., Loader]:
+    return lambda *given: make_loader(*given, **options)
+
+
+def times_the_workers(factor: float) -> Callable[..., Loader]:
+    def loader(dataset: Any, batch_size: int, make_ms: float, use_ms: float) -> Loader:
+        return make_loader(dataset, batch_size, make_ms, use_ms, num_workers=int(factor * math.ceil(make_ms / use_ms)))
+
+    return loader
+
+
+@pytest.mark.slow
+def test_enough_workers() -> None:
+    assert hint("6.6", make_loader) == ""
+    assert feeding.processes() == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (with_options(num_workers=0, persistent_workers=False), "no workers"),
+        (times_the_workers(0.5), "too seldom"),
+        (times_the_workers(2), "fewer than 4"),
+        (with_options(persistent_workers=False), "What keeps them"),
+        (with_options(shuffle=False), "shuffled"),
+        (lambda data, size, make, use: make_loader(data, 2 * size, make, use), "batch_size used"),
+        (lambda *given: iter(make_loader(*given)), "second epoch"),
+        (lambda *given: list(make_loader(*given)), "order of the first"),
+        (held, "live on"),
+    ],
+)
+def test_workers_too_few_too_many_or_left(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
+    monkeypatch.setattr(lab_06, "PACES", ((11.0, 6.0),))
+    monkeypatch.setattr(feeding, "TO_END_S", 0.3 if answer is held else 10.0)
+
+    assert says in hint("6.6", answer)
+
+    HELD.clear()
+    gc.collect()
+    monkeypatch.setattr(feeding, "TO_END_S", 10.0)
+    assert feeding.processes_left(set()) == 0
+
+
+def test_what_makes_no_loader() -> None:
+    assert "Return a loader" in hint("6.6", lambda *given: None)
+    assert "not those" in hint("6.6", lambda *given: [1, 2])
+
+
+class FromFile:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return len(np.load(self.path, mmap_mode="r"))
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.tensor(np.load(self.path, mmap_mode="r")[place])
+
+
+class OpenedLater(FromFile):
+    """Opens the file at the first sample."""
+
+    rows: Any = None
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        if self.rows is None:
+            self.rows = np.load(self.path, mmap_mode="r")
+        return torch.tensor(self.rows[place])
+
+
+class ReadWhole(FromFile):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.rows = np.load(path)
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.tensor(self.rows[place])
+
+
+class ReadWholeEachTime(FromFile):
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.tensor(np.load(self.path)[place])
+
+
+class HeldMap(ReadWhole):
+    def __init__(self, path: str) -> None:
+        super(ReadWhole, self).__init__(path)
+        self.rows = np.load(path, mmap_mode="r")
+
+
+class InTheMap(FromFile):
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.from_numpy(np.load(self.path, mmap_mode="r")[place])
+
+
+class InTheFile(FromFile):
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.from_numpy(np.load(self.path, mmap_mode="r+")[place])
+
+
+class Halves(FromFile):
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return super().__getitem__(place).half()
+
+
+class RowAfter(FromFile):
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return super().__getitem__((place + 1) % len(self))
+
+
+class Columns(FromFile):
+    def __len__(self) -> int:
+        return int(np.load(self.path, mmap_mode="r").shape[1])
+
+
+class Locked(FromFile):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.lock = threading.Lock()
+
+
+class Unlengthy:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getitem__(self, place: int) -> None:
+        return None
+
+
+@pytest.fixture
+def _a_small_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_06, "FILE", (2048, 512))
+    monkeypatch.setattr(lab_06, "MOST_BYTES", 1 << 20)
+
+
+@pytest.mark.parametrize("answer", [FromFile, OpenedLater])
+def test_out_of_a_file(answer: Any) -> None:
+    assert hint("6.7", answer) == ""
+
+
+@pytest.mark.usefixtures("_a_small_file")
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (ReadWhole, "unless told otherwise"),
+        (ReadWholeEachTime, "unless told otherwise"),
+        (HeldMap, "travels with all"),
+        (InTheMap, "for reading only"),
+        (InTheFile, "memory of its own"),
+        (Halves, "float32 tensor"),
+        (RowAfter, "not the row of its number"),
+        (Columns, "512"),
+        (Locked, "pickle"),
+        (Unlengthy, "no length yet"),
+        (FromFile("x"), "function itself"),
+    ],
+)
+def test_what_takes_too_much_or_gives_something_else(answer: Any, says: str) -> None:
+    assert says in hint("6.7", answer)
+
+
+def a_test(**facts: Any) -> Any:
+    return SimpleNamespace(**{"ratio": 0.6, "ratio_ci": (0.55, 0.65), "turns": 4} | facts)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "shown", "test", "says"),
+    [
+        (1.667, True, a_test(), ""),
+        (1.25, False, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), ""),
+        (1.25, True, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), "no difference is shown"),
+        (1.667, False, a_test(), "does not follow from the test"),
+        (0.6, True, a_test(), "inverse"),
+        (3.333, True, a_test(), "twice"),
+        (166.7, True, a_test(), "percent"),
+        (2.6, True, a_test(), "does not follow"),
+        (1.667, True, a_test(turns=1), "single turns"),
+        (0.6, True, a_test(ratio=1.667, ratio_ci=(1.5, 1.8)), "slower one"),
+        (1.667, True, a_test(ratio_ci=None), "too few pairs"),
+        (1.667, True, 0.6, "Give the test"),
+        ("fast", True, a_test(), "must be a number"),
+        (1.667, "yes", a_test(), "True or False"),
+    ],
+)
+def test_a_speed_up_in_blocks(speedup: Any, shown: Any, test: Any, says: str) -> None:
+    found = hint("6.8", {"speedup": speedup, "shown": shown}, test=test)
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def test_facts_hold_in_json() -> None:
+    """So that a teacher can judge them again."""
+
+    def facts_of(number: str, answer: Any, **evidence: Any) -> Facts:
+        return exercise_of(number).measure(answer, **evidence)
+
+    every: Iterable[tuple[str, Facts]] = (
+        ("6.3", facts_of("6.3", Parsed, slow=Text)),
+        ("6.5", facts_of("6.5", at_once)),
+        ("6.7", facts_of("6.7", FromFile)),
+    )
+    assert {number: said_of(number, facts) for number, facts in every} == {"6.3": "", "6.5": "", "6.7": ""}

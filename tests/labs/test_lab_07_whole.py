@@ -1,0 +1,298 @@
+"""Lab 7, equal work, compiling, int8 and the whole: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfnb.labs import lab_07
+from perfnb.labs.exercise import Facts
+from perfnb.labs.ledger import exercise_of
+from tests.labs.judging import hint
+from tests.labs.lab_07_answers import (
+    GIVEN,
+    REPORT,
+    Fused,
+    FusedAndQuicker,
+    FusedBf16,
+    HalfTheBatch,
+    Idle,
+    Script,
+    said_of,
+)
+
+Learn = Callable[[Any, Any, int], Any]
+
+
+def learn(training: Any, samples: Any, size: int) -> None:
+    for batch in zip(*(each.split(size) for each in samples), strict=True):
+        training.step(batch)
+
+
+def by_places(order: Callable[[int, int], Iterator[slice]]) -> Learn:
+    def learning(training: Any, samples: Any, size: int) -> None:
+        x, y = samples
+        for place in order(len(x), size):
+            training.step((x[place], y[place]))
+
+    return learning
+
+
+def mismatched(training: Any, samples: Any, size: int) -> None:
+    x, y = samples
+    learn(training, (x, y.flip(0)), size)
+
+
+def test_learning_from_all_samples_is_accepted() -> None:
+    by_range = by_places(lambda n, size: (slice(at, at + size) for at in range(0, n, size)))
+    for answer in (learn, by_range):
+        facts = exercise_of("7.5").measure(answer, reports={})
+
+        assert said_of("7.5", facts | {"report": REPORT}) == ""
+        assert "no report yet" in said_of("7.5", facts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (by_places(lambda n, size: (slice(at * size, (at + 1) * size) for at in range(n // size))), "only 96"),
+        (by_places(lambda n, size: iter([slice(0, size)])), "only 32"),
+        (by_places(lambda n, size: (slice(0, size) for _ in range(0, n, size))), "twice"),
+        (by_places(lambda n, size: (slice(at, at + size) for at in range(0, n, max(1, size // 2)))), "twice"),
+        (by_places(lambda n, size: iter([slice(None)])), "1 steps"),
+        (by_places(lambda n, size: (slice(at, at + 32) for at in range(0, n, 32))), "8 steps"),
+        (mismatched, "belong together"),
+        (by_places(lambda n, size: reversed([slice(at, at + size) for at in range(0, n, size)])), "another order"),
+        (lambda training, samples, size: None, "no step yet"),
+        (lambda training, samples, size: training.step(samples[0]), "raised"),
+    ],
+)
+def test_other_work_is_not(answer: Learn, says: str) -> None:
+    assert says in hint("7.5", answer, reports={})
+
+
+def pays_after(first_s: float, before_ms: float, ratio: float, verdict: str) -> float:
+    return 1000 * first_s / (before_ms * (1 - ratio)) if verdict == "faster" else math.inf
+
+
+class Compiled(Script):
+    def make_model(self, net: Any) -> Any:
+        return torch.compile(net, backend="eager")  # what compiling takes is not the question here
+
+
+COMPILED: dict[str, Any] = {**GIVEN, "training": Compiled, "first": {"seconds": 9.0}, "reports": {}}
+
+
+@pytest.mark.slow
+def test_a_compiled_training_is_accepted_when_it_has_a_report() -> None:
+    facts = exercise_of("7.6").measure(pays_after, **COMPILED)
+
+    assert "no report yet" in said_of("7.6", facts)
+    assert said_of("7.6", facts | {"report": REPORT, "trial": 0.8}) == ""
+    assert "compiled nothing" in said_of("7.6", facts | {"report": REPORT, "trial": 0.8, "first_s": 0.02})
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda s, ms, ratio, verdict: s / (ms * (1 - ratio)) if verdict == "faster" else math.inf, "thousand"),
+        (lambda s, ms, ratio, verdict: 1e3 * s / ms if verdict == "faster" else math.inf, "*save*"),
+        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * ratio) if verdict == "faster" else math.inf, "*save*"),
+        (lambda *given: 2 * pays_after(*given), "twice"),
+        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (1 - ratio)), "no gain was shown"),
+        (lambda s, ms, ratio, verdict: pays_after(s, ms, ratio, "faster" if ratio < 1 else ""), "no gain was shown"),
+        (lambda *given: math.inf, "some number of steps"),
+        (lambda *given: None, "no value"),
+        (3000, "function itself"),
+    ],
+)
+def test_another_time_of_paying_back_is_not(answer: Any, says: str) -> None:
+    assert says in hint("7.6", answer, **COMPILED | {"training": Fused})
+
+
+def test_what_is_not_compiled_is_not() -> None:
+    assert "asked for is compiled" in hint("7.6", pays_after, **COMPILED | {"training": Fused})
+    assert "nothing was changed" in hint("7.6", pays_after, **COMPILED | {"training": Script})
+
+
+class NoModel(Script):
+    def make_model(self, net: Any) -> Any:
+        torch.compile(net)
+
+
+def test_a_model_that_is_not_returned_is_no_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_07, "_compiles", lambda: True)
+    found = hint("7.6", pays_after, **COMPILED | {"training": NoModel, "first": {"seconds": None}})
+
+    assert "make_model returned None; is `return` missing?" in found
+
+
+@pytest.mark.parametrize(("can", "says"), [(True, "it can be had"), (False, "")])
+def test_no_compiler_is_believed_after_a_trial(monkeypatch: pytest.MonkeyPatch, can: bool, says: str) -> None:
+    def compiling(function: Any, **_: Any) -> Any:
+        if not can:
+            raise RuntimeError("no C++ compiler")
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    found = hint("7.6", pays_after, **COMPILED | {"first": {"seconds": None}})
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def quantised(net: nn.Module) -> Any:
+    from torch.ao.quantization import quantize_dynamic
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+
+
+def in_place(net: nn.Module) -> Any:
+    with torch.no_grad():
+        for each in net.parameters():
+            each.mul_(0.99)
+    return quantised(net)
+
+
+class CopiedToBf16(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(net).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x.bfloat16()).float()
+
+
+def half_left_out(net: Any) -> Any:
+    return quantised(nn.Sequential(*net[:2], nn.Linear(256, 4)))
+
+
+def remembering(net: Any) -> Any:
+    known: list[Any] = []
+    small = quantised(net)
+
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small = small
+
+        def forward(self, x: torch.Tensor) -> Any:
+            known.append(self.small(x))
+            return known[0]
+
+    return Once()
+
+
+@pytest.fixture
+def trained() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4)).eval()
+    return net, torch.randn(20, 64)
+
+
+def test_int8_is_accepted_when_it_has_reports(trained: tuple[nn.Module, torch.Tensor]) -> None:
+    facts = exercise_of("7.7").measure(quantised, net=trained[0], x=trained[1], reports={})
+
+    assert "no report yet" in said_of("7.7", facts)
+    assert said_of("7.7", facts | {"reports": [REPORT, REPORT]}) == ""
+    assert "one at a time" in said_of("7.7", facts | {"reports": [REPORT, None]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda net: net, "100% of the bytes"),
+        (CopiedToBf16, "about a quarter"),
+        (in_place, "another one afterwards"),
+        (lambda net: net.bfloat16(), "raised"),
+        (half_left_out, "not those of the model"),
+        (remembering, "not those of the model"),
+        (lambda net: None, "Return the model"),
+        (lambda net: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_another_model_is_not(trained: tuple[nn.Module, torch.Tensor], answer: Any, says: str) -> None:
+    assert says in hint("7.7", answer, net=trained[0], x=trained[1], reports={})
+
+
+def test_no_int8_is_believed_after_a_trial(
+    trained: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_07, "_quantises", lambda: False)
+
+    assert hint("7.7", lambda net: 1 / 0, net=trained[0], x=trained[1], reports={}) == ""
+
+
+REJECTED = REPORT | {"decision": "inconclusive", "verdict": "inconclusive", "ratio": 0.97, "ratio_ci": [0.9, 1.05]}
+
+
+BEST = REPORT | {"ratio": 0.75, "ratio_ci": [0.7, 0.8]}
+
+
+def with_earlier(facts: Facts, name: str, *earlier: tuple[float, str]) -> Facts:
+    return facts | {"earlier": facts["earlier"] | {name: [list(each) for each in earlier]}}
+
+
+def best_facts(training: Any, **said: float) -> Facts:
+    facts = exercise_of("7.8").measure(said, training=training, **GIVEN, reports={})
+    return facts | {"reports": {"fused": REPORT, "bf16": REJECTED, "best": BEST}, "trial": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("training", "product", "speedup", "says"),
+    [
+        (Fused, 1.25, 1.333, ""),
+        (Script, 1.0, 1.333, "does without fused"),
+        (FusedBf16, 1.25, 1.333, "'inconclusive', not 'accept'"),
+        (FusedAndQuicker, 1.25, 1.333, "not tried by itself: rate"),
+        (Idle, 1.25, 1.333, "does not learn"),
+        (HalfTheBatch, 1.25, 1.333, "does not learn"),
+        (Fused, 0.8, 1.333, "inverse"),
+        (Fused, 1.289, 1.333, "product is not"),
+        (Fused, 1.25, 0.75, "inverse"),
+        (Fused, 1.25, 2.667, "twice"),
+    ],
+)
+def test_the_best(training: Any, product: float, speedup: float, says: str) -> None:
+    found = said_of("7.8", best_facts(training, product=product, speedup=speedup))
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def test_nothing_held() -> None:
+    facts = best_facts(Script, product=1.0, speedup=1.0)
+    same = REPORT | {"ratio": 1.0, "ratio_ci": [0.95, 1.05], "decision": "reject"}
+    facts["reports"] = {"fused": REJECTED, "bf16": REJECTED, "best": same}
+
+    assert said_of("7.8", facts) == ""
+    assert "not 'accept'" in said_of("7.8", facts | {"factors": facts["factors"] | {"fused": [False, True]}})
+
+
+def test_what_an_earlier_report_gave_is_told() -> None:
+    facts = best_facts(Fused, product=1 / 0.6, speedup=1 / 0.75)
+    earlier = with_earlier(facts, "fused", (0.5, "accept"), (0.6, "accept"))
+    assert "A report changed since product was computed" in said_of("7.8", earlier)
+    assert "product is not" in said_of("7.8", with_earlier(facts, "fused", (0.5, "accept")))
+    assert "product is not" in said_of("7.8", facts)
+
+    left_out = best_facts(Fused, product=1 / (0.8 * 0.97), speedup=1 / 0.75)
+    assert "product is not" in said_of("7.8", with_earlier(left_out, "fused", (0.6, "accept")))
+
+    facts = best_facts(Fused, product=1 / 0.8, speedup=1 / 0.6)
+    assert "A report changed since speedup" in said_of("7.8", with_earlier(facts, "best", (0.6, "accept")))
+
+
+def test_a_decision_that_flipped_is_told() -> None:
+    facts = best_facts(FusedBf16, product=1.25, speedup=1.333)
+    assert "An earlier report" not in said_of("7.8", facts)
+    assert "An earlier report on it said 'accept'" in said_of("7.8", with_earlier(facts, "bf16", (0.9, "accept")))

@@ -1,0 +1,189 @@
+"""`labs.check`, progress, and the file of results."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfnb import labs
+from perfnb.errors import LabError
+from perfnb.labs import ledger
+from perfnb.labs.exercise import Hint, as_number, slip
+from perfnb.labs.ledger import Ledger, exercises_of, known_labs
+from perfnb.labs.workloads import interleaved
+
+
+def typical(times: list[float], warmup: int) -> float:
+    return statistics.median(times[warmup:])
+
+
+@pytest.fixture(autouse=True)
+def _a_new_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labs, "_ledger", Ledger())
+
+
+def test_a_right_answer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    labs.check("1.2", typical)
+
+    assert capsys.readouterr() == ("1.2 The usual step: right. Lab 1: 1 of 6.\n", "")
+
+
+@pytest.mark.parametrize("nothing", [None, ...])
+def test_no_answer_is_not_a_mistake(capsys: pytest.CaptureFixture[str], nothing: Any) -> None:
+    labs.check("1.2", nothing)
+
+    assert capsys.readouterr() == ("", "1.2 The usual step: not yet. There is no answer yet.\n")
+
+
+def test_a_failing_check_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    labs.check("1.2", lambda times, warmup: 1 / 0)
+
+    assert "Your code raised ZeroDivisionError: division by zero" in capsys.readouterr().err
+
+
+def test_an_interrupt_reaches_the_reader() -> None:
+    def interrupted(times: list[float], warmup: int) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        labs.check("1.2", interrupted)
+
+
+@pytest.mark.parametrize(("number", "says"), [("1.99", "no exercise '1.99'"), ("99.1", "no lab '99'"), ("x", "no lab")])
+def test_no_such_exercise(number: str, says: str) -> None:
+    with pytest.raises(LabError, match=says):
+        labs.check(number, 1)
+
+
+def test_progress_counts_what_was_right() -> None:
+    labs.check("1.2", None)
+    assert labs.progress(1).right == 0
+    assert "not yet    1.2" in repr(labs.progress(1))
+    assert "not tried  1.1" in repr(labs.progress(1))
+
+    labs.check("1.2", typical)
+    assert (labs.progress(1).right, labs.progress(1).complete) == (1, False)
+    assert "right      1.2  The usual step" in repr(labs.progress())
+
+
+def test_a_wrong_answer_takes_nothing_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told, and counts as a try; what is exported is the answer that was right, and bears it out."""
+    labs.check("1.2", typical)
+    labs.check("1.2", lambda times, warmup: times[0])
+
+    assert "1.2 The usual step: not yet." in capsys.readouterr().err
+    assert labs.progress(1).right == 1
+    path = labs.export(tmp_path / "results.json")
+    assert labs.verify(path).verdicts == {"1.2": "right"}
+    (result,) = json.loads(path.read_text())["results"]
+    assert "return statistics.median" in result["answer"]
+    assert result["tries"] == 2
+
+
+def test_a_prediction_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    labs.check("2.1", {"forward": 0.3, "backward": 0.5, "optimizer": 0.1, "rest": 0.1})
+
+    assert capsys.readouterr().out == "2.1 A prediction: noted. Lab 2: 1 of 8.\n"
+    assert "noted      2.1  A prediction" in repr(labs.progress(2))
+
+
+def test_nothing_done_is_no_progress() -> None:
+    assert repr(labs.progress()) == ""
+
+
+def test_every_lab_numbers_its_exercises() -> None:
+    for lab in known_labs():
+        assert [each.number for each in exercises_of(lab)] == [f"{lab}.{n + 1}" for n in range(len(exercises_of(lab)))]
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    labs.check("1.2", typical)
+    labs.check("1.1", lambda step: 5.0)
+    labs.check("1.3", None)
+    return labs.export(tmp_path / "results.json")
+
+
+def test_a_teacher_judges_again(exported: Path) -> None:
+    verified = labs.verify(exported)
+
+    assert verified.unchanged
+    assert verified.verdicts == {"1.1": "not yet", "1.2": "right", "1.3": "not yet"}
+    assert exported.stat().st_size < 10_000
+    assert [path.name for path in exported.parent.iterdir()] == ["results.json"]
+    assert "return statistics.median" in json.loads(exported.read_text())["results"][1]["answer"]
+
+
+def test_a_claim_without_facts_does_not_follow(exported: Path) -> None:
+    content = json.loads(exported.read_text())
+    for result in content["results"]:
+        result["right"] = True
+    exported.write_text(json.dumps(content))
+
+    verified = labs.verify(exported)
+
+    assert not verified.unchanged
+    assert verified.verdicts == {"1.1": "does not follow", "1.2": "right", "1.3": "does not follow"}
+    assert "CHANGED" in repr(verified)
+
+
+@pytest.mark.parametrize("facts", [{}, {"cases": 3}, [], None, {"cases": [{"returned": "x", "true_ms": 1}]}, {"a": 1}])
+def test_made_up_facts_do_not_follow(exported: Path, facts: Any) -> None:
+    content = json.loads(exported.read_text())
+    content["results"][1]["facts"] = facts
+    exported.write_text(json.dumps(content))
+
+    assert labs.verify(exported).verdicts["1.2"] == "does not follow"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', '{"format": "perfnb labs 1"}', "[" * 100_000, "\x00"])
+def test_what_is_no_file_of_results_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+
+    with pytest.raises(LabError, match=r"x\.json"):
+        labs.verify(tmp_path / "x.json")
+
+
+def test_files_that_cannot_be_had(tmp_path: Path) -> None:
+    labs.check("1.2", typical)
+    with pytest.raises(LabError, match="could not be written"):
+        labs.export(tmp_path / "nowhere" / "x.json")
+    with pytest.raises(LabError, match="cannot be read"):
+        labs.verify(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("value", [None, ..., True, "3", float("nan"), float("inf"), [1.0, 2.0], {}])
+def test_what_is_no_number(value: Any) -> None:
+    with pytest.raises(Hint):
+        as_number(value, "It")
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [(2, "twice"), (0.5, "half"), (100, "percent"), (0.01, "share"), (1e3, "thousand"), (-1, "sign"), (1.3, "look")],
+)
+def test_a_slip_is_named_and_the_answer_is_not(factor: float, says: str) -> None:
+    assert says in slip(factor * 0.371, 0.371, 0.01)
+    assert "0.371" not in slip(factor * 0.371, 0.371, 0.01)
+
+
+def test_no_input_is_timed_twice() -> None:
+    seen: list[int] = []
+    interleaved(lambda n: seen.append(n), lambda n: None, [(n,) for n in range(5)])
+
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_class_from_a_cell_is_written_as_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x = 1\n\nclass Answer(dict):\n    kind = 1\n\n    def method(self):\n        return 2\n\ny = 3\n"
+    monkeypatch.setitem(linecache.cache, "<cell>", (len(text), None, text.splitlines(keepends=True), "<cell>"))
+    names: dict[str, Any] = {"__name__": "nowhere"}
+    exec(compile(text, "<cell>", "exec"), names)
+
+    assert ledger._text(names["Answer"]) == "".join(text.splitlines(keepends=True)[2:7])
+    assert ledger._text(type("Made", (dict,), {})).startswith("<class")

@@ -1,0 +1,178 @@
+"""The labs' notebooks: made from their sources, fit for nbgrader, and kind to those who have not solved them yet.
+
+The solutions run with the other notebooks, under nbval; each ends with the assertion that every check passed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from notebooks.labs import build
+from perfnb.labs.ledger import exercises_of
+from perfnb.labs.public_traces import FOLDER
+from tests.labs import traces_at_hand
+from tests.magics.kernel import Kernel, started
+
+BUILT = build.built()
+STUDENTS = [path for path in BUILT if path.parent.name == "labs"]
+NBGRADER = {"cell_type", "grade", "grade_id", "locked", "schema_version", "solution", "task"}
+#: What a measurement may cost. How exact it is matters where exercises are solved, and the solutions run as they are.
+LONG, MANY = re.compile(r"(budget_s=|--budget )\d+"), re.compile(r"(--steps )\d+")
+#: So too where no budget is named.
+QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
+SOLUTIONS = [path for path in BUILT if path.parent.name == "solutions"]
+
+
+def lab_of(path: Path) -> str:
+    return str(int(path.name[:2]))
+
+
+def code(path: Path) -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(BUILT[path])["cells"] if cell["cell_type"] == "code"]
+
+
+def marked(path: Path, mark: str) -> list[dict[str, Any]]:
+    return [cell for cell in code(path) if is_marked(cell, mark)]
+
+
+def is_marked(cell: dict[str, Any], mark: str) -> bool:
+    return bool(cell["metadata"].get("nbgrader", {}).get(mark))
+
+
+def test_there_are_notebooks_of_both_kinds() -> None:
+    assert len(STUDENTS) == len(SOLUTIONS) >= 1
+    there = {path for folder in (build.HERE, build.HERE / "solutions") for path in folder.glob("*.ipynb")}
+    assert there == set(BUILT)
+
+
+@pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_notebook_is_up_to_date(path: Path) -> None:
+    assert path.read_text("utf-8") == BUILT[path], "run: python -m notebooks.labs.build"
+    nbformat.validate(nbformat.reads(BUILT[path], as_version=4))
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_students_see_no_solution(path: Path) -> None:
+    assert "SOLUTION" not in BUILT[path]
+    assert "HIDDEN" not in BUILT[path]
+    assert all(build.STUB in "".join(cell["source"]) for cell in marked(path, "solution"))
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_every_exercise_has_an_answer_and_a_check(path: Path) -> None:
+    numbers = [exercise.number for exercise in exercises_of(lab_of(path))]
+    checked = [re.search(r'labs\.check\("([\d.]+)"', "".join(cell["source"])) for cell in marked(path, "grade")]
+
+    assert [found and found[1] for found in checked] == numbers
+    assert len(marked(path, "solution")) == len(numbers)
+    assert f"assert labs.progress({lab_of(path)}).complete" in "".join(marked(path, "grade")[-1]["source"])
+
+
+@pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_nbgrader_finds_its_metadata(path: Path) -> None:
+    """As nbgrader's schema, version 3, has it; each place of points also has a check that can be failed."""
+    every = [cell["metadata"]["nbgrader"] for cell in code(path) if "nbgrader" in cell["metadata"]]
+    names = [facts["grade_id"] for facts in every]
+
+    assert len(set(names)) == len(names)
+    for facts in every:
+        grade = facts["grade"]
+        assert set(facts) - {"points"} == NBGRADER
+        assert (facts["schema_version"], facts["cell_type"], facts["task"]) == (3, "code", False)
+        assert (facts["locked"], facts["solution"], facts.get("points", 0) > 0) == (grade, not grade, grade)
+        assert re.fullmatch(r"[\w-]+", facts["grade_id"])
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """One for all, with what each of them imports; that they run in a fresh one is seen of the solutions."""
+    with pytest.MonkeyPatch.context() as patch:
+        if folder := traces_at_hand.folder():
+            patch.setenv(FOLDER, str(folder))
+        with started(tmp_path_factory.mktemp("labs")) as running:
+            running.ok(QUICK)
+            yield running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> None:
+    if "trace_file(" in BUILT[path] and traces_at_hand.folder() is None:
+        pytest.skip(traces_at_hand.MISSING)
+    kernel.ok("%reset -f")
+    replies = []
+    for cell in code(path):
+        source = LONG.sub(r"\g<1>0.3", MANY.sub(r"\g<1>1", "".join(cell["source"])))
+        replies.append(reply := kernel.run(source))
+        assert reply.status == "ok", f"{source}\n{reply.traceback or reply.message}"
+
+    checks = [reply for cell, reply in zip(code(path), replies, strict=True) if is_marked(cell, "grade")]
+    for reply in checks:
+        (said,) = [output for output in reply.outputs if "name" in output]
+        assert said["name"] == "stderr"  # by which nbgrader gives no points
+        assert re.match(r"\d\.\d [^:]+: not yet\. \S.*\.\n?$", said["text"], re.DOTALL), said["text"]
+        assert "Traceback" not in said["text"]
+    assert len(checks) == len(exercises_of(lab_of(path)))
+
+
+def test_the_index_leads_to_every_notebook() -> None:
+    folder = build.HERE.parent
+    cells = json.loads((folder / "index.ipynb").read_text("utf-8"))["cells"]
+    text = "".join(line for cell in cells for line in cell["source"])
+    linked = {(folder / target).resolve() for target in re.findall(r"\]\(([^)]+)\)", text)}
+    there = {*folder.glob("*.ipynb"), *STUDENTS} - {folder / "index.ipynb"}
+
+    assert linked == {path.resolve() for path in there}
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_links_between_labs_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([\w/.]+\.ipynb)\)", BUILT[path]):
+        assert (path.parent / target).exists(), target
+
+
+SOURCE = """# %% [markdown]
+# # Title
+#
+# text
+# %%
+# %load_ext perfnb
+# %% answer 1.1
+def f(x):
+    ### BEGIN SOLUTION
+    y = x
+    return y
+    ### END SOLUTION
+# %% check 1.1 points=3
+labs.check("1.1", f)
+### BEGIN HIDDEN TESTS
+assert True
+### END HIDDEN TESTS
+"""
+
+
+def test_a_source_becomes_two_notebooks() -> None:
+    notebooks = [json.loads(build.notebook(SOURCE, "lab-01", solved=solved)) for solved in (False, True)]
+    student, solution = (notebook["cells"] for notebook in notebooks)
+
+    assert "".join(student[0]["source"]) == "# Title\n\ntext"
+    assert "".join(student[1]["source"]) == "%load_ext perfnb"
+    assert "".join(student[2]["source"]) == "def f(x):\n    pass  # YOUR CODE HERE"
+    assert "".join(student[3]["source"]) == 'labs.check("1.1", f)'
+    assert "return y" in "".join(solution[2]["source"])
+    assert "assert True" in "".join(solution[3]["source"])
+    assert [cell["id"] for cell in student] == [cell["id"] for cell in solution]
+    assert student[3]["metadata"]["nbgrader"]["points"] == 3
+
+
+def test_a_cell_misspelt_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a cell: # %% anwser"):
+        build.notebook("# %% anwser 1.1\n", "lab-01", solved=True)

@@ -1,0 +1,33 @@
+"""Public traces as profiles and as plain events: each is read once for all tests that only look at it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache, lru_cache
+from typing import Any
+
+import perfnb
+from tests.traces.test_public_traces import FOLDER, LEFT_OUT, expected, text_of
+
+
+@cache
+def profile_of(name: str) -> perfnb.Profile:
+    """The profile of a file of `expected`, or of the one of Kineto's that is called so without its ending."""
+    if name not in expected():
+        (name,) = (one for one in expected() if one.removesuffix(".gz") == f"kineto/{name}.json")
+    return _read(name)
+
+
+@cache
+def _read(name: str) -> perfnb.Profile:
+    profile = perfnb.load(FOLDER / name)
+    assert isinstance(profile, perfnb.Profile)
+    return profile
+
+
+@lru_cache(maxsize=2)
+def events_of(name: str) -> list[dict[str, Any]]:
+    """The timed events of a file, as they stand in it."""
+    value = json.loads(text_of(name))
+    events = value["traceEvents"] if isinstance(value, dict) else value
+    return [event for event in events if event.get("ph") == "X" and event.get("cat") not in LEFT_OUT]
