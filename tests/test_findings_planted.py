@@ -62,11 +62,13 @@ def bound_and_saved(planted: Planted) -> tuple[int, float, float]:
 @pytest.mark.alone
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_was_planted_is_found_with_about_what_removing_it_saves(name: str) -> None:
-    rank, bound, saved = bound_and_saved(PLANTED[name]())
-
-    print(f"{name}: bound {bound:.3f}, saved {saved:.3f}")
-    assert rank <= 1
-    assert bound == pytest.approx(saved, rel=BAND)
+    # A machine may change its speed between what is compared; a wrong rule is wrong every time.
+    for _ in range(3):
+        rank, bound, saved = bound_and_saved(PLANTED[name]())
+        print(f"{name}: bound {bound:.3f}, saved {saved:.3f}")
+        if rank <= 1 and bound == pytest.approx(saved, rel=BAND):
+            return
+    pytest.fail(f"the last of three: rank {rank}, bound {bound:.3f}, saved {saved:.3f}")
 
 
 @pytest.mark.alone

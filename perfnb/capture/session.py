@@ -18,7 +18,7 @@ from torch import nn
 
 from perfnb.capture.arithmetic import OpCall, OpCounter
 from perfnb.capture.budget import Plan
-from perfnb.capture.calibration import measure_costs
+from perfnb.capture.calibration import Costs, measure_costs
 from perfnb.capture.ceilings import measure_ceilings
 from perfnb.capture.conditions import Conditions
 from perfnb.capture.device import StepClock, cuda_in_use, lower_precision, synchronize, usable_cpus
@@ -78,6 +78,7 @@ class Session:
         self.meta: dict[str, Any] = {"options": asdict(plan), "models_chosen": models is not None}
         self._runner, self._plan, self._models, self._gate, self._progress = runner, plan, models, gate, progress
         self._begin = time.perf_counter()
+        self._bare: Costs | None = None
         self._uncompiled_from: int | None = None
 
     def _spent_s(self) -> float:
@@ -102,8 +103,10 @@ class Session:
             step_s = recent[-1] / 1e9 if recent else 0.0
             return plan.goes_on_timing(len(times), wanted, self._spent_s(), step_s)
 
+        before = measure_costs()
         with Conditions() as conditions:
             times = self._run("timed", wanted, more=more, beside=conditions)
+        self._bare = before.least(measure_costs())
         self.meta["noise"] = conditions.facts
         self.meta["timed_cut_short"] = len(times) < wanted
         return times
@@ -144,7 +147,8 @@ class Session:
                     traced = traced.least(measure_costs(idle))
             bare = bare.least(measure_costs())
         self.meta["cost"] = traced.beyond(bare)._asdict()
-        self.meta["bare_cost"] = bare._asdict()
+        # A machine changes its speed: the least of all is as near to the steps' own least as can be had.
+        self.meta["bare_cost"] = (bare if self._bare is None else self._bare.least(bare))._asdict()
         self.meta["stacks"] = stacks
         self.meta["traced_cut_short"] = count < self._plan.traced
         return tracer
