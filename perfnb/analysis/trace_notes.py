@@ -33,13 +33,13 @@ def of_the_trace(recording: Recording) -> Iterator[str]:
     if recording.outside is not None:
         count, whole = len(recording.outside), facts["events"]
         yield (
-            f"{count:,} of {whole:,} events belong to no step: they are in `events` and `gpu_time`, and in no figure "
+            f"{count:,} of {whole:,} events belong to no step: they are in events and gpu_time, and in no figure "
             "per step."
         )
     if lines := memory_of_trace(recording):
         before = " Of the CPU's, what was alive before is left out." if lines[0].device == CPU else ""
         yield (
-            "The trace tells how much memory was allocated, in the timeline and in `memory`, but not what for: there "
+            "The trace tells how much memory was allocated, in the timeline and in the frame memory, but not what for: there "
             f"are no categories, and no figures by layer.{before}"
         )
     modules = recording.modules

@@ -41,6 +41,7 @@ def draw_journal(figure: Figure, history: pd.DataFrame) -> None:
     for axes, name in zip(panels, names, strict=True):
         _panel(axes, shown[shown["name"] == name], name)
     panels[-1].set_xlabel("entry")
+    panels[-1].set_xlim(float(shown["number"].min()) - 0.6, float(shown["number"].max()) + 0.6)
     _legend(figure, shown)
 
 
@@ -56,7 +57,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     bare(axes)
     axes.grid(axis="y", color=LINE, linewidth=0.5)
     axes.set_ylabel("step, ms" if not name else f"{escape.chart(name, 24)}, ms")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     last: tuple[float, float] | None = None
     for kind, row in zip(_kinds(rows), rows.to_dict("records"), strict=True):
         number, of_report = float(row["number"]), row["kind"] == "report"
