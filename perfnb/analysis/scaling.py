@@ -11,7 +11,8 @@ import pandas as pd
 from perfnb.analysis.intervals import interval_of_median, relative_standard_error
 from perfnb.analysis.power_law import PowerLaw, fit_power_law
 
-#: The curve that is drawn reaches from this share of the least size to this multiple of the largest, in so many points.
+#: The curve that is drawn reaches from this share of the least size to this multiple of the largest, in so many points
+#: and at the sizes themselves.
 _BELOW, _ABOVE, _POINTS = 0.5, 2.0, 121
 
 
@@ -81,7 +82,8 @@ def scaling_figures(
 
 
 def _curve(sizes: Sequence[float], law: PowerLaw, memory_law: PowerLaw | None) -> pd.DataFrame:
-    grid = np.geomspace(_BELOW * sizes[0], _ABOVE * sizes[-1], _POINTS)
+    between = np.geomspace(_BELOW * sizes[0], _ABOVE * sizes[-1], _POINTS)
+    grid = np.union1d(between, np.asarray(sizes, dtype=float))
     predicted = [law.predict(float(size)) for size in grid]
     memory = [None if memory_law is None else memory_law.predict(float(size)).median for size in grid]
     return pd.DataFrame(
