@@ -39,8 +39,8 @@ def of_the_trace(recording: Recording) -> Iterator[str]:
     if lines := memory_of_trace(recording):
         before = " Of the CPU's, what was alive before is left out." if lines[0].device == CPU else ""
         yield (
-            "The trace tells how much memory was allocated, in the timeline and in the frame memory, but not what for: there "
-            f"are no categories, and no figures by layer.{before}"
+            "The trace tells how much memory was allocated, in the timeline and in the frame memory, but not what for: "
+            f"there are no categories, and no figures by layer.{before}"
         )
     modules = recording.modules
     if len(modules) and modules["module"].isna().all():

@@ -40,11 +40,12 @@ def check(number: str, answer: Any, **evidence: Any) -> None:
     """
     result = _ledger.judge(number, answer, evidence)
     lab = _ledger.progress(int(number.partition(".")[0]))
+    about = f"{number} {result.title.rstrip('?')}"
     if result.right:
         said = exercise_of(number).accepted
-        print(f"{number} {result.title}: {said}. Lab {number.partition('.')[0]}: {lab.right} of {len(lab.rows)}.")
+        print(f"{about}: {said}. Lab {number.partition('.')[0]}: {lab.right} of {len(lab.rows)}.")
     else:
-        print(f"{number} {result.title}: not yet. {result.hint}", file=sys.stderr)
+        print(f"{about}: not yet. {result.hint}", file=sys.stderr)
 
 
 def progress(lab: int | None = None) -> Progress:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -21,7 +20,8 @@ from perfnb.labs.exercise import (
     ratio_of,
     slip,
 )
-from perfnb.labs.workloads import agree, interleaved, one_thread
+from perfnb.labs.rewritten import judge_rewritten, measure_rewritten
+from perfnb.labs.workloads import interleaved
 
 PARTS = ("forward", "backward", "optimizer", "rest")
 
@@ -42,13 +42,14 @@ def judge_prediction(facts: Facts) -> None:
 
 def measure_ratio(answer: Any, profile: Any = None) -> Facts:
     given = _profile(profile)
-    phases, layers = given.phases["ms"], given.layers
+    phases, layers, shares = given.phases["ms"], given.layers, given.phases["share"]
     ways = [[float(rows[f"{way}_ms"].sum()) for way in ("forward", "backward")] for rows in (layers[:1], layers)]
     return {
         "ratio": as_number(answer, "The ratio"),
         "forward_ms": float(phases["forward"]),
         "backward_ms": float(phases["backward"]),
         "of_layers": [backward / forward for forward, backward in ways if forward],
+        "of_shares": [float(shares["backward"] / shares["forward"])] if shares["forward"] else [],
     }
 
 
@@ -60,6 +61,8 @@ def judge_ratio(facts: Facts) -> None:
         raise Hint("It is the time of one direction; asked for is how many times as long the other takes.")
     if any(close(facts["ratio"], of_layers, 0.002) for of_layers in facts["of_layers"]):
         raise Hint("This is by the times of layers. The phases hold more than the layers do: take them from p.phases.")
+    if any(close(facts["ratio"], by_share, 0.005) for by_share in facts["of_shares"]):
+        raise Hint("This is by shares, which are corrected for the cost of tracing; here the column ms is asked for.")
     raise Hint(slip(facts["ratio"], wanted, 0.03))
 
 
@@ -118,6 +121,11 @@ def judge_self_times(facts: Facts) -> None:
                 continue
             if close(row["said"], row["total"], 1e-3):
                 raise Hint(f"In {tree}, the time of {name} still holds the layers inside it.")
+            if over < 0 and close(-row["said"], row["total"] - row["self"], 1e-3) and "." not in name:
+                raise Hint(
+                    f"In {tree}, {name} lost its own time too. It lies inside no other row: what does your code take "
+                    "for the outer row of a name without a dot?"
+                )
             if over < 0:
                 raise Hint(
                     f"In {tree}, too much was taken from {name}. Only layers *directly* inside count, for their own "
@@ -147,6 +155,8 @@ def judge_arithmetic(facts: Facts) -> None:
     said = [facts["said"][name] for name in facts["flops"]]
     if wanted[0] != wanted[1] and all(close(*pair, 1e-3) for pair in zip(said, reversed(wanted), strict=True)):
         raise Hint("Each is the ratio of the other convolution: read off again which numbers stand in which row.")
+    if close(facts["said"]["stem"], 2.0, 1e-3) and not close(wanted[0], 2.0, 1e-3):
+        raise Hint("stem: so it is in the textbook. Which of the two gradients does nobody ask this layer for?")
     for name, (forward, backward) in facts["flops"].items():
         if not close(facts["said"][name], backward / forward, 1e-3):
             raise Hint(
@@ -211,7 +221,8 @@ def judge_suspect(facts: Facts) -> None:
     if layer not in facts["names"]:
         raise Hint(f"The frame has no row {layer!r}; write the name as it stands in the index, from the model on.")
     if layer not in own:
-        raise Hint(f"{layer} has parameters, or is no layer.")
+        has = "is a row of its own and no layer" if layer.startswith("(") else "has parameters"
+        raise Hint(f"{layer} {has}; the question is about layers without any.")
     if own[layer] < max(own.values()):
         raise Hint(f"{layer} is not the one: another layer without parameters has more time of its own.")
     share, said = facts["shares"][layer], facts["at_most"]
@@ -233,119 +244,24 @@ def judge_suspect(facts: Facts) -> None:
     raise Hint(f"at_most does not follow from that share. {slip(facts['at_most'], 1 / (1 - share), 0.03)}")
 
 
-#: Shapes of the inputs that a rewritten layer is tried on; the last is timed.
-SHAPES = ((5, 32), (17, 100), (1, 64), (128, 256))
-ROUNDS = 10
-#: The most that a rewritten layer may take of the time before.
-MOST = 0.5
+#: Turns in which the two steps are run again, and by how much least times and ratios may be off: machines change pace.
+TURNS, PACE = 12, 2.0
 
 
-def measure_rewritten(answer: Any, slow: Any = None) -> Facts:
-    import torch
-
-    new = as_function(answer, "layer(x)")
-    old = as_function(slow, "layer(x)")
-    generator = torch.Generator().manual_seed(4)
-
-    def fresh(shape: tuple[int, int]) -> tuple[Any, Any]:
-        x = torch.randn(shape, generator=generator) * 3 + 1
-        return x, torch.randn(shape, generator=generator)
-
-    cases = [_same(old, new, *fresh(shape)) for shape in SHAPES]
-    inputs = [fresh(SHAPES[-1]) for _ in range(ROUNDS + 1)]
-    with one_thread():
-        old_ms, new_ms = interleaved(lambda *given: _ran(old, *given), lambda *given: _ran(new, *given), inputs)
-    cases.append(_same(old, new, *fresh(SHAPES[-1])))  # still right, and nothing remembered
-    return {"cases": cases, "ratio": min(new_ms) / min(old_ms)}
-
-
-def _same(old: Callable[..., Any], new: Callable[..., Any], x: Any, weights: Any) -> Facts:
-    wanted, wanted_gradient, _ = _ran(old, x, weights)
-    got, gradient, changed = _ran(new, x, weights)
-    return {
-        "shape": list(x.shape),
-        "returned": type(got).__name__,
-        "returned_shape": list(got.shape) if hasattr(got, "detach") else None,
-        "forward": hasattr(got, "detach") and agree(wanted, got),
-        "off": _off(wanted.detach(), got.detach()) if hasattr(got, "detach") and got.shape == wanted.shape else None,
-        "backward": gradient is not None and agree(wanted_gradient, gradient),
-        "input_changed": changed,
-    }
-
-
-def _off(wanted: Any, got: Any) -> Facts:
-    """How far an output is off: the largest difference, and by rows that of the means and of the deviations' ratio."""
-    ratio = got.double().std(1) / wanted.double().std(1)
-    return {
-        "largest": float((got - wanted).abs().max()),
-        "means": float((got.double().mean(1) - wanted.double().mean(1)).abs().max()),
-        "deviations": float((ratio - 1).abs().max()),
-    }
-
-
-def _ran(layer: Callable[..., Any], x: Any, weights: Any) -> tuple[Any, Any, bool]:
-    """The layer's output, the gradient of its input (``None`` without one), and whether it changed the input."""
-    import torch
-
-    leaf = x.clone().requires_grad_()
-    given = leaf * 1.0  # may be changed in place, as no leaf may
-    kept = given.detach().clone()
-    output = outcome(layer, given)
-    changed = not torch.equal(given.detach(), kept)
-    if changed or not isinstance(output, torch.Tensor) or output.shape != weights.shape or not output.requires_grad:
-        return output, None, changed
-    (gradient,) = outcome(lambda: torch.autograd.grad((output * weights).sum(), leaf, allow_unused=True))
-    return output, gradient, changed
-
-
-def judge_rewritten(facts: Facts) -> None:
-    for case in facts["cases"]:
-        on = f"on an input of {' x '.join(map(str, case['shape']))}"
-        if case["input_changed"]:
-            raise Hint(f"The layer changes its input ({on}); somebody else may still need it.")
-        if case["returned"] == "NoneType":
-            raise Hint("The layer returns nothing yet.")
-        if case["returned_shape"] is None:
-            raise Hint(f"The layer returns a {case['returned']}, not a tensor.")
-        if case["returned_shape"] != case["shape"]:
-            raise Hint(f"The layer returns the shape {' x '.join(map(str, case['returned_shape']))} {on}.")
-        if not case["forward"]:
-            raise Hint(f"The layer returns something else than Rescale {on} of fresh numbers. {_how(case['off'])}")
-        if not case["backward"]:
-            raise Hint(f"Forward is right, but the gradient of the layer's input is not that of Rescale, {on}.")
-    if facts["ratio"] > MOST:
-        raise Hint(
-            f"The result is right. Forward and backward take {facts['ratio']:.0%} of the time before; get below "
-            f"{MOST:.0%}. What is done once for each row, and could be done for all of them at once?"
-        )
-
-
-#: Difference of rows' means, and relative one of their standard deviations, that is rounding.
-ROUNDING = 1e-4
-
-
-def _how(off: Facts) -> str:
-    """Which way an output is off, in words."""
-    if not all(map(math.isfinite, off.values())):
-        return "Some of it is infinite, or not a number (NaN)."
-    means, deviations = off["means"] > ROUNDING, off["deviations"] > ROUNDING
-    return (
-        f"The largest difference is {off['largest']:.2g}: the rows' means are "
-        + (f"off by up to {off['means']:.2g}" if means else "right")
-        + ", their standard deviations "
-        + (f"off by up to {100 * off['deviations']:.2g} %." if deviations else "right.")
-        + ("" if means or deviations else " Are these the numbers of this input, each in its place?")
-    )
-
-
-def measure_verified(answer: Any, test: Any = None) -> Facts:
+def measure_verified(answer: Any, test: Any = None, steps: Any = ()) -> Facts:
     ratio = ratio_of(test)
     said = as_number(answer, "The speed-up")
+    if not isinstance(steps, list | tuple) or len(steps) != 2:
+        raise Hint("Run the check as it stands in its cell: it needs the two steps as well.")
+    old, new = (as_function(step, "step()") for step in steps)
+    own = interleaved(lambda: outcome(old), lambda: outcome(new), [()] * (TURNS + 1))
     return {
         "speedup": said,
         **ratio,
         "verdict": str(test.verdict),
         "check": None if test.check is None else str(test.check),
+        "tested_ms": [float(test.pairs[column].min()) for column in ("a_ms", "b_ms")],
+        "own_ms": [min(times) for times in own],
     }
 
 
@@ -354,13 +270,24 @@ def judge_verified(facts: Facts) -> None:
         raise Hint("The test did not compare the results: give it check=1e-3, and let both steps return the loss.")
     if facts["check"]:
         raise Hint(
-            f"The two steps do not return the same: {facts['check']} Do both models begin with the same weights, and "
-            "has each step a model and an optimizer of its own?"
+            f"The two steps do not return the same: {facts['check'].rstrip('.')}. Do both models begin with the "
+            "same weights, and has each step a model and an optimizer of its own?"
         )
     if facts["ratio_ci"][0] > 1:
         raise Hint("By this test the second step is the slower one: which comes first, and which second?")
     if facts["ratio_ci"][1] >= 1:
         raise Hint("This test shows no difference. Are the two steps different? If so, give it more budget_s.")
+    (tested, tested_new), (own, own_new) = facts["tested_ms"], facts["own_ms"]
+    if not 1 / PACE < tested / own < PACE:
+        raise Hint(
+            f"The first step of the test took {tested:.2g} ms at least; make_step(Rescale()) takes {own:.2g} ms now. "
+            "Did you compare whole training steps? If so, the machine has changed its pace: run the test once more."
+        )
+    if not 1 / PACE < tested_new / tested * own / own_new < PACE:
+        raise Hint(
+            f"By this test the second step is {tested / tested_new:.2g} times as fast; make_step(RescaleAtOnce()) is "
+            f"{own / own_new:.2g} times as fast as make_step(Rescale()) now. Were these the steps that you compared?"
+        )
     if not close(facts["speedup"], 1 / facts["ratio"], 0.03):
         raise Hint(f"The speed-up is not that of the test. {slip(facts['speedup'], 1 / facts['ratio'], 0.03)}")
 

@@ -98,11 +98,13 @@ def test_a_prediction_misformed(answer: Any, says: str) -> None:
         (17.0, "one direction"),
         (10.0, "one direction"),
         (1.3, "times of layers"),
+        (1.6, "by shares"),
         (2.0, "does not follow"),
     ],
 )
 def test_backward_by_forward(ratio: float, says: str) -> None:
-    found = said_of("2.2", {"ratio": ratio, "forward_ms": 10.0, "backward_ms": 17.0, "of_layers": [1.3, 1.68]})
+    facts = {"forward_ms": 10.0, "backward_ms": 17.0, "of_layers": [1.3, 1.68], "of_shares": [1.6]}
+    found = said_of("2.2", {"ratio": ratio} | facts)
 
     assert says in found
     assert bool(says) == bool(found)
@@ -148,6 +150,13 @@ def forward_only(layers: pd.DataFrame) -> dict[str, float]:
     return children_off(layers.assign(total_ms=layers["forward_ms"].fillna(0)))
 
 
+def roots_in_themselves(layers: pd.DataFrame) -> dict[str, float]:
+    own: dict[str, float] = layers["total_ms"].to_dict()
+    for name, ms in layers["total_ms"].items():
+        own[str(name).rsplit(".", 1)[0]] -= ms
+    return own
+
+
 def leaves_only(layers: pd.DataFrame) -> dict[str, float]:
     return {name: ms for name, ms in layers["total_ms"].items() if not any(layers.index.str.startswith(f"{name}."))}
 
@@ -167,6 +176,7 @@ def test_self_times(profile: Profile) -> None:
         (loosely_matched, "directly"),
         (forward_only, "too much"),
         (leaves_only, "missing"),
+        (roots_in_themselves, "without a dot"),
         (lambda layers: {name: ms / 2 for name, ms in children_off(layers).items()}, "too much"),
         (lambda layers: {name: ms / 1e3 for name, ms in children_off(layers).items()}, "too much"),
         (lambda layers: layers["self_ms"].to_dict(), "KeyError"),
@@ -198,7 +208,7 @@ def test_the_tree_is_named_where_a_time_is_wrong(profile: Profile) -> None:
     ("stem", "body", "says"),
     [
         (1, 2, ""),
-        (2, 2, "stem"),
+        (2, 2, "nobody ask"),
         (1, 1, "body: "),
         (2, 1, "other convolution"),
         (1, 0.5, "inverse"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -82,8 +84,13 @@ def test_a_layer_that_is_not_the_same_or_not_faster(answer: Any, says: str) -> N
 
 
 def a_test(**facts: Any) -> Any:
-    usual = {"ratio": 0.5, "ratio_ci": (0.48, 0.53), "verdict": "faster", "check": ""}
-    return SimpleNamespace(**usual | facts)
+    usual = {"ratio": 0.5, "ratio_ci": (0.48, 0.53), "verdict": "faster", "check": "", "a_ms": 4.0, "b_ms": 2.0}
+    made = usual | facts
+    return SimpleNamespace(**made, pairs=pd.DataFrame({key: [made[key], 9.0] for key in ("a_ms", "b_ms")}))
+
+
+def lasting(ms: float) -> Callable[[], None]:
+    return lambda: time.sleep(ms / 1e3)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +107,12 @@ def a_test(**facts: Any) -> Any:
         (1.0, a_test(ratio=1.0, ratio_ci=(0.9, 1.1), verdict="inconclusive"), "no difference"),
         (2.0, a_test(ratio_ci=None), "too few pairs"),
         (2.0, 0.5, "Give the test"),
+        (2.0, a_test(a_ms=1.5, b_ms=0.75), "whole training steps"),  # forward only
+        (2.0, a_test(b_ms=0.5), "8 times as fast"),  # another layer, or the layers alone
     ],
 )
 def test_a_speed_up_verified(speedup: float, test: Any, says: str) -> None:
-    found = hint("2.8", speedup, test=test)
+    found = hint("2.8", speedup, test=test, steps=[lasting(4), lasting(2)])
 
     assert says in found
     assert bool(says) == bool(found)
