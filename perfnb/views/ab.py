@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from perfnb.analysis.ab import ABFigures
 
 _INCHES = (6.4, 2.1)
-_COLOURS = {"faster": "#009E73", "slower": "#D55E00", "same": "#0072B2", "inconclusive": QUIET}
+_COLOURS = {
+    "faster": palette.BETTER,
+    "slower": palette.WORSE,
+    "same": palette.AS_BEFORE,
+    "inconclusive": palette.UNDECIDED,
+}
 _WHO = {
     "worker processes": "Worker processes prepare batches for a step while the other one runs",
     "processes": "Other processes may work for a step while the other one runs",

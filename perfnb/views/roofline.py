@@ -9,6 +9,7 @@ import pandas as pd
 
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
+from perfnb.views.frame import header
 from perfnb.views.memory_data import heaviest_points
 from perfnb.views.picture import picture_html
 from perfnb.views.roofline_picture import draw_roofline
@@ -23,10 +24,16 @@ _UNCOUNTED_LISTED = 5
 _INCHES = (8.8, 4.2)
 
 
-def roofline_html(roofline: Roofline) -> str:
-    """The roofline as a picture, with its figures as a table."""
-    facts = "<br>".join(escape.html_sentence(fact) for fact in roofline_facts(roofline))
-    parts = [f"<p><strong>Roofline</strong> · {escape.html(roofline.device)}<br>{facts}</p>"]
+def roofline_html(roofline: Roofline, alone: bool = False) -> str:
+    """The roofline as a picture, with its figures as a table; `alone` it has a head as every view has."""
+    facts = roofline_facts(roofline)
+    if alone:
+        used = fmt.known(roofline.utilisation)
+        verdict = "" if used is None else f"{fmt.share(used)} of what the device could do"
+        parts = [header("A step", f"roofline · {escape.plain(roofline.device, 80)}", verdict, *facts)]
+    else:
+        lines = "<br>".join(map(escape.html_sentence, facts))
+        parts = [f"<p><strong>Roofline</strong> · {escape.html(roofline.device)}<br>{lines}</p>"]
     if _can_be_drawn(roofline):
         parts.append(
             f"<p>{picture_html(functools.partial(draw_roofline, roofline=roofline), _INCHES, _alt(roofline))}</p>"
