@@ -40,7 +40,8 @@ def notebook(page: Page, jupyterlab: JupyterLab) -> Page:
 def test_the_quickstart_shows_a_report_that_can_be_handled(notebook: Page) -> None:
     report = notebook.locator("article.perfnb").first
     expect(report).to_be_visible(timeout=RUN_MS)
-    expect(report).to_contain_text("digits, item by item")
+    expect(report).to_contain_text("digits, cleaned each time")
+    expect(report).to_contain_text("Bound by waiting for data")
     expect(report).to_contain_text("backward")
     for theme in ("Light", "Dark"):
         _choose_theme(notebook, theme)
