@@ -3,7 +3,7 @@
 #
 #   make demo PYTHON=python3.12     with another interpreter (3.11 or later)
 #   make test VENV=.venv-312        in another environment
-#   make lab LAB_FLAGS=--no-browser
+#   make lab LAB_FLAGS=--no-browser; as root, as in a container, LAB_FLAGS=--allow-root
 #   make test WORKERS=4             with more processes side by side
 
 PYTHON ?= python3
@@ -35,7 +35,7 @@ demo: $(VENV)/.perfnb-demo
 	@$(PY) -m perfnb.demo
 
 lab: $(VENV)/.perfnb-lab
-	@$(PY) -m jupyterlab $(LAB_FLAGS) notebooks/index.ipynb
+	@$(PY) -m jupyterlab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/index.ipynb $(LAB_FLAGS)
 
 docs: $(VENV)/.perfnb-docs
 	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html

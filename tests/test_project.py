@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -90,6 +92,18 @@ def test_a_machine_path_is_found(tmp_path: Path, text: str, found: int, zipped: 
     (tmp_path / "x").write_bytes(gzip.compress(content) if zipped else content)
 
     assert len(machine_paths(tmp_path / "x")) == found
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_lab_opens_the_map_with_the_whole_project_as_root() -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "lab"]
+    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
+    flags = dict(flag.split("=", 1) for flag in shlex.split(done.stdout.splitlines()[-1]) if "=" in flag)
+
+    assert Path(flags["--ServerApp.root_dir"]).samefile(ROOT)
+    page = flags["--LabApp.default_url"].removeprefix("/lab/tree/")
+    assert (ROOT / page).samefile(ROOT / "notebooks" / "index.ipynb")
 
 
 @pytest.mark.slow
