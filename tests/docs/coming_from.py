@@ -7,7 +7,7 @@ import re
 from perfnb.frames.schema import SCHEMA
 from perfnb.magics.gpuwatch import GpuWatchMagics
 from perfnb.magics.options import option_names, parser_of
-from tests.docs.pages import DOCS, first_block
+from tests.docs.pages import DOCS, PAGES, blocks_of, first_block
 
 PAGE = DOCS / "coming_from.md"
 
@@ -46,11 +46,8 @@ with perfnb.watch(0.1) as w:
 #: What stands for something of the reader's own, and what a test puts there.
 PLACEHOLDERS = {
     "perfnb.load([...])": 'perfnb.load(["rank0.json.gz", "rank1.json.gz"]);',
-    "%load_ext perfnb": "%load_ext perfnb",
     "%profile_step statement": "%profile_step step(batch);",
     "%%profile_step for x, y in loader": "%%profile_step for x, y in loader\nstep((x, y));",
-    "%%profile_step": "%%profile_step\ntrain_step();",
-    "%gpuwatch": "%gpuwatch\n%gpuwatch stop",
 }
 
 _CODE = re.compile(r"`([^`]+)`")
@@ -68,10 +65,15 @@ def typed_here() -> list[str]:
 
 
 def runnable() -> list[str]:
-    """The code among it, with placeholders filled in: all that is no column of a frame and no option of a magic.
+    """The code among it, with placeholders filled in: what is no column, no option, and run by no other page.
 
     A semicolon hides what it would show: a dozen reports are drawn by other tests.
     """
     options = option_names(parser_of(GpuWatchMagics.gpuwatch))
-    named = {code for code in typed_here() if code in _COLUMNS or code.partition(" ")[0] in options}
-    return [PLACEHOLDERS.get(code, f"{code};") for code in typed_here() if code not in named]
+    elsewhere = [block.code for path in PAGES.values() for block in blocks_of(path) if not block.not_run]
+    found = []
+    for code in typed_here():
+        is_name = code in _COLUMNS or code.partition(" ")[0] in options
+        if not is_name and not any(code in block for block in elsewhere):
+            found.append(PLACEHOLDERS.get(code, f"{code};"))
+    return found

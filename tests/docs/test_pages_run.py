@@ -53,7 +53,7 @@ def test_what_one_types_here_who_comes_from_elsewhere_runs(kernel: Kernel, tmp_p
     kernel.ok(coming_from.SETUP)
 
     codes = coming_from.runnable()
-    assert len(codes) > 40
+    assert len(codes) > 15
     replies = {code: kernel.run(code) for code in codes}
     assert {code: reply.message for code, reply in replies.items() if reply.status != "ok"} == {}
 
