@@ -7,6 +7,7 @@ import re
 import pytest
 
 from perfnb.analysis import gpu_idle, leaks, slope, timeline_coarse
+from perfnb.analysis.findings import doubt
 from perfnb.frames.schema import SCHEMA
 from perfnb.views import timeline_data
 from tests.capture.test_distortion import POINTS
@@ -51,6 +52,8 @@ def test_every_frame_of_a_profile_has_its_section() -> None:
         f"{timeline_data.PAGE_BYTES / 1e6:g} MB in a page)",
         f"the tests allow {100 * POINTS:g}",
         f"within {100 * QUIET_BAND:g} % of what removing them saves",
+        f"more than a factor of {doubt._APART:g} apart",
+        f"timed ones took {doubt._HELD_UP:g} times as long",
     ],
 )
 def test_thresholds_are_those_of_the_code(words: str) -> None:
