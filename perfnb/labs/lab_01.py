@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.exercise import (
+    Exercise,
+    Facts,
+    Hint,
+    as_function,
+    as_number,
+    as_numbers,
+    close,
+    outcome,
+    require_test,
+    slip,
+)
 from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
 
 #: Milliseconds that the tried steps take at least, asleep and at work.
@@ -171,19 +182,17 @@ def judge_compare(facts: Facts) -> None:
 
 
 def measure_aa(answer: Any, test: Any = None) -> Facts:
-    detectable = getattr(test, "smallest_detectable", None)
-    if detectable is None:
-        raise Hint("Give the test as well: test=aa, what perfnb.ab_test returned.")
+    given = require_test(test, "aa")
     said = as_numbers(answer, ("smallest_percent",))
     if not isinstance(answer.get("sees_one_percent"), (bool, np.bool_)):
         raise Hint("sees_one_percent must be True or False.")
     return {
         **said,
         "sees_one_percent": bool(answer["sees_one_percent"]),
-        "detectable": as_number(detectable, "smallest_detectable"),
-        "verdict": str(test.verdict),
-        "ratio": float(test.ratio),
-        "pairs": len(test.pairs),
+        "detectable": as_number(given.smallest_detectable, "smallest_detectable"),
+        "verdict": given.verdict,
+        "ratio": given.ratio,
+        "pairs": len(given.pairs),
     }
 
 

@@ -231,8 +231,8 @@ def judge_checkpointed(facts: Facts) -> None:
 
 def measure_price(answer: Any, plain: Any = None, checkpointed: Any = None, test: Any = None) -> Facts:
     said = as_numbers(answer, ("memory", "arithmetic", "time"))
-    require_test(test)
-    facts: Facts = {"said": said, "time": float(test.ratio), "check": None if test.check is None else str(test.check)}
+    given = require_test(test)
+    facts: Facts = {"said": said, "time": given.ratio, "check": given.check}
     for name, profile in (("plain", plain), ("checkpointed", checkpointed)):
         memory, layers = _profile(profile).memory, profile.layers
         flops = layers.loc[layers["depth"] == 0, [f"{way}_flops" for way in ("forward", "backward", "recompute")]]

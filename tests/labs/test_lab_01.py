@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from tests.labs.judging import hint
+from tests.labs.judging import an_ab_test, hint
 
 Number = Callable[..., Any]
 
@@ -175,16 +174,15 @@ def test_other_comparisons_are_not(answer: Number, says: str) -> None:
     assert says in hint("1.4", answer)
 
 
-def an_ab_test(detectable: float) -> Any:
-    pairs = pd.DataFrame({"a_ms": [1.0] * 8, "b_ms": [1.0] * 8})
-    return SimpleNamespace(smallest_detectable=detectable, verdict="same", ratio=1.001, pairs=pairs)
+def an_aa_test(detectable: float) -> Any:
+    return an_ab_test(a_ms=[1.0] * 8, b_ms=[1.0] * 8, check=None, smallest_detectable=detectable)
 
 
 @pytest.mark.parametrize("detectable", [0.004, 0.01, 0.037, 0.4])
 def test_what_a_test_could_find_is_accepted(detectable: float) -> None:
     answer = {"smallest_percent": round(100 * detectable, 1), "sees_one_percent": detectable <= 0.01}
 
-    assert hint("1.5", answer, test=an_ab_test(detectable)) == ""
+    assert hint("1.5", answer, test=an_aa_test(detectable)) == ""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +200,15 @@ def test_what_a_test_could_find_is_accepted(detectable: float) -> None:
     ],
 )
 def test_what_it_could_not_is_not(percent: Any, sees: Any, says: str) -> None:
-    assert says in hint("1.5", {"smallest_percent": percent, "sees_one_percent": sees}, test=an_ab_test(0.037))
+    assert says in hint("1.5", {"smallest_percent": percent, "sees_one_percent": sees}, test=an_aa_test(0.037))
+
+
+def test_a_test_is_needed() -> None:
+    answer = {"smallest_percent": 3.7, "sees_one_percent": False}
+    made_up = SimpleNamespace(smallest_detectable=0.037, ratio_ci=(0.9, 1.1), verdict="same", ratio=1.0, pairs=[1] * 8)
+
+    assert "test=aa" in hint("1.5", answer, test=made_up)
+    assert "test=aa" in hint("1.5", answer, test=0.037)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from perfnb.frames.schema import CATEGORIES
 from perfnb.labs import lab_04
 from perfnb.labs.exercise import Facts
 from perfnb.labs.memory_trials import saved_bytes, trained_bytes
-from tests.labs.judging import hint
-from tests.labs.lab_04_answers import said_of, stepping
+from tests.labs.judging import hint, said_of
+from tests.labs.lab_04_answers import stepping
 
 MIB = 2**20
 

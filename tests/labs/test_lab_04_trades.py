@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from perfnb import Profile, profile_step
 from perfnb.labs.exercise import Facts
-from tests.labs.judging import hint
-from tests.labs.lab_04_answers import outputs, said_of, stepping
+from tests.labs.judging import an_ab_test, hint, said_of
+from tests.labs.lab_04_answers import outputs, stepping
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -185,7 +185,7 @@ def test_measurements_that_tell_no_price(facts: Facts, says: str) -> None:
 @pytest.mark.slow
 def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
     plain, light = (short(stepping(Tower(blocks, run), 256, 16)) for run in (one_by_one, each_checkpointed))
-    test = SimpleNamespace(ratio=1.2, ratio_ci=None, check="")
+    test = an_ab_test(ratio=1.2, ratio_ci=None)
     own = [int((each.memory["total"] - each.memory["other"]).max()) for each in (plain, light)]
     # Each of 8 blocks has 2 products in forward and 4 in backward, but for the gradient of the data; 1 is repeated.
     ratios = {"memory": own[1] / own[0], "arithmetic": (16 + 31 + 8) / (16 + 31), "time": 1.2}
