@@ -30,6 +30,7 @@ from perfnb.labs.memory_trials import (
     trial,
 )
 from perfnb.labs.workloads import agree, one_thread
+from perfnb.views.format import share
 
 #: How well a number is read off a report with three digits.
 READ = 2e-3
@@ -224,7 +225,7 @@ def judge_checkpointed(facts: Facts) -> None:
             )
     if facts["ratio"] >= LEFT:
         raise Hint(
-            f"The result is right. A step still takes {facts['ratio']:.0%} of the memory; get below {LEFT:.0%}. What "
+            f"The result is right. A step still takes {share(facts['ratio'])} of the memory; get below {share(LEFT)}. What "
             "is recomputed in one go is alive in one go: how much is that in yours?"
         )
 

@@ -58,7 +58,7 @@ def test_a_layer_rewritten() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Rescale(), "time before"),
+        (Rescale(), r"\d % of the time before; get below 50 %"),
         (lambda x: x, r"means are off by up to [\d.]+, their standard deviations off by"),
         (centred, r"means are right, their standard deviations off by up to [\d.e+]+ %"),
         (lambda x: at_once(x) + 0.25, r"difference is 0\.25: .* off by up to 0\.25, their standard deviations right"),

@@ -100,7 +100,7 @@ def blocks() -> nn.ModuleList:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100%"), (all_in_one, "in one go")]
+    ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100 %"), (all_in_one, "in one go")]
 )
 def test_a_tower_by_its_memory(blocks: nn.ModuleList, run: Callable[..., Any], says: str) -> None:
     found = hint("4.5", Tower(blocks, run), plain=Tower(blocks, one_by_one), rows=ROWS)
