@@ -225,8 +225,8 @@ def judge_checkpointed(facts: Facts) -> None:
             )
     if facts["ratio"] >= LEFT:
         raise Hint(
-            f"The result is right. A step still takes {share(facts['ratio'])} of the memory; get below {share(LEFT)}. What "
-            "is recomputed in one go is alive in one go: how much is that in yours?"
+            f"The result is right. A step still takes {share(facts['ratio'])} of the memory; get below {share(LEFT)}. "
+            "What is recomputed in one go is alive in one go: how much is that in yours?"
         )
 
 
