@@ -200,6 +200,7 @@ def test_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert small == pytest.approx(estimate.peak_bytes, rel=1e-3)
     assert hint("4.4", batch, make_step=narrow_step) == ""
     assert "was run" in hint("4.4", 2 * batch, make_step=narrow_step)
+    assert "so does one with" in hint("4.4", batch // 2, make_step=narrow_step)
 
 
 def peaks(batch: int, peak_mib: float, larger_mib: float) -> Facts:

@@ -192,6 +192,13 @@ def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
 
     assert hint("4.6", ratios, plain=plain, checkpointed=light, test=test) == ""
     assert "Give the test" in hint("4.6", ratios, plain=plain, checkpointed=light, test=1.2)
+    assert "forward pass alone" in hint(
+        "4.6", ratios | {"arithmetic": 16 / 47}, plain=plain, checkpointed=light, test=test
+    )
+    assert "memory is the inverse" in hint(
+        "4.6", ratios | {"memory": own[0] / own[1]}, plain=plain, checkpointed=light, test=test
+    )
+    assert "plain=plain" in hint("4.6", ratios, plain=light, checkpointed=plain, test=test)
 
 
 def found_leaks(verdict: str = "leak") -> Any:
