@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from perfnb import Profile, find_leaks
+from perfnb import Leaks, Profile, find_leaks
 from perfnb.frames.schema import CATEGORIES
 from perfnb.labs.exercise import (
     Exercise,
@@ -275,7 +275,7 @@ def judge_price(facts: Facts) -> None:
 def measure_leak(answer: Any, leaks: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("layer"), str):
         raise Hint("The answer is a dictionary with layer, a name as in the report, and kib_per_step, a number.")
-    if not hasattr(leaks, "survivors"):
+    if not isinstance(leaks, Leaks):
         raise Hint("Give what perfnb.find_leaks returned as well: leaks=leaks.")
     made = leaks.survivors.dropna(subset=["layer", "bytes_per_step"])
     return {

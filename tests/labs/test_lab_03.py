@@ -138,19 +138,24 @@ def test_bytes_need_the_profile_of_the_network(profile: Profile) -> None:
     assert "network=(BATCH, WIDTHS)" in hint("3.4", moved, profile=profile, network=8)
     assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16, 16)))
     assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16)))
+    assert "of that network" in hint("3.4", moved, profile=profiled(flops=False), network=NETWORK)
 
 
 NETWORK = (8, (32, 16, 4))
 
 
-@pytest.fixture(scope="module")
-def profile() -> Profile:
+def profiled(flops: bool = True) -> Profile:
     net, x = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 32)
 
     def step() -> None:
         net(x).square().mean().backward()
 
-    return profile_step(step, model={"net": net}, warmup=1, steps=1, traced=1, memory=False)
+    return profile_step(step, model={"net": net}, warmup=1, steps=1, traced=1, memory=False, flops=flops)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profiled()
 
 
 @pytest.fixture(scope="module")
