@@ -1,6 +1,7 @@
 """The labs' notebooks: made from their sources, fit for nbgrader, and kind to those who have not solved them yet.
 
-The solutions run with the other notebooks, under nbval; each ends with the assertion that every check passed.
+The solutions run with the other notebooks, under nbval; each ends with the assertion that every check passed, and
+`notebooks/conftest.py` sees that what is graded writes nothing to the error stream.
 """
 
 from __future__ import annotations
@@ -68,11 +69,22 @@ def test_students_see_no_solution(path: Path) -> None:
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
 def test_every_exercise_has_an_answer_and_a_check(path: Path) -> None:
     numbers = [exercise.number for exercise in exercises_of(lab_of(path))]
-    checked = [re.search(r'labs\.check\("([\d.]+)"', "".join(cell["source"])) for cell in marked(path, "grade")]
+    checked = [re.search(r'labs\.check\("([\d.]+)"', "".join(cell["source"])) for cell in marked(path, "points")]
 
     assert [found and found[1] for found in checked] == numbers
     assert len(marked(path, "solution")) == len(numbers)
-    assert f"assert labs.progress({lab_of(path)}).complete" in "".join(marked(path, "grade")[-1]["source"])
+
+
+@pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_exercise_costs_another_one_its_points(path: Path) -> None:
+    """What is demanded of the whole lab stands in a cell of its own, the last, which bears no points."""
+    *_, last = code(path)
+    solved, demand = path in SOLUTIONS, f"assert labs.progress({lab_of(path)}).complete"
+
+    assert not [cell for cell in marked(path, "points") if "assert" in "".join(cell["source"])]
+    assert last["metadata"]["nbgrader"]["points"] == 0
+    assert (demand in "".join(last["source"])) == solved
+    assert "".join(last["source"]).endswith(f"labs.progress({lab_of(path)})")
 
 
 @pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -80,13 +92,15 @@ def test_nbgrader_finds_its_metadata(path: Path) -> None:
     """As nbgrader's schema, version 3, has it; each place of points also has a check that can be failed."""
     every = [cell["metadata"]["nbgrader"] for cell in code(path) if "nbgrader" in cell["metadata"]]
     names = [facts["grade_id"] for facts in every]
+    last = every[-1]
 
     assert len(set(names)) == len(names)
     for facts in every:
         grade = facts["grade"]
         assert set(facts) - {"points"} == NBGRADER
         assert (facts["schema_version"], facts["cell_type"], facts["task"]) == (3, "code", False)
-        assert (facts["locked"], facts["solution"], facts.get("points", 0) > 0) == (grade, not grade, grade)
+        assert (facts["locked"], facts["solution"], "points" in facts) == (grade, not grade, grade)
+        assert not grade or (facts["points"] > 0) == (facts is not last)
         assert re.fullmatch(r"[\w-]+", facts["grade_id"])
 
 
@@ -114,7 +128,7 @@ def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> Non
         replies.append(reply := kernel.run(source))
         assert reply.status == "ok", f"{source}\n{reply.traceback or reply.message}"
 
-    checks = [reply for cell, reply in zip(code(path), replies, strict=True) if is_marked(cell, "grade")]
+    checks = [reply for cell, reply in zip(code(path), replies, strict=True) if is_marked(cell, "points")]
     for reply in checks:
         (said,) = [output for output in reply.outputs if "name" in output]
         assert said["name"] == "stderr"  # by which nbgrader gives no points
@@ -154,8 +168,13 @@ def f(x):
 # %% check 1.1 points=3
 labs.check("1.1", f)
 ### BEGIN HIDDEN TESTS
+assert f(3)
+### END HIDDEN TESTS
+# %% progress
+### BEGIN HIDDEN TESTS
 assert True
 ### END HIDDEN TESTS
+labs.progress(1)
 """
 
 
@@ -167,10 +186,12 @@ def test_a_source_becomes_two_notebooks() -> None:
     assert "".join(student[1]["source"]) == "%load_ext perfnb"
     assert "".join(student[2]["source"]) == "def f(x):\n    pass  # YOUR CODE HERE"
     assert "".join(student[3]["source"]) == 'labs.check("1.1", f)'
+    assert "".join(student[4]["source"]) == "labs.progress(1)"
     assert "return y" in "".join(solution[2]["source"])
-    assert "assert True" in "".join(solution[3]["source"])
+    assert "assert f(3)" in "".join(solution[3]["source"])
+    assert "assert True" in "".join(solution[4]["source"])
     assert [cell["id"] for cell in student] == [cell["id"] for cell in solution]
-    assert student[3]["metadata"]["nbgrader"]["points"] == 3
+    assert [cell["metadata"]["nbgrader"]["points"] for cell in student[3:]] == [3, 0]
 
 
 def test_a_cell_misspelt_is_refused() -> None:
