@@ -10,11 +10,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
 import pytest
 
+from notebooks.conftest import demand_silence
 from notebooks.labs import build
 from perfnb.labs.ledger import exercises_of
 from perfnb.labs.public_traces import FOLDER
@@ -135,6 +137,26 @@ def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> Non
         assert re.match(r"\d\.\d [^:]+: not yet\. \S.*\.\n?$", said["text"], re.DOTALL), said["text"]
         assert "Traceback" not in said["text"]
     assert len(checks) == len(exercises_of(lab_of(path)))
+
+
+class Ran:
+    """A cell as nbval leaves it."""
+
+    def __init__(self, text: str, *, grade: bool = True, name: str = "stderr") -> None:
+        self.cell = {"metadata": {"nbgrader": {"grade": grade}}}
+        self.test_outputs = [{"output_type": "display_data"}, {"output_type": "stream", "name": name, "text": text}]
+
+    def raise_cell_error(self, message: str, wrote: str) -> None:
+        raise AssertionError(f"{message}: {wrote}")
+
+
+def test_a_graded_cell_may_not_write_to_the_error_stream() -> None:
+    """Of the solutions nbval sees to it, in the run that there is anyway."""
+    with pytest.raises(AssertionError, match="no points for it: UserWarning"):
+        demand_silence(Ran("UserWarning: careful"))
+    demand_silence(Ran("2.3: right", name="stdout"))
+    demand_silence(Ran("UserWarning: careful", grade=False))
+    demand_silence(SimpleNamespace(name="a test that is no cell"))
 
 
 def test_the_index_leads_to_every_notebook() -> None:
