@@ -106,6 +106,27 @@ def test_nbgrader_finds_its_metadata(path: Path) -> None:
         assert re.fullmatch(r"[\w-]+", facts["grade_id"])
 
 
+def test_the_page_for_teachers_gives_nbgrader_the_same_stub() -> None:
+    page = (build.HERE.parents[1] / "docs" / "labs.md").read_text("utf-8")
+
+    assert f'c.ClearSolutions.code_stub = {{"python": "{build.STUB}"}}' in page
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_nbgrader_makes_the_same_notebook_for_students(path: Path) -> None:
+    reason = "nbgrader is not installed; perfnb does not need it"
+    steps = pytest.importorskip("nbgrader.preprocessors", reason=reason)
+    made = nbformat.reads(BUILT[path], as_version=4)
+    clear = steps.ClearSolutions(code_stub={"python": build.STUB})
+    for step in (clear, steps.ClearHiddenTests(), steps.CheckCellMetadata()):
+        made, _ = step.preprocess(made, {})
+
+    ours = nbformat.reads(BUILT[build.HERE / path.name], as_version=4)
+    code_of = [[cell.source for cell in each.cells if cell.cell_type == "code"] for each in (made, ours)]
+    assert code_of[0] == code_of[1]
+    assert [cell.id for cell in made.cells] == [cell.id for cell in ours.cells]
+
+
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """One for all, with what each of them imports; that they run in a fresh one is seen of the solutions."""
