@@ -210,7 +210,7 @@ def test_int8_is_accepted_when_it_has_reports(trained: tuple[nn.Module, torch.Te
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda net: net, "100% of the bytes"),
+        (lambda net: net, "100 % of the bytes"),
         (CopiedToBf16, "about a quarter"),
         (in_place, "another one afterwards"),
         (lambda net: net.bfloat16(), "raised"),

@@ -196,6 +196,12 @@ def test_files_that_cannot_be_had(tmp_path: Path) -> None:
         labs.verify(tmp_path / "nowhere.json")
 
 
+def test_hints_write_percent_as_the_views_do() -> None:
+    """With a space before the sign: 34 %."""
+    for path in Path(labs.__file__).parent.glob("lab_0[5-8].py"):
+        assert "%}" not in path.read_text("utf-8"), path.name
+
+
 @pytest.mark.parametrize("value", [None, ..., True, "3", float("nan"), float("inf"), [1.0, 2.0], {}])
 def test_what_is_no_number(value: Any) -> None:
     with pytest.raises(Hint):

@@ -139,7 +139,7 @@ width = min(range(1, 300), key=lambda width: abs(count(make_mlp(width)) - count(
 labs.check("5.1", width, like=cnn)
 
 # %%
-mlp = make_mlp(width if isinstance(width, int) else 64)
+mlp = make_mlp(64 if width is None or width is ... else int(width))  # 64 until you have an answer
 models = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
 {name: f"{count(model):,}" for name, model in models.items()}
 
