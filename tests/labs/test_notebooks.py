@@ -68,6 +68,31 @@ def test_students_see_no_solution(path: Path) -> None:
     assert all(build.STUB in "".join(cell["source"]) for cell in marked(path, "solution"))
 
 
+OPENING = re.compile(
+    r"# Lab (?P<lab>\d) · (?P<title>[^\n]+)\n\n\*\*Runs on\*\* (?P<on>[^;.]+)[;.].*?"
+    r"\*\*Takes\*\* (?P<least>\d+) to (?P<most>\d+) minutes.*?\n\n"
+    r"\*\*Afterwards you can\*\*\n\n(?P<able>(?:- [^\n]+\n)+)",
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_a_lab_opens_with_what_it_runs_on_takes_and_teaches(path: Path) -> None:
+    first = "".join(json.loads(BUILT[path])["cells"][0]["source"])
+    opening = OPENING.match(re.sub(r"(?<=\S)\n(?: {2})?(?=[^\s-])", " ", first))  # paragraphs and items in one line
+
+    assert opening, first
+    assert opening["lab"] == lab_of(path)
+    assert "two CPU cores, 2 GB of memory, no GPU" in opening["on"]
+    assert 30 <= int(opening["least"]) < int(opening["most"]) <= 60
+    assert opening["able"].count("\n") >= 3
+    page = (build.HERE.parents[1] / "docs" / "labs.md").read_text("utf-8")
+    time = f"{opening['least']} to {opening['most']} minutes"
+    assert re.search(
+        rf"^\| {opening['lab']} · {re.escape(opening['title'])}(?: \([^|]+\))? \| {time} \|$", page, re.MULTILINE
+    )
+
+
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
 def test_every_exercise_has_an_answer_and_a_check(path: Path) -> None:
     numbers = [exercise.number for exercise in exercises_of(lab_of(path))]
