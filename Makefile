@@ -17,7 +17,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lab docs bench buttons lint style types side-by-side quick clean distclean
+.PHONY: help demo test test-fast lab docs bench buttons picture lint style types side-by-side quick clean distclean
 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
@@ -27,6 +27,7 @@ help:
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make lint       ruff and mypy only"
 	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
+	@echo "make picture    make the README's picture anew; needs Chromium and a machine that does nothing else"
 	@echo "make bench      measure perfnb itself, beside its peers"
 	@echo "make clean      remove what these wrote; distclean removes $(VENV) too"
 
@@ -43,6 +44,9 @@ docs: $(VENV)/.perfnb-docs
 # Writes the buttons for Binder and Colab: of git's remote origin, or of REPOSITORY=OWNER/REPO.
 buttons:
 	@$(PYTHON) -m notebooks.publish $(REPOSITORY)
+
+picture: $(VENV)/.perfnb-test
+	@$(PY) -m notebooks.picture
 
 bench: $(VENV)/.perfnb-bench
 	@$(PY) -m benchmarks

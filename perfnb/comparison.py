@@ -14,7 +14,7 @@ import pandas as pd
 
 from perfnb.analysis.ab import ABFigures, Blocks, ab_figures, random_orders
 from perfnb.analysis.intervals import Floats
-from perfnb.analysis.planning import Planned, plan_pairs
+from perfnb.analysis.planning import Planned, plan_pairs, plan_pairs_blindly
 from perfnb.analysis.signed_rank import FEWEST_PAIRS
 from perfnb.timing import MOST_WARMUP, WARMUP_SHARE, Timing, shown
 from perfnb.views.ab import ab_html, ab_line, ab_text
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: Rounds of the pilot, which the result does not rest on, and the share of the budget by which it has ended.
 PILOT_PAIRS, PILOT_SHARE = 10, 0.4
-#: Greatest number of pairs, however short the steps.
-MOST_PAIRS = 10_000
+#: Greatest number of pairs, however short the steps; and where a pilot of one pair tells nothing of their spread.
+MOST_PAIRS, MOST_UNPLANNED = 10_000, 100
 #: What counts of a block lasts at least so long; more turns, up to these, make it more exact by what lay prepared, if
 #: so many rounds fit nevertheless. There are at most so many rounds.
 BLOCK_MS, LONGEST_BLOCK, ROUNDS_WANTED, MOST_BLOCKS = 20.0, 64, 12, 40
@@ -232,13 +232,14 @@ def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: floa
     count = bench.count
     orders = random_orders(PILOT_PAIRS, count, SEED + 1)
     pilot = milliseconds(bench.rounds(orders, pass_name="pilot", until=begin + PILOT_SHARE * budget_s))
-    round_s, left_s = float(pilot.sum(axis=0).mean()) / 1e3, max(0.0, begin + budget_s - time.perf_counter())
+    # The median: one round that something held up is no reason to measure a tenth of what there is time for.
+    round_s, left_s = float(np.median(pilot.sum(axis=0))) / 1e3, max(0.0, begin + budget_s - time.perf_counter())
     logs = np.log(pilot)
     differences = [logs[b] - logs[a] for a, b in itertools.combinations(range(count), 2)] or [logs[0]]
     plans = [
         plan_pairs(each, equal_within=equal_within, budget_s=left_s, pair_s=round_s, most=MOST_PAIRS)
         if len(each) > 1
-        else Planned(FEWEST_PAIRS, FEWEST_PAIRS)
+        else plan_pairs_blindly(budget_s=left_s, pair_s=round_s, most=MOST_UNPLANNED)
         for each in differences
     ]
     plan = max(plans, key=lambda each: each.needed)

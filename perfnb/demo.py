@@ -78,8 +78,8 @@ def windows(text: str, batches: int = 8) -> list[tuple[Tensor, Tensor]]:
     return [(window[:, :-1], window[:, 1:]) for window in data[index]]
 
 
-def main() -> None:
-    """Profile, print the layer table, and write ``demo.html``."""
+def main(page: Path = Path("demo.html")) -> None:
+    """Profile, print the layer table, and write a page."""
     torch.manual_seed(0)
     model = ByteGPT()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -94,7 +94,7 @@ def main() -> None:
     print(f"Profiling a training step of a transformer with {sum(p.numel() for p in model.parameters()):,} parameters.")
     profile = perfnb.profile_step(train_step, windows(inspect.getsource(argparse)), budget_s=15, name="ByteGPT")
     print(f"\n{profile}\n")
-    path = profile.to_html(Path("demo.html"))
+    path = profile.to_html(page)
     print(f"The same as a page to open in a browser: {path.resolve()}")
 
 

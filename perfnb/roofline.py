@@ -68,4 +68,4 @@ class Roofline:
         return f"<perfnb.Roofline: {fmt.flops(self.flops)} a step, utilisation {fmt.share(self.utilisation)}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": framed(roofline_html(self._figures), narrow=True)}
+        return {"text/plain": str(self), "text/html": framed(roofline_html(self._figures, alone=True), narrow=True)}

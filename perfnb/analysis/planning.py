@@ -101,6 +101,12 @@ def plan_pairs(
     return Planned(sturdy.count, needed)
 
 
+def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
+    """As many pairs as the budget allows: for a pilot of one pair, which tells how long pairs take and no more."""
+    count = _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS).count
+    return Planned(count, count)
+
+
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
 ) -> int:

@@ -205,7 +205,7 @@ def of_earlier(facts: Facts, said: float, names: Sequence[str]) -> bool:
 
 def judge_report(report: Facts | None, name: str, trial: float | None = None) -> Facts:
     if report is None:
-        raise Hint(f"There is no report yet: bind what perfnb.report returns to reports[{name!r}].")
+        raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
     if report.get("of_this") is False:
         raise Hint(f"The report on {name!r} is of other code than this answer; run the report's cell again.")
     if not report["quality"]:
@@ -223,6 +223,8 @@ def judge_report(report: Facts | None, name: str, trial: float | None = None) ->
 
 def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
     changed = [name for name, (before, after) in facts["factors"].items() if before != after]
+    if not changed and facts["written"]["anew"] and METHODS[wanted][0] not in facts["written"]["anew"]:
+        raise Hint(_why(facts["written"], wanted))
     if not changed:
         raise Hint(f"This training does all as the script does: nothing was changed. {_why(facts['written'], wanted)}")
     if wanted not in changed:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +19,7 @@ from perfnb.labs.changes import (
     training_of,
 )
 from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.quantising import judge_int8, measure_int8
 
 #: How far two losses may be apart, relative, where numbers of three digits were computed with.
 APART_BF16 = 0.06
@@ -100,7 +99,7 @@ def judge_quality(facts: Facts) -> None:
                 + slip(said, wanted, 1e-5, "Is the model in the mode for evaluation while it answers?")
             )
         if not case["same_mode"]:
-            raise Hint("The share is right, but the model is left in another mode than it came in: training goes on.")
+            raise Hint("The share is right, but the model is left in another mode than it came in; it still learns.")
         if not case["unchanged"] or case["gradients"]:
             raise Hint("The share is right, but your function leaves something in the model: statistics or gradients.")
         if case["graded"]:
@@ -116,11 +115,17 @@ def measure_fused(
 def measure_bf16(
     answer: Any, script: Any = None, batches: Any = None, reports: Any = None, made_of: Any = None
 ) -> Facts:
-    return compared(answer, script, batches) | {"report": report_facts(reports, "bf16", made_of, answer)}
+    code = getattr(getattr(answer, "predict", None), "__code__", None)
+    return compared(answer, script, batches) | {
+        "report": report_facts(reports, "bf16", made_of, answer),
+        "super": "__class__" in getattr(code, "co_freevars", ()),
+    }
 
 
 def judge_fused(facts: Facts) -> None:
     judge_change(facts, "fused")
+    if "make_optimizer" not in facts["written"]["anew"]:
+        raise Hint("It is fused, but make_optimizer is still the script's; write that one anew, for 7.8 takes it over.")
     judge_report(facts["report"], "fused", facts["trial"])
 
 
@@ -129,6 +134,8 @@ def judge_bf16(facts: Facts) -> None:
     if precision == "float16":
         raise Hint("The layers compute in float16, whose largest number is 65504; asked for is bfloat16.")
     judge_change(facts, "autocast", APART_BF16)
+    if facts["super"]:
+        raise Hint("predict calls super(), so that no other class can take it over, as 7.8 does: call self.model(x).")
     judge_report(facts["report"], "bf16", facts["trial"])
 
 
@@ -203,11 +210,12 @@ def measure_compiled(
     for case in REPORTED:
         said = outcome(function, *case)
         never = isinstance(said, float) and said == math.inf
-        cases.append([*case, None if never else as_number(said, "The result of your function")])
+        cases.append([*case, None if never else as_number(said, f"What pays_after{case} returns")])
     facts: Facts = {"cases": cases, "first_s": None}
     if not isinstance(first, Mapping):
         raise Hint("Give the time of the first step as well: first=first, as the cell above bound it.")
     if first.get("seconds") is None:
+        print("No first step was timed, so it is tried whether torch.compile works here; this may take a while.")
         if can := _compiles():
             training_of(training)  # a model that is not returned fails as well
         return facts | {"can": can}
@@ -241,10 +249,15 @@ def judge_compiled(facts: Facts) -> None:
             continue
         if any(close(said, first_ms / each, 0.02) for each in (before_ms, before_ms * ratio)):
             raise Hint(f"{where}that is how many steps fit into the first one. How much does each later step *save*?")
+        if said < 0:
+            raise Hint(f"{where}a negative number of steps. A compiled step takes ratio times as long: what is saved?")
         raise Hint(f"{where}not the time of the first step by what one step saves. {slip(said, wanted, 0.02)}")
     if facts["first_s"] is None:
         if facts["can"]:
-            raise Hint("A small function was compiled on this machine just now, so it can be had; look at the error.")
+            raise Hint(
+                "A small function was compiled on this machine just now, so it can be had: run the cell of the first "
+                "step again, and look at the error if there is one."
+            )
         return
     judge_change(facts, "compiled")
     judge_report(facts["report"], "compile", facts["trial"])
@@ -253,82 +266,6 @@ def judge_compiled(facts: Facts) -> None:
             f"A first step of {facts['first_s']:.2g} s compiled nothing: this kernel had compiled it before. Restart "
             "the kernel to measure it again."
         )
-
-
-#: The most that int8 weights may take of the bytes before, and how far the largest output may move.
-SMALLER, MOVED = 0.4, 0.15
-#: The reports on it: many images at once, and one at a time.
-INT8 = ("int8", "int8, one at a time")
-
-
-def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = None, made_of: Any = None) -> Facts:
-    import torch
-
-    function = as_function(answer, "quantised(net)")
-    kept, kinds = state(net), [type(each).__name__ for each in net.modules()]
-    inputs = (x, x.flip(0)[:7] * 0.9)
-    with torch.inference_mode():
-        answers = [net(images) for images in inputs]
-    try:
-        small = outcome(function, net)
-    except Hint:
-        if _quantises():
-            raise
-        return {"can": False}
-    if not callable(small):
-        raise Hint("Return the model for inference, with its weights in int8.")
-    moved: list[float | None] = []
-    with torch.inference_mode():
-        for images, wanted in zip(inputs, answers, strict=True):
-            got = outcome(small, images)
-            right = isinstance(got, torch.Tensor) and got.shape == wanted.shape
-            moved.append(float((got - wanted).abs().max() / wanted.abs().max()) if right else None)
-    return {
-        "can": True,
-        "bytes": [_bytes(each) for each in (net, small)],
-        "moved": moved,
-        "unchanged": same_state(kept, state(net)) and kinds == [type(each).__name__ for each in net.modules()],
-        "reports": [report_facts(reports, name, made_of, answer) for name in INT8],
-    }
-
-
-def _bytes(model: Any) -> int:
-    """Of what is saved of a model: packed weights too have their place there."""
-    import torch
-
-    kept = io.BytesIO()
-    torch.save(model.state_dict() if hasattr(model, "state_dict") else {}, kept)
-    return kept.tell()
-
-
-def _quantises() -> bool:
-    """Whether torch's own dynamic quantisation works on this machine, found out by trying."""
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torch.ao.quantization import quantize_dynamic
-
-            model = torch.nn.Sequential(torch.nn.Linear(8, 8))
-            small = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
-            return bool(torch.isfinite(small(torch.ones(2, 8))).all())
-    except Exception:  # whatever is missing, it cannot be had
-        return False
-
-
-def judge_int8(facts: Facts) -> None:
-    if not facts["can"]:
-        return
-    before, after = facts["bytes"]
-    if not facts["unchanged"]:
-        raise Hint("The model that your function was given is another one afterwards; somebody may still train it.")
-    if after > SMALLER * before:
-        raise Hint(f"Saved, it takes {100 * after / before:.0f} % of the bytes before; int8 takes about a quarter.")
-    if any(each is None or each > MOVED for each in facts["moved"]):
-        raise Hint("Its answers are not those of the model given, or not for other images.")
-    for name, report in zip(INT8, facts["reports"], strict=True):
-        judge_report(report, name)
 
 
 #: What `Best` may be made of, the factor of each, and the name of its report.
@@ -374,14 +311,16 @@ def judge_best(facts: Facts) -> None:
         raise Hint("Best does not learn as the script does: the same weights, the same batches, other losses.")
     best = judge_report(facts["reports"]["best"], "best", facts["trial"])
     for name, wanted, parts, what in (
-        ("product", product, tuple(PARTS.values()), "of the speed-ups of what Best is made of, each 1 by the ratio of "
-         "its report"),
+        ("product", product, tuple(PARTS.values()), "of the speed-ups of what Best is made of, each 1 / ratio of its "
+         "report"),
         ("speedup", 1 / best["ratio"], ("best",), "of the report on Best"),
     ):  # fmt: skip
         if close(facts[name], wanted, 0.02):
             continue
         if of_earlier(facts, facts[name], parts):
             raise Hint(f"A report changed since {name} was computed from it; run the answer's cell again.")
+        if close(facts[name] * wanted, 1.0, 0.02):
+            raise Hint(f"{name} is the inverse of what is asked for, that {what}.")
         raise Hint(f"{name} is not that {what}. {slip(facts[name], wanted, 0.02)}")
 
 

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from perfnb.analysis.ab import ABFigures
 
 _INCHES = (6.4, 2.1)
-_COLOURS = {"faster": "#009E73", "slower": "#D55E00", "same": "#0072B2", "inconclusive": QUIET}
+_COLOURS = {
+    "faster": palette.BETTER,
+    "slower": palette.WORSE,
+    "same": palette.AS_BEFORE,
+    "inconclusive": palette.UNDECIDED,
+}
 _WHO = {
     "worker processes": "Worker processes prepare batches for a step while the other one runs",
     "processes": "Other processes may work for a step while the other one runs",
@@ -178,6 +183,11 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     axes.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
     bins = min(40, max(10, len(percent) // 4))
     axes.hist(np.clip(percent, *edges), bins=bins, range=edges, color=palette.mark("host_to_device").colour)
+    for place, beyond in enumerate(((percent < edges[0]).sum(), (percent > edges[1]).sum())):
+        if beyond:  # they stand in the outermost bar
+            words = f"{beyond:,} beyond →" if place else f"← {beyond:,} beyond"
+            where: Any = {"transform": axes.transAxes, "ha": ("left", "right")[place], "va": "top"}
+            axes.text(place, 0.84, words, color=QUIET, **where)
     axes.set_ylabel("pairs")
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.margins(y=0.25)  # room for the words above the bars

@@ -16,21 +16,9 @@ from perfnb.views.tree import build_tree, split_layers
 if TYPE_CHECKING:
     from perfnb.analysis.architectures import ArchitectureFigures
 
-#: A mark for every kind of layer. Phases are shown in the same place, so none has the blue of forward or the
-#: vermilion of backward, and each has a pattern that no phase has beside its colour.
-KINDS = {
-    "attention": Mark("attention", "#CC79A7", "▓", "hatch"),
-    "linear": Mark("linear", "#F0E442", "█", "rising"),
-    "convolution": Mark("convolution", "#56B4E9", "▒", "columns"),
-    "normalisation": Mark("normalisation", "#E69F00", "░", "rows"),
-    "activation": Mark("activation", "#009E73", "▞", "dots"),
-    "embedding": Mark("embedding", "#5E5E5E", "≡", "grid"),
-    "other": Mark("other", GREY, "·", "none"),
-}
-
 #: What the time can be shared out by, in words, and how each part of it is drawn.
 SHARED_BY: Mapping[str, tuple[str, Mapping[str, Mark]]] = {
-    "kind": ("kind of layer", KINDS),
+    "kind": ("kind of layer", palette.KINDS),
     "phase": ("phase", palette.MARKS),
 }
 
@@ -101,7 +89,9 @@ def architectures_data(figures: ArchitectureFigures, view_id: str = "architectur
             for row in figures.ratios.itertuples(index=False)
         ],
         "rule": ratio_rule(figures),
-        "kinds": [{"word": mark.word, "colour": mark.colour, "pattern": mark.pattern} for mark in KINDS.values()],
+        "kinds": [
+            {"word": mark.word, "colour": mark.colour, "pattern": mark.pattern} for mark in palette.KINDS.values()
+        ],
         "trees": [_tree(figures.layers.get(name)) for name in names],
         "notes": [escape.plain(note, 2000) for note in figures.notes],
     }
@@ -210,7 +200,7 @@ def _tree(layers: pd.DataFrame | None) -> dict[str, Any] | None:
     modules, special = split_layers(layers)
     rows = pd.concat([modules, special])
     tree = build_tree(modules)
-    places = {kind: place for place, kind in enumerate(KINDS)}
+    places = {kind: place for place, kind in enumerate(palette.KINDS)}
     return {
         "label": [escape.plain(label) for label in (*tree.labels, *map(str, special.index))],
         "parent": [*tree.parents, *[_NOWHERE] * len(special)],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from perfnb.views import escape
+from perfnb.views import escape, palette
 from perfnb.views.picture import INK, LINE, QUIET, bare, halo
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 #: Entries of the chart, the last ones, and steps that have a panel of their own.
 MOST_ENTRIES, MOST_PANELS = 60, 4
-_DASHES, _SLOWER = (0, (3, 2)), "#D55E00"
+_DASHES, _SLOWER = (0, (3, 2)), palette.WORSE
 #: Marker, colour and word of each kind of entry.
 MARKS = {
-    "accept": ("^", "#009E73", "report, accepted"),
-    "reject": ("X", "#D55E00", "report, rejected"),
-    "inconclusive": ("D", "#8C8C8C", "report, inconclusive"),
-    "measured": ("o", "#0072B2", "profile or timing"),
-    "elsewhere": ("s", "#8C8C8C", "not compared"),
-    "baseline": ("_", "#0072B2", "baseline of a report"),
+    "accept": ("^", palette.BETTER, "report, accepted"),
+    "reject": ("X", palette.WORSE, "report, rejected"),
+    "inconclusive": ("D", palette.UNDECIDED, "report, inconclusive"),
+    "measured": ("o", palette.AS_BEFORE, "profile or timing"),
+    "elsewhere": ("s", palette.UNDECIDED, "not compared"),
+    "baseline": ("_", palette.AS_BEFORE, "baseline of a report"),
 }
 
 

@@ -42,7 +42,9 @@ def leaks_text(report: LeakReport, name: str = "step", width: int = 100) -> str:
 
 def leaks_html(report: LeakReport, name: str = "step") -> str:
     """The report as tables and bars without scripts."""
-    words = header(escape.plain(name), "leaks", fmt.capital(report.verdict), leak_sentence(report))
+    verdict = fmt.capital(report.verdict)
+    sentence = leak_sentence(report).removeprefix(f"{verdict}. ")
+    words = header(escape.plain(name), "leaks", verdict, sentence)
     return framed(f"{words}{_growth_table(report)}{_survivor_table(report.survivors)}", narrow=True)
 
 

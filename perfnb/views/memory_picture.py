@@ -107,7 +107,7 @@ def _peak(axes: Axes, summary: MemorySummary, end: float) -> None:
     )
     halo(words)
     if summary.incomplete is not None:
-        axes.axvline(end, color="#D55E00", linewidth=2.5)
+        axes.axvline(end, color=palette.WORSE, linewidth=2.5)
         axes.annotate(
             "failed here", (end, 1), (-6, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
             ha="right", va="top", weight="bold",

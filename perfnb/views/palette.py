@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GREY = "#8C8C8C"
+#: Okabe and Ito's hues, and greys. What is drawn takes its colour from here; the style sheets repeat those they need.
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
 
 
 @dataclass(frozen=True)
@@ -31,33 +34,33 @@ class Mark:
 
 #: A mark for every phase and for recomputation.
 MARKS = {
-    "data": Mark("data", "#E69F00", "░", "dots"),
-    "host_to_device": Mark("host to device", "#56B4E9", "≡", "rows"),
-    "forward": Mark("forward", "#0072B2", "█", "solid"),
-    "loss": Mark("loss", "#5E5E5E", "▪", "solid"),
-    "backward": Mark("backward", "#D55E00", "▓", "hatch"),
-    "recompute": Mark("recompute", "#CC79A7", "╬", "cross"),
-    "optimizer": Mark("optimizer", "#009E73", "▒", "columns"),
+    "data": Mark("data", ORANGE, "░", "dots"),
+    "host_to_device": Mark("host to device", SKY, "≡", "rows"),
+    "forward": Mark("forward", BLUE, "█", "solid"),
+    "loss": Mark("loss", DARK, "▪", "solid"),
+    "backward": Mark("backward", VERMILION, "▓", "hatch"),
+    "recompute": Mark("recompute", PURPLE, "╬", "cross"),
+    "optimizer": Mark("optimizer", GREEN, "▒", "columns"),
     "other": Mark("other", GREY, "·", "none"),
 }
 
 #: A mark for every category of memory. What a phase makes has that phase's colour; temporaries and parameters,
 #: which no phase makes, have colours that no phase has.
 CATEGORIES = {
-    "parameters": Mark("parameters", "#6E6E6E", "▞", "grid"),
-    "gradients": Mark("gradients", "#D55E00", "▓", "hatch"),
-    "optimizer_state": Mark("optimizer state", "#009E73", "▒", "columns"),
-    "activations": Mark("activations", "#0072B2", "█", "solid"),
-    "inputs": Mark("inputs", "#E69F00", "░", "dots"),
-    "temporaries": Mark("temporaries", "#F0E442", "≈", "rising"),
+    "parameters": Mark("parameters", SLATE, "▞", "grid"),
+    "gradients": Mark("gradients", VERMILION, "▓", "hatch"),
+    "optimizer_state": Mark("optimizer state", GREEN, "▒", "columns"),
+    "activations": Mark("activations", BLUE, "█", "solid"),
+    "inputs": Mark("inputs", ORANGE, "░", "dots"),
+    "temporaries": Mark("temporaries", YELLOW, "≈", "rising"),
     "other": Mark("other", GREY, "·", "none"),
 }
 
 #: A mark for what a GPU of a rank does: computing is drawn as forward is, moving data as copies are.
 RANK_PARTS = {
-    "computing_ms": Mark("computing", "#0072B2", "█", "solid"),
-    "both_ms": Mark("computing and communicating", "#0072B2", "▓", "rows"),
-    "exposed_ms": Mark("communicating alone", "#56B4E9", "▒", "hatch"),
+    "computing_ms": Mark("computing", BLUE, "█", "solid"),
+    "both_ms": Mark("computing and communicating", BLUE, "▓", "rows"),
+    "exposed_ms": Mark("communicating alone", SKY, "▒", "hatch"),
     "idle_ms": Mark("idle", GREY, "·", "none"),
 }
 
@@ -65,26 +68,40 @@ RANK_PARTS = {
 #: A mark for every part of a GPU's time. Copies look as the phase in which they are made; waiting for the host as
 #: waiting for data does.
 GPU = {
-    "computation": Mark("computation", "#0072B2", "█", "solid"),
-    "communication": Mark("communication", "#CC79A7", "╬", "cross"),
-    "memcpy": Mark("copies", "#56B4E9", "≡", "rows"),
-    "host": Mark("idle: host was late", "#E69F00", "░", "dots"),
-    "dependency": Mark("idle: waited for other work", "#F0E442", "≈", "rising"),
+    "computation": Mark("computation", BLUE, "█", "solid"),
+    "communication": Mark("communication", PURPLE, "╬", "cross"),
+    "memcpy": Mark("copies", SKY, "≡", "rows"),
+    "host": Mark("idle: host was late", ORANGE, "░", "dots"),
+    "dependency": Mark("idle: waited for other work", YELLOW, "≈", "rising"),
     "other": Mark("idle: other", GREY, "·", "none"),
 }
 
 #: A mark for every kind of segment of a critical path: on the GPU as above.
 PATH = {
     **{name: GPU[name] for name in ("computation", "communication", "memcpy")},
-    "delay": Mark("gap between kernels", "#F0E442", "≈", "rising"),
-    "launch": Mark("launch", "#009E73", "▒", "columns"),
-    "operator": Mark("ops on the host", "#E69F00", "░", "dots"),
-    "call": Mark("GPU calls on the host", "#D55E00", "▓", "hatch"),
-    "host": Mark("host between ops", "#6E6E6E", "▞", "grid"),
-    "synchronisation": Mark("return from waiting", "#5E5E5E", "▪", "solid"),
-    "handover": Mark("change of thread", "#B8B8B8", "▚", "hatch"),
+    "delay": Mark("gap between kernels", YELLOW, "≈", "rising"),
+    "launch": Mark("launch", GREEN, "▒", "columns"),
+    "operator": Mark("ops on the host", ORANGE, "░", "dots"),
+    "call": Mark("GPU calls on the host", VERMILION, "▓", "hatch"),
+    "host": Mark("host between ops", SLATE, "▞", "grid"),
+    "synchronisation": Mark("return from waiting", DARK, "▪", "solid"),
+    "handover": Mark("change of thread", LIGHT, "▚", "hatch"),
     "unknown": Mark("not known", GREY, "·", "none"),
 }
+#: A mark for every kind of layer. Phases are shown in the same place, so none has the blue of forward or the
+#: vermilion of backward, and each has a pattern that no phase has beside its colour.
+KINDS = {
+    "attention": Mark("attention", PURPLE, "▓", "hatch"),
+    "linear": Mark("linear", YELLOW, "█", "rising"),
+    "convolution": Mark("convolution", SKY, "▒", "columns"),
+    "normalisation": Mark("normalisation", ORANGE, "░", "rows"),
+    "activation": Mark("activation", GREEN, "▞", "dots"),
+    "embedding": Mark("embedding", DARK, "≡", "grid"),
+    "other": Mark("other", GREY, "·", "none"),
+}
+
+#: Better, worse, as before: of answers, which never stand in one picture with phases, and always beside a word.
+BETTER, WORSE, AS_BEFORE, UNDECIDED = GREEN, VERMILION, BLUE, GREY
 
 
 def mark(phase: str) -> Mark:

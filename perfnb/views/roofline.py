@@ -9,7 +9,8 @@ import pandas as pd
 
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
-from perfnb.views.memory_data import heaviest_points
+from perfnb.views.frame import header
+from perfnb.views.memory_data import ceilings_doubt, heaviest_points
 from perfnb.views.picture import picture_html
 from perfnb.views.roofline_picture import draw_roofline
 
@@ -23,10 +24,16 @@ _UNCOUNTED_LISTED = 5
 _INCHES = (8.8, 4.2)
 
 
-def roofline_html(roofline: Roofline) -> str:
-    """The roofline as a picture, with its figures as a table."""
-    facts = "<br>".join(escape.html_sentence(fact) for fact in roofline_facts(roofline))
-    parts = [f"<p><strong>Roofline</strong> · {escape.html(roofline.device)}<br>{facts}</p>"]
+def roofline_html(roofline: Roofline, alone: bool = False) -> str:
+    """The roofline as a picture, with its figures as a table; `alone` it has a head as every view has."""
+    facts = roofline_facts(roofline)
+    if alone:
+        used = fmt.known(roofline.utilisation)
+        verdict = "" if used is None else f"{fmt.share(used)} of what the device could do"
+        parts = [header("A step", f"roofline · {escape.plain(roofline.device, 80)}", verdict, *facts)]
+    else:
+        lines = "<br>".join(map(escape.html_sentence, facts))
+        parts = [f"<p><strong>Roofline</strong> · {escape.html(roofline.device)}<br>{lines}</p>"]
     if _can_be_drawn(roofline):
         parts.append(
             f"<p>{picture_html(functools.partial(draw_roofline, roofline=roofline), _INCHES, _alt(roofline))}</p>"
@@ -46,7 +53,7 @@ def roofline_html(roofline: Roofline) -> str:
         )
         for row in listed.itertuples(index=False)
     ]
-    heads = ["name", "kind", "held back", "of the roof", "achieved", "FLOP per byte", "arithmetic", "moved", "time"]
+    heads = ["name", "kind", "bound", "of the roof", "achieved", "FLOP per byte", "arithmetic", "moved", "time"]
     if rows:
         left = len(roofline.points) - len(rows)
         more = f"; {left:,} that take less time are not listed" if left else ""
@@ -64,7 +71,7 @@ def roofline_text(roofline: Roofline, width: int = 100) -> list[str]:
         return lines
     names = width - 61
     heads = f"{'of the roof':>11} {'achieved':>13} {'FLOP/B':>7} {'time':>8}"
-    lines.append(f"{'layer or op':<{names}} {'held back':<17} {heads}")
+    lines.append(f"{'layer or op':<{names}} {'bound':<17} {heads}")
     for row in listed.itertuples(index=False):
         roof = f"{fmt.share(row.efficiency):>11} {flop_rate(row.achieved_flops_per_s):>13}"
         figures = f"{roof} {intensity(row.intensity):>7} {fmt.duration(row.ms):>8}"
@@ -79,8 +86,8 @@ def roofline_facts(roofline: Roofline) -> list[str]:
     wide = "" if roofline.bandwidth is None else f"{byte_rate(roofline.bandwidth)} of memory"
     ceilings = ", ".join(filter(None, [*peaks, wide]))
     facts = [f"measured ceilings: {ceilings}" if ceilings else f"ceilings {fmt.UNKNOWN}"]
-    if roofline.ceilings_doubted:
-        facts.append(f"other programs used {fmt.share(roofline.others)} of the CPUs meanwhile: they may be too low")
+    if doubt := ceilings_doubt(roofline):
+        facts.append(doubt)
     if roofline.flops is not None:
         facts.append(f"arithmetic of a step {fmt.flops(roofline.flops)}")
     if roofline.utilisation is not None:

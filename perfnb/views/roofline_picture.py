@@ -10,6 +10,7 @@ import pandas as pd
 from perfnb.views import escape
 from perfnb.views import format as fmt
 from perfnb.views.memory_data import heaviest_points
+from perfnb.views.palette import GREY
 from perfnb.views.picture import GROUND, INK, LINE, QUIET, bare, halo
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from perfnb.analysis.roofline import Roofline
 
 #: Fills that tell what holds a point back; the form tells layers from ops.
-_FILLS = {"compute": ("#8C8C8C", "compute-bound"), "memory": (GROUND, "memory-bound"), "": ("none", "bound not known")}
+_FILLS = {"compute": (GREY, "compute-bound"), "memory": (GROUND, "memory-bound"), "": ("none", "bound not known")}
 _LABELS = 5
 _STYLES = ("-", "--", ":", "-.")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfnb.analysis.scaling import ScalingFigures
 
 _INCHES = (6.6, 3.0)
-_MEMORY = "#E69F00"
+_MEMORY = palette.ORANGE
 
 
 def scaling_line(figures: ScalingFigures) -> str:

@@ -23,7 +23,7 @@ _QUANTILES = (0.9, 0.95, 0.99)
 #: Interquartile ranges above the upper quartile up to which steps are drawn in their place.
 _SHOWN = 6
 _POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 2.5}
-_BEYOND = "#D55E00"
+_BEYOND = palette.WORSE
 
 
 def timing_facts(timing: Timing) -> list[str]:

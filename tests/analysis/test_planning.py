@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from perfnb.analysis.intervals import interval_of_median
 from perfnb.analysis.paired import compare_pairs
-from perfnb.analysis.planning import Planned, pairs_needed, plan_pairs, plan_steps, smallest_detectable
+from perfnb.analysis.planning import (
+    Planned,
+    pairs_needed,
+    plan_pairs,
+    plan_pairs_blindly,
+    plan_steps,
+    smallest_detectable,
+)
 from tests.analysis.machines import autoregressive
 
 
@@ -134,6 +141,13 @@ def test_the_smallest_detectable_effect_is_found_in_nine_of_ten_experiments() ->
 
     assert np.mean(ttest_1samp(rows, 0, axis=1).pvalue < 0.05) == pytest.approx(0.9, abs=0.02)
     assert smallest_detectable(0.02, 1) == math.inf
+
+
+@pytest.mark.parametrize(("pair_s", "count"), [(0.001, 100), (0.1, 36), (1.0, 6)])
+def test_a_pilot_of_one_pair_is_followed_by_what_there_is_time_for(pair_s: float, count: int) -> None:
+    plan = plan_pairs_blindly(budget_s=3.6, pair_s=pair_s, most=100)
+
+    assert plan.count == plan.needed == count
 
 
 @given(st.floats(0.001, 0.5), st.integers(2, 500))

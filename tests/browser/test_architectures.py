@@ -15,7 +15,8 @@ from playwright.sync_api import Page, expect
 
 from perfnb.views import assets, escape
 from perfnb.views import format as fmt
-from perfnb.views.architectures_data import KINDS, architectures_data, part_times
+from perfnb.views.architectures_data import architectures_data, part_times
+from perfnb.views.palette import KINDS
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.views import architecture_samples as samples

@@ -200,6 +200,20 @@ class AroundStep(Script):
             return super().step(batch)
 
 
+class FusedAtOnce(Script):
+    """Fused, but by no method that another class could take over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = Fused.make_optimizer(self)  # type: ignore[arg-type]
+
+
+class Bf16Above(Script):
+    def predict(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().predict(x).float()
+
+
 class Remembering(Fused):
     """Learns from the first batch, and says the same ever after."""
 
@@ -214,7 +228,7 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
     for number, change in (("7.3", Fused), ("7.4", Bf16)):
         facts = exercise_of(number).measure(change, **GIVEN, reports={})
 
-        assert "no report yet" in said_of(number, facts)
+        assert "cell that makes it" in said_of(number, facts)
         assert said_of(number, facts | {"report": REPORT, "trial": 0.8}) == ""
 
 
@@ -238,6 +252,8 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
         ("7.3", NotFused, "written anew, but the optimizer's setting"),
         ("7.3", Misspelt, "make_optimiser is no method of Script"),
         ("7.3", Script, "No method of Script is written anew"),
+        ("7.3", FusedAtOnce, "make_optimizer is still the script's"),
+        ("7.4", Bf16Above, "calls super()"),
         ("7.4", NoModel, "make_model returned None; is `return` missing?"),
         ("7.4", NoModule, "must return a model, not a method"),
         ("7.4", NoScores, "predict returned None; is `return` missing?"),

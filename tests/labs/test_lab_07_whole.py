@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb.labs import lab_07
+from perfnb.labs import lab_07, quantising
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import hint
@@ -56,7 +56,7 @@ def test_learning_from_all_samples_is_accepted() -> None:
         facts = exercise_of("7.5").measure(answer, reports={})
 
         assert said_of("7.5", facts | {"report": REPORT}) == ""
-        assert "no report yet" in said_of("7.5", facts)
+        assert "cell that makes it" in said_of("7.5", facts)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ COMPILED: dict[str, Any] = {**GIVEN, "training": Compiled, "first": {"seconds": 
 def test_a_compiled_training_is_accepted_when_it_has_a_report() -> None:
     facts = exercise_of("7.6").measure(pays_after, **COMPILED)
 
-    assert "no report yet" in said_of("7.6", facts)
+    assert "cell that makes it" in said_of("7.6", facts)
     assert said_of("7.6", facts | {"report": REPORT, "trial": 0.8}) == ""
     assert "compiled nothing" in said_of("7.6", facts | {"report": REPORT, "trial": 0.8, "first_s": 0.02})
 
@@ -109,7 +109,8 @@ def test_a_compiled_training_is_accepted_when_it_has_a_report() -> None:
         (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (1 - ratio)), "no gain was shown"),
         (lambda s, ms, ratio, verdict: pays_after(s, ms, ratio, "faster" if ratio < 1 else ""), "no gain was shown"),
         (lambda *given: math.inf, "some number of steps"),
-        (lambda *given: None, "no value"),
+        (lambda *given: None, "What pays_after(30.0, 10.0, 0.8, 'faster') returns"),
+        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (ratio - 1)), "a negative number of steps"),
         (3000, "function itself"),
     ],
 )
@@ -202,9 +203,15 @@ def trained() -> tuple[nn.Module, torch.Tensor]:
 def test_int8_is_accepted_when_it_has_reports(trained: tuple[nn.Module, torch.Tensor]) -> None:
     facts = exercise_of("7.7").measure(quantised, net=trained[0], x=trained[1], reports={})
 
-    assert "no report yet" in said_of("7.7", facts)
+    assert "cell that makes it" in said_of("7.7", facts)
     assert said_of("7.7", facts | {"reports": [REPORT, REPORT]}) == ""
     assert "one at a time" in said_of("7.7", facts | {"reports": [REPORT, None]})
+
+
+def test_a_model_spoilt_in_the_check_is_a_copy(trained: tuple[nn.Module, torch.Tensor]) -> None:
+    hint("7.7", in_place, net=trained[0], x=trained[1], reports={})
+
+    assert [type(each) for each in trained[0]] == [nn.Linear, nn.ReLU, nn.Linear]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +234,7 @@ def test_another_model_is_not(trained: tuple[nn.Module, torch.Tensor], answer: A
 def test_no_int8_is_believed_after_a_trial(
     trained: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lab_07, "_quantises", lambda: False)
+    monkeypatch.setattr(quantising, "_quantises", lambda: False)
 
     assert hint("7.7", lambda net: 1 / 0, net=trained[0], x=trained[1], reports={}) == ""
 
@@ -258,6 +265,7 @@ def best_facts(training: Any, **said: float) -> Facts:
         (HalfTheBatch, 1.25, 1.333, "does not learn"),
         (Fused, 0.8, 1.333, "inverse"),
         (Fused, 1.289, 1.333, "product is not"),
+        (Fused, 1.25, 0.745, "inverse"),
         (Fused, 1.25, 0.75, "inverse"),
         (Fused, 1.25, 2.667, "twice"),
     ],

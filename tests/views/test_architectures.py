@@ -11,8 +11,9 @@ import pytest
 from perfnb.views import escape, palette
 from perfnb.views import format as fmt
 from perfnb.views.architectures import architectures_html, architectures_text, why_words
-from perfnb.views.architectures_data import KINDS, METRICS, architectures_data, part_times, ratio_words
+from perfnb.views.architectures_data import METRICS, architectures_data, part_times, ratio_words
 from perfnb.views.assets import SCRIPTS, architectures_script, architectures_style, report_script
+from perfnb.views.palette import KINDS
 from perfnb.views.widget import ArchitecturesWidget, ReportWidget
 from tests.views import architecture_samples as samples
 from tests.views.pages import ATTRIBUTES, Seen, picture_bytes, spaced
