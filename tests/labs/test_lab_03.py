@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import operator
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from perfnb import Roofline, profile_step
-from tests.labs.judging import hint
+from perfnb import Profile, Roofline, Timing, profile_step
+from perfnb.labs.lab_03 import LINEAR
+from perfnb.labs.libraries_used import libraries_used
+from tests.labs.judging import hint, said_of
 
 Count = Callable[..., Any]
 
@@ -92,10 +99,13 @@ def moved(batch: int, inputs: int, outputs: int) -> int:
     return 4 * (batch * inputs + inputs * outputs + batch * outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (moved, ""),
+        (lambda *sizes: moved(*sizes) if sizes in LINEAR else moved(1, *sizes[1:]), "net.0 of your profile, (8, 32"),
+        (lambda *sizes: moved(*sizes) if sizes != (8, 16, 4) else moved(8, 16, 16), "net.2 of your profile"),
         (lambda *sizes: moved(*sizes) // 4, "how many bytes"),
         (lambda *sizes: moved(*sizes) * 8, "bits"),
         (lambda *sizes: moved(*sizes) * 2, "twice"),
@@ -104,23 +114,54 @@ def moved(batch: int, inputs: int, outputs: int) -> int:
         (lambda b, i, o: 4 * i * o, "does not agree"),
     ],
 )
-def test_bytes_of_a_linear_layer(answer: Count, says: str) -> None:
-    found = hint("3.4", answer)
+def test_bytes_of_a_linear_layer(profile: Profile, answer: Count, says: str) -> None:
+    found = hint("3.4", answer, profile=profile, network=NETWORK)
 
     assert says in found
     assert bool(says) == bool(found)
 
 
-@pytest.fixture(scope="module")
-def roofline() -> Roofline:
-    model, x = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 32)
+@pytest.mark.slow
+def test_bytes_of_a_profile(profile: Profile) -> None:
+    """What the judge adds to the products is what a profile counts of a layer with a bias, to the last byte."""
+    batch, widths = NETWORK
+    counted = profile.layers.loc[["net.0", "net.2"], "moved_bytes"]
+
+    for products, sizes, found in zip((2, 3), itertools.pairwise(widths), counted, strict=True):
+        gradient_of_bias = 4 * (batch * sizes[1] + sizes[1])
+        assert found == products * moved(batch, *sizes) + 4 * sizes[1] + gradient_of_bias
+
+
+@pytest.mark.slow
+def test_bytes_need_the_profile_of_the_network(profile: Profile) -> None:
+    assert "profile=p" in hint("3.4", moved, profile="p", network=NETWORK)
+    assert "network=(BATCH, WIDTHS)" in hint("3.4", moved, profile=profile, network=8)
+    assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16, 16)))
+    assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16)))
+    assert "of that network" in hint("3.4", moved, profile=profiled(flops=False), network=NETWORK)
+
+
+NETWORK = (8, (32, 16, 4))
+
+
+def profiled(flops: bool = True) -> Profile:
+    net, x = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 32)
 
     def step() -> None:
-        model(x).sum().backward()
+        net(x).square().mean().backward()
 
-    found = profile_step(step, model={"model": model}, warmup=1, steps=1, traced=1, memory=False).roofline
-    assert found is not None
-    return found
+    return profile_step(step, model={"net": net}, warmup=1, steps=1, traced=1, memory=False, flops=flops)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profiled()
+
+
+@pytest.fixture(scope="module")
+def roofline(profile: Profile) -> Roofline:
+    assert profile.roofline is not None
+    return profile.roofline
 
 
 @pytest.mark.slow
@@ -148,7 +189,19 @@ def test_a_roofline_is_needed() -> None:
     assert "roofline=p.roofline" in hint("3.5", max, roofline=3)
 
 
-BIG, SMALL = SimpleNamespace(median_ms=5.0), SimpleNamespace(median_ms=0.2)
+def step_of(rows: int, columns: int, ms: float) -> Callable[[], None]:
+    """A step of so many times 20 FLOPs, which lasts so long."""
+    a, b = torch.ones(rows, 10), torch.ones(10, columns)
+
+    def step() -> None:
+        time.sleep(ms / 1e3)
+        a @ b
+
+    return step
+
+
+BIG, SMALL = Timing((5.0,)), Timing((0.2,))
+STEPS = step_of(10, 10, 5.0), step_of(1, 1, 0.2)
 RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
 
 
@@ -169,10 +222,37 @@ RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
     ],
 )
 def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
-    found = hint("3.6", RIGHT | change, big=BIG, small=SMALL)
+    found = hint("3.6", RIGHT | change, big=BIG, small=SMALL, steps=STEPS)
 
     assert says in found
     assert bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"big": SMALL, "small": BIG}, "small that of small_step"),
+        ({"big": BIG, "small": BIG}, "small that of small_step"),
+        ({"big": SMALL, "small": SMALL}, "small that of small_step"),
+        ({"big": SMALL, "small": BIG, "steps": STEPS[::-1]}, "no more arithmetic"),
+        ({"steps": (STEPS[0], STEPS[0])}, "no more arithmetic"),
+        ({"steps": ()}, "two steps"),
+        ({"big": SimpleNamespace(median_ms=5.0)}, "perfnb.time_step"),
+    ],
+)
+def test_timings_of_other_steps(given: dict[str, Any], says: str) -> None:
+    evidence = {"big": BIG, "small": SMALL, "steps": STEPS} | given
+    ratio = evidence["big"].median_ms / evidence["small"].median_ms
+
+    assert says in hint("3.6", {"arithmetic": 100, "time": ratio, "not_arithmetic": 1 - ratio / 100}, **evidence)
+
+
+def test_arithmetic_is_counted() -> None:
+    """Not taken for a hundred: of layers of other sizes it is another."""
+    steps = step_of(10, 5, 5.0), STEPS[1]
+
+    assert hint("3.6", {"arithmetic": 50, "time": 25.0, "not_arithmetic": 0.5}, big=BIG, small=SMALL, steps=steps) == ""
+    assert "arithmetic is not" in hint("3.6", RIGHT, big=BIG, small=SMALL, steps=steps)
 
 
 Matrix = list[list[float]]
@@ -196,7 +276,8 @@ def in_place(a: Matrix, b: Matrix) -> Matrix:
     ("answer", "says"),
     [
         (matmul, ""),
-        (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "only"),
+        (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "use of torch"),
+        (lambda a, b: [[float(np.dot(row, column)) for column in zip(*b, strict=True)] for row in a], "use of numpy"),
         (lambda a, b: torch.tensor(a) @ torch.tensor(b), "wrong"),
         (lambda a, b: [list(row) for row in zip(*matmul(a, b), strict=True)], "wrong"),
         (lambda a, b: [row[:-1] for row in matmul(a, b)], "wrong"),
@@ -213,3 +294,97 @@ def test_loops(answer: Count, says: str) -> None:
 
     assert says in found
     assert bool(says) == bool(found)
+
+
+def test_what_is_as_fast_as_torch_is_no_loop() -> None:
+    """A library that nobody has thought of."""
+    assert "only 0.9 times as long" in said_of("3.7", {"cases": [], "uses": [], "ratio": 0.9})
+    assert said_of("3.7", {"cases": [], "uses": [], "ratio": 2.0}) == ""
+
+
+def dot(row: Any, column: Any) -> float:
+    return float(np.dot(row, column))
+
+
+def with_its_import(a: Matrix, b: Matrix) -> Matrix:
+    from numpy import dot as product
+
+    return [[float(product(row, column)) for column in zip(*b, strict=True)] for row in a]
+
+
+def with_a_helper(a: Matrix, b: Matrix) -> Matrix:
+    def entry(row: Any, column: Any) -> float:
+        return dot(row, column)
+
+    return [[entry(row, column) for column in zip(*b, strict=True)] for row in a]
+
+
+class Product:
+    def __call__(self, a: Matrix, b: Matrix) -> Matrix:
+        return self.of(a, b)
+
+    @staticmethod
+    def of(a: Matrix, b: Matrix) -> Matrix:
+        return with_a_helper(a, b)
+
+
+def closed_over(product: Any) -> Callable[[Matrix, Matrix], Matrix]:
+    return lambda a, b: [[float(product(row, column)) for column in zip(*b, strict=True)] for row in a]
+
+
+@functools.cache
+def at_once(row: Any, column: Any) -> float:
+    return float(np.sum(np.multiply(row, column)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        with_its_import,
+        with_a_helper,
+        Product(),
+        Product().__call__,
+        closed_over(np.dot),
+        closed_over(np.vdot),
+        closed_over(at_once),
+        functools.partial(with_a_helper),
+        lambda a, b, product=np.dot: [[product(row, column) for column in b] for row in a],
+        np.matmul,
+    ],
+)
+def test_numpy_is_found_wherever_it_hides(answer: Any) -> None:
+    assert libraries_used(answer) == ["numpy"]
+
+
+def in_plain_loops(a: Matrix, b: Matrix) -> Matrix:
+    product = [[0.0] * len(b[0]) for _ in a]
+    for i in range(len(a)):
+        for j in range(len(b[0])):
+            for k in range(len(b)):
+                product[i][j] += a[i][k] * b[k][j]
+    return product
+
+
+def with_names_like_theirs(a: Matrix, b: Matrix) -> Matrix:
+    """What is called as a library is, and is none."""
+    np, torch = [list(column) for column in zip(*b, strict=True)], list(a)
+    return [[sum(map(operator.mul, row, column)) for column in np] for row in torch]
+
+
+@functools.cache
+def entry(row: tuple[float, ...], column: tuple[float, ...]) -> float:
+    return math.fsum(itertools.starmap(operator.mul, zip(row, column, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        in_plain_loops,
+        with_names_like_theirs,
+        closed_over(lambda row, column: entry(tuple(row), tuple(column))),
+        functools.partial(in_plain_loops),
+    ],
+)
+def test_loops_are_no_library(answer: Any) -> None:
+    assert libraries_used(answer) == []
+    assert hint("3.7", answer) == ""

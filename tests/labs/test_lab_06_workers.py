@@ -6,7 +6,6 @@ import gc
 import math
 import threading
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from torch.utils.data import DataLoader
 from perfnb.labs import feeding, lab_06
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint
-from tests.labs.lab_06_answers import Loader, Parsed, Text, at_once, said_of
+from tests.labs.judging import an_ab_test, hint, said_of
+from tests.labs.lab_06_answers import Loader, Parsed, Text, at_once
 
 
 def make_loader(dataset: Any, batch_size: int, make_ms: float, use_ms: float, **options: Any) -> Loader:
@@ -197,7 +196,7 @@ def test_what_takes_too_much_or_gives_something_else(answer: Any, says: str) -> 
 
 
 def a_test(**facts: Any) -> Any:
-    return SimpleNamespace(**{"ratio": 0.6, "ratio_ci": (0.55, 0.65), "turns": 4} | facts)
+    return an_ab_test(**{"ratio": 0.6, "ratio_ci": (0.55, 0.65), "turns": 4} | facts)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import perfnb
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_08 import LEVERS
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_08_answers import SAID, bounds, right_or_told
-from tests.labs.test_lab_02 import said_of
 from tests.written_traces import Written
 
 IDLE: Facts = {
