@@ -15,7 +15,7 @@ from torch import nn
 from perfnb.labs import lab_07, quantising
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_07_answers import (
     GIVEN,
     REPORT,
@@ -25,7 +25,6 @@ from tests.labs.lab_07_answers import (
     HalfTheBatch,
     Idle,
     Script,
-    said_of,
 )
 
 Learn = Callable[[Any, Any, int], Any]
@@ -217,7 +216,7 @@ def test_a_model_spoilt_in_the_check_is_a_copy(trained: tuple[nn.Module, torch.T
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda net: net, "100% of the bytes"),
+        (lambda net: net, "100 % of the bytes"),
         (CopiedToBf16, "about a quarter"),
         (in_place, "another one afterwards"),
         (lambda net: net.bfloat16(), "raised"),
