@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,7 +160,7 @@ def test_a_budget_that_ends_the_steps_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_two_profiles_are_set_side_by_side() -> None:
+def test_two_profiles_are_set_side_by_side(tmp_path: Path) -> None:
     def profile(width: int) -> perfnb.Profile:
         model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 8))
         x = torch.randn(256, 64)
@@ -177,6 +178,7 @@ def test_two_profiles_are_set_side_by_side() -> None:
     )
     assert "width 1024 against width 16" in str(comparison)
     assert "<table>" in comparison._repr_mimebundle_()["text/html"]
+    assert comparison._repr_mimebundle_()["text/html"] in comparison.to_html(tmp_path / "page.html").read_text("utf-8")
     with pytest.raises(TypeError, match="compare takes another profile"):
         narrow.compare(3)  # type: ignore[arg-type]
 
