@@ -140,7 +140,8 @@ def scaling_study(
     if len(chosen) < 2 or not numbers:
         raise ValueError(f"sizes must be at least two different numbers above 0, not {chosen}.")
     chosen.sort()
-    if not callable(make_step):
+    given: Any = make_step
+    if not callable(given):
         kind = type(make_step).__name__
         raise TypeError(f"make_step must be a function that returns the step of a size, not {kind}.")
     steps = [_made(make_step, size) for size in chosen]
