@@ -8,6 +8,7 @@ from typing import Any
 from perfnb.analysis.ab import detectable_in
 from perfnb.analysis.outliers import Outliers
 from perfnb.comparison import ABTest, ab_test
+from perfnb.views.format import share
 from perfnb.views.self_check import selfcheck_html, selfcheck_text
 
 
@@ -41,7 +42,7 @@ class SelfCheck:
         return selfcheck_text(self)
 
     def __repr__(self) -> str:
-        return f"<perfnb.SelfCheck: {self._test.verdict}, noise floor {self.noise_floor:.2%}>"
+        return f"<perfnb.SelfCheck: {self._test.verdict}, noise floor {share(self.noise_floor)}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": selfcheck_html(self)}

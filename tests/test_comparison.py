@@ -12,6 +12,7 @@ import torch
 
 import perfnb
 from perfnb.errors import CaptureError
+from perfnb.views.format import share
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -210,6 +211,7 @@ def test_a_step_against_itself() -> None:
     assert found[0] > found[1] > 0
     assert "A step against itself:" in str(check)
     assert "finds in 9 of 10 runs: " in str(check)
+    assert repr(check).endswith(f", noise floor {share(check.noise_floor)}>")
     assert "<table>" in check._repr_mimebundle_()["text/html"]
 
 

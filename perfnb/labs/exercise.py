@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perfnb import ABTest
+
 #: What was measured of an answer: numbers, text, lists and mappings, so that JSON holds them.
 Facts = dict[str, Any]
 
@@ -79,15 +81,16 @@ def as_function(answer: Any, called: str) -> Callable[..., Any]:
     return function
 
 
-def require_test(given: Any) -> None:
-    """Raise `Hint` unless what is given is the result of `perfnb.ab_test`."""
-    if not hasattr(given, "ratio_ci"):
-        raise Hint("Give the test as well: test=test, what perfnb.ab_test returned.")
+def require_test(given: Any, called: str = "test") -> ABTest:
+    """What was given, if it is the result of `perfnb.ab_test`; raises `Hint` for anything else."""
+    if not isinstance(given, ABTest):
+        raise Hint(f"Give the test as well: test={called}, what perfnb.ab_test returned.")
+    return given
 
 
-def ratio_of(test: Any) -> Facts:
+def ratio_of(given: Any) -> Facts:
     """The ratio and interval of an `ab_test`; raises `Hint` where there are none."""
-    require_test(test)
+    test = require_test(given)
     if test.ratio_ci is None:
         raise Hint("The test ran too few pairs to say anything; give it a larger budget_s.")
     return {"ratio": float(test.ratio), "ratio_ci": [float(end) for end in test.ratio_ci]}

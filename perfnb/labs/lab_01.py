@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.exercise import (
+    Exercise,
+    Facts,
+    Hint,
+    as_function,
+    as_number,
+    as_numbers,
+    close,
+    outcome,
+    require_test,
+    slip,
+)
 from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
+from perfnb.views.format import share
 
 #: Milliseconds that the tried steps take at least, asleep and at work.
 ASLEEP_MS, AT_WORK_MS = 30.0, 20.0
@@ -62,40 +75,46 @@ def judge_clock(facts: Facts) -> None:
             )
 
 
-#: Steps before a machine is warm, and after, in the series that `typical` is tried on.
-COLD, WARM = 20, 40
+#: The usual step, and how many steps come before the machine is warm and after, in the series that `typical` is tried
+#: on; those after are odd in number, so that one of them is the median.
+WARMED = ((10.0, 20, 41), (0.2, 7, 53), (300.0, 34, 29))
 
 
 def measure_typical(answer: Any) -> Facts:
     typical = as_function(answer, "typical(times_ms, warmup)")
     generator = np.random.default_rng(1)
     cases = []
-    for true_ms in (10.0, 0.2, 300.0):
-        cold = true_ms * np.linspace(4.0, 1.2, COLD)
-        warm = true_ms * generator.permutation(np.linspace(0.92, 1.08, WARM))
-        warm[::9] += 3 * true_ms  # a hiccup now and then
-        returned = outcome(typical, [*cold.tolist(), *warm.tolist()], COLD)
-        cases.append({"true_ms": true_ms, "returned": as_number(returned, "The result of your function")})
+    for true_ms, cold, warm in WARMED:
+        hiccups = np.arange(warm) % 9 == 0
+        half, slow = warm // 2, int(hiccups.sum())
+        # No step lies within 2 % of the median, so that what is nearly the median is told from it.
+        rest = [*np.linspace(0.8, 0.98, half), 1.0, *np.linspace(1.02, 1.2, half - slow)]
+        times = np.empty(warm)
+        times[hiccups], times[~hiccups] = np.linspace(3.9, 4.1, slow), generator.permutation(rest)
+        series = true_ms * np.concatenate([np.linspace(4.0, 1.3, cold), times])
+        returned = as_number(outcome(typical, series.tolist(), cold), "The result of your function")
+        cases.append({"true_ms": true_ms, "returned": returned, "of_all_ms": float(np.median(series))})
     return {"cases": cases}
 
 
 def judge_typical(facts: Facts) -> None:
     for case in facts["cases"]:
         returned, true = case["returned"], case["true_ms"]
-        if close(returned, true, 0.03):
+        if close(returned, true, 2e-3):
             continue
+        if close(returned, case["of_all_ms"], 2e-3):
+            raise Hint("Your figure is too high: the warm-up steps, which come first, are still among the others.")
         if returned > 1.2 * true:
             raise Hint(
-                f"You returned {returned / true:.2f} times the usual step. A few slow steps pull your figure up: which "
-                "summary does not care how slow the slowest are?"
+                f"You returned {returned / true:.3g} times the usual step. A few slow steps pull your figure up: which "
+                "summary does not care how slow the slowest are, and are they all steps of the warm machine?"
             )
-        if 1.03 * true < returned:
-            raise Hint(
-                "Your figure is a little too high: are the warm-up steps, which come first, still among the others?"
-            )
-        if returned > 0.85 * true:
-            raise Hint("Your figure is too low: it tells the best step, not the usual one.")
-        raise Hint(f"You returned {returned / true:.2f} times the usual step; the unit is that of the times given.")
+        if returned < true / 1.2:
+            raise Hint(f"You returned {returned / true:.2g} times the usual step; is it the best, or in another unit?")
+        raise Hint(
+            f"Your figure is a little too {'high' if returned > true else 'low'}. Do you leave out the warm-up steps, "
+            "as many as warmup says and no others, and are half of the rest shorter than your figure, and half longer?"
+        )
 
 
 #: Series on which an interval is tried, and steps in each.
@@ -105,7 +124,7 @@ SERIES, STEPS = 300, 61
 def measure_interval(answer: Any) -> Facts:
     interval = as_function(answer, "interval(times_ms)")
     generator = np.random.default_rng(2)
-    held, widths, narrow = 0, [], []
+    held, widths, narrow, ends_of = 0, [], [], set()
     for series in np.exp(generator.normal(0.0, 0.5, (SERIES, STEPS))) * 10.0:
         returned = outcome(interval, series.tolist())
         if not isinstance(returned, Iterable) or len(ends := list(returned)) != 2:
@@ -115,21 +134,28 @@ def measure_interval(answer: Any) -> Facts:
             raise Hint("The low end comes first.")
         held += low <= 10.0 <= high
         widths.append(high - low)
+        ends_of.add((low, high))
         ordered = np.sort(series)
         narrow.append(ordered[38] - ordered[22])  # holds the median of 61 steps in 95 of 100 cases
-    return {"held": held / SERIES, "width": float(np.mean(widths) / np.mean(narrow))}
+    return {
+        "held": held / SERIES,
+        "width": float(np.mean(widths) / np.mean(narrow)),
+        "different": len(ends_of),
+    }
 
 
 def judge_interval(facts: Facts) -> None:
     held, width = facts["held"], facts["width"]
+    if facts["different"] < SERIES / 2:  # of times at random, hardly two have an end in common
+        raise Hint("Your interval is the same for other times: does it come from those that the function is given?")
     if held < 0.9:
         raise Hint(
-            f"Of {SERIES} series of {STEPS} skewed times with a known median, your interval held it in {held:.0%}; "
+            f"Of {SERIES} series of {STEPS} skewed times with a known median, your interval held it in {share(held)}; "
             "95 % are asked for. Is it an interval of the median (not of the mean), and wide enough?"
         )
     if held > 0.995 or width > 1.5:
         raise Hint(
-            f"Your interval is {width:.1f} times as wide as it need be (it held the median in {held:.1%} of the "
+            f"Your interval is {width:.1f} times as wide as it need be (it held the median in {share(held)} of the "
             "series). It tells where single steps lie; asked for is where the median lies."
         )
 
@@ -144,46 +170,54 @@ def measure_compare(answer: Any) -> Facts:
     for weather in ("steady", "slower and slower", "every second run slow"):
         for true in (1.0, 0.8):
             machine = Machine(weather, seed=3)
-            returned = outcome(compare, machine.step(10.0), machine.step(10.0 * true), PAIRS)
-            said = as_number(returned, "The result of your function")
-            cases.append({"weather": weather, "true": true, "returned": said, "runs": machine.runs})
+            runs: Counter[str] = Counter()
+            steps = [_counting(machine.step(ms), runs, name) for name, ms in (("a", 10.0), ("b", 10.0 * true))]
+            said = as_number(outcome(compare, *steps, PAIRS), "The result of your function")
+            cases.append({"weather": weather, "true": true, "returned": said, "runs": [runs["a"], runs["b"]]})
     return {"cases": cases}
+
+
+def _counting(step: Callable[[], float], runs: Counter[str], name: str) -> Callable[[], float]:
+    def run() -> float:
+        runs[name] += 1
+        return step()
+
+    return run
 
 
 def judge_compare(facts: Facts) -> None:
     for case in facts["cases"]:
         returned, true, weather = case["returned"], case["true"], case["weather"]
-        if case["runs"] < PAIRS:
-            raise Hint(f"Your function ran the two steps {case['runs']} times in all; run each {PAIRS} times.")
+        if min(case["runs"]) < PAIRS:
+            of_a, of_b = case["runs"]
+            raise Hint(f"Your function ran a {of_a} times and b {of_b} times; run each {PAIRS} times.")
         if close(returned, true, 0.03):
             continue
         if weather == "steady":
             if close(returned, 1 / true, 0.03):
                 raise Hint("It is the ratio the other way round: asked for is the time of b by the time of a.")
             raise Hint(
-                f"On a steady machine, where b takes {true:.0%} of a's time, you returned {returned:.3g}; asked for is "
-                "a ratio."
+                f"On a steady machine, where b takes {share(true)} of a's time, you returned {returned:.3g}; asked for "
+                "is a ratio."
             )
         raise Hint(
-            f"On a machine with the weather '{weather}', where b takes {true:.0%} of a's time, you returned "
+            f"On a machine with the weather '{weather}', where b takes {share(true)} of a's time, you returned "
             f"{returned:.3g}. In which order do you run them, and is that order the same each time?"
         )
 
 
 def measure_aa(answer: Any, test: Any = None) -> Facts:
-    detectable = getattr(test, "smallest_detectable", None)
-    if detectable is None:
-        raise Hint("Give the test as well: test=aa, what perfnb.ab_test returned.")
+    given = require_test(test, "aa")
     said = as_numbers(answer, ("smallest_percent",))
     if not isinstance(answer.get("sees_one_percent"), (bool, np.bool_)):
         raise Hint("sees_one_percent must be True or False.")
     return {
         **said,
         "sees_one_percent": bool(answer["sees_one_percent"]),
-        "detectable": as_number(detectable, "smallest_detectable"),
-        "verdict": str(test.verdict),
-        "ratio": float(test.ratio),
-        "pairs": len(test.pairs),
+        "detectable": as_number(given.smallest_detectable, "smallest_detectable"),
+        "verdict": given.verdict,
+        "ratio": given.ratio,
+        "pairs": len(given.pairs),
     }
 
 
@@ -198,14 +232,14 @@ def judge_aa(facts: Facts) -> None:
         raise Hint("sees_one_percent does not follow: is 1 % more or less than the smallest difference it can find?")
 
 
-WORDS = ("faster", "not shown", "wrong result")
+CLAIMS, WORDS = ("mean", "square", "spread"), ("faster", "not shown", "wrong result")
 #: Times that each of two functions is run, and the ratio of their shortest times below which one is faster for sure.
 ROUNDS, SURELY = 40, 0.7
 
 
 def measure_claims(answer: Any, claims: Any = None) -> Facts:
-    if not isinstance(claims, Mapping):
-        raise Hint("Give the functions as well: claims=claims.")
+    if not isinstance(claims, Mapping) or not set(claims) >= set(CLAIMS):
+        raise Hint(f"Give the functions as well: claims=claims, made as in its cell, with {', '.join(CLAIMS)}.")
     if not isinstance(answer, Mapping) or set(answer) != set(claims):
         raise Hint(f"The answer is a dictionary with the keys {', '.join(map(str, claims))}.")
     cases = {}

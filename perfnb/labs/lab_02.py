@@ -166,10 +166,14 @@ def judge_arithmetic(facts: Facts) -> None:
 
 
 FROZEN, TRAINED = ("stem.conv", "body.conv"), "head"
+#: What runs once for each tensor that learns, and how many the head has: weights and bias.
+GIVEN_A_GRADIENT, OF_THE_HEAD = "torch::autograd::AccumulateGrad", 2
 
 
 def measure_frozen(answer: Any, profile: Any = None) -> Facts:
-    return {"before": _flops(_profile(profile)), "after": _flops(_profile(answer))}
+    before, after = _profile(profile), _profile(answer)
+    learned = round(float(after.ops["calls"].get(GIVEN_A_GRADIENT, 0)))
+    return {"before": _flops(before), "after": _flops(after), "learned": learned}
 
 
 def _flops(profile: Profile) -> dict[str, list[int]]:
@@ -198,6 +202,8 @@ def judge_frozen(facts: Facts) -> None:
         raise Hint(
             "The head still computes a gradient for its input, so something before it, nearer the images, learns."
         )
+    if facts["learned"] < OF_THE_HEAD:
+        raise Hint("A part of the head no longer learns: its weights and its bias should both get a gradient.")
 
 
 def measure_suspect(answer: Any, profile: Any = None) -> Facts:

@@ -7,9 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfnb import Roofline
+from perfnb import Profile, Roofline, Timing
 from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.libraries_used import libraries_used
 from perfnb.labs.workloads import interleaved, one_thread
+from perfnb.views.format import share
 
 #: Batch, inputs, outputs of linear layers.
 LINEAR = ((7, 13, 29), (32, 784, 10), (128, 1024, 4096), (1, 1, 1))
@@ -19,12 +21,12 @@ CONVOLUTIONS = ((2, 5, 7, 5, 9, 11), (8, 3, 16, 3, 32, 32), (4, 16, 8, 1, 20, 10
 NETWORKS = ((10, (20, 30, 40, 50)), (64, (784, 256, 10)), (16, (8, 4, 2)))
 
 
-def counted(run: Callable[[], Any]) -> int:
-    """FLOPs that torch's own counter finds; nothing is computed, for the tensors have shapes alone."""
+def counted(run: Callable[[], Any], device: str = "meta") -> int:
+    """FLOPs that torch's own counter finds; on "meta" nothing is computed, for the tensors have shapes alone."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+    with torch.device(device), FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops())
 
@@ -113,14 +115,40 @@ def judge_training(facts: Facts) -> None:
     _judge_cases(facts, "batch, widths")
 
 
-def measure_bytes(answer: Any) -> Facts:
+def measure_bytes(answer: Any, profile: Any = None, network: Any = None) -> Facts:
     def count(batch: int, inputs: int, outputs: int) -> int:
         import torch
 
         shapes = ((batch, inputs), (inputs, outputs), (batch, outputs))
         return sum(torch.empty(shape, device="meta").nbytes for shape in shapes)
 
-    return _cases(as_function(answer, "linear_bytes(batch, inputs, outputs)"), LINEAR, count)
+    function = as_function(answer, "linear_bytes(batch, inputs, outputs)")
+    return _cases(function, LINEAR, count) | {"layers": _moved(function, profile, network)}
+
+
+def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Facts]:
+    """What the linear layers of a profile moved in a training step, and the answer for one of their products."""
+    if not isinstance(profile, Profile) or not isinstance(network, Sequence) or len(network) != 2:
+        raise Hint("Run the check as it stands in its cell: profile=p, network=(BATCH, WIDTHS).")
+    batch, widths = network
+    layers = profile.layers[profile.layers["module"] == "Linear"]
+    layers = layers.dropna(subset=["forward_flops", "backward_flops", "moved_bytes"])
+    sizes = [(batch, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
+    forward = [2 * batch * inputs * outputs for _, inputs, outputs in sizes]
+    if layers["forward_flops"].tolist() != forward:
+        raise Hint("The profile is not of a training step of that network: run its cells once more, as they stand.")
+    return [
+        {
+            "name": str(name),
+            "sizes": list(each),
+            "said": as_number(outcome(function, *each), "The result of your function"),
+            "products": int(1 + backward // flops),
+            "moved": int(moved),
+        }
+        for name, each, flops, backward, moved in zip(
+            layers.index, sizes, forward, layers["backward_flops"], layers["moved_bytes"], strict=True
+        )
+    ]
 
 
 def judge_bytes(facts: Facts) -> None:
@@ -134,6 +162,16 @@ def judge_bytes(facts: Facts) -> None:
             if close(case["said"], case["counted"] - 4 * count, 1e-9):
                 raise Hint(f"The {left_out} is left out; it is moved as well.")
     _judge_cases(facts, "batch, inputs, outputs")
+    for layer in facts["layers"]:
+        batch, _, outputs = layer["sizes"]
+        # Forward reads the bias; for its gradient that of the output is read once more, and as much as itself written.
+        bias = 4 * (outputs + batch * outputs + outputs)
+        by_hand = layer["products"] * layer["said"] + bias
+        if not close(by_hand, layer["moved"], 1e-9):
+            raise Hint(
+                f"{layer['name']} of your profile, {tuple(layer['sizes'])}: by your function its {layer['products']} "
+                f"products and its bias moved {share(by_hand / layer['moved'])} of the bytes that were counted."
+            )
 
 
 #: FLOPs, bytes, FLOP/s and bytes/s: bound by memory, by arithmetic, and on the ridge.
@@ -176,36 +214,58 @@ def judge_least_time(facts: Facts) -> None:
         raise Hint("That is not the least time. How long for the arithmetic alone, and how long for the bytes alone?")
 
 
-def measure_small(answer: Any, big: Any = None, small: Any = None) -> Facts:
-    if not hasattr(big, "median_ms") or not hasattr(small, "median_ms"):
-        raise Hint("Give the two timings as well: big=big, small=small.")
+#: Turns in which the two steps are run again, and how far the ratio of their times may be from that of the timings.
+TURNS, APART = 12, 3.0
+
+
+def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = ()) -> Facts:
+    if not isinstance(big, Timing) or not isinstance(small, Timing):
+        raise Hint("Give the two timings as well: big=big, small=small, what perfnb.time_step returned.")
+    if not isinstance(steps, list | tuple) or len(steps) != 2:
+        raise Hint("Run the check as it stands in its cell: it needs the two steps as well.")
     said = as_numbers(answer, ("arithmetic", "time", "not_arithmetic"))
-    return said | {"big_ms": float(big.median_ms), "small_ms": float(small.median_ms), "counted": 100}
+    run_big, run_small = (as_function(step, "step()") for step in steps)
+    own = interleaved(lambda: outcome(run_big), lambda: outcome(run_small), [()] * (TURNS + 1))
+    return said | {
+        "big_ms": big.median_ms,
+        "small_ms": small.median_ms,
+        "own_ms": [min(times) for times in own],
+        "flops": [counted(run, "cpu") for run in (run_big, run_small)],
+    }
 
 
 def judge_small(facts: Facts) -> None:
-    ratio = facts["big_ms"] / facts["small_ms"]
-    share = 1 - facts["big_ms"] / facts["counted"] / facts["small_ms"]
-    if not close(facts["arithmetic"], facts["counted"], 1e-6):
+    big_flops, small_flops = facts["flops"]
+    if not 0 < small_flops < big_flops:
+        raise Hint("The first of the two steps has no more arithmetic than the second: steps=(big_step, small_step).")
+    ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
+    if not 1 / APART < ratio / own < APART:
+        raise Hint(
+            "Run in turns just now, the two steps stand to each other quite unlike big and small. Is big the timing of "
+            "big_step, and small that of small_step? If so, the machine was busy: time both once more."
+        )
+    arithmetic = big_flops / small_flops
+    left = 1 - ratio / arithmetic
+    if not close(facts["arithmetic"], arithmetic, 1e-6):
         raise Hint(
             "arithmetic is not how many times the FLOPs of the small layer the big one needs; both its inputs and its "
             "outputs are fewer."
         )
     if not close(facts["time"], ratio, 0.03):
         raise Hint(f"time is not the ratio of the two medians. {slip(facts['time'], ratio, 0.03)}")
-    if abs(facts["not_arithmetic"] - share) > 0.02:
+    if abs(facts["not_arithmetic"] - left) > 0.02:
         raise Hint(
             "not_arithmetic does not follow. If the small layer computed as fast as the big one does, how long would "
             f"it take? The rest of its time, as a share of it, is asked for. "
-            f"{slip(facts['not_arithmetic'], share, 0.03) if share > 0.05 else ''}".strip()
+            f"{slip(facts['not_arithmetic'], left, 0.03) if left > 0.05 else ''}".strip()
         )
 
 
 #: Rows of a, its columns, columns of b; and the size at which loops are timed against torch.
 PRODUCTS, TIMED = ((3, 4, 2), (5, 1, 6), (1, 7, 1), (1, 1, 1), (4, 3, 8)), 48
 ROUNDS = 5
-#: The least by which loops in Python are slower than torch at that size, which has to convert the lists and back.
-LOOPS = 4.0
+#: No loop in Python is as fast as torch at that size, even where torch has to convert the lists and back.
+LOOPS = 1.0
 
 
 def measure_loops(answer: Any) -> Facts:
@@ -239,7 +299,7 @@ def measure_loops(answer: Any) -> Facts:
         inputs.append((a, b))
     with one_thread():
         fast, slow = interleaved(lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), matmul, inputs)
-    return {"cases": cases, "ratio": min(slow) / min(fast)}
+    return {"cases": cases, "uses": libraries_used(matmul), "ratio": min(slow) / min(fast)}
 
 
 def _same_lists(returned: Any, wanted: list[list[float]]) -> bool:
@@ -264,9 +324,14 @@ def judge_loops(facts: Facts) -> None:
             raise Hint("The function changes the matrices that it is given.")
         if not case["right"]:
             raise Hint(f"The product of a {rows} x {inner} and a {inner} x {columns} matrix is wrong, or no list.")
+    if facts["uses"]:
+        raise Hint(
+            f"The result is right, but your code makes use of {' and '.join(facts['uses'])}. Here you want to find out "
+            "what Python alone costs: multiply and add the numbers one by one, in loops."
+        )
     if facts["ratio"] < LOOPS:
         raise Hint(
-            f"The result is right, but took only {facts['ratio']:.1f} times as long as torch with lists converted: "
+            f"The result is right, but took only {facts['ratio']:.2g} times as long as torch with lists converted: "
             "loops over numbers are asked for, without torch, numpy or the like."
         )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from perfnb import Profile, find_leaks
+from perfnb import Leaks, Profile, find_leaks
 from perfnb.frames.schema import CATEGORIES
 from perfnb.labs.exercise import (
     Exercise,
@@ -30,6 +30,7 @@ from perfnb.labs.memory_trials import (
     trial,
 )
 from perfnb.labs.workloads import agree, one_thread
+from perfnb.views.format import share
 
 #: How well a number is read off a report with three digits.
 READ = 2e-3
@@ -224,15 +225,15 @@ def judge_checkpointed(facts: Facts) -> None:
             )
     if facts["ratio"] >= LEFT:
         raise Hint(
-            f"The result is right. A step still takes {facts['ratio']:.0%} of the memory; get below {LEFT:.0%}. What "
-            "is recomputed in one go is alive in one go: how much is that in yours?"
+            f"The result is right. A step still takes {share(facts['ratio'])} of the memory; get below {share(LEFT)}. "
+            "What is recomputed in one go is alive in one go: how much is that in yours?"
         )
 
 
 def measure_price(answer: Any, plain: Any = None, checkpointed: Any = None, test: Any = None) -> Facts:
     said = as_numbers(answer, ("memory", "arithmetic", "time"))
-    require_test(test)
-    facts: Facts = {"said": said, "time": float(test.ratio), "check": None if test.check is None else str(test.check)}
+    given = require_test(test)
+    facts: Facts = {"said": said, "time": given.ratio, "check": given.check}
     for name, profile in (("plain", plain), ("checkpointed", checkpointed)):
         memory, layers = _profile(profile).memory, profile.layers
         flops = layers.loc[layers["depth"] == 0, [f"{way}_flops" for way in ("forward", "backward", "recompute")]]
@@ -274,7 +275,7 @@ def judge_price(facts: Facts) -> None:
 def measure_leak(answer: Any, leaks: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("layer"), str):
         raise Hint("The answer is a dictionary with layer, a name as in the report, and kib_per_step, a number.")
-    if not hasattr(leaks, "survivors"):
+    if not isinstance(leaks, Leaks):
         raise Hint("Give what perfnb.find_leaks returned as well: leaks=leaks.")
     made = leaks.survivors.dropna(subset=["layer", "bytes_per_step"])
     return {

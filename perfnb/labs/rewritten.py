@@ -8,6 +8,7 @@ from typing import Any
 
 from perfnb.labs.exercise import Facts, Hint, as_function, outcome
 from perfnb.labs.workloads import agree, interleaved, one_thread
+from perfnb.views.format import share
 
 #: Shapes of the inputs that a rewritten layer is tried on; the last is timed.
 SHAPES = ((5, 32), (17, 100), (1, 64), (128, 256))
@@ -91,8 +92,8 @@ def judge_rewritten(facts: Facts) -> None:
             raise Hint(f"Forward is right, but the gradient of the layer's input is not that of Rescale, {on}.")
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The result is right. Forward and backward take {facts['ratio']:.0%} of the time before; get below "
-            f"{MOST:.0%}. What is done once for each row, and could be done for all of them at once?"
+            f"The result is right. Forward and backward take {share(facts['ratio'])} of the time before; get below "
+            f"{share(MOST)}. What is done once for each row, and could be done for all of them at once?"
         )
 
 

@@ -119,6 +119,7 @@ def roofline_data(roofline: Roofline) -> dict[str, Any]:
         "device": escape.plain(roofline.device),
         "peaks": [[escape.plain(dtype, 40), _short(peak)] for dtype, peak in roofline.peaks.items()],
         "bandwidth": _short(roofline.bandwidth),
+        "doubt": fmt.capital(doubt) + "." if (doubt := ceilings_doubt(roofline)) else "",
         "utilisation": _short(roofline.utilisation),
         "flops": _whole(roofline.flops),
         "points": {
@@ -137,6 +138,14 @@ def roofline_data(roofline: Roofline) -> dict[str, Any]:
             "total_share": _short(roofline.uncounted["share"].sum()) if len(roofline.uncounted) else None,
         },
     }
+
+
+def ceilings_doubt(roofline: Roofline) -> str:
+    """Why the ceilings may be too low; empty where nothing says so."""
+    if not roofline.ceilings_doubted:
+        return ""
+    used = fmt.share(roofline.others)
+    return f"other programs used {used} of the CPUs while ceilings were measured: they may be too low"
 
 
 def heaviest_points(points: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import pandas as pd
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
 from perfnb.views.frame import header
-from perfnb.views.memory_data import heaviest_points
+from perfnb.views.memory_data import ceilings_doubt, heaviest_points
 from perfnb.views.picture import picture_html
 from perfnb.views.roofline_picture import draw_roofline
 
@@ -53,7 +53,7 @@ def roofline_html(roofline: Roofline, alone: bool = False) -> str:
         )
         for row in listed.itertuples(index=False)
     ]
-    heads = ["name", "kind", "held back", "of the roof", "achieved", "FLOP per byte", "arithmetic", "moved", "time"]
+    heads = ["name", "kind", "bound", "of the roof", "achieved", "FLOP per byte", "arithmetic", "moved", "time"]
     if rows:
         left = len(roofline.points) - len(rows)
         more = f"; {left:,} that take less time are not listed" if left else ""
@@ -71,7 +71,7 @@ def roofline_text(roofline: Roofline, width: int = 100) -> list[str]:
         return lines
     names = width - 61
     heads = f"{'of the roof':>11} {'achieved':>13} {'FLOP/B':>7} {'time':>8}"
-    lines.append(f"{'layer or op':<{names}} {'held back':<17} {heads}")
+    lines.append(f"{'layer or op':<{names}} {'bound':<17} {heads}")
     for row in listed.itertuples(index=False):
         roof = f"{fmt.share(row.efficiency):>11} {flop_rate(row.achieved_flops_per_s):>13}"
         figures = f"{roof} {intensity(row.intensity):>7} {fmt.duration(row.ms):>8}"
@@ -86,8 +86,8 @@ def roofline_facts(roofline: Roofline) -> list[str]:
     wide = "" if roofline.bandwidth is None else f"{byte_rate(roofline.bandwidth)} of memory"
     ceilings = ", ".join(filter(None, [*peaks, wide]))
     facts = [f"measured ceilings: {ceilings}" if ceilings else f"ceilings {fmt.UNKNOWN}"]
-    if roofline.ceilings_doubted:
-        facts.append(f"other programs used {fmt.share(roofline.others)} of the CPUs meanwhile: they may be too low")
+    if doubt := ceilings_doubt(roofline):
+        facts.append(doubt)
     if roofline.flops is not None:
         facts.append(f"arithmetic of a step {fmt.flops(roofline.flops)}")
     if roofline.utilisation is not None:

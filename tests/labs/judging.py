@@ -1,12 +1,51 @@
-"""How the tests put an answer to a check."""
+"""How the tests put an answer to a check, and tests of two steps that came out as wanted."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from perfnb import ABTest
+from perfnb.analysis.ab import Blocks, ab_figures
+from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.ledger import exercise_of, judged
 
 
 def hint(number: str, answer: Any, **evidence: Any) -> str:
     """What the check says is wrong; empty where it accepts."""
     return judged(exercise_of(number), answer, evidence)[1]
+
+
+def said_of(number: str, facts: Facts) -> str:
+    """What the judge says of facts, as a file of results has them; empty where it accepts."""
+    try:
+        exercise_of(number).judge(json.loads(json.dumps(facts)))
+    except Hint as found:
+        return str(found)
+    return ""
+
+
+def an_ab_test(
+    *,
+    a_ms: Sequence[float] = (4.0, 9.0),
+    b_ms: Sequence[float] = (2.0, 9.0),
+    check: str | None = "",
+    turns: int = 1,
+    **comparison: Any,
+) -> ABTest:
+    """What `perfnb.ab_test` returns of these pairs, with figures of its comparison as told: ``ratio=0.5``."""
+    figures = ab_figures(
+        a_ms,
+        b_ms,
+        equal_within=0.02,
+        a_name="a",
+        b_name="b",
+        planned=len(a_ms),
+        needed=len(a_ms),
+        seed=0,
+        check=check,
+        blocks=Blocks("worker processes", turns, turns, None) if turns > 1 else None,
+    )
+    return ABTest(replace(figures, comparison=replace(figures.comparison, **comparison)))

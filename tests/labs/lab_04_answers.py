@@ -7,18 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from perfnb.labs.exercise import Facts, Hint
-from perfnb.labs.ledger import exercise_of
-
-
-def said_of(number: str, facts: Facts) -> str:
-    """What the judge says of facts; empty where it accepts."""
-    try:
-        exercise_of(number).judge(facts)
-    except Hint as found:
-        return str(found)
-    return ""
-
 
 def stepping(model: nn.Module, rows: int, width: int) -> Callable[[], torch.Tensor]:
     x, adam = torch.randn(rows, width), torch.optim.Adam(model.parameters())

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 
-from perfnb.labs.exercise import Facts, Hint
-from perfnb.labs.ledger import exercise_of
-
 Loader = Any
-
-
-def said_of(number: str, facts: Facts) -> str:
-    """What the judge says of facts; empty where it accepts."""
-    try:
-        exercise_of(number).judge(json.loads(json.dumps(facts)))
-    except Hint as found:
-        return str(found)
-    return ""
 
 
 class Text:

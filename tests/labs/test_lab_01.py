@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from tests.labs.judging import hint
+from tests.labs.judging import an_ab_test, hint
 
 Number = Callable[..., Any]
 
@@ -66,23 +65,32 @@ def test_a_wrong_stopwatch_is_not(answer: Any, says: str) -> None:
 def test_the_usual_step_is_accepted() -> None:
     assert hint("1.2", lambda times, warmup: statistics.median(times[warmup:])) == ""
     assert hint("1.2", lambda times, warmup: np.median(times[warmup:])) == ""
+    assert hint("1.2", lambda times, warmup: sorted(times[warmup:])[(len(times) - warmup) // 2]) == ""
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "says"),
     [
-        lambda times, warmup: statistics.mean(times[warmup:]),
-        lambda times, warmup: min(times[warmup:]),
-        lambda times, warmup: statistics.median(times),
-        lambda times, warmup: statistics.median(times[:-warmup]),
-        lambda times, warmup: statistics.median(times[:warmup]),
-        lambda times, warmup: statistics.median(times[warmup:]) / 2,
-        lambda times, warmup: statistics.median(times[warmup:]) / 1e3,
-        lambda times, warmup: 10.0,
+        (lambda times, warmup: statistics.mean(times[warmup:]), "pull your figure up"),
+        (lambda times, warmup: min(times[warmup:]), "the best"),
+        (lambda times, warmup: statistics.median(times), "still among the others"),
+        (lambda times, warmup: statistics.median(times[:-warmup]), "warm machine"),
+        (lambda times, warmup: statistics.median(times[:warmup]), "warm machine"),
+        (lambda times, warmup: statistics.median(times[20:]), "as many as warmup says"),
+        (lambda times, warmup: statistics.median(times[len(times) // 3 :]), "as many as warmup says"),
+        (lambda times, warmup: statistics.median(times[warmup - 1 :]), "as many as warmup says"),
+        (lambda times, warmup: statistics.median(times[warmup + 1 :]), "as many as warmup says"),
+        (lambda times, warmup: np.quantile(times, 0.4), "as many as warmup says"),
+        (lambda times, warmup: np.quantile(times[warmup:], 0.4), "too low"),
+        (lambda times, warmup: np.quantile(times[warmup:], 0.48), "too low"),
+        (lambda times, warmup: np.quantile(times[warmup:], 0.55), "too high"),
+        (lambda times, warmup: statistics.median(times[warmup:]) / 2, "0.5 times"),
+        (lambda times, warmup: statistics.median(times[warmup:]) / 1e3, "another unit"),
+        (lambda times, warmup: 10.0, "50 times"),
     ],
 )
-def test_another_figure_is_not(answer: Number) -> None:
-    assert hint("1.2", answer)
+def test_another_figure_is_not(answer: Number, says: str) -> None:
+    assert says in hint("1.2", answer)
 
 
 def order_statistics(times: list[float]) -> tuple[float, float]:
@@ -95,11 +103,28 @@ def bootstrap(times: list[float]) -> list[float]:
     return np.quantile(np.median(draws, axis=1), [0.025, 0.975]).tolist()
 
 
+def remembered(interval: Number) -> Number:
+    """That of the first times, ever after."""
+    known: list[tuple[float, float]] = []
+
+    def answer(times: list[float]) -> tuple[float, float]:
+        known.append(interval(times))
+        return known[0]
+
+    return answer
+
+
+def by_tosses(times: list[float]) -> tuple[float, float]:
+    ordered, heads = sorted(times), np.random.default_rng(0).binomial(len(times), 0.5, 10_000)
+    low, high = np.quantile(heads, [0.025, 0.975]).astype(int)
+    return ordered[low - 1], ordered[high]
+
+
 def about(spread: Callable[[list[float]], float], middle: Callable[[list[float]], float] = statistics.median) -> Number:
     return lambda times: (middle(times) - spread(times), middle(times) + spread(times))
 
 
-@pytest.mark.parametrize("answer", [order_statistics, bootstrap])
+@pytest.mark.parametrize("answer", [order_statistics, bootstrap, by_tosses])
 def test_an_interval_of_the_median_is_accepted(answer: Number) -> None:
     assert hint("1.3", answer) == ""
 
@@ -121,6 +146,16 @@ def test_another_interval_is_not(answer: Number) -> None:
     assert hint("1.3", answer)
 
 
+@pytest.mark.parametrize("answer", [remembered(order_statistics), lambda times: (9.0, 11.0)])
+def test_an_interval_of_other_times_is_not(answer: Number) -> None:
+    assert "the same for other times" in hint("1.3", answer)
+
+
+def test_shares_are_written_as_everywhere() -> None:
+    assert "held it in 22 %; " in hint("1.3", lambda times: np.quantile(times, [0.48, 0.52]))
+    assert "where b takes 80 % of a's time" in hint("1.4", in_turns(lambda pair: pair % 2 == 0, lambda a, b: 1.0))
+
+
 def in_turns(choose: Callable[[int], bool], combine: Callable[[list[float], list[float]], float]) -> Number:
     """Runs a first in the pairs that `choose` names."""
 
@@ -140,6 +175,9 @@ def paired(a_ms: list[float], b_ms: list[float]) -> float:
 
 def of_medians(a_ms: list[float], b_ms: list[float]) -> float:
     return statistics.median(b_ms) / statistics.median(a_ms)
+
+
+TURNS = in_turns(lambda pair: pair % 2 == 0, paired)
 
 
 def one_after_the_other(run_a: Callable[[], float], run_b: Callable[[], float], pairs: int) -> float:
@@ -167,24 +205,25 @@ def test_pairs_in_changing_order_are_accepted(choose: Callable[[int], bool], com
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: statistics.median(b) - statistics.median(a)), "a ratio"),
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 100 * paired(a, b)), "a ratio"),
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 2 * paired(a, b)), "a ratio"),
-        (lambda run_a, run_b, pairs: run_b() / run_a(), "2 times"),
+        (lambda run_a, run_b, pairs: run_b() / run_a(), "ran a 1 times and b 1 times"),
         (lambda run_a, run_b, pairs: 1.0, "0 times"),
+        (lambda run_a, run_b, pairs: TURNS(run_a, run_b, pairs // 2), "ran a 500 times and b 500 times"),
+        (lambda run_a, run_b, pairs: TURNS(run_a, run_a, pairs), "b 0 times"),
     ],
 )
 def test_other_comparisons_are_not(answer: Number, says: str) -> None:
     assert says in hint("1.4", answer)
 
 
-def an_ab_test(detectable: float) -> Any:
-    pairs = pd.DataFrame({"a_ms": [1.0] * 8, "b_ms": [1.0] * 8})
-    return SimpleNamespace(smallest_detectable=detectable, verdict="same", ratio=1.001, pairs=pairs)
+def an_aa_test(detectable: float) -> Any:
+    return an_ab_test(a_ms=[1.0] * 8, b_ms=[1.0] * 8, check=None, smallest_detectable=detectable)
 
 
 @pytest.mark.parametrize("detectable", [0.004, 0.01, 0.037, 0.4])
 def test_what_a_test_could_find_is_accepted(detectable: float) -> None:
     answer = {"smallest_percent": round(100 * detectable, 1), "sees_one_percent": detectable <= 0.01}
 
-    assert hint("1.5", answer, test=an_ab_test(detectable)) == ""
+    assert hint("1.5", answer, test=an_aa_test(detectable)) == ""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +241,15 @@ def test_what_a_test_could_find_is_accepted(detectable: float) -> None:
     ],
 )
 def test_what_it_could_not_is_not(percent: Any, sees: Any, says: str) -> None:
-    assert says in hint("1.5", {"smallest_percent": percent, "sees_one_percent": sees}, test=an_ab_test(0.037))
+    assert says in hint("1.5", {"smallest_percent": percent, "sees_one_percent": sees}, test=an_aa_test(0.037))
+
+
+def test_a_test_is_needed() -> None:
+    answer = {"smallest_percent": 3.7, "sees_one_percent": False}
+    made_up = SimpleNamespace(smallest_detectable=0.037, ratio_ci=(0.9, 1.1), verdict="same", ratio=1.0, pairs=[1] * 8)
+
+    assert "test=aa" in hint("1.5", answer, test=made_up)
+    assert "test=aa" in hint("1.5", answer, test=0.037)
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +269,12 @@ RIGHT = {"mean": "faster", "square": "not shown", "spread": "wrong result"}
 
 def test_the_three_claims_are_judged(claims: dict[str, Any]) -> None:
     assert hint("1.6", RIGHT, claims=claims) == ""
+
+
+def test_no_claims_are_none_judged(claims: dict[str, Any]) -> None:
+    assert "mean, square, spread" in hint("1.6", {}, claims={})
+    assert "mean, square, spread" in hint("1.6", {"mean": "faster"}, claims={"mean": claims["mean"]})
+    assert "claims=claims" in hint("1.6", RIGHT, claims=3)
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,10 @@ import torch
 from torch import nn
 
 from perfnb import Profile, profile_step
-from perfnb.labs.exercise import Facts, Hint
+from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_02_answers import Rescale
-
-
-def said_of(number: str, facts: Facts) -> str:
-    """What the judge says of facts; empty where it accepts."""
-    try:
-        exercise_of(number).judge(facts)
-    except Hint as found:
-        return str(found)
-    return ""
 
 
 class Net(nn.Module):
@@ -42,8 +33,8 @@ class Net(nn.Module):
 
 def profiled(*frozen: str, batch: int = 16, learns: bool = True) -> Profile:
     model, x = Net(), torch.randn(batch, 1, 6, 6)
-    for name in frozen:
-        model.get_submodule(name).requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
 
     def step() -> None:
         with torch.set_grad_enabled(learns):
@@ -116,6 +107,8 @@ def test_times_of_layers_are_not_those_of_phases(profile: Profile) -> None:
     whole = profile.layers.loc["model"]
 
     assert hint("2.2", backward / forward, profile=profile) == ""
+    assert hint("2.2", 2 * backward / forward, profile=profile)
+    assert hint("2.2", backward / profile.phases["ms"].sum(), profile=profile)
     facts = exercise_of("2.2").measure(backward / forward, profile=profile)
     assert facts["of_layers"][0] == pytest.approx(whole["backward_ms"] / whole["forward_ms"])
     assert facts["of_layers"][1] == pytest.approx(
@@ -237,6 +230,8 @@ def test_backward_of_a_frozen_body(profile: Profile) -> None:
         ({"frozen": ["body"]}, "stem.conv still"),
         ({"frozen": ["stem", "head"]}, "body.conv still"),
         ({"frozen": ["stem", "body"], "batch": 8}, "same batch"),
+        ({"frozen": ["stem", "body", "head.bias"]}, "its bias"),
+        ({"frozen": ["stem", "body", "head.weight"]}, "no backward pass"),
         ({"learns": False}, "Nothing is learned"),
     ],
 )
@@ -317,3 +312,6 @@ def test_the_suspect_of_a_profile(profile: Profile) -> None:
     share = profile.layers.loc["model.rescale", "share"]
 
     assert hint("2.6", {"layer": "model.rescale", "at_most": 1 / (1 - share)}, profile=profile) == ""
+    assert hint("2.6", {"layer": "model.rescale", "at_most": 2 / (1 - share)}, profile=profile)
+    assert hint("2.6", {"layer": "model.rescale", "at_most": 1 - share}, profile=profile)
+    assert "has parameters" in hint("2.6", {"layer": "model.head", "at_most": 1 / (1 - share)}, profile=profile)

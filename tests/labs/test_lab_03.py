@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb import Roofline, profile_step
-from tests.labs.judging import hint
+from perfnb import Profile, Roofline, Timing, profile_step
+from perfnb.labs.lab_03 import LINEAR
+from perfnb.labs.ledger import exercise_of
+from tests.labs.judging import hint, said_of
 
 Count = Callable[..., Any]
 
@@ -92,10 +95,13 @@ def moved(batch: int, inputs: int, outputs: int) -> int:
     return 4 * (batch * inputs + inputs * outputs + batch * outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (moved, ""),
+        (lambda *sizes: moved(*sizes) if sizes in LINEAR else moved(1, *sizes[1:]), "net.0 of your profile, (8, 32"),
+        (lambda *sizes: moved(*sizes) if sizes != (8, 16, 4) else moved(8, 16, 16), "net.2 of your profile"),
         (lambda *sizes: moved(*sizes) // 4, "how many bytes"),
         (lambda *sizes: moved(*sizes) * 8, "bits"),
         (lambda *sizes: moved(*sizes) * 2, "twice"),
@@ -104,23 +110,54 @@ def moved(batch: int, inputs: int, outputs: int) -> int:
         (lambda b, i, o: 4 * i * o, "does not agree"),
     ],
 )
-def test_bytes_of_a_linear_layer(answer: Count, says: str) -> None:
-    found = hint("3.4", answer)
+def test_bytes_of_a_linear_layer(profile: Profile, answer: Count, says: str) -> None:
+    found = hint("3.4", answer, profile=profile, network=NETWORK)
 
     assert says in found
     assert bool(says) == bool(found)
 
 
-@pytest.fixture(scope="module")
-def roofline() -> Roofline:
-    model, x = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 32)
+@pytest.mark.slow
+def test_bytes_of_a_profile(profile: Profile) -> None:
+    """What the judge adds to the products is what a profile counts of a layer with a bias, to the last byte."""
+    batch, widths = NETWORK
+    counted = profile.layers.loc[["net.0", "net.2"], "moved_bytes"]
+
+    for products, sizes, found in zip((2, 3), itertools.pairwise(widths), counted, strict=True):
+        gradient_of_bias = 4 * (batch * sizes[1] + sizes[1])
+        assert found == products * moved(batch, *sizes) + 4 * sizes[1] + gradient_of_bias
+
+
+@pytest.mark.slow
+def test_bytes_need_the_profile_of_the_network(profile: Profile) -> None:
+    assert "profile=p" in hint("3.4", moved, profile="p", network=NETWORK)
+    assert "network=(BATCH, WIDTHS)" in hint("3.4", moved, profile=profile, network=8)
+    assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16, 16)))
+    assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16)))
+    assert "of that network" in hint("3.4", moved, profile=profiled(flops=False), network=NETWORK)
+
+
+NETWORK = (8, (32, 16, 4))
+
+
+def profiled(flops: bool = True) -> Profile:
+    net, x = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 32)
 
     def step() -> None:
-        model(x).sum().backward()
+        net(x).square().mean().backward()
 
-    found = profile_step(step, model={"model": model}, warmup=1, steps=1, traced=1, memory=False).roofline
-    assert found is not None
-    return found
+    return profile_step(step, model={"net": net}, warmup=1, steps=1, traced=1, memory=False, flops=flops)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profiled()
+
+
+@pytest.fixture(scope="module")
+def roofline(profile: Profile) -> Roofline:
+    assert profile.roofline is not None
+    return profile.roofline
 
 
 @pytest.mark.slow
@@ -148,7 +185,19 @@ def test_a_roofline_is_needed() -> None:
     assert "roofline=p.roofline" in hint("3.5", max, roofline=3)
 
 
-BIG, SMALL = SimpleNamespace(median_ms=5.0), SimpleNamespace(median_ms=0.2)
+def step_of(rows: int, columns: int, ms: float) -> Callable[[], None]:
+    """A step of so many times 20 FLOPs, which lasts so long."""
+    a, b = torch.ones(rows, 10), torch.ones(10, columns)
+
+    def step() -> None:
+        time.sleep(ms / 1e3)
+        a @ b
+
+    return step
+
+
+BIG, SMALL = Timing((5.0,)), Timing((0.2,))
+STEPS = step_of(10, 10, 5.0), step_of(1, 1, 0.2)
 RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
 
 
@@ -169,47 +218,46 @@ RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
     ],
 )
 def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
-    found = hint("3.6", RIGHT | change, big=BIG, small=SMALL)
+    found = hint("3.6", RIGHT | change, big=BIG, small=SMALL, steps=STEPS)
 
     assert says in found
     assert bool(says) == bool(found)
-
-
-Matrix = list[list[float]]
-
-
-def matmul(a: Matrix, b: Matrix) -> Matrix:
-    return [[sum(a[i][k] * b[k][j] for k in range(len(b))) for j in range(len(b[0]))] for i in range(len(a))]
-
-
-def remembering() -> Callable[[Matrix, Matrix], Matrix]:
-    known: dict[Any, Matrix] = {}
-    return lambda a, b: known.setdefault((len(a), len(b), len(b[0])), matmul(a, b))
-
-
-def in_place(a: Matrix, b: Matrix) -> Matrix:
-    a[:] = matmul(a, b)
-    return a
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("given", "says"),
     [
-        (matmul, ""),
-        (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "only"),
-        (lambda a, b: torch.tensor(a) @ torch.tensor(b), "wrong"),
-        (lambda a, b: [list(row) for row in zip(*matmul(a, b), strict=True)], "wrong"),
-        (lambda a, b: [row[:-1] for row in matmul(a, b)], "wrong"),
-        (lambda a, b: [[x * y for x, y in zip(r, s, strict=False)] for r, s in zip(a, b, strict=False)], "wrong"),
-        (lambda a, b: [[2 * value for value in row] for row in matmul(a, b)], "wrong"),
-        (remembering(), "wrong"),
-        (in_place, "changes"),
-        (lambda a, b: None, "nothing yet"),
-        (lambda a, b: b[len(b)], "IndexError"),
+        ({"big": SMALL, "small": BIG}, "small that of small_step"),
+        ({"big": BIG, "small": BIG}, "small that of small_step"),
+        ({"big": SMALL, "small": SMALL}, "small that of small_step"),
+        ({"big": SMALL, "small": BIG, "steps": STEPS[::-1]}, "no more arithmetic"),
+        ({"steps": (STEPS[0], STEPS[0])}, "no more arithmetic"),
+        ({"steps": ()}, "two steps"),
+        ({"big": SimpleNamespace(median_ms=5.0)}, "perfnb.time_step"),
     ],
 )
-def test_loops(answer: Count, says: str) -> None:
-    found = hint("3.7", answer)
+def test_timings_of_other_steps(given: dict[str, Any], says: str) -> None:
+    evidence = {"big": BIG, "small": SMALL, "steps": STEPS} | given
+    ratio = evidence["big"].median_ms / evidence["small"].median_ms
 
-    assert says in found
-    assert bool(says) == bool(found)
+    assert says in hint("3.6", {"arithmetic": 100, "time": ratio, "not_arithmetic": 1 - ratio / 100}, **evidence)
+
+
+def test_arithmetic_is_counted() -> None:
+    """Not taken for a hundred: of layers of other sizes it is another."""
+    steps = step_of(10, 5, 5.0), STEPS[1]
+
+    assert hint("3.6", {"arithmetic": 50, "time": 25.0, "not_arithmetic": 0.5}, big=BIG, small=SMALL, steps=steps) == ""
+    assert "arithmetic is not" in hint("3.6", RIGHT, big=BIG, small=SMALL, steps=steps)
+
+
+@pytest.mark.slow
+def test_facts_hold_in_json(profile: Profile) -> None:
+    """So that a teacher can judge them again."""
+    every: dict[str, tuple[Any, dict[str, Any]]] = {
+        "3.4": (moved, {"profile": profile, "network": NETWORK}),
+        "3.5": (lambda f, b, peak, bandwidth: max(f / peak, b / bandwidth), {"roofline": profile.roofline}),
+        "3.6": (RIGHT, {"big": BIG, "small": SMALL, "steps": STEPS}),
+    }
+    for number, (answer, evidence) in every.items():
+        assert said_of(number, exercise_of(number).measure(answer, **evidence)) == "", number

@@ -15,8 +15,8 @@ from perfnb.frames.schema import CATEGORIES
 from perfnb.labs import lab_04
 from perfnb.labs.exercise import Facts
 from perfnb.labs.memory_trials import saved_bytes, trained_bytes
-from tests.labs.judging import hint
-from tests.labs.lab_04_answers import said_of, stepping
+from tests.labs.judging import hint, said_of
+from tests.labs.lab_04_answers import stepping
 
 MIB = 2**20
 
@@ -200,6 +200,7 @@ def test_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert small == pytest.approx(estimate.peak_bytes, rel=1e-3)
     assert hint("4.4", batch, make_step=narrow_step) == ""
     assert "was run" in hint("4.4", 2 * batch, make_step=narrow_step)
+    assert "so does one with" in hint("4.4", batch // 2, make_step=narrow_step)
 
 
 def peaks(batch: int, peak_mib: float, larger_mib: float) -> Facts:

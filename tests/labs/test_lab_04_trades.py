@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from perfnb import Profile, profile_step
+from perfnb import Leaks, Profile, profile_step
+from perfnb.analysis.leaks import LeakReport
+from perfnb.analysis.slope import Slope
 from perfnb.labs.exercise import Facts
-from tests.labs.judging import hint
-from tests.labs.lab_04_answers import outputs, said_of, stepping
+from tests.labs.judging import an_ab_test, hint, said_of
+from tests.labs.lab_04_answers import outputs, stepping
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,7 +102,7 @@ def blocks() -> nn.ModuleList:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100%"), (all_in_one, "in one go")]
+    ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100 %"), (all_in_one, "in one go")]
 )
 def test_a_tower_by_its_memory(blocks: nn.ModuleList, run: Callable[..., Any], says: str) -> None:
     found = hint("4.5", Tower(blocks, run), plain=Tower(blocks, one_by_one), rows=ROWS)
@@ -185,22 +187,36 @@ def test_measurements_that_tell_no_price(facts: Facts, says: str) -> None:
 @pytest.mark.slow
 def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
     plain, light = (short(stepping(Tower(blocks, run), 256, 16)) for run in (one_by_one, each_checkpointed))
-    test = SimpleNamespace(ratio=1.2, ratio_ci=None, check="")
+    test = an_ab_test(ratio=1.2, ratio_ci=None)
     own = [int((each.memory["total"] - each.memory["other"]).max()) for each in (plain, light)]
     # Each of 8 blocks has 2 products in forward and 4 in backward, but for the gradient of the data; 1 is repeated.
     ratios = {"memory": own[1] / own[0], "arithmetic": (16 + 31 + 8) / (16 + 31), "time": 1.2}
 
     assert hint("4.6", ratios, plain=plain, checkpointed=light, test=test) == ""
-    assert "Give the test" in hint("4.6", ratios, plain=plain, checkpointed=light, test=1.2)
+    for made_up in (1.2, SimpleNamespace(ratio=1.2, ratio_ci=None, check="")):
+        assert "Give the test" in hint("4.6", ratios, plain=plain, checkpointed=light, test=made_up)
+    assert "forward pass alone" in hint(
+        "4.6", ratios | {"arithmetic": 16 / 47}, plain=plain, checkpointed=light, test=test
+    )
+    assert "memory is the inverse" in hint(
+        "4.6", ratios | {"memory": own[0] / own[1]}, plain=plain, checkpointed=light, test=test
+    )
+    assert "plain=plain" in hint("4.6", ratios, plain=light, checkpointed=plain, test=test)
 
 
-def found_leaks(verdict: str = "leak") -> Any:
+def found_leaks(verdict: str = "leak") -> Leaks:
     rows = [("net.body.3", 131072.0), ("net", 4.0)]
-    return SimpleNamespace(
-        verdict=verdict,
-        survivors=pd.DataFrame(rows, columns=["layer", "bytes_per_step"]),
-        allocator=SimpleNamespace(bytes_per_step=131076.0),
-        steps=range(40),
+    return Leaks(
+        LeakReport(
+            verdict=verdict,
+            reason="kept",
+            allocator=Slope(131076.0, None, None, 40),
+            process=None,
+            beyond_bytes=None,
+            survivors=pd.DataFrame(rows, columns=["layer", "bytes_per_step"]),
+            garbage_bytes=0.0,
+            per_step=pd.DataFrame({"step": range(40)}),
+        )
     )
 
 
@@ -232,7 +248,9 @@ def test_no_leak_is_to_be_found_elsewhere() -> None:
     answer = {"layer": "net.body.3", "kib_per_step": 128}
 
     assert "no leak seen" in hint("4.7", answer, leaks=found_leaks("no leak seen"))
+    made_up = SimpleNamespace(**{name: getattr(found_leaks(), name) for name in ("verdict", "survivors", "allocator")})
     assert "Give what" in hint("4.7", answer, leaks=3)
+    assert "Give what" in hint("4.7", answer, leaks=made_up)
 
 
 def monitor_of(record: Callable[[list[Any], torch.Tensor], Any], strengths: Any = None) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from perfnb import profile_step
 from perfnb.labs import feeding
-from tests.labs.judging import hint
-from tests.labs.lab_06_answers import Loader, Parsed, Text, said_of
+from tests.labs.judging import hint, said_of
+from tests.labs.lab_06_answers import Loader, Parsed, Text
 
 
 def timed_ms(work: Callable[[], Any], count: int) -> float:

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from perfnb.labs import feeding, lab_06
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint
-from tests.labs.lab_06_answers import Loader, Parsed, Text, said_of
+from tests.labs.judging import an_ab_test, hint, said_of
+from tests.labs.lab_06_answers import Loader, Parsed, Text
 
 
 def at_once(dataset: Any, batch_size: int) -> Loader:
@@ -271,7 +271,7 @@ def test_what_takes_too_much_or_gives_something_else(answer: Any, says: str) -> 
 
 
 def a_test(**facts: Any) -> Any:
-    return SimpleNamespace(**{"ratio": 0.6, "ratio_ci": (0.55, 0.65), "turns": 4} | facts)
+    return an_ab_test(**{"ratio": 0.6, "ratio_ci": (0.55, 0.65), "turns": 4} | facts)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +289,7 @@ def a_test(**facts: Any) -> Any:
         (0.6, True, a_test(ratio=1.667, ratio_ci=(1.5, 1.8)), "slower one"),
         (1.667, True, a_test(ratio_ci=None), "too few pairs"),
         (1.667, True, 0.6, "Give the test"),
+        (1.667, True, SimpleNamespace(ratio=0.6, ratio_ci=(0.55, 0.65), turns=4), "Give the test"),
         ("fast", True, a_test(), "must be a number"),
         (1.667, "yes", a_test(), "True or False"),
     ],

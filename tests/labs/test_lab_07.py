@@ -14,7 +14,7 @@ from perfnb.labs import lab_07
 from perfnb.labs.changes import LOSS, earlier_reports, same_code
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_07_answers import (
     BATCHES,
     GIVEN,
@@ -26,7 +26,6 @@ from tests.labs.lab_07_answers import (
     HalfTheBatch,
     Idle,
     Script,
-    said_of,
 )
 
 GUESSES = {"fused": 1.2, "bf16": 0.8, "larger batches": 3, "compile": 1.0, "int8": 2.0}

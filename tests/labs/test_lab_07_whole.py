@@ -15,7 +15,7 @@ from torch import nn
 from perfnb.labs import lab_07, quantising
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_07_answers import (
     GIVEN,
     REPORT,
@@ -25,7 +25,6 @@ from tests.labs.lab_07_answers import (
     HalfTheBatch,
     Idle,
     Script,
-    said_of,
 )
 
 Learn = Callable[[Any, Any, int], Any]

@@ -10,9 +10,8 @@ import pytest
 import perfnb
 from perfnb import Profile, Ranks
 from perfnb.labs.exercise import Facts
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_08_answers import late, right_or_told, union
-from tests.labs.test_lab_02 import said_of
 from tests.written_traces import Written
 
 ORIGIN: Facts = {

@@ -13,9 +13,8 @@ import perfnb
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of, judged
 from tests.labs import traces_at_hand
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_08_answers import WORK, late, right_or_told, union
-from tests.labs.test_lab_02 import said_of
 
 IDLE: Facts = {
     "call": "hipFree",

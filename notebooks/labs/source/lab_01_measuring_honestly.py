@@ -107,8 +107,9 @@ plt.show()
 # memory is taken from the system, Adam makes its state, kernels are looked up. The lonely points are the machine doing
 # something else. Time can only be *added* to a step, never taken away; so the mean is pulled up, and the median is not.
 #
-# **Exercise 1.2.** Write `typical(times_ms, warmup)`: the usual step time, where the first `warmup` of the times are
-# warm-up. It is tried on series with a known answer, with hiccups in every ninth step.
+# **Exercise 1.2.** Write `typical(times_ms, warmup)`: the usual step time, which half of the steps stay below and half
+# exceed, where the first `warmup` of the times are warm-up. It is tried on series of several lengths with a known
+# answer, with hiccups in every ninth step.
 
 
 # %% answer 1.2
@@ -142,9 +143,12 @@ print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the
 
 # %% [markdown]
 # A step time without its uncertainty is half a figure. An interval that holds the true median in 95 of 100 cases needs
-# no theory of what noise looks like. Sort the times. Each of them lies below the true median with a chance of one half,
-# so how many do is like tossing a coin 61 times, and *heads* falls between 23 and 38 times in 95 of 100 trials. The
-# interval therefore runs from the 23rd of the sorted times to the 39th (that is, from `ordered[22]` to `ordered[38]`).
+# no theory of what noise looks like. Each of the times lies below the true median with a chance of one half, so *how
+# many* of the 61 do is like counting heads among 61 tosses of a coin. Nobody knows how many it was this time; but if
+# it was *k*, then the true median lies between the *k*-th of the sorted times and the next one. So two questions are
+# left. Between which two numbers of heads do 95 of 100 trials fall? (Toss 61 coins ten thousand times, and count the
+# heads of each trial: `np.random.default_rng(0).binomial(61, 0.5, 10_000)`.) And which of the sorted times belong to
+# these two numbers? (Python counts from 0.)
 #
 # **Exercise 1.3.** Write `interval(times_ms)`: the low and the high end of a 95 % interval of the **median**. It is
 # tried on 300 series of 61 times whose true median is known. Do it as above, or by the bootstrap: draw 61 of the
@@ -155,8 +159,10 @@ print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the
 def interval(times_ms):
     """The low and the high end of a 95 % interval of the median of 61 times."""
     ### BEGIN SOLUTION
-    ordered = sorted(times_ms)
-    return ordered[22], ordered[38]
+    heads = np.random.default_rng(0).binomial(len(times_ms), 0.5, 10_000)
+    fewest, most = np.quantile(heads, [0.025, 0.975]).astype(int)
+    ordered = sorted(times_ms)  # the k-th of them is ordered[k - 1], and the next one ordered[k]
+    return ordered[fewest - 1], ordered[most]
     ### END SOLUTION
 
 

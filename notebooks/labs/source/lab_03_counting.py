@@ -8,7 +8,8 @@
 # **Afterwards you can**
 #
 # - count the arithmetic of a layer and of a training step by hand, and find the profile agree to the last digit;
-# - count the bytes that a layer must move, and say which of the two, arithmetic or memory, sets how long it takes;
+# - count the bytes that a layer must move, find the profile agree again, and say which of the two, arithmetic or
+#   memory, sets how long it takes;
 # - explain why a layer with a hundredth of the arithmetic does not take a hundredth of the time;
 # - say what a loop in Python costs, because you have measured it.
 #
@@ -140,7 +141,7 @@ p.layers[["module", "forward_flops", "backward_flops", "parameters"]]
 # weights once and writes its output once. A float32 has four bytes.
 #
 # **Exercise 3.4.** Write `linear_bytes(batch, inputs, outputs)`: the least number of bytes that the forward pass of a
-# linear layer **without bias** moves, in float32.
+# linear layer **without bias** moves, in float32. It is tried on several sizes, and then on the layers of your profile.
 
 
 # %% answer 3.4
@@ -152,9 +153,47 @@ def linear_bytes(batch, inputs, outputs):
 
 
 # %% check 3.4 points=1
-labs.check("3.4", linear_bytes)
+labs.check("3.4", linear_bytes, profile=p, network=(BATCH, WIDTHS))
 
 # %% [markdown]
+# The profile counts bytes as well, in the column `moved_bytes`. But that is of the layer's whole training step, so it
+# holds more than the forward pass without a bias:
+#
+# - The one or two products of **backward** move as much again, each: the same three matrices, in other parts. For the
+#   gradient of the weights, that of the output and the input are read, and what is written is as large as the weights;
+#   for the gradient of the input, that of the output and the weights are read, and what is written is as large as the
+#   input.
+# - The **bias** of `outputs` numbers is read in forward. Its gradient is a sum over the batch: the gradient of the
+#   output is read once more, and `outputs` numbers are written.
+#
+# **Predict:** of which layer is `moved_bytes` less than three times your `linear_bytes`? And by how much will the sum
+# by hand be off?
+
+
+# %%
+def bytes_by_hand(batch, inputs, outputs, products):
+    """Bytes that a linear layer with a bias moves at least in a training step with so many products."""
+    bias = outputs + (batch * outputs + outputs)
+    return products * linear_bytes(batch, inputs, outputs) + 4 * bias
+
+
+def compared():
+    """What was counted by hand, beside what the profile counted."""
+    table = p.layers.loc[p.layers["module"] == "Linear", ["moved_bytes"]]
+    sizes = [(BATCH, *pair) for pair in itertools.pairwise(WIDTHS)]
+    table.insert(0, "one product", [linear_bytes(*each) for each in sizes])
+    table.insert(1, "by hand", [bytes_by_hand(*each, products=3 if n else 2) for n, each in enumerate(sizes)])
+    return table.assign(off=table["by hand"] - table["moved_bytes"])
+
+
+compared() if linear_bytes(1, 1, 1) else "first solve 3.4"
+
+# %% [markdown]
+# **Look at** the last column. Like FLOPs, these are no measurement: they are what the step cannot do without, the same
+# on every machine. Caches make the true traffic smaller, or larger. (A ReLU has no FLOPs in the profile, but it has
+# bytes. Forward reads and writes; backward reads the gradient of its output and its output itself, and writes a third.
+# Does that agree with `p.layers.loc["net.1", "moved_bytes"]`?)
+#
 # FLOPs by bytes is the **intensity**: how much a layer does with each byte that it fetches. **Predict:** a layer from
 # 1,024 to 1,024, with a batch of 1, and with a batch of 256. Whose intensity is larger, and about how many times?
 
@@ -258,7 +297,7 @@ not_arithmetic = 1 - (big.median_ms / arithmetic) / small.median_ms
 
 # %% check 3.6 points=2
 numbers = {"arithmetic": arithmetic, "time": time_ratio, "not_arithmetic": not_arithmetic}
-labs.check("3.6", numbers, big=big, small=small)
+labs.check("3.6", numbers, big=big, small=small, steps=(big_step, small_step))
 
 # %% [markdown]
 # So a network of many tiny layers is slow without computing much, and replacing one large layer by ten small ones may
@@ -270,7 +309,8 @@ labs.check("3.6", numbers, big=big, small=small)
 # product of two matrices of 16 × 16, and of 128 × 128. Is it the same factor?
 #
 # **Exercise 3.7.** Write `matmul(a, b)`: the product of two matrices, given and returned as lists of rows, with loops
-# of your own and without torch or numpy. The matrices need not be square, and must not be changed.
+# of your own and without torch, numpy or the like. (The check reads which names your code uses.) The matrices need not
+# be square, and must not be changed.
 
 
 # %% answer 3.7

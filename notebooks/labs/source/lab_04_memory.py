@@ -333,9 +333,11 @@ rows = torch.randn(512, 64)
 # much does the peak of a step fall? And if you wrap all eight blocks into *one* checkpoint? (What is alive while its
 # backward pass runs?)
 #
-# **Exercise 4.5.** Write the `forward` of a tower that keeps less: `checkpoint(block, x, use_reentrant=False)` runs
-# `block(x)` as described. It must return the same and give the same gradients; the peak of a training step must be
-# less than half.
+# **Exercise 4.5.** Write the `forward` of a tower that keeps less. `torch.utils.checkpoint.checkpoint`, which the first
+# cell has imported, calls something as described: give it what to call, then what to call it on, and
+# `use_reentrant=False`, for the older of its two ways loses gradients where the input asks for none.
+# (`help(checkpoint)` tells more.) Your tower must return the same and give the same gradients; the peak of a training
+# step must be less than half.
 
 
 # %% answer 4.5

@@ -77,7 +77,8 @@ def uneven_steps(facts: Facts) -> list[Finding]:
         Finding(
             "uneven steps",
             f"Some steps are far slower than the others ({often}): {time(float(np.median(rest[slow])))} instead of "
-            f"{time(typical)}, {time(bound)} a step in the mean, {part(facts.share(bound))} of it.{said}",
+            f"{time(typical)}, which adds {time(bound)} to a step in the mean, {part(bound / (facts.step_ms + bound))} "
+            f"of it.{said}",
             bound,
             "Look at what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
             if period

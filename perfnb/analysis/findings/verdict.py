@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from perfnb.analysis.findings.bound import FAR, work_under
+from perfnb.analysis.findings.doubt import doubt_of, held_up
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import part, time
 from perfnb.analysis.findings.host_work import UNEXPLAINED
@@ -41,6 +42,8 @@ _WORDS = {
 }
 #: Work that no change removes as a whole: where all of its time on a GPU is the bound, that is but a ceiling.
 _CEILINGS = ("compute", "memory bandwidth", "low precision unused")
+#: What is seen in the timed steps alone, so that traced ones without it do not speak against it.
+_OF_TIMED_STEPS = ("input pipeline", "garbage collection", "uneven steps", "threads and cores")
 #: Share of the step from which on idle time without a reason outweighs every finding; and below which a GPU is idle.
 _OUTWEIGHS, _MOSTLY_IDLE = 0.5, 0.5
 #: What saves where nothing can be removed.
@@ -92,14 +95,19 @@ def verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
     if memory is not None and memory.incomplete and len(short):
         first = table.loc[short[0]]
         return Verdict("Memory ran out: activations take most of it.", first["evidence"], first["lever"], int(short[0]))
+    doubt = doubt_of(facts)
     chosen = _chosen(table)
+    if held_up(facts) and (chosen is None or table["bottleneck"][chosen] not in _OF_TIMED_STEPS):
+        return Verdict(
+            "No verdict: something held up the timed steps.",
+            doubt.strip(),
+            "Profile again when nothing else runs; perfnb.time_step tells whether the step time stays.",
+        )
     if chosen is not None:
-        return _of_finding(facts, table, chosen)
+        verdict = _of_finding(facts, table, chosen)
+        return replace(verdict, why=verdict.why + doubt)
     what, why = _bound_by(facts)
-    if facts.busy and facts.gpu is None:
-        why += " Other programs had the cores, too: what they cost is in these figures."
-        threads = facts.environment.get("threads")
-        why += " Threads wait for the one that has no core: try torch.set_num_threads(1)." if (threads or 1) > 1 else ""
+    why += doubt
     rest = "See the findings for smaller savings; to" if len(table) else "To"
     return Verdict(
         f"Nothing stands out. The step is bound by {what}.",
@@ -156,7 +164,15 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
     phase = max(facts.phases_ms, key=lambda name: facts.phases_ms[name])
     if phase == "other" and not facts.live and facts.recording.modules.empty:
         return _unmarked(facts)
-    heaviest = f"{_PHASES[phase]} takes {part(facts.share(facts.phases_ms[phase]))} of the step"
+    if phase == "other" and facts.live and facts.recording.modules.empty and 2 * _in_ops_ms(facts) > facts.step_ms:
+        return "torch's operators", (
+            f"No module is called in the step, so it has no layers and hardly a phase; operators take "
+            f"{part(facts.share(_in_ops_ms(facts)))} of it."
+        )
+    # The shares that the report draws: of the traced steps, corrected for the cost of tracing.
+    shares = facts.summary.phases["share"]
+    share = float(shares[phase]) if phase in shares.index and pd.notna(shares[phase]) else 0.0
+    heaviest = f"{_PHASES[phase]} takes {part(share)} of the step"
     work, word, roof = (
         (computes, "arithmetic", "arithmetic") if computes.ms >= moves.ms else (moves, "memory traffic", "bandwidth")
     )
@@ -172,12 +188,16 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
 
 def _unmarked(facts: Facts) -> tuple[str, str]:
     """Of a trace without layers: what it marks as no phase."""
-    main = facts.attribution.host.blocks["main"].to_numpy()
-    ops = facts.ops[(facts.ops["phase"] == "other") & facts.ops["outer"] & main[facts.ops["block"].to_numpy()]]
-    in_ops = union(ops["start"].to_numpy(), ops["end"].to_numpy()).length
-    rest = facts.phases_ms["other"]
-    in_ops_ms = min(in_ops / 1e6 / max(facts.attribution.steps, 1), rest)
+    rest, in_ops_ms = facts.phases_ms["other"], _in_ops_ms(facts)
     return "what the host does outside the phases that the trace marks", (
         f"It takes {part(facts.share(rest))} of the step: {time(in_ops_ms)} in ops, and {time(rest - in_ops_ms)} "
         "between them, where the trace shows nothing. It holds no work of a GPU."
     )
+
+
+def _in_ops_ms(facts: Facts) -> float:
+    """Time of the phase ``other`` that its thread spends in operators."""
+    main = facts.attribution.host.blocks["main"].to_numpy()
+    ops = facts.ops[(facts.ops["phase"] == "other") & facts.ops["outer"] & main[facts.ops["block"].to_numpy()]]
+    in_ops = union(ops["start"].to_numpy(), ops["end"].to_numpy()).length
+    return min(facts.per_step(in_ops), facts.phases_ms["other"])

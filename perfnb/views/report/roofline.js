@@ -56,6 +56,7 @@ function rooflineFacts(data) {
       fact("Arithmetic", flopCount(data.flops), "in a step, counted from formulas"),
       data.peaks.map(([dtype, peak]) => fact("Ceiling", flopRate(peak), `${dtype}, measured`)),
       fact("Bandwidth", byteRate(data.bandwidth), "measured by a large copy")),
+    data.doubt ? h("p", {}, data.doubt) : null,
     h("p", { class: "pf-quiet" }, words ? `Layers: ${words}. ` : "", missed
       ? `Ops without a formula take ${share(missed)} of the traced step; their arithmetic is not in these figures.`
       : "Every op that took time has a formula."),
@@ -217,7 +218,7 @@ function rooflineGrid(data, rows, choose) {
       value: (at) => points.name[rows[at]].toLowerCase(), draw: (at) => h("span", { class: "pf-name", title: points.name[rows[at]] }, points.name[rows[at]]),
     },
     {
-      key: "bound", head: "Held back by", title: "Left of the ridge memory holds it back, right of it arithmetic", text: true, width: 122,
+      key: "bound", head: "Bound", title: "Left of the ridge memory is the limit, right of it arithmetic; far below the roof something else holds it back", text: true, width: 122,
       value: (at) => points.bound[rows[at]],
       draw: (at) => {
         const bound = points.bound[rows[at]];

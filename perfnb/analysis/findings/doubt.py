@@ -1,0 +1,54 @@
+"""What makes a step's figures doubtful: a machine that did something else meanwhile."""
+
+from __future__ import annotations
+
+from perfnb.analysis.findings.facts import Facts
+from perfnb.analysis.timing import times_in_words
+
+#: How many times as long as traced steps timed ones may take, or the other way round; and the longest traced step as
+#: the shortest. Tracing only adds, and what it adds is taken off before.
+_APART, _DISAGREE = 1.5, 1.5
+#: From here on the timed steps say nothing of the step.
+_HELD_UP = 2.5
+
+
+def held_up(facts: Facts) -> bool:
+    """Whether timed steps took far longer than traced ones, which do the same and more: something held them up.
+
+    Where a loader works ahead, the traced steps may have found batches that lay ready.
+    """
+    return _measured_on_host(facts) and facts.scale > _HELD_UP and not _works_ahead(facts)
+
+
+def doubt_of(facts: Facts) -> str:
+    """Why bounds may be far off, and what to do, in sentences; empty where nothing is known against them."""
+    if not _measured_on_host(facts):
+        return ""
+    reasons = []
+    if facts.scale > _APART and not _works_ahead(facts):
+        reasons.append(f"timed steps took {_times(facts.scale)} as long as traced ones, which do more")
+    elif facts.scale < 1 / _APART and not facts.meta.get("stacks"):
+        reasons.append(f"traced steps took {_times(1 / facts.scale)} as long as timed ones, more than tracing costs")
+    traced = facts.traced_ms
+    if len(traced) > 1 and traced.max() > _DISAGREE * traced.min():
+        reasons.append(f"the traced steps disagree ({times_in_words(traced)})")
+    if facts.busy:
+        reasons.append("other programs had the cores, too")
+    if not reasons:
+        return ""
+    said = f" Doubtful, for {' and '.join(reasons)}: bounds can be off by half or more."
+    if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
+        said += " Threads wait for the one that has no core: try torch.set_num_threads(1)."
+    return said
+
+
+def _measured_on_host(facts: Facts) -> bool:
+    return facts.live and facts.gpu is None and len(facts.timed_ms) > 0
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
+
+
+def _works_ahead(facts: Facts) -> bool:
+    return bool(facts.loader.get("class")) or bool(facts.waits_ms.any())

@@ -1,0 +1,154 @@
+"""Lab 3, loops of one's own: what multiplies numbers one by one passes, and what lets a library do it does not."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from perfnb.labs.ledger import exercise_of
+from perfnb.labs.libraries_used import libraries_used
+from tests.labs.judging import hint, said_of
+
+Count = Callable[..., Any]
+Matrix = list[list[float]]
+
+
+def matmul(a: Matrix, b: Matrix) -> Matrix:
+    return [[sum(a[i][k] * b[k][j] for k in range(len(b))) for j in range(len(b[0]))] for i in range(len(a))]
+
+
+def remembering() -> Callable[[Matrix, Matrix], Matrix]:
+    known: dict[Any, Matrix] = {}
+    return lambda a, b: known.setdefault((len(a), len(b), len(b[0])), matmul(a, b))
+
+
+def in_place(a: Matrix, b: Matrix) -> Matrix:
+    a[:] = matmul(a, b)
+    return a
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (matmul, ""),
+        (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "use of torch"),
+        (lambda a, b: [[float(np.dot(row, column)) for column in zip(*b, strict=True)] for row in a], "use of numpy"),
+        (lambda a, b: torch.tensor(a) @ torch.tensor(b), "wrong"),
+        (lambda a, b: [list(row) for row in zip(*matmul(a, b), strict=True)], "wrong"),
+        (lambda a, b: [row[:-1] for row in matmul(a, b)], "wrong"),
+        (lambda a, b: [[x * y for x, y in zip(r, s, strict=False)] for r, s in zip(a, b, strict=False)], "wrong"),
+        (lambda a, b: [[2 * value for value in row] for row in matmul(a, b)], "wrong"),
+        (remembering(), "wrong"),
+        (in_place, "changes"),
+        (lambda a, b: None, "nothing yet"),
+        (lambda a, b: b[len(b)], "IndexError"),
+    ],
+)
+def test_loops(answer: Count, says: str) -> None:
+    found = hint("3.7", answer)
+
+    assert says in found
+    assert bool(says) == bool(found)
+
+
+def test_what_is_as_fast_as_torch_is_no_loop() -> None:
+    """A library that nobody has thought of."""
+    assert "only 0.9 times as long" in said_of("3.7", {"cases": [], "uses": [], "ratio": 0.9})
+    assert said_of("3.7", {"cases": [], "uses": [], "ratio": 2.0}) == ""
+
+
+def dot(row: Any, column: Any) -> float:
+    return float(np.dot(row, column))
+
+
+def with_its_import(a: Matrix, b: Matrix) -> Matrix:
+    from numpy import dot as product
+
+    return [[float(product(row, column)) for column in zip(*b, strict=True)] for row in a]
+
+
+def with_a_helper(a: Matrix, b: Matrix) -> Matrix:
+    def entry(row: Any, column: Any) -> float:
+        return dot(row, column)
+
+    return [[entry(row, column) for column in zip(*b, strict=True)] for row in a]
+
+
+class Product:
+    def __call__(self, a: Matrix, b: Matrix) -> Matrix:
+        return self.of(a, b)
+
+    @staticmethod
+    def of(a: Matrix, b: Matrix) -> Matrix:
+        return with_a_helper(a, b)
+
+
+def closed_over(product: Any) -> Callable[[Matrix, Matrix], Matrix]:
+    return lambda a, b: [[float(product(row, column)) for column in zip(*b, strict=True)] for row in a]
+
+
+@functools.cache
+def at_once(row: Any, column: Any) -> float:
+    return float(np.sum(np.multiply(row, column)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        with_its_import,
+        with_a_helper,
+        Product(),
+        Product().__call__,
+        closed_over(np.dot),
+        closed_over(np.vdot),
+        closed_over(at_once),
+        functools.partial(with_a_helper),
+        lambda a, b, product=np.dot: [[product(row, column) for column in b] for row in a],
+        np.matmul,
+    ],
+)
+def test_numpy_is_found_wherever_it_hides(answer: Any) -> None:
+    assert libraries_used(answer) == ["numpy"]
+
+
+def in_plain_loops(a: Matrix, b: Matrix) -> Matrix:
+    product = [[0.0] * len(b[0]) for _ in a]
+    for i in range(len(a)):
+        for j in range(len(b[0])):
+            for k in range(len(b)):
+                product[i][j] += a[i][k] * b[k][j]
+    return product
+
+
+def with_names_like_theirs(a: Matrix, b: Matrix) -> Matrix:
+    """What is called as a library is, and is none."""
+    np, torch = [list(column) for column in zip(*b, strict=True)], list(a)
+    return [[sum(map(operator.mul, row, column)) for column in np] for row in torch]
+
+
+@functools.cache
+def entry(row: tuple[float, ...], column: tuple[float, ...]) -> float:
+    return math.fsum(itertools.starmap(operator.mul, zip(row, column, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        in_plain_loops,
+        with_names_like_theirs,
+        closed_over(lambda row, column: entry(tuple(row), tuple(column))),
+        functools.partial(in_plain_loops),
+    ],
+)
+def test_loops_are_no_library(answer: Any) -> None:
+    assert libraries_used(answer) == []
+    assert hint("3.7", answer) == ""
+    assert said_of("3.7", exercise_of("3.7").measure(answer)) == ""
