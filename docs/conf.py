@@ -35,6 +35,12 @@ def without_signature(app: Any, what: str, name: str, found: Any, options: Any, 
     return ("", None) if what == "class" else None
 
 
+def whole_sentences(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """A colon in what a property says parts no type from its description, as Napoleon would have it."""
+    if what == "property":
+        lines[:0] = [".. a comment, which has no colon", ""]
+
+
 def reachable(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Mend what keeps the pages from those who use a keyboard or a screen reader.
 
@@ -51,3 +57,4 @@ def setup(app: Any) -> None:
     """What Sphinx calls."""
     app.connect("html-page-context", reachable, priority=900)  # the theme's own first
     app.connect("autodoc-process-signature", without_signature)
+    app.connect("autodoc-process-docstring", whole_sentences, priority=400)  # before Napoleon

@@ -3,9 +3,10 @@
 Run ``python -m notebooks.labs.build`` from the project's folder after any change there; a test fails until you do.
 
 A source is Python with cells: ``# %% [markdown]`` and then lines of comment, ``# %%`` and then code. The cell of an
-answer is ``# %% answer 2.3``, that of its check ``# %% check 2.3 points=2``; nbgrader's metadata is made from these. In
-code, a line such as ``# %load_ext perfnb`` is a magic. What stands between ``### BEGIN SOLUTION`` and ``### END
-SOLUTION``, or between ``### BEGIN HIDDEN TESTS`` and its end, is left out for students.
+answer is ``# %% answer 2.3``, that of its check ``# %% check 2.3 points=2``, and the last one, which demands of the
+solutions that every check has passed, ``# %% progress``; nbgrader's metadata is made from these. In code, a line such
+as ``# %load_ext perfnb`` is a magic. What stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION``, or between
+``### BEGIN HIDDEN TESTS`` and its end, is left out for students.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ SOURCE = HERE / "source"
 STUB = "pass  # YOUR CODE HERE"
 
 DELIMITER = re.compile(
-    r"^# %%(?: (?P<what>\[markdown\]|answer|check))?(?: (?P<number>\d+\.\d+))?(?: points=(?P<points>\d+))?$"
+    r"^# %%(?: (?P<what>\[markdown\]|answer|check|progress))?(?: (?P<number>\d+\.\d+))?(?: points=(?P<points>\d+))?$"
 )
 SOLUTION = re.compile(r"^(?P<indent> *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION$", re.DOTALL | re.MULTILINE)
-HIDDEN = re.compile(r"\n^ *### BEGIN HIDDEN TESTS\n.*?^ *### END HIDDEN TESTS$", re.DOTALL | re.MULTILINE)
+HIDDEN = re.compile(r"^ *### BEGIN HIDDEN TESTS\n.*?^ *### END HIDDEN TESTS\n?", re.DOTALL | re.MULTILINE)
 MAGIC = re.compile(r"^# (?=%%?[a-z])", re.MULTILINE)
 
 
@@ -45,7 +46,8 @@ def cells(text: str, lab: str) -> Iterator[dict[str, Any]]:
         if what is not None:
             kind = what["what"] or "code"
             places[kind] = places.get(kind, 0) + 1
-            named = f"{kind}-{what['number'].replace('.', '-')}" if what["number"] else f"{kind}-{places[kind]:02}"
+            place = what["number"].replace(".", "-") if what["number"] else f"{places[kind]:02}"
+            named = kind if kind == "progress" else f"{kind}-{place}"
             yield _cell(what, "\n".join(lines).strip("\n"), f"{lab}-{named}".replace("[markdown]", "text"))
         what, lines = found, []
 
@@ -54,11 +56,13 @@ def _cell(what: re.Match[str], text: str, name: str) -> dict[str, Any]:
     if what["what"] == "[markdown]":
         source = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.splitlines())
         return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
-    answer, check = what["what"] == "answer", what["what"] == "check"
+    answer, last = what["what"] == "answer", what["what"] == "progress"
+    grade = last or what["what"] == "check"
     metadata: dict[str, Any] = {}
-    if answer or check:
-        facts: dict[str, Any] = {"cell_type": "code", "grade": check, "grade_id": name, "locked": check}
-        facts |= {"points": int(what["points"] or 1)} if check else {}
+    if answer or grade:
+        facts: dict[str, Any] = {"cell_type": "code", "grade": grade, "grade_id": name, "locked": grade}
+        # The last one bears no points. It is nbgrader's so that nbgrader leaves out for students what it demands.
+        facts |= {"points": 0 if last else int(what["points"] or 1)} if grade else {}
         metadata["nbgrader"] = facts | {"schema_version": 3, "solution": answer, "task": False}
     source = MAGIC.sub("", text)
     return {"cell_type": "code", "execution_count": None, "id": name, "metadata": metadata, "outputs": [],
@@ -67,7 +71,7 @@ def _cell(what: re.Match[str], text: str, name: str) -> dict[str, Any]:
 
 def for_students(source: str) -> str:
     """Code without its solution and hidden tests."""
-    return HIDDEN.sub("", SOLUTION.sub(lambda found: textwrap.indent(STUB, found["indent"]), source))
+    return HIDDEN.sub("", SOLUTION.sub(lambda found: textwrap.indent(STUB, found["indent"]), source)).rstrip("\n")
 
 
 def notebook(text: str, lab: str, *, solved: bool, published: str = "") -> str:

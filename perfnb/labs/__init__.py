@@ -54,7 +54,7 @@ def progress(lab: int | None = None) -> Progress:
 
 
 def export(path: str | Path) -> Path:
-    """Write your answers, with the facts by which they were judged, to a small JSON file for a teacher."""
+    """Write your answers to a small JSON file for a teacher, right ones with the facts by which they were judged."""
     return write_results(_ledger.results(), path)
 
 

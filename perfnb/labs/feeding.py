@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -23,6 +24,9 @@ BATCHES = 12
 TO_END_S = 10.0
 #: Columns of made-up rows.
 WIDTH = 16
+#: The share of neighbours in one order that may be neighbours in another. Of orders drawn anew it is two in the number
+#: of rows: a few percent, whoever's rows they are.
+STILL_BESIDE = 0.25
 
 
 class Feed:
@@ -144,6 +148,42 @@ def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
             seen.update(found[:1])
         shifts.append(len(seen))
     return {"same": same, "label": label, "shifts": min(shifts)}
+
+
+def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
+    """Raise a `Hint` unless each epoch has every row once, in an order and in batches of its own."""
+    own = list(range(rows))
+    for epoch in epochs:
+        if len(set(epoch)) < min(len(epoch), rows):
+            raise Hint("Some samples come twice in an epoch, and others not at all.")
+        if sorted(epoch) != own:
+            raise Hint(f"An epoch has {len(epoch)} of the {rows} samples; each must come once.")
+        if epoch == own:
+            raise Hint("The samples come in the order of the data set; they must be shuffled.")
+        if _still_beside(own, epoch):
+            raise Hint("Samples that are neighbours in the data set come as neighbours: shuffle every one of them.")
+    for place, epoch in enumerate(epochs):
+        if epoch == epochs[0] and place == 1:
+            raise Hint("The second epoch has the order of the first: it must be drawn anew each time.")
+        if epoch in epochs[:place]:
+            raise Hint("The order of an epoch before comes again: it must be drawn anew each time.")
+        if any(_still_beside(before, epoch) for before in epochs[:place]):
+            raise Hint(
+                "The order of one epoch is made from that of another: many samples come beside those beside which they "
+                "came before. It must be drawn anew each time."
+            )
+        if any(_batches(before, batch_size) & _batches(epoch, batch_size) for before in (own, *epochs[:place])):
+            raise Hint("The same samples come together in a batch again: which they are must be drawn anew each time.")
+
+
+def _still_beside(first: list[int], second: list[int]) -> bool:
+    """Whether more rows than chance would leave so are neighbours in both orders."""
+    pairs = [{frozenset(pair) for pair in itertools.pairwise(order)} for order in (first, second)]
+    return len(pairs[0] & pairs[1]) > STILL_BESIDE * len(first)
+
+
+def _batches(order: list[int], size: int) -> set[frozenset[int]]:
+    return {frozenset(order[at : at + size]) for at in range(0, len(order), size)}
 
 
 def numbered_batches(loader: Any) -> list[tuple[list[int], list[int]]]:

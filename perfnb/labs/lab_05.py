@@ -12,6 +12,8 @@ from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, 
 from perfnb.labs.lab_03 import counted
 
 PIXELS, DIGITS = 64, 10
+#: Parameters of the lab's CNN.
+CNN = 25_866
 
 
 def mlp_parameters(width: int) -> int:
@@ -31,6 +33,11 @@ def measure_width(answer: Any, like: Any = None) -> Facts:
 
 def judge_width(facts: Facts) -> None:
     wanted, own = facts["wanted"], facts["near"][str(facts["width"])]
+    if wanted != CNN:
+        raise Hint(
+            f"The model that was given is not the lab's CNN, for it has {wanted:,} parameters: give like=cnn, which "
+            "make_cnn returned."
+        )
     if all(abs(own - wanted) <= abs(other - wanted) for other in facts["near"].values()):
         return
     words = f"With this width the MLP has {own:,} parameters, and the CNN {wanted:,}."
@@ -240,6 +247,7 @@ def measure_share(answer: Any, comparison: Any = None) -> Facts:
         "shares": {str(name): float(share) for name, share in shares.items()},
         "arithmetic": float(inside.sum() / flops[longest]),
         "products": float(products / flops[longest]),
+        "forward": float(layers["forward_flops"][inside.index].sum() / flops[longest]),
     }
 
 
@@ -256,6 +264,8 @@ def judge_share(facts: Facts) -> None:
             raise Hint("arithmetic holds the two products alone; the time holds the layers `qkv` and `out` as well.")
         if close(said["arithmetic"], 1 - facts["products"], 5e-3):
             raise Hint("arithmetic is the share of the linear layers.")
+        if close(said["arithmetic"], facts["forward"], 5e-3):
+            raise Hint("arithmetic counts attention's forward pass alone, and both passes of the block.")
         raise Hint(f"arithmetic is not the share of the attention layer. {slip(said['arithmetic'], arithmetic, 5e-3)}")
     wanted = (time / (1 - time)) / (arithmetic / (1 - arithmetic))
     if close(said["per_flop"], wanted, 0.05):
@@ -265,8 +275,8 @@ def judge_share(facts: Facts) -> None:
     raise Hint(f"per_flop does not follow from the two shares. {slip(said['per_flop'], wanted, 0.05)}")
 
 
-#: The length at which the law is put to the test.
-HELD_OUT = 512
+#: The lengths to which the law is fitted, and the one at which it is put to the test.
+FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
 
 
 def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Facts:
@@ -299,6 +309,8 @@ def judge_held_out(facts: Facts) -> None:
         )
     if len(sizes) < 5:
         raise Hint(f"A law fitted to {len(sizes)} sizes has no test of its own; use all of FITTED.")
+    if sorted(sizes) != list(FITTED):
+        raise Hint(f"The law was fitted to the sizes {', '.join(f'{size:g}' for size in sizes)}; fit it to FITTED.")
     if measured <= facts["medians_ms"][-1]:
         raise Hint(f"held_out takes no longer than size {max(sizes):g} did: is it the step of make_step({HELD_OUT})?")
     wanted, said = measured / predicted - 1, facts["off_by"]
@@ -362,8 +374,9 @@ def judge_law(facts: Facts) -> None:
             )
         if case["noisy"]:
             raise Hint(
-                f"Exact times you foretell, but where they deviate by 3 % you are {said / wanted - 1:+.0%} off at a "
-                f"length of {length}. Does each size count by its relative deviation, and is no part negative?"
+                "Exact times you foretell, but where they deviate by 3 % you are "
+                f"{100 * (said / wanted - 1):+.0f} % off at a length of {length}. Does each size count by its relative "
+                "deviation, and is no part negative?"
             )
         raise Hint(f"At a length of {length} a made-up step takes {wanted:.4g} ms; you say {said:.4g}.")
 

@@ -17,6 +17,7 @@ from perfnb.labs.feeding import (
     Marked,
     drawn,
     every_item,
+    judge_orders,
     marked_batches,
     numbered_batches,
     numbered_rows,
@@ -139,8 +140,8 @@ def judge_parsed(facts: Facts) -> None:
             )
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The samples are right, and take {facts['ratio']:.0%} of the time before; get below {MOST:.0%}. "
-            "Something is done each time that a sample is asked for, and gives the same each time."
+            f"The samples are right, and take {100 * facts['ratio']:.0f} % of the time before; get below "
+            f"{100 * MOST:.0f} %. Something is done each time that a sample is asked for, and gives the same each time."
         )
 
 
@@ -185,6 +186,8 @@ def judge_copies(facts: Facts) -> None:
 
 #: Rows and batch size of the tensors that are taken apart, and of those that are timed.
 TAKEN, TIMED = (250, 32), (2048, 64)
+#: Epochs whose orders are compared with one another.
+DRAWN = 5
 
 
 def measure_at_once(answer: Any) -> Facts:
@@ -192,7 +195,7 @@ def measure_at_once(answer: Any) -> Facts:
 
     function = as_function(answer, "at_once(dataset, batch_size)")
     loader = outcome(function, numbered_rows(TAKEN[0]), TAKEN[1])
-    epochs = [numbered_batches(loader) for _ in range(2)]
+    epochs = [numbered_batches(loader) for _ in range(DRAWN)]
     facts: Facts = {
         "sizes": [len(labels) for _, labels in epochs[0]],
         "rows": [[row for rows, _ in epoch for row in rows] for epoch in epochs],
@@ -208,31 +211,19 @@ def measure_at_once(answer: Any) -> Facts:
 
 
 def judge_at_once(facts: Facts) -> None:
-    first, second = facts["rows"]
-    if not second and first:
+    first, *others = facts["rows"]
+    if first and not all(others):
         raise Hint("The second epoch is empty: return something that can be run through more than once.")
     if not facts["labels"]:
         raise Hint("Rows and labels no longer belong together: both must be taken by the same index.")
-    _judge_order(first, second, TAKEN[0])
+    judge_orders(facts["rows"], *TAKEN)
     if sorted(facts["sizes"]) != sorted([TAKEN[1]] * (TAKEN[0] // TAKEN[1]) + [TAKEN[0] % TAKEN[1]]):
         raise Hint(f"The batches have {facts['sizes']} rows; batch_size was {TAKEN[1]}, and the last may be smaller.")
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The batches are right, and take {facts['ratio']:.0%} of the usual loader's time; get below {MOST:.0%}. "
-            "The rows of a batch are still taken one by one."
+            f"The batches are right, and take {100 * facts['ratio']:.0f} % of the usual loader's time; get below "
+            f"{100 * MOST:.0f} %. The rows of a batch are still taken one by one."
         )
-
-
-def _judge_order(first: list[int], second: list[int], rows: int) -> None:
-    for epoch in (first, second):
-        if len(set(epoch)) < min(len(epoch), rows):
-            raise Hint("Some samples come twice in an epoch, and others not at all.")
-        if sorted(epoch) != list(range(rows)):
-            raise Hint(f"An epoch has {len(epoch)} of the {rows} samples; each must come once.")
-        if epoch == list(range(rows)):
-            raise Hint("The samples come in the order of the data set; they must be shuffled.")
-    if first == second:
-        raise Hint("The second epoch has the order of the first: it must be drawn anew each time.")
 
 
 #: Milliseconds to make a batch and to use it, for which a loader is asked; and its samples and their batches.
@@ -270,7 +261,7 @@ def judge_workers(facts: Facts) -> None:
         where = f"For make_ms={make_ms:g} and use_ms={use_ms:g}"
         if first_rows and not second_rows:
             raise Hint("The second epoch is empty: return the loader, not its iterator.")
-        _judge_order(first_rows, second_rows, ASKED)
+        judge_orders(case["rows"], ASKED, ASKED_BATCH)
         if set(case["batches"]) != {ASKED // ASKED_BATCH}:
             raise Hint(f"An epoch has {case['batches'][0]} batches: is batch_size used?")
         if not first:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfnb import Profile
+from perfnb.analysis.findings.idle import ALLOCATES
 from perfnb.labs.exercise import Exercise, Facts, Hint, as_number, as_numbers, close, slip
 from perfnb.labs.gpu_work import (
     CALLS,
@@ -207,6 +208,7 @@ def judge_machines(facts: Facts) -> None:
         raise Hint(f"{name}: not the second trace's time by the first's. {slip(facts[name], second / first, 0.01)}")
 
 
+#: In the order of the lab's table.
 LEVERS = ("faster kernels", "fewer launches", "no allocation", "hidden communication")
 
 
@@ -223,53 +225,76 @@ def measure_verdict(answer: Any, profile: Any = None, training: Any = None, rank
         if lever not in LEVERS:
             raise Hint(f"{name}: there is no lever {lever!r}; choose one of {', '.join(LEVERS)}.")
         said[name] = [lever, as_number(at_most, name)]
-    h, t, r = loaded_profile(profile, H100), loaded_profile(training, TRAINING), loaded_ranks(ranks)
-    own = r.times[r.times["rank"] == 0]
+    several = loaded_ranks(ranks)
+    own = several[several.ranks[0]]
+    profiles = dict(zip(names, (loaded_profile(profile, H100), loaded_profile(training, TRAINING), own), strict=True))
     return {
         "said": said,
-        "right": {H100: LEVERS[1], TRAINING: LEVERS[2], RANK: LEVERS[3]},
-        "bounds": {
-            H100: _late_or_idle(h),
-            TRAINING: _late_or_idle(t),
-            RANK: [float(own["exposed_ms"].mean())] * 2,
-        },
-        "wall_ms": {
-            name: float(p.steps["wall_ms"].mean()) for name, p in zip(names, (h, t, r[r.ranks[0]]), strict=True)
-        },
-        "communication_ms": float(own["communication_ms"].mean()),
-        "steps": len(own),
+        "bounds": {name: _bounds(each) for name, each in profiles.items()},
+        "idle_ms": {name: _not_busy_ms(each) for name, each in profiles.items()},
+        "wall_ms": {name: float(each.steps["wall_ms"].mean()) for name, each in profiles.items()},
+        "communication_ms": float(own.gpu_steps["communication_ms"].mean()),
+        "steps": len(own.steps),
     }
 
 
-def _late_or_idle(profile: Profile) -> list[float]:
-    """For how long the GPU waited for the host, and for how long of the step it did nothing at all, in ms."""
-    idle = profile.steps["wall_ms"].sum() - profile.gpu_steps["busy_ms"].sum()
-    return [float(profile.gpu_idle["host_ms"].sum()), float(idle)]
+def _bounds(profile: Profile) -> dict[str, float]:
+    """What each of `LEVERS` saves at most, in ms of a step."""
+    path, done, events = profile.critical_path, profile.gpu_steps, profile.events
+    steps = len(profile.steps)
+    late = float(profile.gpu_idle["host_ms"].sum()) / steps
+    calls = events.loc[events["category"].isin(CALLS), ["name", "duration_ns"]]
+    in_calls = float(calls.loc[calls["name"].astype("str").str.match(ALLOCATES), "duration_ns"].sum()) / 1e6 / steps
+    allocating = min(late, in_calls)
+    bounds = (
+        float(path.loc[path["device"].notna(), "duration_ns"].sum()) / 1e6 / steps,
+        late - allocating,
+        allocating,
+        float((done["communication_ms"] - done["overlap_ms"]).sum()) / steps,
+    )
+    return dict(zip(LEVERS, bounds, strict=True))
+
+
+def _not_busy_ms(profile: Profile) -> float:
+    """For how long of a step the GPU did nothing at all."""
+    return float((profile.steps["wall_ms"].sum() - profile.gpu_steps["busy_ms"].sum()) / len(profile.steps))
 
 
 def judge_verdict(facts: Facts) -> None:
     for name, (lever, ms) in facts["said"].items():
-        low, high = facts["bounds"][name]
-        if lever != facts["right"][name]:
-            raise Hint(f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[name]}")
+        bounds, wall = facts["bounds"][name], facts["wall_ms"][name]
+        right = max(LEVERS, key=bounds.__getitem__)
+        if lever != right:
+            raise Hint(f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[right]}")
+        low = bounds[right]
+        # Whoever takes all of the step in which the GPU does nothing counts its idling at both ends as well.
+        high = max(low, facts["idle_ms"][name]) if right in LEVERS[1:3] else low
         if 0.99 * low <= ms <= 1.01 * high:
             continue
-        if close(ms, facts["wall_ms"][name], 0.005):
+        if close(ms, wall, 0.005):
             raise Hint(f"{name}: that is all of the step, and no step takes no time. What would be left of it?")
-        if name == RANK and close(ms, facts["communication_ms"], 0.01):
+        if right == LEVERS[3] and name == RANK and close(ms, facts["communication_ms"], 0.01):
             raise Hint(f"{name}: that is all communication; what computing already hides is saved by nobody.")
         if name == RANK and close(ms, facts["steps"] * low, 0.01):
             raise Hint(f"{name}: that is of all steps; give it per step.")
-        if name == TRAINING and high < ms < facts["wall_ms"][name]:
+        if right == LEVERS[2] and high < ms < wall:
             raise Hint(f"{name}: for part of that time the GPU was at work, and that work remains.")
         raise Hint(f"{name}: the lever is right, the bound is not. {slip(ms, (low + high) / 2, 0.05)}")
 
 
-_WHY_NOT = {
-    H100: "What does the GPU do for most of the step, and what does the critical path hold?",
-    TRAINING: "In which call does the host spend its time, while the GPU is idle?",
-    RANK: "Which bound is the largest? Its GPU is busy longest with one thing, most of which nothing else hides.",
-}
+#: Where to look, by the lever that has the largest bound.
+_WHY_NOT = dict(
+    zip(
+        LEVERS,
+        (
+            "How much of the GPU's work lies on the critical path?",
+            "What does the GPU do for most of the step, and what does the critical path hold?",
+            "In which call does the host spend its time, while the GPU is idle?",
+            "Which bound is the largest? Its GPU is busy longest with one thing, most of which nothing else hides.",
+        ),
+        strict=True,
+    )
+)
 
 
 EXERCISES = (

@@ -37,7 +37,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the reader is: a row an exercise, in order. Shows itself as text."""
+    """How far the reader is. Shows itself as text.
+
+    Attributes
+    ----------
+    rows : tuple of (exercise, result)
+        A row an exercise, in order; the result is ``None`` where it was not tried.
+    """
 
     rows: tuple[tuple[Exercise, Result | None], ...]
 

@@ -80,7 +80,7 @@ def judge_int8(facts: Facts) -> None:
     if not facts["unchanged"]:
         raise Hint("The model that your function was given is another one afterwards; somebody may still train it.")
     if after > SMALLER * before:
-        raise Hint(f"What is saved of it takes {after / before:.0%} of the bytes before; int8 takes about a quarter.")
+        raise Hint(f"Saved, it takes {100 * after / before:.0f} % of the bytes before; int8 takes about a quarter.")
     if any(each is None or each > MOVED for each in facts["moved"]):
         raise Hint("Its answers are not those of the model given, or not for other images.")
     for name, report in zip(INT8, facts["reports"], strict=True):

@@ -1,4 +1,4 @@
-"""The file of results for a teacher: every judgement with the facts from which it can be repeated."""
+"""The file of results for a teacher: every answer, and of each right one the facts from which that follows again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ class Verification:
         Whether the digest is that of the contents: it guards against damage, not against forgery, for it needs no
         secret.
     verdicts : dict
-        By exercise: ``right`` (the facts say so again), ``not yet``, or ``does not follow`` where the file claims what
-        its facts do not bear out.
+        By exercise: ``right`` (the facts say so again), ``not yet`` (the file claims no more), or ``does not follow``
+        where it claims what its facts do not bear out.
     """
 
     unchanged: bool
@@ -63,7 +63,7 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
         "perfnb": __version__,
         "python": platform.python_version(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
-        "results": [asdict(result) for result in results],
+        "results": [_written(result) for result in results],
     }
     content["sha256"] = _digest(content)
     target = Path(path)
@@ -75,6 +75,11 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
         beside.unlink(missing_ok=True)
         raise LabError(f"The results could not be written to {target}: {error.strerror}.") from error
     return target
+
+
+def _written(result: Result) -> dict[str, Any]:
+    """A result as it stands in the file: the facts of an answer that is not right would tell what is."""
+    return asdict(result if result.right else replace(result, facts={}))
 
 
 def verify_results(path: str | Path) -> Verification:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
@@ -12,12 +14,37 @@ pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
+import perfnb
+from perfnb.analysis.profile_diff import diff_profiles
 from perfnb.analysis.summary import Summary
+from perfnb.analysis.system_check import COLUMNS
+from perfnb.analysis.timing import Timing
+from perfnb.views.ab import ab_html
+from perfnb.views.architectures import architectures_html
 from perfnb.views.html import summary_html
+from perfnb.views.journal import journal_html
+from perfnb.views.leaks import leaks_html
 from perfnb.views.page import standalone_page, static_page
 from perfnb.views.performance_report import report_page
+from perfnb.views.profile_diff import diff_html
+from perfnb.views.system_check import system_html
+from perfnb.views.timing import timing_html
+from perfnb.views.watch import watch_html
 from tests.browser.conftest import OpenPage
-from tests.views import findings_samples, gpu_samples, memory_samples, performance_samples, roofline_samples
+from tests.browser.timeline_driver import Timeline
+from tests.rank_traces import rank_trace
+from tests.views import (
+    architecture_samples,
+    findings_samples,
+    gpu_samples,
+    memory_samples,
+    performance_samples,
+    roofline_samples,
+    summaries,
+    test_journal,
+    test_leaks,
+    test_measurements,
+)
 from tests.views import watch_samples as machines
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -42,7 +69,7 @@ def violations(page: Page, but: tuple[str, ...] = ()) -> list[str]:
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    """A report with every tab but the timeline."""
+    """A report with every tab but the timeline, which has a page of its own."""
     gpu = gpu_samples.summary_of(gpu_samples.two_gpus(), tmp_path_factory.mktemp("trace")).gpu
     return replace(
         findings_samples.with_findings(),
@@ -66,6 +93,42 @@ def test_narrow_pages_without_scripts(open_page: OpenPage, summary: Summary) -> 
     figures = performance_samples.figures(ab=performance_samples.experiment(0.8))
     for html in (static_page("A step", summary_html(summary)), report_page(figures)):
         assert violations(open_page(html, viewport={"width": 700, "height": 900})) == []
+
+
+def test_the_timeline(opened: Callable[..., Timeline]) -> None:
+    page = opened().page
+    assert page.get_by_role("tab", selected=True).inner_text().startswith("Timeline")
+    assert violations(page, ("page-has-heading-one",)) == []  # the test's own page
+
+
+def test_the_page_of_ranks(open_page: OpenPage, tmp_path: Path) -> None:
+    paths = [rank_trace(late).write(tmp_path / f"rank{rank}.json") for rank, late in enumerate((0, 150))]
+    html = perfnb.load(paths).to_html(tmp_path / "ranks.html").read_text("utf-8")
+    assert violations(open_page(html, viewport={"width": 700, "height": 900})) == []
+
+
+def test_what_other_objects_show_of_themselves(open_page: OpenPage) -> None:
+    """Static HTML of many on one narrow page, which is looked at once."""
+    check = (
+        "disk scheduler",
+        "bfq for nvme0",
+        "none",
+        "attention",
+        "An NVMe disk sorts its requests itself.",
+        "Set it.",
+    )
+    shown = {
+        "a timing": timing_html(Timing(tuple(10 + n % 7 / 10 for n in range(60)), noise=test_measurements.NOISE)),
+        "an experiment": ab_html(test_measurements.experiment(0.8)),
+        "profiles": diff_html(diff_profiles(summaries.small_cnn(), summaries.gan())),
+        "architectures": architectures_html(architecture_samples.three()),
+        "a journal": journal_html(test_journal.EXAMPLES["tried"], test_journal.DAMAGED, "experiments"),
+        "leaks": leaks_html(test_leaks.report("leak", "kept", test_leaks.KEPT, None, survivors=test_leaks.TWO)),
+        "the machine": system_html(pd.DataFrame([check], columns=list(COLUMNS))),
+        "a watch": watch_html(machines.laptop()),
+    }
+    body = "".join(f"<section><h2>{name}</h2>{html}</section>" for name, html in shown.items())
+    assert violations(open_page(static_page("Objects", body), viewport={"width": 700, "height": 900})) == []
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation is not built: make docs")

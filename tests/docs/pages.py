@@ -7,7 +7,8 @@ How a block is written tells what becomes of it:
 - code in ``setups``, in a file named as the page, is run before it: for a README that is read as it stands;
 - ``<!-- setup: first_profile.md -->`` runs the first block of that page, which makes the names that most pages use;
 - ``<!-- not run: reason -->`` before a fence leaves it out, and says why;
-- fences of ``text`` show what something prints, and those in braces are Sphinx's own.
+- a fence of ``text`` right below one that is run is what this prints, and that is compared; others are only shown;
+- fences in braces are Sphinx's own.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ _FENCE = re.compile(r"(`{3,}|~{3,}|:{3,})(.*)")
 
 
 class Block(NamedTuple):
-    """A piece of code on a page: where it begins, what it is, and why it is not run (empty where it is)."""
+    """A piece of code on a page: where it begins, what it is, why it is not run (empty where it is), what it prints."""
 
     line: int
     code: str
     not_run: str = ""
     hidden: bool = False
+    prints: str = ""
 
 
 def blocks_of(path: Path) -> list[Block]:
@@ -48,7 +50,7 @@ def blocks_of(path: Path) -> list[Block]:
     found = [Block(0, setup.read_text("utf-8"), hidden=True)] if setup.exists() and path in PAGES.values() else []
     lines = list(enumerate(path.read_text("utf-8").splitlines(), start=1))
     reason = ""
-    place = 0
+    place = below = 0  # where the last block of code that is run ends
     while place < len(lines):
         number, line = lines[place]
         place += 1
@@ -69,6 +71,9 @@ def blocks_of(path: Path) -> list[Block]:
         language = fence[2].strip()
         if language == "python" or reason:
             found.append(Block(number, "\n".join(code), reason))
+            below = 0 if reason else place
+        elif language == "text" and below and not any(line for _, line in lines[below : number - 1]):
+            found[-1] = found[-1]._replace(prints="\n".join(code).strip())
         elif not (language == "text" or language.startswith("{")):
             raise ValueError(f"{path.name}:{number}: a block of {language or 'no language'} is neither run nor marked.")
         reason = ""

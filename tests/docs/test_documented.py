@@ -13,6 +13,8 @@ from types import FunctionType
 import pytest
 
 import perfnb
+from perfnb import errors, labs
+from perfnb.frames.schema import SCHEMA
 from perfnb.magics.gpuwatch import GpuWatchMagics
 from perfnb.magics.options import option_names, parser_of
 from perfnb.magics.profile_step import ProfileStepMagics
@@ -22,6 +24,17 @@ REFERENCE = (DOCS / "reference.md").read_text("utf-8")
 ENTRY = re.compile(r"^\.\. auto(function|class|exception):: (\S+)((?:\n   :\S+:.*)*)", re.MULTILINE)
 ENTRIES = {match[2]: match for match in ENTRY.finditer(REFERENCE)}
 CLASSES = [name for name, match in ENTRIES.items() if match[1] == "class"]
+
+#: What stands as code on the pages that a reader reads from top to bottom: all but what Sphinx makes of docstrings.
+_SPHINX = re.compile(r"^```\{.*?^```$", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"^```.*?^```$|`[^`]+`", re.DOTALL | re.MULTILINE)
+WORDS = {
+    word
+    for path in PAGES.values()
+    if path.name != "changelog.md"
+    for code in _CODE.findall(_SPHINX.sub("", path.read_text("utf-8")))
+    for word in re.findall(r"\w+", code)
+}
 
 _TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
 
@@ -41,7 +54,9 @@ def public(cls: type) -> Iterator[tuple[str, object]]:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    assert {f"perfnb.{name}" for name in perfnb.__all__} - set(ENTRIES) == set()
+    names = {f"perfnb.{name}" for name in perfnb.__all__} | {f"perfnb.labs.{name}" for name in labs.__all__}
+    raised = {name for name, value in vars(errors).items() if isinstance(value, type)} - set(perfnb.__all__)
+    assert (names | {f"perfnb.errors.{name}" for name in raised}) - set(ENTRIES) == set()
 
 
 def test_the_reference_names_what_there_is() -> None:
@@ -61,6 +76,23 @@ def test_every_public_attribute_is_in_the_reference(name: str) -> None:
     bases = "".join(inspect.cleandoc(base.__doc__ or "") for base in cls.__mro__[:-1])
     fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
     assert [field for field in fields if not field.startswith("_") and not re.search(rf"\b{field}\b", bases)] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_public_attribute_stands_on_some_page(name: str) -> None:
+    cls = named(name)
+    assert isinstance(cls, type)
+
+    fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    names = [*(attribute for attribute, _ in public(cls)), *(field for field in fields if not field.startswith("_"))]
+    assert [attribute for attribute in names if attribute not in WORDS] == []
+
+
+@pytest.mark.parametrize("frame", SCHEMA)
+def test_every_column_of_a_frame_stands_on_some_page(frame: str) -> None:
+    # Of what two profiles have, the page says that `_a` and `_b` are put behind the name.
+    columns = [re.sub("_[ab]$", "", column) for column in SCHEMA[frame]]
+    assert [column for column in columns if column not in WORDS] == []
 
 
 @pytest.mark.parametrize(
@@ -85,7 +117,12 @@ def test_names_on_a_page_exist(page: str) -> None:
     text = PAGES[page].read_text("utf-8")
 
     functions = set(re.findall(r"\bperfnb\.([A-Za-z]\w*)", text))
-    assert {name for name in functions if not hasattr(perfnb, name)} - {"scaling", "analysis", "errors"} == set()
+    assert {name for name in functions if not hasattr(perfnb, name)} - {
+        "scaling",
+        "analysis",
+        "errors",
+        "labs",
+    } == set()
     tables = set(re.findall(r"(?<![\w.])p\.([a-z]\w*)", text))
     assert {name for name in tables if not hasattr(perfnb.Profile, name)} == set()
 

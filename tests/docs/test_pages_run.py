@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import coming_from
 from tests.docs.pages import PAGES, blocks_of
 from tests.docs.quick import write_files
 from tests.magics.kernel import Kernel, started
@@ -40,6 +41,21 @@ def test_the_code_of_a_page_runs(page: str, kernel: Kernel, tmp_path: Path) -> N
         if not block.not_run:
             reply = kernel.run(block.code)
             assert reply.status == "ok", f"{page}:{block.line}\n{reply.traceback or reply.message}"
+            if block.prints:
+                assert (reply.text("stdout") + reply.text("stderr")).strip() == block.prints, f"{page}:{block.line}"
+
+
+@pytest.mark.slow
+def test_what_one_types_here_who_comes_from_elsewhere_runs(kernel: Kernel, tmp_path: Path) -> None:
+    write_files(tmp_path)
+    kernel.inside("tidy()")
+    kernel.ok(f"%cd -q {tmp_path}")
+    kernel.ok(coming_from.SETUP)
+
+    codes = coming_from.runnable()
+    assert len(codes) > 15
+    replies = {code: kernel.run(code) for code in codes}
+    assert {code: reply.message for code, reply in replies.items() if reply.status != "ok"} == {}
 
 
 def test_what_is_not_run_is_known() -> None:
@@ -67,6 +83,13 @@ d = gpu()
 ```
 
 ```text
+no output of the block above, which is not run
+```
+
+```python
+print(c)
+```
+```text
 3
 ```
 
@@ -82,10 +105,11 @@ def test_a_page_is_taken_apart(tmp_path: Path) -> None:
     other = tmp_path / "other.md"
     other.write_text("<!-- setup: page.md -->\n\n```python\nd = c\n```\n")
 
-    assert [(b.line, b.code, b.not_run, b.hidden) for b in blocks_of(path)] == [
-        (4, "a = 1\n\nb = 2", "", True),
-        (10, "c = a + b", "", False),
-        (15, "d = gpu()", "needs a GPU", False),
+    assert [tuple(block) for block in blocks_of(path)] == [
+        (4, "a = 1\n\nb = 2", "", True, ""),
+        (10, "c = a + b", "", False, ""),
+        (15, "d = gpu()", "needs a GPU", False, ""),
+        (23, "print(c)", "", False, "3"),
     ]
     assert [b.code for b in blocks_of(other)] == ["c = a + b", "d = c"]
 

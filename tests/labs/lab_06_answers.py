@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 Loader = Any
 
@@ -34,3 +35,8 @@ class Parsed(Text):
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         readings = self.readings[place]
         return torch.roll(readings, int(torch.randint(len(readings), ()))), self.labels[place]
+
+
+def at_once(dataset: Any, batch_size: int) -> Loader:
+    usual = DataLoader(dataset, batch_size, shuffle=True)
+    return DataLoader(dataset, sampler=usual.batch_sampler, batch_size=None)

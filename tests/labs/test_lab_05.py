@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from notebooks.labs import build
 from perfnb import ArchitectureComparison
+from perfnb.labs.lab_05 import mlp_parameters
 from tests.labs.judging import hint
 from tests.labs.lab_05_answers import CNN, RATIO, USES, accuracy, says
 
@@ -33,10 +37,46 @@ def test_as_many_parameters(width: Any, words: str) -> None:
     says("5.1", words, width, like=CNN)
 
 
+@pytest.mark.parametrize("parameters", [25_791, 330, 4_634])
+def test_the_model_to_compare_with_is_the_lab_s(parameters: int) -> None:
+    """And none whose parameters are as many as those of the width that was answered."""
+    other = nn.Linear(parameters, 1, bias=False)
+
+    assert f"not the lab's CNN, for it has {parameters:,}" in hint("5.1", 127, like=other)
+
+
+def cell_of_lab_5(begin: str) -> str:
+    """The code of a cell of the students' notebook, by what it holds."""
+    (found,) = [
+        text
+        for cell in json.loads(build.built()[build.HERE / "05_architectures.ipynb"])["cells"]
+        if begin in (text := "".join(cell["source"])) and cell["cell_type"] == "code"
+    ]
+    return found
+
+
+def test_the_lab_s_cnn() -> None:
+    names: dict[str, Any] = {"nn": nn, "torch": torch}
+    exec(cell_of_lab_5("def make_cnn"), names)
+
+    assert hint("5.1", 127, like=names["cnn"]) == ""
+
+
+@pytest.mark.parametrize("width", [127, 127.0, torch.tensor(127), np.int64(127)])
+def test_a_width_that_is_right_is_the_one_used(width: Any) -> None:
+    names: dict[str, Any] = {"nn": nn, "torch": torch}
+    exec(cell_of_lab_5("def make_cnn"), names)
+    names["width"] = width
+    exec(cell_of_lab_5("mlp = make_mlp("), names)
+
+    assert names["count"](names["mlp"]) == 25_791
+    assert hint("5.1", width, like=names["cnn"]) == ""
+
+
 def test_the_mlp_is_that_of_the_notebook() -> None:
     mlp = nn.Sequential(nn.Linear(64, 127), nn.ReLU(), nn.Linear(127, 127), nn.ReLU(), nn.Linear(127, 10))
 
-    assert hint("5.1", 127, like=mlp) == ""
+    assert mlp_parameters(127) == sum(each.numel() for each in mlp.parameters())
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ PER_FLOP = (0.83 / 0.17) / (ARITHMETIC / (1 - ARITHMETIC))
         (0.83, PRODUCTS / (LINEAR + PRODUCTS), PER_FLOP, "the two products alone"),
         (0.83, LINEAR / (LINEAR + PRODUCTS), PER_FLOP, "of the linear layers"),
         (0.83, 71.4, PER_FLOP, "percent"),
+        (0.83, ARITHMETIC / 3, PER_FLOP, "forward pass alone, and both passes"),
         (0.83, ARITHMETIC, 0.83 / ARITHMETIC, "compare it with the rest"),
         (0.83, ARITHMETIC, 1 / PER_FLOP, "inverse"),
         (0.83, ARITHMETIC, 2 * PER_FLOP, "twice"),
@@ -117,7 +118,7 @@ def test_the_comparison_of_lengths_is_needed(comparison: ArchitectureComparison)
     assert "comparison=at_lengths" in hint("5.6", answer, comparison=comparison)
 
 
-TIMES = {32: 1.28, 64: 1.56, 128: 2.42, 192: 3.4, 256: 4.47, 512: 12.2}
+TIMES = {8: 1.08, 16: 1.14, 24: 1.2, 32: 1.28, 64: 1.56, 128: 2.42, 192: 3.4, 256: 4.47, 384: 7.6, 512: 12.2}
 
 
 def study_of(*sizes: int) -> ScalingStudy:
@@ -168,7 +169,7 @@ def test_inside_follows_from_the_interval() -> None:
 
 
 def test_a_law_fitted_to_the_size_held_out_is_not_tested() -> None:
-    study = study_of(*TIMES)
+    study = study_of(32, 64, 128, 192, 256, 512)
     foretold = study.predict(512)
     answer = {
         "off_by": 12.2 / foretold.median_ms - 1,
@@ -183,6 +184,9 @@ def test_a_law_fitted_to_the_size_held_out_is_not_tested() -> None:
     [
         (STUDY, Timing((4.4,) * 9), "is it the step of make_step(512)"),
         (study_of(64, 128, 256), TIMED, "fitted to 3 sizes"),
+        (study_of(8, 16, 24, 32, 64), TIMED, "fitted to the sizes 8, 16, 24, 32, 64"),
+        (study_of(64, 128, 192, 256, 384), TIMED, "fit it to FITTED"),
+        (study_of(16, 32, 64, 128, 192, 256), TIMED, "fit it to FITTED"),
         (study_of(128, 256), TIMED, "fitted to 2 sizes"),
         (FORETOLD, TIMED, "Give the study"),
         (STUDY, 12.2, "Give the timing"),

@@ -56,6 +56,17 @@ def loader_in_the_model(loader: Loader, step: Callable[[Any], Any]) -> dict[str,
     return times | {"model": timed_ms(lambda: [step(batch) for batch in loader], len(loader))}
 
 
+def remembering() -> Callable[..., Any]:
+    """Measures once, and says the same of every loader and step."""
+    known: list[dict[str, float]] = []
+
+    def answer(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
+        known.append(three_times(loader, step))
+        return known[0]
+
+    return answer
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [three_times, holding_on])
 def test_three_stopwatches(answer: Any) -> None:
@@ -69,6 +80,7 @@ def test_three_stopwatches(answer: Any) -> None:
         (by_difference, "loader is wrong"),
         (from_a_list, "loader is wrong"),
         (loader_in_the_model, "model"),
+        (remembering(), "is wrong for a loader that makes the next batch while the step runs"),
     ],
 )
 def test_other_stopwatches(answer: Any, says: str) -> None:

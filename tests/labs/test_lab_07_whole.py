@@ -216,7 +216,7 @@ def test_a_model_spoilt_in_the_check_is_a_copy(trained: tuple[nn.Module, torch.T
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda net: net, "100% of the bytes"),
+        (lambda net: net, "100 % of the bytes"),
         (CopiedToBf16, "about a quarter"),
         (in_place, "another one afterwards"),
         (lambda net: net.bfloat16(), "raised"),

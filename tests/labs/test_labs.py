@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from perfnb import labs
 from perfnb.errors import LabError
 from perfnb.labs import ledger
 from perfnb.labs.exercise import Hint, as_number, slip
-from perfnb.labs.ledger import Ledger, exercises_of, known_labs
+from perfnb.labs.ledger import Ledger, exercise_of, exercises_of, known_labs
 from perfnb.labs.workloads import interleaved
 
 
@@ -119,6 +120,44 @@ def test_a_teacher_judges_again(exported: Path) -> None:
     assert "return statistics.median" in json.loads(exported.read_text())["results"][1]["answer"]
 
 
+def test_what_is_exported_tells_no_answer(tmp_path: Path) -> None:
+    """The facts of a wrong answer hold what was wanted; those of a right one hold what its reader knows."""
+    wrong: dict[str, tuple[Any, dict[str, Any]]] = {
+        "1.2": (lambda times, warmup: times[0], {}),
+        "5.1": (64, {"like": torch.nn.Linear(54, 479, bias=False)}),
+        "5.5": (lambda length, width: (1, 2), {}),
+        "5.8": (lambda lengths, times, length: 1.0, {}),
+    }
+    wanted = set()
+    for number, (answer, evidence) in wrong.items():
+        wanted |= told(exercise_of(number).measure(answer, **evidence))
+        labs.check(number, answer, **evidence)
+    labs.check("1.4", None)
+
+    path = labs.export(tmp_path / "results.json")
+
+    assert len(wanted) > 20
+    results = json.loads(path.read_text())["results"]
+    assert [(each["right"], each["facts"]) for each in results] == [(False, {})] * 5
+    assert not [each for each in wanted if each in json.dumps(results)]
+    assert labs.verify(path).unchanged
+    assert set(labs.verify(path).verdicts.values()) == {"not yet"}
+
+    labs.check("1.2", typical)
+    assert json.loads(labs.export(path).read_text())["results"][0]["facts"]
+    assert labs.verify(path).verdicts["1.2"] == "right"
+
+
+def told(facts: Any, name: str = "") -> set[str]:
+    """Every number of the facts that is not what the reader said, as JSON writes it."""
+    if isinstance(facts, dict):
+        return {text for key, value in facts.items() for text in told(value, key)}
+    if isinstance(facts, list):
+        return {text for value in facts for text in told(value, name)}
+    known = name in ("said", "width", "sizes", "length", "images") or isinstance(facts, (bool, str))
+    return set() if known or len(text := json.dumps(facts)) < 4 else {text}
+
+
 def test_a_claim_without_facts_does_not_follow(exported: Path) -> None:
     content = json.loads(exported.read_text())
     for result in content["results"]:
@@ -155,6 +194,12 @@ def test_files_that_cannot_be_had(tmp_path: Path) -> None:
         labs.export(tmp_path / "nowhere" / "x.json")
     with pytest.raises(LabError, match="cannot be read"):
         labs.verify(tmp_path / "nowhere.json")
+
+
+def test_hints_write_percent_as_the_views_do() -> None:
+    """With a space before the sign: 34 %."""
+    for path in Path(labs.__file__).parent.glob("*.py"):
+        assert "%}" not in path.read_text("utf-8"), path.name
 
 
 @pytest.mark.parametrize("value", [None, ..., True, "3", float("nan"), float("inf"), [1.0, 2.0], {}])

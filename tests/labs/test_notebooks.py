@@ -1,6 +1,7 @@
 """The labs' notebooks: made from their sources, fit for nbgrader, and kind to those who have not solved them yet.
 
-The solutions run with the other notebooks, under nbval; each ends with the assertion that every check passed.
+The solutions run with the other notebooks, under nbval; each ends with the assertion that every check passed, and
+`notebooks/conftest.py` sees that what is graded writes nothing to the error stream.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
 import pytest
 
+from notebooks.conftest import demand_silence
 from notebooks.labs import build
 from perfnb.labs.ledger import exercises_of
 from perfnb.labs.public_traces import FOLDER
@@ -65,14 +68,50 @@ def test_students_see_no_solution(path: Path) -> None:
     assert all(build.STUB in "".join(cell["source"]) for cell in marked(path, "solution"))
 
 
+OPENING = re.compile(
+    r"# Lab (?P<lab>\d) · (?P<title>[^\n]+)\n\n\*\*Runs on\*\* (?P<on>[^;.]+)[;.].*?"
+    r"\*\*Takes\*\* (?P<least>\d+) to (?P<most>\d+) minutes.*?\n\n"
+    r"\*\*Afterwards you can\*\*\n\n(?P<able>(?:- [^\n]+\n)+)",
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_a_lab_opens_with_what_it_runs_on_takes_and_teaches(path: Path) -> None:
+    first = "".join(json.loads(BUILT[path])["cells"][0]["source"])
+    opening = OPENING.match(re.sub(r"(?<=\S)\n(?: {2})?(?=[^\s-])", " ", first))  # paragraphs and items in one line
+
+    assert opening, first
+    assert opening["lab"] == lab_of(path)
+    assert "two CPU cores, 2 GB of memory, no GPU" in opening["on"]
+    assert 30 <= int(opening["least"]) < int(opening["most"]) <= 60
+    assert opening["able"].count("\n") >= 3
+    page = (build.HERE.parents[1] / "docs" / "labs.md").read_text("utf-8")
+    time = f"{opening['least']} to {opening['most']} minutes"
+    assert re.search(
+        rf"^\| {opening['lab']} · {re.escape(opening['title'])}(?: \([^|]+\))? \| {time} \|$", page, re.MULTILINE
+    )
+
+
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
 def test_every_exercise_has_an_answer_and_a_check(path: Path) -> None:
     numbers = [exercise.number for exercise in exercises_of(lab_of(path))]
-    checked = [re.search(r'labs\.check\("([\d.]+)"', "".join(cell["source"])) for cell in marked(path, "grade")]
+    checked = [re.search(r'labs\.check\("([\d.]+)"', "".join(cell["source"])) for cell in marked(path, "points")]
 
     assert [found and found[1] for found in checked] == numbers
     assert len(marked(path, "solution")) == len(numbers)
-    assert f"assert labs.progress({lab_of(path)}).complete" in "".join(marked(path, "grade")[-1]["source"])
+
+
+@pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_exercise_costs_another_one_its_points(path: Path) -> None:
+    """What is demanded of the whole lab stands in a cell of its own, the last, which bears no points."""
+    *_, last = code(path)
+    solved, demand = path in SOLUTIONS, f"assert labs.progress({lab_of(path)}).complete"
+
+    assert not [cell for cell in marked(path, "points") if "assert" in "".join(cell["source"])]
+    assert last["metadata"]["nbgrader"]["points"] == 0
+    assert (demand in "".join(last["source"])) == solved
+    assert "".join(last["source"]).endswith(f"labs.progress({lab_of(path)})")
 
 
 @pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -80,14 +119,37 @@ def test_nbgrader_finds_its_metadata(path: Path) -> None:
     """As nbgrader's schema, version 3, has it; each place of points also has a check that can be failed."""
     every = [cell["metadata"]["nbgrader"] for cell in code(path) if "nbgrader" in cell["metadata"]]
     names = [facts["grade_id"] for facts in every]
+    last = every[-1]
 
     assert len(set(names)) == len(names)
     for facts in every:
         grade = facts["grade"]
         assert set(facts) - {"points"} == NBGRADER
         assert (facts["schema_version"], facts["cell_type"], facts["task"]) == (3, "code", False)
-        assert (facts["locked"], facts["solution"], facts.get("points", 0) > 0) == (grade, not grade, grade)
+        assert (facts["locked"], facts["solution"], "points" in facts) == (grade, not grade, grade)
+        assert not grade or (facts["points"] > 0) == (facts is not last)
         assert re.fullmatch(r"[\w-]+", facts["grade_id"])
+
+
+def test_the_page_for_teachers_gives_nbgrader_the_same_stub() -> None:
+    page = (build.HERE.parents[1] / "docs" / "labs.md").read_text("utf-8")
+
+    assert f'c.ClearSolutions.code_stub = {{"python": "{build.STUB}"}}' in page
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_nbgrader_makes_the_same_notebook_for_students(path: Path) -> None:
+    reason = "nbgrader is not installed; perfnb does not need it"
+    steps = pytest.importorskip("nbgrader.preprocessors", reason=reason)
+    made = nbformat.reads(BUILT[path], as_version=4)
+    clear = steps.ClearSolutions(code_stub={"python": build.STUB})
+    for step in (clear, steps.ClearHiddenTests(), steps.CheckCellMetadata()):
+        made, _ = step.preprocess(made, {})
+
+    ours = nbformat.reads(BUILT[build.HERE / path.name], as_version=4)
+    code_of = [[cell.source for cell in each.cells if cell.cell_type == "code"] for each in (made, ours)]
+    assert code_of[0] == code_of[1]
+    assert [cell.id for cell in made.cells] == [cell.id for cell in ours.cells]
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +176,33 @@ def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> Non
         replies.append(reply := kernel.run(source))
         assert reply.status == "ok", f"{source}\n{reply.traceback or reply.message}"
 
-    checks = [reply for cell, reply in zip(code(path), replies, strict=True) if is_marked(cell, "grade")]
+    checks = [reply for cell, reply in zip(code(path), replies, strict=True) if is_marked(cell, "points")]
     for reply in checks:
         (said,) = [output for output in reply.outputs if "name" in output]
         assert said["name"] == "stderr"  # by which nbgrader gives no points
         assert re.match(r"\d\.\d [^:]+: not yet\. \S.*\.\n?$", said["text"], re.DOTALL), said["text"]
         assert "Traceback" not in said["text"]
     assert len(checks) == len(exercises_of(lab_of(path)))
+
+
+class Ran:
+    """A cell as nbval leaves it."""
+
+    def __init__(self, text: str, *, grade: bool = True, name: str = "stderr") -> None:
+        self.cell = {"metadata": {"nbgrader": {"grade": grade}}}
+        self.test_outputs = [{"output_type": "display_data"}, {"output_type": "stream", "name": name, "text": text}]
+
+    def raise_cell_error(self, message: str, wrote: str) -> None:
+        raise AssertionError(f"{message}: {wrote}")
+
+
+def test_a_graded_cell_may_not_write_to_the_error_stream() -> None:
+    """Of the solutions nbval sees to it, in the run that there is anyway."""
+    with pytest.raises(AssertionError, match="no points for it: UserWarning"):
+        demand_silence(Ran("UserWarning: careful"))
+    demand_silence(Ran("2.3: right", name="stdout"))
+    demand_silence(Ran("UserWarning: careful", grade=False))
+    demand_silence(SimpleNamespace(name="a test that is no cell"))
 
 
 def test_the_index_leads_to_every_notebook() -> None:
@@ -154,8 +236,13 @@ def f(x):
 # %% check 1.1 points=3
 labs.check("1.1", f)
 ### BEGIN HIDDEN TESTS
+assert f(3)
+### END HIDDEN TESTS
+# %% progress
+### BEGIN HIDDEN TESTS
 assert True
 ### END HIDDEN TESTS
+labs.progress(1)
 """
 
 
@@ -167,10 +254,12 @@ def test_a_source_becomes_two_notebooks() -> None:
     assert "".join(student[1]["source"]) == "%load_ext perfnb"
     assert "".join(student[2]["source"]) == "def f(x):\n    pass  # YOUR CODE HERE"
     assert "".join(student[3]["source"]) == 'labs.check("1.1", f)'
+    assert "".join(student[4]["source"]) == "labs.progress(1)"
     assert "return y" in "".join(solution[2]["source"])
-    assert "assert True" in "".join(solution[3]["source"])
+    assert "assert f(3)" in "".join(solution[3]["source"])
+    assert "assert True" in "".join(solution[4]["source"])
     assert [cell["id"] for cell in student] == [cell["id"] for cell in solution]
-    assert student[3]["metadata"]["nbgrader"]["points"] == 3
+    assert [cell["metadata"]["nbgrader"]["points"] for cell in student[3:]] == [3, 0]
 
 
 def test_a_cell_misspelt_is_refused() -> None:

@@ -342,9 +342,6 @@ verdicts = {"mean": "faster", "square": "not shown", "spread": "wrong result"}
 
 # %% check 1.6 points=2
 labs.check("1.6", verdicts, claims=claims)
-### BEGIN HIDDEN TESTS
-assert labs.progress(1).complete, labs.progress(1)
-### END HIDDEN TESTS
 
 # %% [markdown]
 # ## What you take with you
@@ -358,5 +355,8 @@ assert labs.progress(1).complete, labs.progress(1)
 # `labs.export("lab_01.json")` writes your answers and what was measured of them, for a teacher. Next:
 # [lab 2, *Where does a step go?*](02_where_does_a_step_go.ipynb)
 
-# %%
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(1).complete, labs.progress(1)
+### END HIDDEN TESTS
 labs.progress(1)

@@ -436,9 +436,6 @@ test
 
 # %% check 2.8 points=3
 labs.check("2.8", speedup, test=test, steps=[make_step(Rescale()), make_step(RescaleAtOnce())])
-### BEGIN HIDDEN TESTS
-assert labs.progress(2).complete, labs.progress(2)
-### END HIDDEN TESTS
 
 # %% [markdown]
 # **Look at** the interval and at the line about the results: faster, and the same. (*They find a difference of so many
@@ -496,5 +493,8 @@ print("measured:", speedup)
 # `labs.export("lab_02.json")` writes your answers and what was measured of them, for a teacher. Next:
 # [lab 3, *Counting*](03_counting.ipynb)
 
-# %%
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(2).complete, labs.progress(2)
+### END HIDDEN TESTS
 labs.progress(2)

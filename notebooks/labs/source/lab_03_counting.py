@@ -330,9 +330,6 @@ def matmul(a, b):
 
 # %% check 3.7 points=3
 labs.check("3.7", matmul)
-### BEGIN HIDDEN TESTS
-assert labs.progress(3).complete, labs.progress(3)
-### END HIDDEN TESTS
 
 # %% [markdown]
 # Now measure the claim. The shortest of a few runs will do here: the factor is so large that no interval is needed.
@@ -377,5 +374,8 @@ pd.DataFrame(rows, columns=columns).set_index("size").round(4)
 # `labs.export("lab_03.json")` writes your answers and what was measured of them, for a teacher. Next:
 # [lab 4, *Memory*](04_memory.ipynb)
 
-# %%
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(3).complete, labs.progress(3)
+### END HIDDEN TESTS
 labs.progress(3)

@@ -537,9 +537,6 @@ class QuietMonitor:
 
 # %% check 4.8 points=3
 labs.check("4.8", QuietMonitor, leaky=Monitor)
-### BEGIN HIDDEN TESTS
-assert labs.progress(4).complete, labs.progress(4)
-### END HIDDEN TESTS
 
 # %% [markdown]
 # There is more than one good answer: `.item()` makes a number of Python, `.detach()` a tensor without a past, and under
@@ -561,5 +558,8 @@ assert labs.progress(4).complete, labs.progress(4)
 # subject, on a transformer: [the notebook on memory](../memory.ipynb). Next:
 # [lab 5, *Architectures*](05_architectures.ipynb)
 
-# %%
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(4).complete, labs.progress(4)
+### END HIDDEN TESTS
 labs.progress(4)

@@ -581,9 +581,6 @@ test
 
 # %% check 6.8 points=2
 labs.check("6.8", {"speedup": speedup, "shown": shown}, test=test)
-### BEGIN HIDDEN TESTS
-assert labs.progress(6).complete, labs.progress(6)
-### END HIDDEN TESTS
 
 # %% [markdown]
 # **Look at** the line that says how many turns a block has, and hold the ratio against the law, and against the two
@@ -616,5 +613,8 @@ print("workers left:", len(multiprocessing.active_children()))
 # `labs.export("lab_06.json")` writes your answers and what was measured of them, for a teacher. Next:
 # [lab 7, *The optimisation loop*](07_the_optimisation_loop.ipynb)
 
-# %%
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(6).complete, labs.progress(6)
+### END HIDDEN TESTS
 labs.progress(6)

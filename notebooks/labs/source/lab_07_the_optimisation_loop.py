@@ -623,9 +623,6 @@ best
 answer = {"product": product, "speedup": speedup}
 evidence = {"script": Script, "batches": batches, "reports": reports, "made_of": made_of, "journal": journal}
 labs.check("7.8", answer, training=Best, **evidence)
-### BEGIN HIDDEN TESTS
-assert labs.progress(7).complete, labs.progress(7)
-### END HIDDEN TESTS
 
 # %% [markdown]
 # Compare `product` and `speedup`. With both changes in it they may differ for a reason: what the one has made shorter,
@@ -660,5 +657,8 @@ history[["change", "hypothesis", "speedup", "decision"]].round(2)
 # `labs.export("lab_07.json")` writes your answers and what was measured of them, for a teacher. Next:
 # [lab 8, *Reading someone else's trace*](08_someone_elses_trace.ipynb)
 
-# %%
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(7).complete, labs.progress(7)
+### END HIDDEN TESTS
 labs.progress(7)

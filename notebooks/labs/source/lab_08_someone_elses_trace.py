@@ -429,9 +429,6 @@ verdict = {
 
 # %% check 8.8 points=3
 labs.check("8.8", verdict, profile=h, training=training, ranks=ranks)
-### BEGIN HIDDEN TESTS
-assert labs.progress(8).complete, labs.progress(8)
-### END HIDDEN TESTS
 
 # %% [markdown]
 # Now let perfnb give its own, and compare. (Of `h` it counts the GPU's idling before its first and after its last work
@@ -467,5 +464,8 @@ print(path.unstack("step").round(1), calls.value_counts(), sep="\n\n")
 #
 # `labs.export("lab_08.json")` writes your answers and what was measured of them, for a teacher.
 
-# %%
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(8).complete, labs.progress(8)
+### END HIDDEN TESTS
 labs.progress(8)

@@ -1,0 +1,67 @@
+"""*How the numbers are made* leaves out no figure, and names the thresholds that the code has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from perfnb.analysis import gpu_idle, leaks, slope, timeline_coarse
+from perfnb.analysis.findings import doubt
+from perfnb.frames.schema import SCHEMA
+from perfnb.views import timeline_data
+from tests.capture.test_distortion import POINTS
+from tests.docs.pages import DOCS, README
+from tests.test_findings_planted import QUIET_BAND
+
+PAGE = (DOCS / "numbers.md").read_text("utf-8")
+LABELS = ["How", "Uncertainty", "Limits", "Source"]
+#: Sections that speak of no figure.
+APART = {"The passes", "What `NA` means"}
+
+_SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
+SECTIONS = dict(_SECTION.findall(PAGE))
+_LABEL = re.compile(r"^- \*\*(.+?)\*\*: \S", re.MULTILINE)
+
+
+@pytest.mark.parametrize("section", [title for title in SECTIONS if title not in APART])
+def test_a_section_says_how_how_surely_within_which_limits_and_from_where(section: str) -> None:
+    found = _LABEL.findall(SECTIONS[section])
+
+    assert [label for label in found if label in LABELS] == LABELS
+
+
+def test_sections_without_a_figure_are_known() -> None:
+    assert {title for title in SECTIONS if not _LABEL.search(SECTIONS[title])} == APART
+
+
+def test_every_frame_of_a_profile_has_its_section() -> None:
+    frames = {frame for frame in SCHEMA if not frame.startswith("diff_")} - {"marks"}  # names of stretches, no figures
+    assert {frame for frame in frames if f"`p.{frame}`" not in PAGE} == set()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"than a launch takes ({gpu_idle.LAUNCH_NS / 1e3:g} µs)",
+        f"({gpu_idle.HANDOVER_NS / 1e3:g} µs at most)",
+        f"under {leaks.PROCESS_FLOOR_BYTES >> 10} KiB a step",
+        f"Below {slope.FEWEST_STEPS} steps",
+        f"each of {timeline_coarse._MOMENTS:,} stretches",
+        f"({timeline_data.NOTEBOOK_BYTES / 1e6:g} MB packed in a notebook,",
+        f"{timeline_data.PAGE_BYTES / 1e6:g} MB in a page)",
+        f"the tests allow {100 * POINTS:g}",
+        f"within {100 * QUIET_BAND:g} % of what removing them saves",
+        f"more than a factor of {doubt._APART:g} apart",
+        f"timed ones took {doubt._HELD_UP:g} times as long",
+    ],
+)
+def test_thresholds_are_those_of_the_code(words: str) -> None:
+    assert words in " ".join(PAGE.split())
+
+
+def test_the_readme_claims_no_more_of_bounds_and_shares_than_is_tested() -> None:
+    text = " ".join(README.read_text("utf-8").split())
+
+    assert f"within {100 * QUIET_BAND:g} % of what removing them saves" in text
+    assert f"the tests allow {100 * POINTS:g}" in text

@@ -1,0 +1,144 @@
+"""Lab 6, one index for a batch: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from perfnb.labs import feeding, lab_06
+from tests.labs.judging import hint
+from tests.labs.lab_06_answers import at_once
+
+
+class ByHand:
+    """Batches from a permutation of the rows."""
+
+    def __init__(self, dataset: Any, batch_size: int, *, anew: bool = True, last: bool = True) -> None:
+        self.dataset, self.batch_size, self.last = dataset, batch_size, last
+        self.order = None if anew else torch.randperm(len(dataset))
+
+    def rows(self) -> torch.Tensor:
+        return torch.randperm(len(self.dataset)) if self.order is None else self.order
+
+    def __iter__(self) -> Iterator[Any]:
+        for rows in self.rows().split(self.batch_size):
+            if self.last or len(rows) == self.batch_size:
+                yield self.dataset[rows]
+
+
+class Rotated(ByHand):
+    """One order, each epoch from another row on."""
+
+    def __init__(self, dataset: Any, batch_size: int) -> None:
+        super().__init__(dataset, batch_size, anew=False)
+
+    def rows(self) -> torch.Tensor:
+        return torch.roll(super().rows(), int(torch.randint(1, len(self.dataset), ())))
+
+
+class Reversed(Rotated):
+    """And back again."""
+
+    turned = False
+
+    def rows(self) -> torch.Tensor:
+        self.turned = not self.turned
+        return ByHand.rows(self).flip(0) if self.turned else ByHand.rows(self)
+
+
+class RotatedInOrder(ByHand):
+    def rows(self) -> torch.Tensor:
+        return torch.roll(torch.arange(len(self.dataset)), int(torch.randint(1, len(self.dataset), ())))
+
+
+class TwoOrders(ByHand):
+    """Two orders in turn."""
+
+    def __init__(self, dataset: Any, batch_size: int) -> None:
+        super().__init__(dataset, batch_size)
+        self.orders = [torch.randperm(len(dataset)) for _ in range(2)]
+
+    def rows(self) -> torch.Tensor:
+        self.orders.reverse()
+        return self.orders[0]
+
+
+class FixedBatches(ByHand):
+    """The batches are shuffled, and the rows in each, but their rows are the same."""
+
+    def rows(self) -> torch.Tensor:
+        full = len(self.dataset) // self.batch_size
+        batches = torch.arange(len(self.dataset)).split(self.batch_size)
+        order = [*torch.randperm(full).tolist(), *range(full, len(batches))]
+        return torch.cat([batches[each][torch.randperm(len(batches[each]))] for each in order])
+
+
+class Drawn(ByHand):
+    """Draws rows with replacement."""
+
+    def rows(self) -> torch.Tensor:
+        return torch.randint(len(self.dataset), (len(self.dataset),))
+
+
+class Torn(ByHand):
+    """Shuffles rows and labels each for itself."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            yield x, y[torch.randperm(len(y))]
+
+
+class InOrder(ByHand):
+    def rows(self) -> torch.Tensor:
+        return torch.arange(len(self.dataset))
+
+
+def test_orders_drawn_anew_are_taken_for_that() -> None:
+    """Many times over: a right answer must not be refused by chance."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, size in (lab_06.TAKEN, (lab_06.ASKED, lab_06.ASKED_BATCH)):
+        for _ in range(200):
+            epochs = [torch.randperm(rows, generator=generator).tolist() for _ in range(lab_06.DRAWN)]
+            feeding.judge_orders(epochs, rows, size)
+
+
+@pytest.mark.parametrize("answer", [at_once, ByHand])
+def test_one_index_for_a_batch(answer: Any) -> None:
+    assert hint("6.5", answer) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda data, size: DataLoader(data, size, shuffle=True), "one by one"),
+        (InOrder, "shuffled"),
+        (lambda data, size: ByHand(data, size, anew=False), "order of the first"),
+        (lambda data, size: list(ByHand(data, size)), "order of the first"),
+        (Rotated, "made from that of another"),
+        (Reversed, "made from that of another"),
+        (RotatedInOrder, "neighbours in the data set"),
+        (TwoOrders, "order of an epoch before"),
+        (FixedBatches, "come together in a batch again"),
+        (lambda data, size: ByHand(data, size, last=False), "224 of the 250"),
+        (lambda data, size: ByHand(data, 2 * size), "batch_size was 32"),
+        (Drawn, "twice in an epoch"),
+        (Torn, "belong together"),
+        (lambda data, size: iter(ByHand(data, size)), "second epoch is empty"),
+        (lambda data, size: [data.tensors[0]], "pair of tensors"),
+        (lambda data, size: None, "Return a loader"),
+    ],
+)
+def test_batches_that_are_not_the_same_or_not_faster(answer: Any, says: str) -> None:
+    assert says in hint("6.5", answer)
+
+
+def test_rows_know_their_number() -> None:
+    dataset = feeding.numbered_rows(5)
+
+    assert isinstance(dataset, TensorDataset)
+    assert dataset[4][0].tolist() == [4.0] * feeding.WIDTH
+    assert dataset[4][1] == 12
