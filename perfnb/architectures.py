@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -13,9 +14,10 @@ from perfnb.analysis.architectures import ArchitectureFigures
 from perfnb.analysis.summary import device_words
 from perfnb.analysis.timing import times_in_words
 from perfnb.comparison import planned_rounds, warm_up
+from perfnb.frames import storage
 from perfnb.profile import Profile
 from perfnb.profiling import run_profile
-from perfnb.views.architectures import architectures_html, architectures_text, show_architectures
+from perfnb.views.architectures import architectures_html, architectures_page, architectures_text, show_architectures
 from perfnb.views.progress import Progress
 
 if TYPE_CHECKING:
@@ -48,6 +50,16 @@ class ArchitectureComparison:
     def ratios(self) -> pd.DataFrame:
         """Time of b by time of a for every pair, with simultaneous intervals, Holm's p-value and a verdict on b."""
         return self._figures.ratios.copy()
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the comparison to one self-contained HTML file.
+
+        Raises
+        ------
+        RecordingError
+            If it cannot be written.
+        """
+        return storage.write_text(architectures_page(self._figures), path)
 
     def __str__(self) -> str:
         return architectures_text(self._figures)

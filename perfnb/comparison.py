@@ -110,8 +110,8 @@ class ABTest:
 def ab_test(
     a: Callable[..., Any],
     b: Callable[..., Any],
-    *,
     batches: Iterable[Any] | None = None,
+    *,
     budget_s: float = 20.0,
     equal_within: float = 0.02,
     check: float | Check | None = None,
@@ -150,6 +150,8 @@ def ab_test(
 
     Raises
     ------
+    TypeError
+        If a step is none or `batches` are one batch, or one does not fit the other.
     ValueError
         For a budget or a band that makes no sense.
     CaptureError
@@ -159,9 +161,11 @@ def ab_test(
     """
     from perfnb.capture.bench import Bench
     from perfnb.capture.budget import Plan
+    from perfnb.capture.given import require_steps
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
+    require_steps({"a": a, "b": b}, batches, "ab_test(a, b, loader)")
     given: Any = check
     if isinstance(given, bool) or not (given is None or callable(given) or isinstance(given, Real)):
         raise TypeError(f"check must be a tolerance such as 1e-5, or a function of the two results, not {check!r}.")

@@ -161,13 +161,14 @@ def estimate_memory(
         Whatever the model or the loss raise.
     """
     from perfnb.capture.estimate import StepPlan, device_of, simulate
+    from perfnb.capture.given import require_loss
     from perfnb.capture.sizing import resized, samples_in
 
     __tracebackhide__ = True
     if not hasattr(model, "named_parameters"):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}.")
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}.")
+    if training or not callable(loss):  # only forward, and it is not called
+        require_loss(loss, batch)
     samples = samples_in(batch)
     if batch_size is not None and samples is None:
         raise ValueError("batch_size was given, but the batch holds no tensor whose first dimension it could be.")

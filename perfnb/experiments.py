@@ -15,11 +15,12 @@ from perfnb.analysis import timing as analysis
 from perfnb.analysis.journal import journal_history
 from perfnb.frames import journal as storage
 from perfnb.frames.journal import Entry
+from perfnb.frames.storage import write_text
 from perfnb.loading import load
 from perfnb.performance_report import PerformanceReport
 from perfnb.profile import Profile
 from perfnb.timing import Timing, shown
-from perfnb.views.journal import journal_figure, journal_html, journal_line, journal_text
+from perfnb.views.journal import journal_figure, journal_html, journal_line, journal_page, journal_text
 from perfnb.views.noise import noise_facts
 
 if TYPE_CHECKING:
@@ -139,6 +140,16 @@ class Journal:
         """The run chart: each entry's step time with its interval, and what was accepted last before it."""
         return journal_figure(self.history)
 
+    def to_html(self, path: str | Path) -> Path:
+        """Write what the journal shows of itself to one self-contained HTML file.
+
+        Raises
+        ------
+        RecordingError
+            If it cannot be written.
+        """
+        return write_text(journal_page(*self._shown()), path)
+
     def _entries(self) -> dict[str, Entry]:
         entries, damaged = storage.read_entries(self._path)
         for name in damaged.keys() - self._warned:
@@ -229,7 +240,7 @@ def _facts(thing: Thing) -> Entry:
 
 
 def _measured(kind: str, at: str, timing: analysis.Timing) -> dict[str, Any]:
-    known = timing.steps and math.isfinite(timing.median_ms)
+    known = timing.median_ms is not None and math.isfinite(timing.median_ms)
     return {
         "kind": kind,
         "at": at,

@@ -94,7 +94,7 @@ class InputBoundTest:
 def confirm_input_bound(
     step: Callable[[Any], Any],
     batches: Iterable[Any] | Callable[[], Iterable[Any]],
-    model: Models,
+    model: Models | None = None,
     *,
     budget_s: float = 20.0,
 ) -> InputBoundTest:
@@ -120,7 +120,7 @@ def confirm_input_bound(
     batches : iterable, or callable returning one
         A DataLoader with any number of workers, say; begun again when they run out.
     model : Module, list of Module, or dict of name to Module
-        What is replaced; where the step calls not a model but modules inside it, those are.
+        Required: what is replaced; where the step calls not a model but modules inside it, those are.
     budget_s : float
         Seconds that all may take. One round is run at least: with it some ten steps, or seven for each worker.
 
@@ -141,14 +141,19 @@ def confirm_input_bound(
         Whatever `step` or `batches` raise, after everything has been removed and put back.
     """
     from perfnb.capture.budget import Plan
+    from perfnb.capture.given import require_steps
     from perfnb.capture.input_trial import InputTrial
     from perfnb.capture.namespace import chosen_models, namespace_of
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)  # refuses what makes no sense
+    require_steps({"step": step}, batches, "confirm_input_bound(step, loader, model)")
     models, names = chosen_models(model)
     if not models:
-        raise TypeError("confirm_input_bound needs the model that the step calls, to replace it for a while.")
+        raise TypeError(
+            "confirm_input_bound needs the model that the step calls, to replace it for a while: "
+            "confirm_input_bound(step, loader, model)."
+        )
     end = (begin := time.perf_counter()) + budget_s
     rounds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     kinds = list(KINDS)

@@ -101,16 +101,20 @@ def find_leaks(
 
     Raises
     ------
+    TypeError
+        If `step` is none or `batches` are one batch, or one does not fit the other.
     CaptureError
         Inside another profiler, with batches that run out, or where the step profiles itself.
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
+    from perfnb.capture.given import require_steps
     from perfnb.capture.many_steps import watch_steps
     from perfnb.capture.namespace import chosen_models, namespace_of
     from perfnb.frames.build import recording_of
 
     __tracebackhide__ = True
+    require_steps({"step": step}, batches, "find_leaks(step, loader)")
     models, names = chosen_models(model)
     title = name or str(getattr(step, "__name__", "step"))
     with Progress() as progress:

@@ -168,9 +168,9 @@ class PerformanceReport:
 def report(
     baseline: Callable[..., Any],
     candidate: Callable[..., Any],
+    batches: Iterable[Any] | None = None,
     *,
     change: str = "",
-    batches: Iterable[Any] | None = None,
     quality: Callable[[], Mapping[str, Any]] | None = None,
     limits: Mapping[str, float] | None = None,
     budget_s: float = 40.0,
@@ -189,10 +189,10 @@ def report(
     baseline, candidate : callable
         One step each: ``baseline()``, or ``baseline(batch)`` where there are `batches`. Both must do the same work.
         Two training steps need a model each, of equal weights.
-    change : str
-        What the candidate does otherwise, in your words.
     batches : iterable, or callable returning one, optional
         Begun again when they run out, which a generator cannot: pass the function that makes it.
+    change : str
+        What the candidate does otherwise, in your words.
     quality : callable, optional
         Called once, without arguments, after the pairs: both steps have then run equally often, on the same batches. It
         looks at what your own names hold by then and returns losses of quality by name, of which smaller is better:
@@ -233,10 +233,12 @@ def report(
     """
     from perfnb.capture.bench import random_state, set_random_state
     from perfnb.capture.budget import Plan
+    from perfnb.capture.given import require_steps
     from perfnb.capture.provenance import provenance
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
+    require_steps({"baseline": baseline, "candidate": candidate}, batches, "report(baseline, candidate, loader)")
     given: Any = (change, profile)
     if not isinstance(given[0], str):
         raise TypeError(f"change must be words, not {type(change).__name__}.")

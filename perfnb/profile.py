@@ -365,8 +365,8 @@ class Profile:
             steps = self._recording.traced_steps
             words = f"{trace['events']:,} events, {steps} step{'s' * (steps != 1)}"
             return f"<perfnb.Profile of {trace['file']!r}: {words}>"
-        step = times_in_words([timing.median_ms])
-        return f"<perfnb.Profile {self.meta['name']!r}: {step} a step, {timing.steps} steps timed>"
+        step = "" if timing.median_ms is None else f"{times_in_words([timing.median_ms])} a step, "
+        return f"<perfnb.Profile {self.meta['name']!r}: {step}{timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return static_bundle(self._summary, self._timeline())

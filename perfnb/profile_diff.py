@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from perfnb.analysis.profile_diff import ProfileDiff
 from perfnb.analysis.trace_diff import TraceDiff, diff_traces
+from perfnb.frames import storage
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
-from perfnb.views.profile_diff import diff_html, diff_text
+from perfnb.views.profile_diff import diff_html, diff_page, diff_text
 
 
 def not_comparable(other: object) -> str:
@@ -101,6 +103,16 @@ class ProfileComparison:
         if traces is None or traces.gpu_time is None:
             return conform(pd.DataFrame(), "diff_gpu_time")
         return traces.gpu_time.copy()
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the comparison to one self-contained HTML file.
+
+        Raises
+        ------
+        RecordingError
+            If it cannot be written.
+        """
+        return storage.write_text(diff_page(self._diff, self._traces), path)
 
     @cached_property
     def _traces(self) -> TraceDiff | None:

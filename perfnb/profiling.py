@@ -71,12 +71,15 @@ def profile_step(
 
     Raises
     ------
+    TypeError
+        If `step` is none or `batches` are one batch, or one does not fit the other.
     CaptureError
         Inside another profiler, with batches that run out, or where the step profiles itself.
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
     from perfnb.capture.budget import Plan
+    from perfnb.capture.given import require_steps
     from perfnb.capture.namespace import chosen_models, namespace_of
     from perfnb.capture.parts import name_of_batches
 
@@ -84,6 +87,7 @@ def profile_step(
     given: Any = watch
     if not isinstance(given, bool):
         raise TypeError(f"watch must be True or False, not {given!r}.")
+    require_steps({"step": step}, batches, "profile_step(step, loader)")
     models, names = chosen_models(model)
     return run_profile(
         step,

@@ -140,7 +140,11 @@ def scaling_study(
     if len(chosen) < 2 or not numbers:
         raise ValueError(f"sizes must be at least two different numbers above 0, not {chosen}.")
     chosen.sort()
-    steps = [make_step(size) for size in chosen]
+    given: Any = make_step
+    if not callable(given):
+        kind = type(make_step).__name__
+        raise TypeError(f"make_step must be a function that returns the step of a size, not {kind}.")
+    steps = [_made(make_step, size) for size in chosen]
     begin = time.perf_counter()
     with Progress() as progress:
         with Bench(steps, progress=progress) as bench:
@@ -163,6 +167,21 @@ def scaling_study(
             notes=() if steady is not False else ("Not all sizes were steady when the warm-up ended.",),
         )
     )
+
+
+def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
+    """The step of a size."""
+    from perfnb.capture.given import require_steps
+
+    __tracebackhide__ = True
+    step = make_step(size)
+    if not callable(step):
+        raise TypeError(
+            f"make_step({size!r}) must return a function, the step of that size, and returned {type(step).__name__}: "
+            "write def make_step(size) with the step as a function in it, or lambda size: lambda: work(size)."
+        )
+    require_steps({"the step that make_step returns": step}, None, "")
+    return step  # type: ignore[no-any-return]
 
 
 def _counted(step: Callable[[], Any]) -> tuple[int | None, int | None]:

@@ -58,8 +58,11 @@ def selfcheck(step: Callable[[], Any] | None = None, *, budget_s: float = 10.0) 
     budget_s : float
         Seconds that it may take.
     """
+    from perfnb.capture.given import require_steps
+
     __tracebackhide__ = True
     chosen = _small_step() if step is None else step
+    require_steps({"step": chosen}, None, "")
     return SelfCheck(ab_test(_named(chosen, "a step"), _named(chosen, "itself"), budget_s=budget_s))
 
 

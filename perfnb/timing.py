@@ -100,6 +100,8 @@ def time_step(
 
     Raises
     ------
+    TypeError
+        If `step` is none or `batches` are one batch, or one does not fit the other.
     ValueError
         For a number of steps or a budget that makes no sense.
     CaptureError
@@ -110,10 +112,12 @@ def time_step(
     from perfnb.capture.bench import Bench
     from perfnb.capture.budget import FLOOR, FLOOR_GPU, Plan
     from perfnb.capture.device import cuda_in_use
+    from perfnb.capture.given import require_steps
     from perfnb.capture.steady import WINDOW, steady_from
 
     __tracebackhide__ = True
     Plan(steps=steps, budget_s=budget_s)  # refuses what makes no sense
+    require_steps({"step": step}, batches, "time_step(step, loader)")
     begin = time.perf_counter()
     with Progress() as progress, Bench([step], batches, progress) as bench:
         series: list[float] = []

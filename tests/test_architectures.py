@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.slow
-def test_three_models_on_one_batch() -> None:
+def test_three_models_on_one_batch(tmp_path: Path) -> None:
     models = {"mlp": mlp(), "cnn": cnn(), "transformer": Small()}
 
     comparison = perfnb.compare_architectures(models, (X, Y), loss=nn.functional.cross_entropy, budget_s=4)
@@ -67,6 +68,8 @@ def test_three_models_on_one_batch() -> None:
     assert ((ratios["ci_low"] <= ratios["ratio"]) & (ratios["ratio"] <= ratios["ci_high"])).all()
     assert set(comparison.profiles) == set(models)
     assert "transformer" in str(comparison)
+    page = comparison.to_html(tmp_path / "models.html").read_text("utf-8")
+    assert comparison._repr_mimebundle_()["text/html"] in page
 
 
 @pytest.mark.slow

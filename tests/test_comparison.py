@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,7 +161,7 @@ def test_a_budget_that_ends_the_steps_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_two_profiles_are_set_side_by_side() -> None:
+def test_two_profiles_are_set_side_by_side(tmp_path: Path) -> None:
     def profile(width: int) -> perfnb.Profile:
         model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 8))
         x = torch.randn(256, 64)
@@ -178,6 +179,7 @@ def test_two_profiles_are_set_side_by_side() -> None:
     )
     assert "width 1024 against width 16" in str(comparison)
     assert "<table>" in comparison._repr_mimebundle_()["text/html"]
+    assert comparison._repr_mimebundle_()["text/html"] in comparison.to_html(tmp_path / "page.html").read_text("utf-8")
     with pytest.raises(TypeError, match="compare takes another profile"):
         narrow.compare(3)  # type: ignore[arg-type]
 
@@ -196,7 +198,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(TypeError, match="step must be a function"):
         perfnb.time_step(3)  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match="batches"):
-        perfnb.time_step(busy(1), [])
+        perfnb.time_step(lambda batch: None, [])
 
 
 @pytest.mark.alone

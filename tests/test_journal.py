@@ -149,6 +149,10 @@ def test_it_shows_itself(journal: perfnb.Journal) -> None:
     assert "<script" not in bundle["text/html"]
     assert repr(journal).startswith("<perfnb.Journal: 1 entry in ")
     assert isinstance(journal.plot(), Figure)
+    page = journal.to_html(journal.path.parent / "journal.html").read_text("utf-8")
+    assert bundle["text/html"] in page
+    with pytest.raises(RecordingError, match="cannot be written"):
+        journal.to_html(journal.path.parent / "journal.html" / "inside")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ ODD: dict[str, Callable[[], Written]] = {
     "steps and all outside": lambda: Written().step(3, 0, 100).op("aten::mm", 200, 300).kernel("k", 210, 220, 230),
     "huge names": huge_names,
     "only modules": lambda: Written().module("A_0", 0, 10).module("B_0", 2, 4),
-    "an annotation called as the stand-in is": lambda: Written().event("whole trace", 0, 5, "whole trace"),
+    "an annotation called as the stand-in is": lambda: (
+        Written().event("whole trace", 0, 5, "whole trace").op("aten::mm", 1, 2)
+    ),
     "a huge number": lambda: Written().event("ProfilerStep#99999999999999999999", 0, 5).event("pf#9" + "9" * 30, 1, 2),
     "negative times": lambda: Written().step(1, -500, -100).op("aten::mm", -400, -300),
 }

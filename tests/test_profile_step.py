@@ -131,13 +131,6 @@ def test_a_step_that_cannot_be_called_is_a_type_error(step: Any) -> None:
         profile_of(step)
 
 
-def test_a_step_of_the_wrong_number_of_arguments_raises_as_python_does() -> None:
-    with pytest.raises(TypeError, match="positional argument"):
-        profile_of(lambda: None, [1])
-    with pytest.raises(TypeError, match="positional argument"):
-        profile_of(lambda batch: None)
-
-
 def test_an_unknown_option_raises_as_python_does() -> None:
     with pytest.raises(TypeError, match="step_count"):
         perfnb.profile_step(lambda: None, step_count=3)  # type: ignore[call-arg]

@@ -80,7 +80,7 @@ def _row(summary: Summary, timing: Timing) -> dict[str, Any]:
         "throughput_per_s": timing.throughput_per_s,
         # What else is alive in the process is `other`, and no part of the model's need.
         "peak_bytes": None if memory is None else memory.peak_bytes - memory.by_category["other"],
-        "achieved_flops_per_s": None if flops is None else flops / timing.median_ms * 1e3,
+        "achieved_flops_per_s": flops / timing.median_ms * 1e3 if flops is not None and timing.median_ms else None,
         "intensity": flops / moved if flops is not None and moved else None,
         "launches_or_ops": count.sum(min_count=1),
     }

@@ -69,7 +69,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
             "on the machine or unlike batches may be the cause; profile again before you trust them."
         )
     if slowdown is not None and slowdown > _SLOWDOWN:
-        cells, more_ms = attribution.cells, (slowdown - 1) * timing.median_ms
+        cells, more_ms = attribution.cells, (slowdown - 1) * (timing.median_ms or 0.0)
         explained_ms = (cells["ns"].sum() - cells["corrected_ns"].sum()) / attribution.steps / 1e6
         yield (
             f"Traced steps took {slowdown:.3g} times as long as timed ones: {times_in_words([more_ms])} "
@@ -125,9 +125,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
 def slowdown_of(recording: Recording, timing: Timing) -> float | None:
     """Mean traced step time, which phases and layers add up to, by the median timed one."""
     traced = _traced_ms(recording)
-    return (
-        None if traced.empty or not timing.steps or timing.median_ms == 0 else float(traced.mean() / timing.median_ms)
-    )
+    return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)
 
 
 def _traced_ms(recording: Recording) -> pd.Series:

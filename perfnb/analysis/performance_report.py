@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from perfnb.analysis.ab import ABFigures
@@ -56,7 +57,7 @@ class Side:
     @property
     def median_ms(self) -> float:
         """Median step time."""
-        return self.timing.median_ms
+        return float(np.median(self.timing.samples_ms))
 
     @property
     def p95_ms(self) -> float | None:
@@ -184,7 +185,9 @@ def _side(name: str, timing: Timing, profile: Summary | None) -> Side:
         return Side(name, timing)
     roofline, memory = profile.roofline, profile.memory
     utilisation = None if roofline is None else roofline.utilisation
-    if utilisation is not None:  # of the profile's few steps; those of the pairs are many, and fair to both
+    if (
+        utilisation is not None and profile.timing.median_ms and timing.median_ms
+    ):  # of the profile's few steps; those of the pairs are many, and fair to both
         utilisation *= profile.timing.median_ms / timing.median_ms
     return Side(
         name,

@@ -44,7 +44,7 @@ class Timing:
     wanted: int | None = None
 
     def __repr__(self) -> str:
-        if not self.steps:
+        if self.median_ms is None:
             return "<perfnb.Timing: no step>"
         times, unit = times_in_words([self.median_ms, *(self.ci_ms or ())]).rsplit(" ", 1)
         median, *bounds = times.split(", ")
@@ -57,9 +57,9 @@ class Timing:
         return len(self.samples_ms)
 
     @property
-    def median_ms(self) -> float:
-        """Median step time in milliseconds; not a number where no step was timed."""
-        return float(np.median(self.samples_ms)) if self.samples_ms else float("nan")
+    def median_ms(self) -> float | None:
+        """Median step time in milliseconds; ``None`` where no step was timed, as in a trace that was loaded."""
+        return float(np.median(self.samples_ms)) if self.samples_ms else None
 
     @property
     def ci_ms(self) -> tuple[float, float] | None:
@@ -85,6 +85,8 @@ class Timing:
     @property
     def throughput_per_s(self) -> float | None:
         """Samples per second: at the median step time, or over all steps where batches differ; ``None`` if unknown."""
+        if self.median_ms is None:
+            return None
         if self.batch_size is not None:
             return self.batch_size / self.median_ms * 1e3
         return None if self.samples is None else self.samples / sum(self.samples_ms) * 1e3

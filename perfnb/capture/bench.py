@@ -18,7 +18,7 @@ from perfnb.capture.guard import exclusive
 from perfnb.capture.prefetching import Prefetching, prefetching, prepared
 from perfnb.capture.result_copies import copied
 from perfnb.capture.session import Progress
-from perfnb.capture.steps import BatchSource, common_size, require_step
+from perfnb.capture.steps import BatchSource, common_size
 
 
 class Bench:
@@ -52,8 +52,6 @@ class Bench:
         batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        for step in steps:
-            require_step(step)
         self.conditions = Conditions()
         self.sizes: list[int | None] = []
         self.results: list[Any] = []

@@ -21,7 +21,7 @@ from perfnb.capture.prefetching import prefetching
 from perfnb.capture.reachable import reachable
 from perfnb.capture.restored import Restored
 from perfnb.capture.standing_in import StandIn
-from perfnb.capture.steps import BatchSource, require_step
+from perfnb.capture.steps import BatchSource
 from perfnb.errors import CaptureError
 
 #: What a block may run: all, no model, no loader, neither, or only the taking of batches.
@@ -74,7 +74,6 @@ class InputTrial:
         models: list[nn.Module],
         namespace: Mapping[str, Any],
     ) -> None:
-        require_step(step)
         self.conditions = Conditions()
         self.executed = 0
         self.unforeseen_ms = 0.0

@@ -150,7 +150,8 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
     try:
         for part in _parts(tensor):
             storage = part.untyped_storage()
-            if storage.data_ptr() and part.device.type != "meta":
+            # A fake tensor, as torch.compile leaves some, lies on meta, whatever it says; to ask its address is warned.
+            if storage.device.type != "meta" and storage.data_ptr():
                 yield storage.data_ptr(), storage.nbytes(), str(part.device)
     except (RuntimeError, NotImplementedError, AttributeError):
         return  # sparse, fake, functional or otherwise without a storage

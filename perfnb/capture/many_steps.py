@@ -23,7 +23,7 @@ from perfnb.capture.layers import Calls
 from perfnb.capture.naming import name_layers
 from perfnb.capture.run import Capture, spans_of
 from perfnb.capture.session import Progress, Session
-from perfnb.capture.steps import BatchSource, StepRunner, require_step
+from perfnb.capture.steps import BatchSource, StepRunner
 
 #: As many steps are run as were asked for, however long they take.
 _NO_BUDGET_S = float(sys.maxsize)
@@ -77,7 +77,6 @@ def watch_steps(
         Whatever the step raises, after everything installed has been removed.
     """
     __tracebackhide__ = True
-    require_step(step)
     plan = Plan(warmup=warmup, steps=steps, budget_s=_NO_BUDGET_S, flops=False)
     with InterruptGate() as gate, exclusive(), ExitStack() as stack:
         source = None if batches is None else BatchSource(batches)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from perfnb.capture.given import require_loss
 from perfnb.errors import CaptureError
 
 
@@ -37,8 +38,6 @@ def loss_of(
         Called between the model and the loss.
     """
     __tracebackhide__ = True
-    if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}.")
     if loss is None:
         output = call_model(model, batch)
         output_is_there()
@@ -82,6 +81,10 @@ def model_step(
     training : bool
         Forward, loss and backward, the gradients cleared first; or forward alone, without gradients.
     """
+
+    __tracebackhide__ = True
+    if training or not callable(loss):  # for forward alone it is not called
+        require_loss(loss, batch)
 
     def train() -> None:
         __tracebackhide__ = True

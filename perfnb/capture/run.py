@@ -24,7 +24,7 @@ from perfnb.capture.memory import WatchedMemory, is_out_of_memory
 from perfnb.capture.naming import Layer, name_layers
 from perfnb.capture.parts import named_parts
 from perfnb.capture.session import ExecutedStep, Progress, Session
-from perfnb.capture.steps import BatchSource, StepRunner, require_step
+from perfnb.capture.steps import BatchSource, StepRunner
 from perfnb.capture.tracer import Tracer
 
 
@@ -106,7 +106,6 @@ def capture_step(
         want of memory is not raised but stands in the capture.
     """
     __tracebackhide__ = True
-    require_step(step)
     with InterruptGate() as gate, exclusive(), ExitStack() as stack:
         source = None if batches is None else BatchSource(batches)
         if source is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,22 +22,6 @@ class StepTimes(NamedTuple):
     ready_ns: int
     end_ns: int
     samples: int | None
-
-
-def require_step(step: Any) -> None:
-    """Refuse what is no step.
-
-    Raises
-    ------
-    TypeError
-    """
-    __tracebackhide__ = True
-    if not callable(step):
-        raise TypeError(
-            f"step must be a function that runs one step, not {type(step).__name__}: pass step, not step()."
-        )
-    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
-        raise TypeError("step must run when it is called: a coroutine or generator function does not.")
 
 
 class BatchSource:

@@ -1,7 +1,8 @@
 """The frames' schema: which columns each table has, of which type, and what they mean.
 
 Names and units are a public contract. Times of events are int64 nanoseconds; times in
-summaries are float milliseconds per step. What could not be measured is ``NA``, never 0.
+summaries are float milliseconds per step. What could not be measured is ``NA``, never 0; in
+columns of text and of categories pandas shows it as ``NaN``, and ``isna()`` finds both.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Fa
         "last_residual": float(study.fit["residual"].iloc[-1]),
         "predicted_ms": foretold.median_ms,
         "ci_ms": [min(float(end), 1e300) for end in foretold.ci_ms],  # JSON knows no infinity
-        "measured_ms": float(held_out.median_ms),
+        "measured_ms": held_out.median_ms,
     }
 
 

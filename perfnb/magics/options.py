@@ -11,7 +11,11 @@ from typing import Any
 from IPython.core.error import UsageError
 
 _OPTION = re.compile(r"(--[A-Za-z][\w-]*)(=?)")
+_SHORT = re.compile(r"-[A-Za-z][\w-]*")
 _VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
+
+#: What values of options are, in words.
+_KINDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, str]:
@@ -32,7 +36,7 @@ def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Nam
             value = _VALUE.match(rest)
             if value is None or value[1].startswith("--"):
                 raise UsageError(f"{match[1]} needs a value: {match[1]} {action.metavar or action.dest.upper()}")
-            words[-1] += f"={_unquoted(value[1], match[1])}"
+            words[-1] += f"={_checked(_unquoted(value[1], match[1]), match[1], action.type)}"
             rest = rest[value.end() :]
         elif match[2] or (rest and not rest[0].isspace()):
             raise UsageError(f"{match[1]} takes no value.")
@@ -40,6 +44,19 @@ def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Nam
     if rest == "-h":
         raise UsageError(f"there is no option -h: {parser.prog}? shows the help.")
     return parser.parse_args(words), rest
+
+
+def refuse_short(clause: str, parser: argparse.ArgumentParser) -> None:
+    """Refuse a clause that begins with an option of one dash.
+
+    Raises
+    ------
+    UsageError
+    """
+    if match := _SHORT.match(clause):
+        meant = [name for name in option_names(parser) if name.startswith(f"-{match[0]}")]
+        hint = f"did you mean {meant[0]}?" if len(meant) == 1 else _listed(parser)
+        raise UsageError(f"there is no option {match[0]}: {hint}")
 
 
 def require_name(name: str | None) -> None:
@@ -68,11 +85,25 @@ def _action(name: str, parser: argparse.ArgumentParser) -> Any:
     actions = parser._option_string_actions
     if name not in actions:
         near = difflib.get_close_matches(name, option_names(parser), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(option_names(parser))}."
+        hint = f"did you mean {near[0]}?" if near else _listed(parser)
         if name == "--help":
             hint = f"{parser.prog}? shows the help."
         raise UsageError(f"there is no option {name}: {hint}")
     return actions[name]
+
+
+def _listed(parser: argparse.ArgumentParser) -> str:
+    return f"the options are {', '.join(option_names(parser))}."
+
+
+def _checked(value: str, option: str, kind: Any) -> str:
+    """The text of an option's value, if it is of its kind."""
+    if kind in _KINDS:
+        try:
+            kind(value)
+        except ValueError:
+            raise UsageError(f"{option} must be {_KINDS[kind]}, not {value!r}.") from None
+    return value
 
 
 def _unquoted(value: str, option: str) -> str:

@@ -10,7 +10,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import compile_body, compile_clause, step_of
 from perfnb.magics.older_ipython import can_be_silenced
-from perfnb.magics.options import parser_of, require_name, split_line
+from perfnb.magics.options import parser_of, refuse_short, require_name, split_line
 
 
 @magics_class
@@ -90,6 +90,7 @@ class ProfileStepMagics(Magics):
         else:
             source = cell
             if rest:
+                refuse_short(rest, parser_of(ProfileStepMagics.profile_step))
                 assign, batches = compile_clause(self.shell, rest)
         models = self._models(options.model) or {}
         return run_profile(
@@ -121,6 +122,8 @@ class ProfileStepMagics(Magics):
                 chosen, _ = chosen_models(value)
                 if not chosen:
                     raise TypeError("it is empty")
+            except SyntaxError:
+                raise UsageError(f"--model {text!r} cannot be read: write names with commas between, as a,b.") from None
             except Exception as error:  # whatever the user's expression raises
                 words = str(error).rstrip(".") or type(error).__name__
                 raise UsageError(f"--model {name!r} is no torch module in this notebook: {words}.") from None

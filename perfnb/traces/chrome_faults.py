@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -68,6 +69,16 @@ def no_json(source: str, begin: bytes, length: int) -> TraceError:
 def no_events(source: str) -> TraceError:
     """JSON without a list of events."""
     return _no_trace(source, "it is JSON without a list called traceEvents", "name another file")
+
+
+def other_program(source: str, categories: Sequence[str]) -> TraceError:
+    """Events none of which is of a kind that torch.profiler writes."""
+    found = [ascii(name)[:40] for name in categories if name][:3]
+    said = f"categories such as {', '.join(found)}" if found else "no categories"
+    return TraceError(
+        f"{source} is no trace of torch.profiler: its events have {said}, and none that torch.profiler writes; name a "
+        "file that its export_chrome_trace wrote."
+    )
 
 
 def twice(source: str, name: str) -> TraceError:

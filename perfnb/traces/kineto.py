@@ -28,6 +28,13 @@ _TODAYS_NAME = {
     "Memset": "gpu_memset",
     "Runtime": "cuda_runtime",
 }
+#: The categories of what torch.profiler writes as events with a duration, on whatever device.
+_WRITTEN = {
+    *("cpu_op", "user_annotation", "python_function", "overhead", "collective_comm", "glow_runtime", "hpu_op"),
+    *("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime", "cuda_driver", "cuda_sync"),
+    *("cuda_event", "cuda_profiler_range", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters"),
+    *("mtia_workloadd", "xpu_runtime", "xpu_driver", "xpu_sync", "privateuse1_runtime", "privateuse1_driver"),
+}
 _MOST_RANKS = 2**31
 
 
@@ -56,11 +63,15 @@ def read(
     Raises
     ------
     TraceError
-        If the file cannot be read, is no trace, is not whole, or is beyond a limit; the message names the file.
+        If the file cannot be read, is no trace, is of another program than torch.profiler, is not whole, or is beyond
+        a limit; the message names the file.
     """
     limits = Limits(max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth, max_ratio)
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
-        return _columns(blocks, str(path), limits)
+        trace = _columns(blocks, str(path), limits)
+    if len(trace) and not len(trace.memory) and _WRITTEN.isdisjoint(trace.categories):
+        raise chrome_faults.other_program(str(path), trace.categories)
+    return trace
 
 
 def decode(data: bytes, source: str = "the trace") -> TraceColumns:

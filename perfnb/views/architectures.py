@@ -24,6 +24,7 @@ from perfnb.views.architectures_data import (
 from perfnb.views.architectures_picture import draw_architectures, inches
 from perfnb.views.display import in_notebook, print_text, show_live
 from perfnb.views.frame import framed, header
+from perfnb.views.page import static_page
 from perfnb.views.picture import picture_html
 from perfnb.views.roofline import flop_rate, intensity
 
@@ -74,6 +75,11 @@ def architectures_html(figures: ArchitectureFigures) -> str:
         parts += [*(_shares_table(figures, by) for by in SHARED_BY), _pairs_table(figures)]
     parts += [f'<p class="pf-small">{escape.html_sentence(note)}</p>' for note in figures.notes]
     return framed("".join(parts))
+
+
+def architectures_page(figures: ArchitectureFigures) -> str:
+    """The comparison as one self-contained HTML document."""
+    return static_page(_title(figures), architectures_html(figures))
 
 
 def architectures_text(figures: ArchitectureFigures, width: int = 100) -> str:

@@ -13,6 +13,7 @@ from perfnb.views import format as fmt
 from perfnb.views.ab import ratio_words
 from perfnb.views.frame import framed, header
 from perfnb.views.journal_picture import MOST_ENTRIES, draw_journal, inches
+from perfnb.views.page import static_page
 from perfnb.views.performance_words import SIGNS
 from perfnb.views.picture import figure_of, picture_html
 
@@ -90,6 +91,11 @@ def journal_html(history: pd.DataFrame, damaged: Mapping[str, str], where: str) 
         caption = " ".join(["Entries", *_left_out(history)])
         body = f"<p>{picture}</p>{tables.table(caption, heads, rows, texts=4, last_texts=2)}"
     return framed(head + body, narrow=True)
+
+
+def journal_page(history: pd.DataFrame, damaged: Mapping[str, str], where: str) -> str:
+    """The journal as one self-contained HTML document."""
+    return static_page(f"journal {where}", journal_html(history, damaged, where))
 
 
 def journal_figure(history: pd.DataFrame) -> Figure:

@@ -12,6 +12,7 @@ from perfnb.analysis.trace_diff import TraceDiff
 from perfnb.views import escape, palette, tables
 from perfnb.views import format as fmt
 from perfnb.views.frame import framed, header
+from perfnb.views.page import static_page
 from perfnb.views.trace_diff import signed, trace_facts, trace_html, trace_text
 
 #: Greatest number of layers listed.
@@ -84,6 +85,11 @@ def diff_html(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
         f'<p class="pf-small">{escape.html_sentence(_CAUTION)}</p>',
         narrow=True,
     )
+
+
+def diff_page(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
+    """The comparison as one self-contained HTML document."""
+    return static_page(f"{diff.b_name} against {diff.a_name}", diff_html(diff, traces))
 
 
 def _facts(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[str]:

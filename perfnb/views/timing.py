@@ -66,7 +66,8 @@ def timing_html(timing: Timing) -> str:
 
 def _draw(figure: Figure, timing: Timing) -> None:
     order, spread = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-    unit, factor = ("s", 1e-3) if timing.median_ms >= 1000 else ("µs", 1e3) if timing.median_ms < 0.1 else ("ms", 1.0)
+    median = timing.median_ms or 0.0
+    unit, factor = ("s", 1e-3) if median >= 1000 else ("µs", 1e3) if median < 0.1 else ("ms", 1.0)
     warm, timed = (np.asarray(values) * factor for values in (timing.warmup_ms, timing.samples_ms))
     # The scale is that of most timed steps: a stall, or a first step that compiles, would flatten all others.
     low, (first, third), high = timed.min(), np.percentile(timed, [25, 75]), timed.max()
@@ -81,7 +82,7 @@ def _draw(figure: Figure, timing: Timing) -> None:
     for axes in (order, spread):
         if timing.ci_ms:
             axes.axhspan(timing.ci_ms[0] * factor, timing.ci_ms[1] * factor, color=LINE, alpha=0.8, linewidth=0)
-        axes.axhline(timing.median_ms * factor, color=INK, linewidth=1)
+        axes.axhline(median * factor, color=INK, linewidth=1)
         axes.spines[["top", "right"]].set_visible(False)
     order.xaxis.get_major_locator().set_params(integer=True)
     spread.xaxis.get_major_locator().set_params(integer=True)

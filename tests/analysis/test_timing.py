@@ -74,3 +74,11 @@ def test_timing_tells_median_interval_and_throughput() -> None:
 )
 def test_times_from_a_second_on_are_said_in_seconds(times, words):
     assert times_in_words(times) == words
+
+
+@pytest.mark.parametrize("sizes", [{}, {"batch_size": 8, "samples": 8}, {"samples": 8}])
+def test_without_a_step_nothing_is_known(sizes: dict[str, int]) -> None:
+    timing = Timing(samples_ms=(), **sizes)
+
+    assert (timing.median_ms, timing.ci_ms, timing.quantile_ms(0.5), timing.throughput_per_s) == (None,) * 4
+    assert repr(timing) == "<perfnb.Timing: no step>"

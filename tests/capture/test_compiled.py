@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import perfnb
+from perfnb.capture.known import storages
 from tests.capture.models import three_linears, training_step
 
 pytestmark = [
@@ -48,6 +50,15 @@ def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
     assert "which hide the layers inside: model." in " ".join(str(p).split())
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
+
+
+def test_no_address_is_asked_of_a_fake_tensor() -> None:
+    with FakeTensorMode() as mode:
+        fakes = [torch.ones(3), mode.from_tensor(nn.Parameter(torch.ones(2)))]
+
+    assert [list(storages(fake)) for fake in fakes] == [[], []]  # a warning of torch's would be an error here
+    ((address, size, device),) = storages(torch.ones(3))
+    assert (address > 0, size, device) == (True, 12, "cpu")
 
 
 @pytest.mark.slow

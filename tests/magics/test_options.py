@@ -24,13 +24,13 @@ LINES = [
     ("-h", "there is no option -h: %profile_step? shows the help."),
     ("--steps", "--steps needs a value: --steps N"),
     ("--steps --warmup 2 train()", "--steps needs a value: --steps N"),
-    ("--steps many train()", "argument --steps: invalid int value: 'many'"),
-    ("--steps 2.5 train()", "argument --steps: invalid int value: '2.5'"),
+    ("--steps many train()", "--steps must be a whole number, not 'many'."),
+    ("--steps 2.5 train()", "--steps must be a whole number, not '2.5'."),
     ("--steps 0 train()", "--steps must be a whole number of at least 1, not 0."),
     ("--warmup -1 train()", "--warmup must be a whole number of at least 0, not -1."),
     ("--budget -3 train()", "--budget must be a number of seconds above 0, not -3.0."),
     ("--budget nan train()", "--budget must be a number of seconds above 0, not nan."),
-    ("--budget soon train()", "argument --budget: invalid float value: 'soon'"),
+    ("--budget soon train()", "--budget must be a number, not 'soon'."),
     ("--into a.b train()", "--into needs a variable's name, not 'a.b'."),
     ("--into for train()", "--into needs a variable's name, not 'for'."),
     ('--name "two words train()', 'the value of --name begins with a quote that does not end: "two'),
@@ -43,6 +43,10 @@ LINES = [
         "--model model,x train()",
         "--model 'x' is no torch module in this notebook: "
         "model must be a torch module, a list of modules or a dict of names to modules, not Tensor.",
+    ),
+    (
+        '--model "model x" train()',
+        "--model 'model x' cannot be read: write names with commas between, as a,b.",
     ),
     ("", "there is nothing to profile: write a statement after %profile_step."),
     ("--steps 3", "there is nothing to profile: write a statement after %profile_step."),
@@ -88,6 +92,21 @@ def test_options_behind_the_clause(kernel: Kernel) -> None:
     reply = kernel.run("%%profile_step for x in loader --into p\nran = True")
 
     assert reply.message == "cannot read 'for x in loader --into p': options go before for."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-q for x in loader", "there is no option -q: did you mean --quiet?"),
+        ("-steps 5 for x in loader", "there is no option -steps: did you mean --steps?"),
+        ("-z", "there is no option -z: the options are --budget,"),
+    ],
+)
+def test_options_of_one_dash(kernel: Kernel, line: str, message: str) -> None:
+    reply = kernel.run(f"%%profile_step --warmup 1 {line}\nran = True")
+
+    assert reply.message.startswith(message)
 
 
 @pytest.mark.slow

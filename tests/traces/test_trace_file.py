@@ -91,6 +91,32 @@ def test_damaged_compression_is_told(tmp_path: Path) -> None:
     assert len(read(path)) == 3
 
 
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([{**EVENT, "cat": "Op", "args": {"op": "MatMul"}}] * 3, "categories such as 'Op'"),
+        ([{**EVENT, "cat": "<b>" + "x" * 99}], "categories such as '<b>xxx"),
+        ([{name: value for name, value in EVENT.items() if name != "cat"}], "no categories"),
+    ],
+)
+def test_a_timeline_of_another_program_is_no_trace(tmp_path: Path, events: list[dict[str, object]], said: str) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+
+    words = error_of(path)
+    assert words.startswith(f" is no trace of torch.profiler: its events have {said}")
+    assert len(words) < 240
+    with pytest.raises(TraceError, match=r"is no trace of torch\.profiler"):
+        perfnb.load([path])
+
+
+def test_one_event_of_the_profilers_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    for category in ("kernel", "Kernel", "xpu_runtime"):
+        path.write_text(json.dumps([{**EVENT, "cat": "of my own"}, {**EVENT, "cat": category}]))
+        assert len(read(path)) == 2
+
+
 def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:

@@ -6,11 +6,23 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 
+import pytest
+
+from perfnb.analysis.journal import journal_history
+from perfnb.analysis.profile_diff import diff_profiles
+from perfnb.views import escape
+from perfnb.views.architectures import architectures_page
 from perfnb.views.assets import report_script
+from perfnb.views.journal import journal_page
 from perfnb.views.page import standalone_page
+from perfnb.views.profile_diff import diff_page
 from perfnb.views.report_data import report_data
+from tests.frames.journal_entries import timing_entry
 from tests.views import summaries
+from tests.views.architecture_samples import hostile
+from tests.views.summaries import HOSTILE
 
 
 def test_nothing_outside_the_file_is_asked_for():
@@ -42,6 +54,28 @@ def test_the_page_says_what_it_is():
     assert page.startswith('<!DOCTYPE html>\n<html lang="en">')
     assert "<title>small CNN · perfnb</title>" in page
     assert '<meta name="viewport"' in page
+
+
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        (journal_page(journal_history({"e1": timing_entry(0, 10.0)}), {}, HOSTILE[0]), f"journal {HOSTILE[0]}"),
+        (architectures_page(hostile()), "architectures compared"),
+        (diff_page(diff_profiles(summaries.hostile(), replace(summaries.gan(), name=HOSTILE[0]))), HOSTILE[0]),
+    ],
+    ids=["journal", "architectures", "two profiles"],
+)
+def test_a_page_without_scripts_asks_for_nothing_and_runs_nothing(page: str, title: str) -> None:
+    assert page.startswith('<!DOCTYPE html>\n<html lang="en">')
+    assert page.count("<title>") == 1
+    (shown,) = re.findall("<title>(.*?)</title>", page)
+    assert escape.html(title)[:40] in shown
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:\"" in page
+    assert "<script" not in page
+    assert "<img src=x" not in page
+    assert not re.search(r"https?:|<link|@import|url\((?!#)", page)
+    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'<img [^>]*src="([^"]*)', page))
+    assert page.endswith("</main>\n</body>\n</html>\n")
 
 
 def test_the_script_is_small_and_never_writes_markup():
