@@ -105,7 +105,8 @@ def verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
         )
     if chosen is not None:
         verdict = _of_finding(facts, table, chosen)
-        return replace(verdict, why=verdict.why + doubt)
+        timed = table["bottleneck"][chosen] in _OF_TIMED_STEPS
+        return verdict if timed else replace(verdict, why=verdict.why + doubt)
     what, why = _bound_by(facts)
     why += doubt
     rest = "See the findings for smaller savings; to" if len(table) else "To"
