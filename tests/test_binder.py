@@ -132,6 +132,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_session_begins_below_a_gigabyte(environment: Path) -> None:
     readings = dict(notebook_memory.at_start(str(environment)))
 
+    print({name: f"{reading.total_bytes / 1e6:,.0f} MB" for name, reading in readings.items()})
     assert max(reading.total_bytes for reading in readings.values()) < 10**9, readings
 
 
@@ -142,5 +143,6 @@ def test_a_session_begins_below_a_gigabyte(environment: Path) -> None:
 def test_a_notebook_runs_there_below_two_gigabytes(notebook: Path, environment: Path) -> None:
     peak = notebook_memory.peak(str(environment), notebook)
 
+    print(f"{notebook}: {peak.reading.total_bytes / 1e6:,.0f} MB")
     assert peak.troubles == []
     assert peak.reading.total_bytes < notebook_memory.LIMIT_BYTES
