@@ -323,10 +323,13 @@ def _planned_blocks(
         turns = lead * max(2, math.ceil(wanted / lead))
         round_s = (lead + turns) * round_ms / 1e3
         count = min(MOST_BLOCKS, int(left_s / round_s))
+    most_s = 2 * left_s
     if count == 0:  # too little for one: a pair of turns, of which nothing follows
         count, lead, turns = 1, 0, 1
+    elif count < FEWEST_PAIRS:  # if the pilot was held up, the fewest of which something follows fit nevertheless
+        count, most_s = FEWEST_PAIRS, left_s
     blocks = Blocks(found.who, lead, turns, round_s)
-    until = time.perf_counter() + 2 * left_s
+    until = time.perf_counter() + most_s
     times = bench.blocks(random_orders(count, bench.count, SEED), lead=lead, turns=turns, planned=count, until=until)
     return Planned(count, max(count, FEWEST_PAIRS)), blocks, milliseconds(times)
 

@@ -573,7 +573,7 @@ shown = ...
 ### BEGIN SOLUTION
 test = perfnb.ab_test(stepper(0), stepper(1), budget_s=10)
 speedup = 1 / test.ratio
-shown = test.ratio_ci[1] < 1
+shown = test.ratio_ci is not None and test.ratio_ci[1] < 1
 ### END SOLUTION
 
 # %%
