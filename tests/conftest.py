@@ -17,12 +17,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from tests.surroundings import Surroundings
 
 # Set by pytest-xdist in each process that shares the tests with others.
 SHARED = "PYTEST_XDIST_WORKER" in os.environ
 TESTS = Path(__file__).parent
+# No test asserts an absolute speed, and other programs use the cores too.
+settings.register_profile("perfnb", settings.default, deadline=None)
+settings.load_profile("perfnb")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,8 @@ _RELEVANT = 0.05
 _SIDE = 2
 #: Random data sets that show what chance makes.
 _DRAWS = 2000
+#: The greatest rise of a logarithm that is told.
+_GREATEST_RISE = 700.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,9 @@ def _described(x: Floats, y: Floats, place: int, p_value: float) -> Break:
     below = np.polyfit(x[:place], y[:place], 1)
     above = np.polyfit(x[place:], y[place:], 1)
     middle = (x[place - 1] + x[place]) / 2
-    jump = float(np.exp(np.polyval(above, middle) - np.polyval(below, middle)) - 1)
+    # Lines through two points far apart can lie further from each other than a float reaches.
+    rise = min(float(np.polyval(above, middle) - np.polyval(below, middle)), _GREATEST_RISE)
+    jump = math.expm1(rise)
     sizes = np.exp(x[place - 1 : place + 1])
     return Break(float(sizes[0]), float(sizes[1]), jump, float(below[0]), float(above[0]), p_value)
 
