@@ -20,6 +20,8 @@ _GRANTED = 0.03
 _CONSTANT = 0.01
 #: Fewest sizes by which a constant can be told from a power.
 _FEWEST_FOR_CONSTANT = 5
+#: What is left where a law fits to the last digit: a ratio to it still is a float.
+_LEAST_SQUARES = 1e-200
 
 
 class Prediction(NamedTuple):
@@ -121,7 +123,7 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
         richer = fit_constant_and_power(x, y, errors, fit)
         if richer is not None:
             left = richer.squares_by(fit.weights)
-            gain = max(0.0, fit.squares - left) / max(left / richer.freedom, np.finfo(float).tiny)
+            gain = max(0.0, fit.squares - left) / max(left / richer.freedom, _LEAST_SQUARES)
             shown = fdtrc(1, richer.freedom, gain) < _CONSTANT
             if shown and find_break(x, y, richer, errors) is None:
                 fit, broken = richer, None
@@ -154,7 +156,7 @@ def _bends_like_a_constant(x: Floats, fit: Fit) -> bool:
     if length < 1e-12 * float(root @ root):
         return False
     along = float(direction @ residuals) / math.sqrt(length)
-    left = max(fit.squares - along**2, np.finfo(float).tiny) / (fit.freedom - 1)
+    left = max(fit.squares - along**2, _LEAST_SQUARES) / (fit.freedom - 1)
     return along > 0 and bool(fdtrc(1, fit.freedom - 1, along**2 / left) < 0.1)
 
 
