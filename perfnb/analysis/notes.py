@@ -61,8 +61,8 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
 
 def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timing) -> Iterator[str]:
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
-    traced = _traced_ms(recording)
-    if traced.max() > _DISAGREE * traced.min() and not recording.is_loaded:
+    traced = traced_ms(recording)
+    if disagree(traced) and not recording.is_loaded:
         times = times_in_words(traced)
         yield (
             f"The traced steps took {times}: they disagree, and times by phase and layer are their mean. Other work "
@@ -124,11 +124,16 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
 
 def slowdown_of(recording: Recording, timing: Timing) -> float | None:
     """Mean traced step time, which phases and layers add up to, by the median timed one."""
-    traced = _traced_ms(recording)
+    traced = traced_ms(recording)
     return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)
 
 
-def _traced_ms(recording: Recording) -> pd.Series:
+def disagree(traced: pd.Series) -> bool:
+    """Whether the longest traced step took so much longer than the shortest that their mean says little."""
+    return bool(traced.max() > _DISAGREE * traced.min())
+
+
+def traced_ms(recording: Recording) -> pd.Series:
     """Wall time of each traced step."""
     steps: pd.DataFrame = recording.steps
     return steps.loc[steps["pass"] == "traced", "wall_ms"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from perfnb.analysis.findings.facts import Facts
+from perfnb.analysis.notes import disagree, traced_ms
 from perfnb.analysis.timing import times_in_words
 
-#: How many times as long as traced steps timed ones may take, or the other way round; and the longest traced step as
-#: the shortest. Tracing only adds, and what it adds is taken off before.
-_APART, _DISAGREE = 1.5, 1.5
+#: How many times as long as traced steps timed ones may take, or the other way round. Tracing only adds, and what it
+#: adds is taken off before.
+_APART = 1.5
 #: From here on the timed steps say nothing of the step.
 _HELD_UP = 2.5
 
@@ -29,8 +30,8 @@ def doubt_of(facts: Facts) -> str:
         reasons.append(f"timed steps took {_times(facts.scale)} as long as traced ones, which do more")
     elif facts.scale < 1 / _APART and not facts.meta.get("stacks"):
         reasons.append(f"traced steps took {_times(1 / facts.scale)} as long as timed ones, more than tracing costs")
-    traced = facts.traced_ms
-    if len(traced) > 1 and traced.max() > _DISAGREE * traced.min():
+    traced = traced_ms(facts.recording)
+    if disagree(traced):
         reasons.append(f"the traced steps disagree ({times_in_words(traced)})")
     if facts.busy:
         reasons.append("other programs had the cores, too")

@@ -175,12 +175,6 @@ class Facts:
         return min(known) if known else None
 
     @property
-    def traced_ms(self) -> npt.NDArray[np.float64]:
-        """Wall time of each traced step."""
-        steps = self.recording.steps
-        return steps.loc[steps["pass"] == "traced", "wall_ms"].to_numpy(dtype=float)
-
-    @property
     def busy(self) -> bool:
         """Whether other programs had work for more CPUs than there are while steps were timed."""
         noise = self.meta.get("noise", {})
