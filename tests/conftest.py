@@ -97,6 +97,22 @@ def nothing_left() -> Iterator[None]:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
 
 
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture
+def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
+    """Tells a fixture that tidies up whether the test has failed, and may have left in pieces what others share."""
+    return lambda: bool(request.node.stash.get(_FAILED, False))
+
+
 def pytest_configure() -> None:
     # A shell starts what it puts in the background with interrupts ignored, and Python keeps it so.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -15,6 +15,7 @@ from torch import nn
 
 import perfnb
 from tests.capture.models import three_linears, training_step
+from tests.tracebacks import PACKAGE
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -150,7 +151,7 @@ def test_the_traceback_of_the_users_error_hides_perfnbs_frames() -> None:
 
     shown = [entry.name for entry in caught.traceback if not entry.frame.f_locals.get("__tracebackhide__")]
     assert shown[-1] == "step"
-    inside = [entry for entry in caught.traceback if "perfnb/capture" in str(entry.path)]
+    inside = [entry for entry in caught.traceback if Path(entry.path).resolve().is_relative_to(PACKAGE / "capture")]
     assert inside
     assert all(entry.frame.f_locals.get("__tracebackhide__") or "contextlib" in str(entry.path) for entry in inside)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -31,41 +32,82 @@ def train():
 """
 
 
+class SharedKernel:
+    """The kernel that the tests of the magics share; one that a failed test may have left broken is not used again."""
+
+    def __init__(self, make_folder: Callable[[], Path]) -> None:
+        self._make_folder = make_folder
+        self._open: ExitStack | None = None
+        self._kernel: Kernel | None = None
+
+    def get(self) -> Kernel:
+        """The kernel, started where there is none."""
+        if self._kernel is None:
+            self._open = ExitStack()
+            kernel = self._open.enter_context(started(self._make_folder()))
+            kernel.ok("%load_ext perfnb")
+            kernel.ok(SETUP)
+            kernel.ok("%profile_step --quiet --steps 1 --warmup 0 train()\n0")  # loads what is loaded on first use
+            kernel.inside("set_apart()")
+            kernel.ok(SETUP)
+            kernel.inside("tidy()")
+            self._kernel = kernel
+        return self._kernel
+
+    def end(self) -> None:
+        """End the kernel, so that the next test starts a new one."""
+        self._kernel = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    @contextmanager
+    def lent(self, failed: Callable[[], bool]) -> Iterator[Kernel]:
+        """The kernel for one test, without the variables of earlier ones; ended where the test fails."""
+        kernel = self.get()
+        try:
+            kernel.inside("tidy()")
+            yield kernel
+        except BaseException:
+            self.end()
+            raise
+        if failed():
+            self.end()
+
+
 @pytest.fixture(scope="session")
-def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with started(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.ok("%load_ext perfnb")
-        kernel.ok(SETUP)
-        kernel.ok("%profile_step --quiet --steps 1 --warmup 0 train()\n0")  # loads what is loaded on first use
-        kernel.inside("set_apart()")
-        kernel.ok(SETUP)
-        yield kernel
+def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedKernel]:
+    shared = SharedKernel(lambda: tmp_path_factory.mktemp("kernel"))
+    yield shared
+    shared.end()
 
 
 @contextmanager
-def checked(kernel: Kernel) -> Iterator[Kernel]:
-    """The kernel without the variables of earlier tests; fails if something of perfnb stays in it."""
-    kernel.inside("tidy()")
-    kernel.inside("look()")
-    yield kernel
-    assert kernel.inside("left()") == []
+def checked(shared: SharedKernel, failed: Callable[[], bool] = lambda: False) -> Iterator[Kernel]:
+    """The shared kernel; fails if something of perfnb stays in it."""
+    with shared.lent(failed) as kernel:
+        kernel.inside("look()")
+        yield kernel
+        if not failed():  # it says what went wrong by itself
+            assert kernel.inside("left()") == []
 
 
 @pytest.fixture
-def kernel(shared_kernel: Kernel) -> Iterator[Kernel]:
+def kernel(shared_kernel: SharedKernel, failed: Callable[[], bool]) -> Iterator[Kernel]:
     """The kernel, with a small model in it; fails the test if something of perfnb stays in it."""
-    with checked(shared_kernel):
-        yield shared_kernel
+    with checked(shared_kernel, failed) as kernel:
+        yield kernel
 
 
 @pytest.fixture
-def bench(shared_kernel: Kernel) -> Iterator[Bench]:
+def bench(shared_kernel: SharedKernel, failed: Callable[[], bool]) -> Iterator[Bench]:
     """A slow step to interrupt; fails the test if something of perfnb stays, or if the next profile is not whole."""
-    path = shared_kernel.folder / "board"
-    path.write_bytes(bytes(1))
-    shared_kernel.inside("tidy()")
-    shared_kernel.ok(SLOW_STEP)
-    shared_kernel.inside("look()")
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 1) as board:
-        yield Bench(shared_kernel, board)
-    assert_whole(shared_kernel)
+    with shared_kernel.lent(failed) as kernel:
+        path = kernel.folder / "board"
+        path.write_bytes(bytes(1))
+        kernel.ok(SLOW_STEP)
+        kernel.inside("look()")
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 1) as board:
+            yield Bench(kernel, board)
+        if not failed():
+            assert_whole(kernel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.magics.kernel import Kernel
+from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +98,6 @@ def test_batches_that_run_out(kernel: Kernel) -> None:
 
 
 def without_frames_of_perfnb(traceback: str) -> None:
-    assert "perfnb/" not in traceback
+    assert frames_of_perfnb(traceback) == []
     assert "__perfnb_batch__" not in traceback
     assert "__tracebackhide__" not in traceback

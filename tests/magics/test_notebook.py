@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.magics.conftest import SETUP, checked
+from tests.magics.conftest import SETUP, SharedKernel, checked
 from tests.magics.kernel import WIDGET_VIEW, Kernel, environment
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def notebook_of(*sources: str) -> nbformat.NotebookNode:
 
 
 @pytest.fixture(scope="module")
-def saved(shared_kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+def saved(shared_kernel: SharedKernel, tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     """A notebook of one profile, run by nbclient, written and read again; only looked at afterwards."""
     path = tmp_path_factory.mktemp("notebook") / "saved.ipynb"
     with checked(shared_kernel) as kernel:
