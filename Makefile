@@ -17,13 +17,15 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lab docs bench buttons picture lint style types side-by-side quick clean distclean
+.PHONY: help demo test test-fast test-all test-lowest accuracy lab docs bench buttons picture lint style types clean distclean
 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
 	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
-	@echo "make test       lint, run the tests, run the notebooks"
-	@echo "make test-fast  lint, run the tests that are quick and need no browser; says what it leaves out"
+	@echo "make test       lint, tests, a browser test of each view, three notebooks; at most 8 minutes on two cores"
+	@echo "make test-fast  lint and the tests that need neither browser nor kernel; says what it leaves out"
+	@echo "make test-all   everything that is deterministic, with the lowest versions too; at most 40 minutes"
+	@echo "make accuracy   measure what perfnb promises of its figures, beside their limits; wants a quiet machine"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make lint       ruff and mypy only"
 	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
@@ -60,30 +62,44 @@ style: $(VENV)/.perfnb-test
 types: $(VENV)/.perfnb-test
 	@$(PY) -m mypy --no-error-summary
 
-# Files of tests are shared out among processes. What measures time, or looks at the whole machine, runs by itself
-# afterwards. The notebooks run in processes of their own, under the limit that nbval sets for each cell; the labs'
-# notebooks for students, which must run unsolved too, are run by tests/labs.
-SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
-NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --timeout=0 --ignore-glob='notebooks/labs/0*.ipynb'
+# Which tests run where. `make test` has what a change should meet before it is committed, `make test-all` everything
+# that is deterministic, and `make accuracy` what must be measured on a machine that does nothing else. No test of the
+# first two judges a time.
+JUDGED := not accuracy and not simulation and not outside
+FAST := $(JUDGED) and not deep and not alone and not slow and not browser
 
-# Processes that share the cores compute in one thread each; more would only wait for each other.
-ONE_THREAD := OMP_NUM_THREADS=1
+# Files of tests are shared out among processes; what looks at the whole process or machine runs by itself afterwards.
+# Processes that share the cores compute in one thread each; more would only wait for each other. A notebook runs in a
+# kernel of its own. The labs' notebooks for students, which must run unsolved too, are run by tests/labs.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_FLAGS)
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600 --timeout=0
+SHORT := --budgets 0.3
+SOME_NOTEBOOKS := notebooks/quickstart.ipynb notebooks/memory.ipynb notebooks/labs/solutions/03_counting.ipynb
+ALL_NOTEBOOKS := $(filter-out notebooks/index.ipynb,$(wildcard notebooks/*.ipynb)) $(wildcard notebooks/labs/solutions/*.ipynb)
 ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 
-side-by-side: $(VENV)/.perfnb-test
-	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not alone and not simulation and not outside" tests
+.PHONY: some-tests all-tests fast-tests
+some-tests: $(VENV)/.perfnb-test
+	@$(PYTEST) $(SIDE_BY_SIDE) $(NBVAL) $(SHORT) -m "$(JUDGED) and not deep and not alone" tests $(SOME_NOTEBOOKS)
+
+all-tests: $(VENV)/.perfnb-test
+	@$(PYTEST) $(SIDE_BY_SIDE) $(NBVAL) -m "$(JUDGED) and not alone" tests $(ALL_NOTEBOOKS)
+
+fast-tests: $(VENV)/.perfnb-test
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
 test: style
-	@$(MAKE) --no-print-directory --jobs 2 types side-by-side
-	@$(PY) -m pytest $(PYTEST_FLAGS) -m "alone and not simulation and not outside" $(ALONE)
-	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) $(NBVAL) notebooks/
+	@$(MAKE) --no-print-directory --jobs 2 types some-tests
+	@$(PYTEST) -m "$(JUDGED) and not deep and alone" $(ALONE)
 
-quick: $(VENV)/.perfnb-test
-	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not slow and not browser and not alone and not simulation and not outside" tests
+test-all: style
+	@$(MAKE) --no-print-directory --jobs 2 types all-tests
+	@$(PYTEST) -m "$(JUDGED) and alone" $(ALONE)
+	@$(MAKE) --no-print-directory test-lowest
 
 test-fast: style
-	@$(MAKE) --no-print-directory --jobs 2 types quick
-	@echo "Left out as well: the notebooks. make test runs all but pytest -m 'simulation or outside'."
+	@$(MAKE) --no-print-directory --jobs 2 types fast-tests
 
 # pip is what the venv module writes last: where it is, the environment is whole.
 $(VENV)/bin/pip:

@@ -127,8 +127,15 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves tests out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take long, so that no process is left with one of them at the end."""
+    """Mark a view's further browser tests as deep, and start with the files that take long.
+
+    So no process is left with a long file at the end.
+    """
+    for item in items:
+        if item.get_closest_marker("browser") and not item.get_closest_marker("smoke"):
+            item.add_marker("deep")
     if SHARED:
         place = {TESTS / name: number for number, name in enumerate(LONGEST)}
         slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -143,7 +150,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device")
 
 
-LEFT_OUT = ("simulation", "alone", "browser", "slow")
+LEFT_OUT = ("simulation", "deep", "alone", "browser", "slow")
 _left_out: Counter[str] = Counter()
 
 

@@ -65,6 +65,7 @@ def segments(page: Page, row: int) -> list[float]:
     return parts.evaluate_all("(parts) => parts.map((part) => part.getBoundingClientRect().width)")
 
 
+@pytest.mark.smoke
 def test_bars_are_as_long_as_the_times(opened):
     made = samples.three()
     page = opened(made)

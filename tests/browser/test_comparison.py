@@ -32,6 +32,7 @@ def trace(path: Path, us: float) -> perfnb.Profile:
     return profile
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_of_1000_pixels_shows_every_column(open_page: OpenPage, tmp_path: Path, scheme: str) -> None:
     compared = trace(tmp_path / "the_first_of_two_traces.json", 10).compare(

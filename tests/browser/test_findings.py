@@ -22,6 +22,7 @@ def opened(open_page: OpenPage, findings: samples.Findings | None = None) -> Pag
     return open_page(standalone_page(samples.with_findings(findings)), viewport={"width": 1300, "height": 900})
 
 
+@pytest.mark.smoke
 def test_the_verdict_stands_above_the_figures_and_leads_to_its_finding(open_page: OpenPage) -> None:
     page = opened(open_page)
     verdict = page.get_by_role("region", name="Verdict")

@@ -30,6 +30,7 @@ def tab(open_page: OpenPage, tmp_path: Path):
     return open_
 
 
+@pytest.mark.smoke
 def test_the_tab_shows_what_the_gpus_did(tab):
     page = tab(samples.two_gpus(), viewport={"width": 1400, "height": 900})
 

@@ -24,6 +24,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.smoke
 def test_the_panel_draws_while_a_cell_runs_and_leaves_its_history(page: Page, jupyterlab: JupyterLab) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
     path = jupyterlab.root / "watching.ipynb"

@@ -15,6 +15,7 @@ WORDS = "gradient checkpointing in the decoder and half precision everywhere els
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_of_800_pixels_shows_every_column(open_page: OpenPage, scheme: str) -> None:
     entries = {

@@ -29,6 +29,7 @@ show(summaries.small_cnn())
 START_MS = 60_000
 
 
+@pytest.mark.smoke
 def test_the_live_report_hides_its_twin_and_the_twin_survives_it(page: Page, jupyterlab: JupyterLab) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
     path = jupyterlab.root / "report.ipynb"

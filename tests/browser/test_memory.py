@@ -95,6 +95,7 @@ def alive_at(made: memory_samples.Memory, ms: float) -> list[tuple[str, str]]:
     return list(zip(names, map(fmt.size, rows["bytes"]), strict=True))
 
 
+@pytest.mark.smoke
 def test_an_area_for_each_category_reaches_the_peak(opened):
     made = memory_samples.transformer()
     page = memory(opened, made)
@@ -290,6 +291,7 @@ def test_the_chart_follows_its_width(opened):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.smoke
 def test_points_lie_where_their_figures_say(opened):
     made = roofline_samples.roofline()
     page = opened("rooflineTab", roofline_data(made))

@@ -45,6 +45,7 @@ def names(page: Page) -> list[str]:
     return page.locator("tr[data-row]:visible > th .pf-name").all_inner_texts()
 
 
+@pytest.mark.smoke
 def test_the_live_report_takes_the_place_of_its_static_twin(report):
     page = report(summaries.small_cnn())
     expect(page.locator("article.perfnb")).to_be_visible()
@@ -75,6 +76,7 @@ def test_the_heaviest_path_is_open_at_first(report):
     assert names(page)[-4:] == ["(loss)", "(gradient accumulation)", "(autograd engine)", "(unattributed)"]
 
 
+@pytest.mark.smoke
 def test_a_branch_opens_and_closes(report):
     page = report(summaries.small_cnn())
     features = row(page, "features")

@@ -22,6 +22,7 @@ scaling.render({ model, el: document.querySelector("main") });
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_slider_reads_off_a_size(page: Page, tmp_path: Path, scheme: str) -> None:
     rng = np.random.default_rng(0)

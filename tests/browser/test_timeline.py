@@ -17,6 +17,7 @@ from tests.views.timeline_samples import Event, Track
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.smoke
 def test_events_are_drawn_at_their_places_in_their_colours(opened):
     t = opened()
     for name, (begin, length) in samples.PHASES.items():

@@ -30,6 +30,7 @@ def test_a_line_ends_neither_in_a_name_nor_in_an_option(chromium: Browser) -> No
     assert heights[0] < 2.9 * heights[1]  # two lines, a word each
 
 
+@pytest.mark.smoke
 def test_the_times_of_the_input_test_are_in_sight(chromium: Browser) -> None:
     rounds = {kind: [34.8 + place / 100 for place in range(15)] for kind in KINDS}
     page = chromium.new_page(viewport={"width": 700, "height": 600})

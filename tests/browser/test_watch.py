@@ -23,6 +23,7 @@ def panel(open_page: OpenPage) -> Open:
     return opener(open_page)
 
 
+@pytest.mark.smoke
 def test_it_draws_while_readings_come(panel):
     opened = panel(samples.laptop(0, running=True))
     page = opened.page

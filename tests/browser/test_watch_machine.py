@@ -58,6 +58,7 @@ def zoomed(page: Page) -> None:
         page.keyboard.press(key)
 
 
+@pytest.mark.smoke
 def test_the_whole_capture_is_shown_with_its_passes(tab):
     page = tab()
     expect(page.locator(".pf-watch-chart:visible")).to_have_count(11)
