@@ -17,13 +17,14 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lab docs bench buttons picture lint style types side-by-side quick clean distclean
+.PHONY: help demo test test-fast accuracy lab docs bench buttons picture lint style types side-by-side quick clean distclean
 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
 	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
 	@echo "make test       lint, run the tests, run the notebooks"
 	@echo "make test-fast  lint, run the tests that are quick and need no browser; says what it leaves out"
+	@echo "make accuracy   check what must be measured: each figure beside its limit; needs a machine that does nothing else"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make lint       ruff and mypy only"
 	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
@@ -71,19 +72,24 @@ ONE_THREAD := OMP_NUM_THREADS=1
 ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 
 side-by-side: $(VENV)/.perfnb-test
-	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not alone and not simulation and not outside" tests
+	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not alone and not simulation and not outside and not accuracy" tests
 
 test: style
 	@$(MAKE) --no-print-directory --jobs 2 types side-by-side
-	@$(PY) -m pytest $(PYTEST_FLAGS) -m "alone and not simulation and not outside" $(ALONE)
+	@$(PY) -m pytest $(PYTEST_FLAGS) -m "alone and not simulation and not outside and not accuracy" $(ALONE)
 	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) $(NBVAL) notebooks/
 
 quick: $(VENV)/.perfnb-test
-	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not slow and not browser and not alone and not simulation and not outside" tests
+	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not slow and not browser and not alone and not simulation and not outside and not accuracy" tests
+
+# One after the other in one process, for anything beside it would be measured too. PYTEST_FLAGS=--write-table puts the
+# figures into docs/numbers.md.
+accuracy: $(VENV)/.perfnb-test
+	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy tests/accuracy
 
 test-fast: style
 	@$(MAKE) --no-print-directory --jobs 2 types quick
-	@echo "Left out as well: the notebooks. make test runs all but pytest -m 'simulation or outside'."
+	@echo "Left out as well: the notebooks. make test runs all but pytest -m 'simulation or outside or accuracy'."
 
 # pip is what the venv module writes last: where it is, the environment is whole.
 $(VENV)/bin/pip:

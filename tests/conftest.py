@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from tests.fake_clock import FakeClock
 from tests.surroundings import Surroundings
 
 # Set by pytest-xdist in each process that shares the tests with others.
@@ -89,12 +90,20 @@ def nothing_left() -> Iterator[None]:
     before = Surroundings.now()
     yield
     left = Surroundings.now().changed_since(before)
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + 60.0
     while left and set(left) == {_FEEDER} and time.monotonic() < until:
         time.sleep(0.05)
         left = Surroundings.now().changed_since(before)
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Time passes only where the test sleeps, and then without waiting: what is made of it is the same everywhere."""
+    clock = FakeClock()
+    clock.install(monkeypatch)
+    return clock
 
 
 def pytest_configure() -> None:
@@ -127,7 +136,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device")
 
 
-LEFT_OUT = ("simulation", "alone", "browser", "slow")
+LEFT_OUT = ("simulation", "accuracy", "alone", "browser", "slow")
 _left_out: Counter[str] = Counter()
 
 
