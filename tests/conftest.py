@@ -50,10 +50,7 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True, scope="session")
 def _temporary_files_of_its_own() -> Iterator[None]:
-    """Beside other processes, `nothing_left` would see the temporary files of their tests."""
-    if not SHARED:
-        yield
-        return
+    """Beside other processes, these tests' or another user's, `nothing_left` would see their temporary files."""
     folder = tempfile.mkdtemp()  # short: the names of sockets in it must not exceed some hundred characters
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
