@@ -20,7 +20,7 @@ from tests.capture.timed import traced_ms
 pytestmark = pytest.mark.usefixtures("nothing_left")
 X = torch.randn(4, 8)
 #: So long that nothing else in a step can come near.
-SLEEP_MS = 150
+SLEEP_MS = 100
 
 
 class Sleepy(nn.Linear):

@@ -138,7 +138,7 @@ PLANTED: dict[str, tuple[Callable[[Sleep, int], perfnb.Profile], str | None, str
     "generator": (in_a_generator, None, "data"),
 }
 #: So much longer than the rest of the step that nothing else can come near, however busy the machine is.
-LONG_MS = 150
+LONG_MS = 100
 
 
 @pytest.mark.parametrize("place", PLANTED)
