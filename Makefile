@@ -101,6 +101,12 @@ test-all: style
 test-fast: style
 	@$(MAKE) --no-print-directory --jobs 2 types fast-tests
 
+# One after the other in one process, for anything beside it would be measured too. PYTEST_FLAGS=--write-table puts the
+# figures into docs/numbers.md. The notebooks are judged as they stand.
+accuracy: $(VENV)/.perfnb-test
+	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy tests/accuracy
+	@$(PY) -m pytest -p no:xdist $(NBVAL) --measured $(ALL_NOTEBOOKS)
+
 # pip is what the venv module writes last: where it is, the environment is whole.
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perfnb needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; name one as in: make PYTHON=python3.12")'

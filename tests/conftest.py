@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from tests.fake_clock import FakeClock
 from tests.surroundings import Surroundings
 
 # Set by pytest-xdist in each process that shares the tests with others.
@@ -49,10 +50,7 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True, scope="session")
 def _temporary_files_of_its_own() -> Iterator[None]:
-    """Beside other processes, `nothing_left` would see the temporary files of their tests."""
-    if not SHARED:
-        yield
-        return
+    """Beside other processes, these tests' or another user's, `nothing_left` would see their temporary files."""
     folder = tempfile.mkdtemp()  # short: the names of sockets in it must not exceed some hundred characters
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
@@ -89,7 +87,7 @@ def nothing_left() -> Iterator[None]:
     before = Surroundings.now()
     yield
     left = Surroundings.now().changed_since(before)
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + 60.0
     while left and set(left) == {_FEEDER} and time.monotonic() < until:
         time.sleep(0.05)
         left = Surroundings.now().changed_since(before)
@@ -111,6 +109,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
     """Tells a fixture that tidies up whether the test has failed, and may have left in pieces what others share."""
     return lambda: bool(request.node.stash.get(_FAILED, False))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Time passes only where the test sleeps, and then without waiting: what is made of it is the same everywhere."""
+    clock = FakeClock()
+    clock.install(monkeypatch)
+    return clock
 
 
 def pytest_configure() -> None:
@@ -150,7 +156,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device")
 
 
-LEFT_OUT = ("simulation", "deep", "alone", "browser", "slow")
+LEFT_OUT = ("simulation", "accuracy", "deep", "alone", "browser", "slow")
 _left_out: Counter[str] = Counter()
 
 

@@ -39,7 +39,8 @@ def journal(tmp_path: Path) -> perfnb.Journal:
     return perfnb.journal(tmp_path / "experiments")
 
 
-@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.usefixtures("clock")
 def test_what_is_added_comes_back(journal: perfnb.Journal) -> None:
     steps = sleeping(9.0), sleeping(3.0)
     report = perfnb.report(*steps, change="sleeps less", budget_s=10, equal_within=0.2, profile=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from perfnb.capture.bench import Bench
 from perfnb.capture.conditions import Conditions
 from perfnb.capture.steady import steady_from
 from perfnb.errors import NestedProfilerError
+from tests.fake_clock import LOOK_NS, FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -48,25 +48,24 @@ def test_the_steps_of_a_round_draw_the_same_random_numbers_and_those_of_the_next
     assert drawn[4] != drawn[3]
 
 
-@pytest.mark.alone
-def test_durations_are_those_of_the_steps() -> None:
-    with Bench([lambda: time.sleep(0.02), lambda: time.sleep(0.001)]) as bench:
+def test_durations_are_those_of_the_steps(clock: FakeClock) -> None:
+    with Bench([lambda: clock.pass_exactly(20), lambda: clock.pass_exactly(1)]) as bench:
         slow, fast = bench.rounds([(0, 1), (1, 0)] * 3)
 
-    assert min(slow) >= 20e6 > sorted(fast)[2] >= 1e6
+    assert slow == [20_000_000 + LOOK_NS] * 6
+    assert fast == [1_000_000 + LOOK_NS] * 6
 
 
-@pytest.mark.alone
-def test_the_wait_for_data_belongs_to_a_step_alone() -> None:
+def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
     def batches() -> object:
         for _ in range(3):
-            time.sleep(0.02)
+            clock.pass_exactly(20)
             yield torch.ones(4, 2)
 
     with Bench([lambda batch: None], batches) as bench:
         (times,) = bench.rounds([(0,)] * 3)
 
-    assert min(times) >= 20e6
+    assert times == [20_000_000 + LOOK_NS] * 3
     assert bench.sizes == [4, 4, 4]
 
 

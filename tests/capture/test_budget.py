@@ -123,7 +123,8 @@ def test_no_plan_spends_more_than_its_budget_and_a_step_of_each_pass(
     assert spent + (count + lead_in) * step_s <= max(budget_s, 0) + 3 * step_s + 1e-6
 
 
-@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.usefixtures("clock")
 def test_a_slow_step_runs_only_a_handful_of_times_and_the_profile_says_so(nothing_left: None) -> None:
     p = perfnb.profile_step(lambda: time.sleep(0.5), budget_s=2)
 

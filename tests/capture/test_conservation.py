@@ -1,4 +1,4 @@
-"""Every table adds up to the traced step, and of real models next to nothing is left unattributed."""
+"""Every table adds up to the traced step; tests/accuracy tells what is left unattributed, and beside the clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from torch import nn
 
 import perfnb
 from tests.capture.models import SmallGPT, SmallResNet, next_word_loss, training_step
-from tests.capture.timed import judged_on_time
+from tests.capture.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-#: Most of a step that may stay without a layer.
-UNATTRIBUTED = 0.05
 
 
 def resnet() -> Callable[[], None]:
@@ -69,20 +66,14 @@ STEPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
-@judged_on_time
-def test_the_tables_add_up_and_nearly_everything_has_a_layer(name: str) -> None:
+def test_the_tables_add_up(name: str) -> None:
     p = perfnb.profile_step(STEPS[name](), warmup=2, steps=1, traced=2)
 
     layers, phases = p.layers, p.phases
-    wall = p.steps.loc[p.steps["pass"] == "traced", "wall_ms"].mean()
-    assert phases["ms"].sum() == pytest.approx(wall, rel=0.01)
+    assert phases["ms"].sum() == pytest.approx(traced_ms(p))
     assert phases["share"].sum() == pytest.approx(1)
     both = phases.loc[["forward", "backward"], "ms"].sum()
     assert layers["self_ms"].sum() == pytest.approx(both, rel=1e-4)
-    unattributed = layers["self_share"].get("(unattributed)", 0.0)
-    assert unattributed <= UNATTRIBUTED, layers[["forward_ms", "backward_ms", "self_share"]]
-    print(f"{name}: phases {phases['ms'].sum() / wall - 1:+.4%} of the wall time, "
-          f"layers {layers['self_ms'].sum() / both - 1:+.4%}, unattributed {unattributed:.3%}")  # fmt: skip
 
 
 @pytest.mark.slow

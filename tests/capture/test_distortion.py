@@ -1,100 +1,17 @@
-"""Tracing slows a layer of many tiny ops more than one of a few large ones; shares are corrected for it."""
+"""What tracing costs is measured and taken off; tests/accuracy tells how well that corrects shares."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Iterable
-from itertools import pairwise
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import perfnb
 from perfnb.capture.calibration import Costs, measure_costs
 from perfnb.capture.layers import LayerSpans
 from tests.capture.models import three_linears
-from tests.capture.timed import BusyError, judged_on_time
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("nothing_left")]
-
-#: Most that the shares of two layers of equal time may differ.
-POINTS = 0.05
-
-
-class ManyTiny(nn.Module):
-    def __init__(self, ops: int) -> None:
-        super().__init__()
-        self.ops = ops
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.ones(2000)
-        for _ in range(self.ops):
-            y.mul_(1.0)
-        return x
-
-
-class OneLarge(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("matrix", torch.rand(width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.matrix @ self.matrix
-        return x
-
-
-def true_times(layers: Iterable[nn.Module], x: Tensor) -> list[float]:
-    """Median time of each layer without any profiler, called in turn as a model calls them."""
-    times: list[list[float]] = []
-    for _ in range(30):
-        marks = [time.perf_counter()]
-        for layer in layers:
-            layer(x)
-            marks.append(time.perf_counter())
-        times.append([end - begin for begin, end in pairwise(marks)])
-    return [statistics.median(column) for column in zip(*times, strict=True)]
-
-
-def of_equal_time(tiny: nn.Module, x: Tensor) -> OneLarge:
-    """The product whose untraced time is that of `tiny`, by bisection over its width."""
-    narrow, wide = 16, 1024
-    while wide - narrow > 1:
-        width = (narrow + wide) // 2
-        one, other = true_times([OneLarge(width), tiny], x)
-        narrow, wide = (width, wide) if one < other else (narrow, width)
-    return OneLarge(narrow)
-
-
-@judged_on_time
-def test_two_layers_of_equal_true_time_have_equal_shares() -> None:
-    torch.set_num_threads(1)
-    x = torch.ones(1)
-    tiny = ManyTiny(200)
-    model = nn.Sequential(of_equal_time(tiny, x), tiny)
-
-    def gap(large: float, small: float) -> float:
-        """How much more of the model's time the many tiny ops take."""
-        return (small - large) / (small + large)
-
-    runs = []
-    with torch.no_grad():
-        for _ in range(12):
-            options = {"warmup": 3, "steps": 3, "traced": 4, "memory": False, "flops": False}
-            layers = perfnb.profile_step(lambda: model(x), **options).layers
-            truth = gap(*true_times(model, x))  # right beside it: a busy machine changes its pace
-            found, raw = (gap(*layers.loc[["model.0", "model.1"], name]) for name in ("share", "total_ms"))
-            runs.append((float(layers.loc["model", "total_ms"]), truth, found - truth, raw - truth))
-    calm = sorted(runs)[:6]  # other work can only add to a step
-    _, truth, error, uncorrected = (statistics.median(column) for column in zip(*calm, strict=True))
-    errors = [run[2] for run in calm]
-
-    print(f"gap in truth {truth:+.1%}; off by {error:+.1%} in shares, by {uncorrected:+.1%} in traced times")
-    if abs(truth) >= POINTS or max(errors) - min(errors) >= 2 * POINTS:
-        raise BusyError(f"layers are {truth:+.1%} apart, profiles are off by {min(errors):+.1%} to {max(errors):+.1%}")
-    assert abs(error) <= POINTS
-    assert abs(error) < abs(uncorrected)
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def test_costs_are_what_tracing_adds_and_never_negative() -> None:
@@ -103,17 +20,16 @@ def test_costs_are_what_tracing_adds_and_never_negative() -> None:
     assert all(cost > 0 for cost in measure_costs())
 
 
-@judged_on_time
 def test_costs_are_found_with_hooks_of_others_too_and_these_hear_nothing() -> None:
     heard: list[nn.Module] = []
     with torch.profiler.profile(), LayerSpans() as spans:
-        alone = measure_costs(spans)
         handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(module))
         beside = measure_costs(spans)
         handle.remove()
 
     assert heard == []
-    assert beside.call_ns == pytest.approx(alone.call_ns, rel=0.9)
+    assert beside.op_ns > 0
+    assert beside.call_ns > 0
 
 
 def test_the_profile_says_what_it_corrected_for() -> None:

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 
 import perfnb
 from perfnb.errors import NestedProfilerError
-from tests.capture.timed import TOLERANCE_MS, judged_on_time
+from tests.capture.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 X = torch.randn(4, 8)
+#: So long that nothing else in a step can come near.
+SLEEP_MS = 100
 
 
 class Sleepy(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.02)
+        time.sleep(SLEEP_MS / 1e3)
         return super().forward(x)
 
 
@@ -35,17 +37,16 @@ def words(p: perfnb.Profile) -> str:
     return " ".join(str(p).split())
 
 
-@pytest.mark.alone
-@judged_on_time
+@pytest.mark.slow
 def test_forward_stays_forward_when_only_some_models_are_chosen() -> None:
     encoder, decoder = nn.Linear(8, 8), Sleepy(8, 8)
 
     p = short(lambda: decoder(encoder(X)).sum().backward(), model=encoder)
 
-    assert p.phases.ms["forward"] >= 20
-    assert p.phases.ms["loss"] < TOLERANCE_MS
+    assert p.phases.ms["forward"] >= SLEEP_MS
+    assert p.phases.ms.idxmax() == "forward"
     assert [name for name in p.layers.index if not name.startswith("(")] == ["encoder"]
-    assert p.layers.forward_ms["(unattributed)"] >= 20
+    assert p.layers.forward_ms["(unattributed)"] >= SLEEP_MS
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ def test_an_optimizer_that_a_hook_runs_in_the_backward_pass_is_the_optimizer() -
         handle.remove()
 
     assert p.phases.ms["optimizer"] > 0
-    assert p.phases.ms.sum() == pytest.approx(p.steps.wall_ms[p.steps["pass"] == "traced"].mean(), rel=0.05)
+    assert p.phases.ms.sum() == pytest.approx(traced_ms(p))
     assert p.layers.self_ms.sum() == pytest.approx(p.phases.ms["forward"] + p.phases.ms["backward"], rel=0.01)
 
 
@@ -169,11 +170,11 @@ def test_an_odd_batch_or_variable_costs_no_profile() -> None:
     assert "model" in p.layers.index
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_traced_steps_that_disagree_are_reported() -> None:
     calls = iter(range(100))
 
-    p = perfnb.profile_step(lambda: time.sleep(0.03 if next(calls) == 4 else 0.001), warmup=1, steps=1, traced=3)
+    p = perfnb.profile_step(lambda: time.sleep(0.5 if next(calls) == 4 else 0.001), warmup=1, steps=1, traced=3)
 
     assert "they disagree" in words(p)
 
@@ -211,6 +212,6 @@ def test_a_range_named_like_perfnbs_own_is_only_a_range() -> None:
     p = short(step)
 
     assert p.layers.calls["model"] == 1
-    assert p.phases.ms["data"] < 1
-    assert p.phases.ms.sum() == pytest.approx(p.steps.wall_ms[p.steps["pass"] == "traced"].mean(), rel=0.05)
+    assert p.phases.ms["data"] == 0
+    assert p.phases.ms.sum() == pytest.approx(traced_ms(p))
     assert {"pf_step#0", "pf_data"} <= set(p.events.name)

@@ -1,39 +1,16 @@
-"""Tests that are judged on time, and sleeps whose true length is known."""
+"""Times whose truth is known: sleeps, and the traced steps that the tables are made of."""
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
-from typing import Any
 
-import pytest
-
-#: Most that a time in a table may differ from the planted one, and most that a layer without one may have.
-TOLERANCE_MS = 1.5
+import perfnb
 
 
-class BusyError(AssertionError):
-    """The machine is so busy that not even the truth can be measured."""
-
-
-def judged_on_time(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a test fail twice: other work on the machine can spoil a time once or twice, a fault in perfnb is there
-    each time. Where the truth itself could not be measured in the end, the test is skipped."""
-
-    @functools.wraps(test)
-    def up_to_three_times(*args: Any, **kwargs: Any) -> None:
-        for _ in range(2):
-            try:
-                return test(*args, **kwargs)
-            except AssertionError:
-                pass
-        try:
-            return test(*args, **kwargs)
-        except BusyError as error:
-            pytest.skip(f"the machine is too busy: {error}")
-
-    return up_to_three_times
+def traced_ms(p: perfnb.Profile) -> float:
+    """Mean length of the traced steps, by the marks in the trace that the tables are made from."""
+    steps = p.events[p.events["category"] == "step"]
+    return float(steps["duration_ns"].mean()) / 1e6
 
 
 class Sleep:

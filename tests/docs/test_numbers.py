@@ -10,7 +10,7 @@ from perfnb.analysis import gpu_idle, leaks, slope, timeline_coarse
 from perfnb.analysis.findings import doubt
 from perfnb.frames.schema import SCHEMA
 from perfnb.views import timeline_data
-from tests.capture.test_distortion import POINTS
+from tests.accuracy.test_distortion import POINTS
 from tests.docs.pages import DOCS, README
 from tests.test_findings_planted import QUIET_BAND
 

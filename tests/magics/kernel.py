@@ -18,7 +18,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).resolve().parents[2]
-CELL_TIMEOUT_S = 90.0
+CELL_TIMEOUT_S = 150.0
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-import time
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.magics.kernel import WIDGET_VIEW, Kernel
+from tests.magics.kernel import CELL_TIMEOUT_S, WIDGET_VIEW, Kernel, until
 from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
 
-SLEEP = "import time; time.sleep(0.4)"
+#: Ends when the watch has read often enough, however late a busy machine makes it.
+SLEEP = "import time\nbefore = len(w.samples)\nwhile len(w.samples) < before + 30: time.sleep(0.05)"
+#: Of a watch that gets its name only when the cell has ended.
+SHORT = "import time; time.sleep(0.4)"
 
 
 def test_a_watch_goes_on_until_it_is_stopped(kernel: Kernel) -> None:
@@ -38,7 +40,7 @@ def test_a_watch_goes_on_until_it_is_stopped(kernel: Kernel) -> None:
 
 
 def test_a_cell_is_watched_from_start_to_end(kernel: Kernel) -> None:
-    reply = kernel.ok(f"%%gpuwatch --interval 0.05 --into w\n{SLEEP}\nb = 3\nb + 4")
+    reply = kernel.ok(f"%%gpuwatch --interval 0.05 --into w\n{SHORT}\nb = 3\nb + 4")
     assert reply.outputs[-1]["data"]["text/plain"] == "7", "the cell's own value"
     static = reply.outputs[0]["data"]
     assert "<img" in static["text/html"], "the history as a picture"
@@ -61,17 +63,17 @@ def test_an_error_or_interrupt_reaches_the_user_and_ends_the_watch(kernel: Kerne
     assert frames_of_perfnb(reply.traceback) == []
     assert kernel.value("w.running") is False
 
-    request = kernel.send("%%gpuwatch --into w\nimport time\nwhile True: time.sleep(0.1)")
-    kernel.client.get_iopub_msg(timeout=30)
+    request = kernel.send("%%gpuwatch --into w\nimport time\nopen('running', 'w').close()\nwhile True: time.sleep(0.1)")
+    assert kernel.client.get_iopub_msg(timeout=CELL_TIMEOUT_S)
 
-    time.sleep(1.5)
+    until((kernel.folder / "running").exists)
     kernel.manager.interrupt_kernel()
     assert kernel.wait(request).error == "KeyboardInterrupt"
     assert kernel.value("w.running") is False
 
 
 def test_only_some_charts(kernel: Kernel) -> None:
-    reply = kernel.ok(f"%%gpuwatch --interval 0.05 --metrics cpu,memory\n{SLEEP}")
+    reply = kernel.ok(f"%%gpuwatch --interval 0.05 --metrics cpu,memory\n{SHORT}")
     page = reply.outputs[0]["data"]["text/html"]
     assert "alt=" in page
 
@@ -119,9 +121,9 @@ def test_unloading_the_extension_ends_a_watch(kernel: Kernel) -> None:
 
 
 def test_a_saved_notebook_holds_the_history_without_a_kernel(kernel: Kernel) -> None:
-    sources = ["%gpuwatch --interval 0.05", SLEEP, "%gpuwatch stop"]
+    sources = ["%gpuwatch --interval 0.05 --into w", SLEEP, "%gpuwatch stop"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = NotebookClient(notebook, km=kernel.manager, timeout=90)
+    client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
     client.kc = kernel.client
     client.execute()
     outputs = notebook["cells"][0]["outputs"]
@@ -144,7 +146,7 @@ def test_cells_inside_cells_are_marked_as_such(kernel: Kernel) -> None:
 
 def test_a_sampler_that_was_killed_shows_in_the_panel_when_the_next_cell_has_ended(kernel: Kernel) -> None:
     kernel.ok("%gpuwatch --interval 0.05 --into w")
-    kernel.ok("w._watcher._process.process.kill(); import time; time.sleep(0.5)")
+    kernel.ok("w._watcher._process.process.kill(); w._watcher._process.thread.join(60)")
     assert kernel.value("(w.running, w._panels)") == (False, [])
     assert kernel.value("w.notes[-1]").startswith("The sampler ended by itself after")
 
