@@ -95,8 +95,8 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     if unseen.any():
         names = ", ".join(modules.loc[unseen, "name"].head(5))
         yield (
-            f"Called only from other threads, which torch's profiler does not record: {names}. Their forward counts only "
-            "as the time that the step waits for it, their backward is unattributed."
+            f"Called only from other threads, which torch's profiler does not record: {names}. Their forward counts "
+            "only as the time that the step waits for it, their backward is unattributed."
         )
     if modules.empty and recording.is_loaded:
         yield without_layers(recording)
