@@ -209,7 +209,7 @@ def ab_test(
 
 def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
     """Run rounds until every step is steady, for a fifth of the budget at most; what they return last is kept."""
-    from perfnb.capture.steady import is_steady, steady_from
+    from perfnb.capture.steady import is_steady, require_passing_time, steady_from
 
     __tracebackhide__ = True
     series: list[list[int]] = []
@@ -220,6 +220,8 @@ def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
             break
         if all(steady_from(times) is not None for times in zip(*series, strict=True)):
             return True
+    for times in zip(*series, strict=True):
+        require_passing_time(times)
     verdicts = [is_steady(times) for times in zip(*series, strict=True)]
     return None if None in verdicts else all(verdicts)
 

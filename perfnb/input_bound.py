@@ -195,7 +195,7 @@ def confirm_input_bound(
 
 def _warm_up(trial: InputTrial, until: float, progress: Progress) -> float:
     """Run the model until its steps are steady; milliseconds of the last one."""
-    from perfnb.capture.steady import FEWEST, is_steady
+    from perfnb.capture.steady import FEWEST, is_steady, require_passing_time
 
     __tracebackhide__ = True
     times: list[float] = []
@@ -204,6 +204,7 @@ def _warm_up(trial: InputTrial, until: float, progress: Progress) -> float:
         progress("warmup", len(times))
         if len(times) >= FEWEST and is_steady(times):
             break
+    require_passing_time(times)
     return times[-1]
 
 

@@ -113,7 +113,7 @@ def time_step(
     from perfnb.capture.budget import FLOOR, FLOOR_GPU, Plan
     from perfnb.capture.device import cuda_in_use
     from perfnb.capture.given import require_steps
-    from perfnb.capture.steady import WINDOW, steady_from
+    from perfnb.capture.steady import WINDOW, require_passing_time, steady_from
 
     __tracebackhide__ = True
     Plan(steps=steps, budget_s=budget_s)  # refuses what makes no sense
@@ -127,6 +127,7 @@ def time_step(
             if time.perf_counter() - begin > WARMUP_SHARE * budget_s:
                 break
             first = steady_from(series, FLOOR_GPU if cuda_in_use() else FLOOR)
+        require_passing_time(series)
         warm = len(series) if first is None else first
         left_s = max(0.0, begin + budget_s - time.perf_counter())
         wanted = plan_steps(series[-PILOT:], budget_s=left_s).count if steps is None else steps

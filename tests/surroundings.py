@@ -44,6 +44,7 @@ class Surroundings:
     processes: dict[tuple[int, float], Child]
     files: frozenset[str]
     sigint: Any
+    deepest: int
 
     @classmethod
     def now(cls) -> Surroundings:
@@ -57,6 +58,7 @@ class Surroundings:
             processes=_children(),
             files=frozenset(path.name for path in Path(tempfile.gettempdir()).glob("perfnb-*")),
             sigint=signal.getsignal(signal.SIGINT),
+            deepest=sys.getrecursionlimit(),
         )
 
     def changed_since(self, before: Surroundings) -> list[str]:
@@ -72,6 +74,8 @@ class Surroundings:
         left += [f"file {name}" for name in sorted(self.files - before.files)]
         if self.sigint is not before.sigint:
             left.append(f"SIGINT handler {self.sigint!r}")
+        if self.deepest != before.deepest:
+            left.append(f"a recursion limit of {self.deepest}")
         return left
 
 

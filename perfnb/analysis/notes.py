@@ -94,7 +94,10 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
     if unseen.any():
         names = ", ".join(modules.loc[unseen, "name"].head(5))
-        yield f"Called in threads that the step started, where torch's profiler sees nothing: {names}."
+        yield (
+            f"Called only from other threads, which torch's profiler does not record: {names}. Their forward counts "
+            "only as the time that the step waits for it, their backward is unattributed."
+        )
     if modules.empty and recording.is_loaded:
         yield without_layers(recording)
     elif modules.empty and recording.meta.get("models_chosen"):

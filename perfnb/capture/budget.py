@@ -16,6 +16,8 @@ from perfnb.capture.steady import FEWEST, is_steady
 FLOOR, FLOOR_GPU = 3, 10
 #: Share of the budget after which an automatic warm-up ends, steady or not.
 WARMUP_SHARE = 0.2
+#: Most steps of an automatic warm-up, whatever the clock says.
+MOST_WARMUP = 10_000
 #: Bounds and aim of an automatic timed pass: half-width of the median's 95 % interval.
 FEWEST_TIMED, MOST_TIMED, AIM = 20, 200, 0.02
 #: Most steps of a trial, and the share of the budget that it may take.
@@ -53,7 +55,7 @@ class Plan:
             return len(times_ns) < self.warmup and (not times_ns or spent_s < self.budget_s / 2)
         if not times_ns:
             return True
-        if spent_s >= self.budget_s * WARMUP_SHARE:
+        if spent_s >= self.budget_s * WARMUP_SHARE or len(times_ns) >= MOST_WARMUP:
             return False
         return len(times_ns) < max(FEWEST, FLOOR_GPU if gpu else FLOOR) or not is_steady(times_ns)
 
@@ -66,7 +68,7 @@ class Plan:
             return FEWEST_TIMED
         # The median's standard error is 1.2533 standard deviations over the root of n; robustly, from the quartiles.
         low, middle, high = np.percentile(recent, [25, 50, 75])
-        spread = (high - low) / 1.349 / middle
+        spread = (high - low) / 1.349 / middle if middle > 0 else 0.0
         return int(np.clip(math.ceil((1.96 * 1.2533 * spread / AIM) ** 2), FEWEST_TIMED, MOST_TIMED))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:

@@ -183,6 +183,8 @@ class _Products:
                     self._grow()
                 for place, (flops, run) in enumerate(self._runs):  # grows
                     seconds = self._clock(run)
+                    if seconds <= 0:  # a clock that stands still tells nothing
+                        return
                     self.rate = max(self.rate or 0.0, flops / seconds)
                     if place == len(self._runs) - 1 and 8 * seconds < _SLOWEST_S:
                         self._grow()
@@ -213,8 +215,10 @@ class _Copy:
         source, target = self._tensors
         begin, done = time.perf_counter(), 0
         while done < 2 or time.perf_counter() - begin < budget_s:
-            rate = 2 * source.numel() / self._clock(lambda: target.copy_(source))
-            self.rate, done = max(self.rate or 0.0, rate), done + 1
+            seconds = self._clock(lambda: target.copy_(source))
+            if seconds <= 0:
+                return
+            self.rate, done = max(self.rate or 0.0, 2 * source.numel() / seconds), done + 1
 
 
 def _measure(ceilings: dict[str, _Products | _Copy]) -> dict[str, float]:

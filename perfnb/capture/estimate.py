@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from perfnb.capture.guard import room_to_nest
 from perfnb.capture.model_step import call_model, loss_of
 from perfnb.capture.refusals import explained
 from perfnb.capture.simulated import CUDA_GRAIN, Change, Made, SimulatedAllocator
@@ -104,6 +105,7 @@ def simulate(plan: StepPlan) -> Simulation:
     allocator = SimulatedAllocator(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda)
     modules = [m for m in (plan.model, plan.loss) if isinstance(m, nn.Module)]
     with ExitStack() as stack:
+        stack.enter_context(room_to_nest())
         stack.enter_context(_random_numbers_kept())
         stack.enter_context(_no_log())
         stack.enter_context(_no_fused_layers())

@@ -1,8 +1,9 @@
-"""One capture at a time, and never inside another profiler."""
+"""One capture at a time, never inside another profiler, and with room for the calls that it adds to a step's own."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,34 @@ import torch
 
 from perfnb.errors import NestedProfilerError
 
+#: Nested calls that a step may need more than without perfnb. torch calls a module through one function more where
+#: hooks listen, which is at most as much again; beyond some thousands C's own stack might not suffice.
+_MOST_ROOM = 3000
+
 _running = threading.Lock()
+_room = threading.Lock()
+_limits: list[int] = []
+
+
+@contextmanager
+def room_to_nest() -> Iterator[None]:
+    """Let calls nest deeper than Python's limit allows: a model that runs without perfnb runs in here too.
+
+    A limit that the step itself sets stays.
+    """
+    with _room:
+        limit = sys.getrecursionlimit()
+        if not _limits:
+            sys.setrecursionlimit(limit + min(limit, _MOST_ROOM))
+        _limits.append(limit)
+    try:
+        yield
+    finally:
+        with _room:
+            own = _limits[0]
+            _limits.pop()
+            if not _limits and sys.getrecursionlimit() == own + min(own, _MOST_ROOM):
+                sys.setrecursionlimit(own)
 
 
 @contextmanager
@@ -34,7 +62,8 @@ def exclusive() -> Iterator[None]:
             raise NestedProfilerError(
                 "A torch profiler is already running and profilers do not nest: stop it before profiling a step."
             )
-        yield
+        with room_to_nest():
+            yield
     finally:
         _running.release()
 

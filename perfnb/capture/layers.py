@@ -4,12 +4,17 @@ A span's label is ``pf#<n>``, n being the number of the call: unique, because to
 name, and ASCII, because its exporter loses other characters. Which module the n-th call belongs to stands in
 `Calls`. Backward hooks are not used: they break in-place operations and fire early; a layer's backward is found
 in the trace by autograd's sequence numbers.
+
+torch's profiler records the thread that started it, and the threads in which autograd runs that thread's backward
+pass. Any other thread may call modules at any time, also while spans are installed or removed: its calls get no span,
+and `Calls` only remembers which modules they were.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +29,8 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+
+from perfnb.capture.guard import profiler_active
 
 #: What a layer span's label begins with; the call's number follows.
 LABEL = "pf#"
@@ -52,15 +59,24 @@ class Calls:
         Numbers of the calls that computed a loss.
     begins : list of int
         Number of the first call of each step.
+    elsewhere : dict of int to weak reference
+        The modules that were called in threads which the profiler does not record, by their ``id``.
     """
 
     records: list[tuple[int, nn.Module, int | None]] = field(default_factory=list)
     loss: set[int] = field(default_factory=set)
     begins: list[int] = field(default_factory=list)
+    elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
 
     def begin_step(self) -> None:
         """The calls from here on belong to another step."""
         self.begins.append(len(self.records))
+
+    def unseen(self) -> list[nn.Module]:
+        """The modules, other than losses, that were only called where the profiler does not record."""
+        seen = {id(module) for _, module, _ in self.records}
+        alive = [reference() for reference in list(self.elsewhere.values())]
+        return [m for m in alive if m is not None and id(m) not in seen and not isinstance(m, _Loss)]
 
 
 class LayerSpans:
@@ -87,10 +103,13 @@ class LayerSpans:
         self._wanted = None if only is None else {id(module) for model in only for module in model.modules()}
         self._numbers = itertools.count(len(self.calls.records))
         self._local = threading.local()
-        self._stacks: list[Stack] = []
+        self._own_stack: Stack = []
+        self._own_thread = 0
         self._handles: list[_Handle] = []
 
     def __enter__(self) -> LayerSpans:
+        self._own_thread = threading.get_ident()
+        self._local.stack = self._own_stack
         self._handles.append(register_module_forward_pre_hook(self._open))
         # always_call: an exception in forward must not leave its span open
         self._handles.append(register_module_forward_hook(self._close, always_call=True))
@@ -100,9 +119,8 @@ class LayerSpans:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        # An interrupt skips even the hooks that are always called.
-        for stack in self._stacks:
-            _close_down_to(stack, 0)
+        # An interrupt skips even the hooks that are always called. A span ends only on the thread that opened it.
+        _close_down_to(self._own_stack, 0)
 
     def call(self, module: nn.Module, argument: Any) -> Any:
         """Call a module within a span, and tell no other hook of it."""
@@ -119,7 +137,9 @@ class LayerSpans:
             stack = self._local.stack
         except AttributeError:
             stack = self._local.stack = []
-            self._stacks.append(stack)
+        if not stack and not self._is_recorded():
+            self.calls.elsewhere[id(module)] = weakref.ref(module)
+            return
         # An outermost call has its span in any case: it is forward, whichever models are wanted.
         if stack and self._wanted is not None and id(module) not in self._wanted:
             return
@@ -145,6 +165,10 @@ class LayerSpans:
         span.__exit__(None, None, None)
         if not stack and computes_loss(module, output):
             self.calls.loss.add(number)
+
+    def _is_recorded(self) -> bool:
+        """Whether the profiler records this thread: it began here, or autograd runs here on behalf of its thread."""
+        return threading.get_ident() == self._own_thread or profiler_active()
 
 
 def others_listen() -> bool:

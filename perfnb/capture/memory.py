@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from perfnb.capture.device import cuda_in_use
+from perfnb.capture.guard import profiler_active
 from perfnb.capture.known import Known, LiveObjects, everything, inputs
 from perfnb.capture.layers import function_span
 from perfnb.capture.resident import ResidentMemory
@@ -106,14 +107,18 @@ class MemoryWatch:
         self._look(lambda mark: inputs(mark, values))
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        if not profiler_active():
+            return  # another thread's, which the trace does not have
         self._objects.add_optimizer(optimizer)
         self._look(self._objects.blocks)
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
-        self._look(self._objects.blocks)
+        if profiler_active():
+            self._look(self._objects.blocks)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        self._look(lambda mark: self._objects.gradient(mark, parameter))
+        if profiler_active():
+            self._look(lambda mark: self._objects.gradient(mark, parameter))
 
     def _look(self, around: Callable[[int], Iterable[Known]]) -> None:
         mark = self._marks

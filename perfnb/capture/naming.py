@@ -57,6 +57,7 @@ def name_layers(
     modules = {number: module for number, module, _ in calls.records}
     twins = _made_anew(calls, namespace)
     outermost = [module for number, module, around in calls.records if around is None and number not in calls.loss]
+    outermost += _without_inner(calls.unseen())
     layers: list[Layer] = []
     places: dict[int, int] = {}
     taken: set[str] = set()
@@ -196,6 +197,12 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
         parameter_bytes=sum(count * size for count, size in sizes),
         compiled=wrapped is not None or isinstance(module, ScriptModule),
     )
+
+
+def _without_inner(modules: list[nn.Module]) -> list[nn.Module]:
+    """Those of the modules that no other of them contains."""
+    inner = {id(part) for module in modules for part in module.modules() if part is not module}
+    return [module for module in modules if id(module) not in inner]
 
 
 def _unique(modules: Iterable[nn.Module]) -> list[nn.Module]:

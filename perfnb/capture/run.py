@@ -159,11 +159,15 @@ def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None,
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
-    """Number, layer and whether it is a loss, of each span."""
+    """Number, layer and whether it is a loss, of each span.
+
+    What was only called where the profiler does not record has a number too: that of a span which the trace lacks.
+    """
     spans = [
         (n, None if n in calls.loss else places.get(id(module)), n in calls.loss) for n, module, _ in calls.records
     ]
-    return _inherit(spans, calls)
+    unseen = [places[id(module)] for module in calls.unseen() if id(module) in places]
+    return [*_inherit(spans, calls), *((n, place, False) for n, place in enumerate(unseen, start=len(spans)))]
 
 
 def _inherit(spans: list[tuple[int, int | None, bool]], calls: Calls) -> list[tuple[int, int | None, bool]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -11,8 +12,8 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -65,13 +66,14 @@ class SamplerProcess:
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-S", "-c", _BOOT, json.dumps(config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                bufsize=0,
-            )
+            with _interrupts_blocked():
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-s", "-S", "-c", _BOOT, json.dumps(config)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=complaints,
+                    bufsize=0,
+                )
         except OSError as error:
             complaints.close()
             raise CaptureError(f"The sampler's process cannot be started: {error}.") from error
@@ -114,6 +116,16 @@ class SamplerProcess:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A process that is started in here never hears an interrupt, which a terminal sends to all of its processes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _receive(process: subprocess.Popen[bytes], complaints: IO[bytes], words: list[str], taker: Taker) -> None:

@@ -26,7 +26,7 @@ from perfnb.capture.footprint import Footprint
 from perfnb.capture.gate import InterruptGate
 from perfnb.capture.layers import Calls, LayerSpans
 from perfnb.capture.memory import MemoryWatch, WatchedMemory, is_out_of_memory
-from perfnb.capture.steady import is_steady
+from perfnb.capture.steady import FEWEST, is_steady, require_passing_time
 from perfnb.capture.steps import StepRunner
 from perfnb.capture.tracer import Tracer, data_span, step_span
 
@@ -88,7 +88,13 @@ class Session:
         """Run until steady, at least once unless told otherwise."""
         __tracebackhide__ = True
         plan = self._plan
-        times = self._run("warmup", plan.warmup, more=lambda t: plan.goes_on_warming(t, self._spent_s(), cuda_in_use()))
+
+        def more(times: list[int]) -> bool:
+            if plan.warmup is None and len(times) == FEWEST:
+                require_passing_time(times)
+            return plan.goes_on_warming(times, self._spent_s(), cuda_in_use())
+
+        times = self._run("warmup", plan.warmup, more=more)
         self.meta["steady"] = is_steady(times)
         return times
 
@@ -106,6 +112,7 @@ class Session:
         before = measure_costs()
         with Conditions() as conditions:
             times = self._run("timed", wanted, more=more, beside=conditions)
+        require_passing_time(times)
         self._bare = before.least(measure_costs())
         self.meta["noise"] = conditions.facts
         self.meta["timed_cut_short"] = len(times) < wanted
@@ -272,7 +279,7 @@ class Session:
         """The calls by which layers are named: not those inside compiled regions, which run uncompiled when counted."""
         until = self._uncompiled_from
         begins = [begin for begin in self.calls.begins if until is None or begin < until]
-        return Calls(self.calls.records[:until], self.calls.loss, begins)
+        return Calls(self.calls.records[:until], self.calls.loss, begins, self.calls.elsewhere)
 
     def _called(self) -> list[nn.Module]:
         return list({id(module): module for _, module, _ in self.calls.records}.values())

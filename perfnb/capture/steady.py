@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from perfnb.errors import CaptureError
+
 #: Steps that the test looks at; half of them are compared with the other half.
 WINDOW = 20
 #: Fewest steps that the test can judge.
@@ -13,7 +15,7 @@ FEWEST = 6
 
 
 def is_steady(times: Sequence[float]) -> bool | None:
-    """Whether the last step times show no trend; ``None`` where there are too few to tell.
+    """Whether the last step times show no trend; ``None`` where there are too few to tell, or the clock stood still.
 
     The last 20 (or, where fewer were run, an even number of at least 6) are split in two halves that must agree:
     the first value of the earlier half lies below its upper quartile plus 1.5 interquartile ranges, the medians
@@ -27,9 +29,11 @@ def is_steady(times: Sequence[float]) -> bool | None:
     early, late = recent[: count // 2], recent[count // 2 :]
     low, middle, high = np.percentile(early, [25, 50, 75])
     late_low, late_middle, late_high = np.percentile(late, [25, 50, 75])
+    if middle <= 0 or late_middle <= 0:
+        return None
     if early[0] > high + 1.5 * (high - low):
         return False
-    close = all(abs(b / a - 1.0) <= 0.05 for a, b in ((middle, late_middle), (low, late_low), (high, late_high)))
+    close = all(abs(b - a) <= 0.05 * a for a, b in ((middle, late_middle), (low, late_low), (high, late_high)))
     spread = np.median(np.abs(early - middle)) / middle
     late_spread = np.median(np.abs(late - late_middle)) / late_middle
     return bool(close and abs(late_spread - spread) <= 0.10)
@@ -42,3 +46,17 @@ def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
     """
     first = len(times) - WINDOW
     return first if first >= fewest and is_steady(times[first:]) else None
+
+
+def require_passing_time(times: Sequence[float]) -> None:
+    """Refuse to judge steps by a clock that stood still while all of them ran.
+
+    Raises
+    ------
+    CaptureError
+    """
+    if len(times) and not any(times):
+        raise CaptureError(
+            f"The clock stood still for {len(times)} steps, so they cannot be timed: something has replaced "
+            "time.perf_counter, as tests that freeze time do; let it run while perfnb measures."
+        )

@@ -83,6 +83,12 @@ class Tracer:
                 ) from error
             return path.read_bytes()
 
+    def threads(self) -> set[int]:
+        """The threads that were recorded, by torch's own numbers, in which a backward node tells its forward op's."""
+        assert self._profile is not None, "threads() after close()"
+        results: Any = self._profile.profiler
+        return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
+
     def close(self) -> None:
         """Free what the session holds."""
         self._profile = None

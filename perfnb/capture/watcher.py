@@ -77,8 +77,8 @@ class Watcher:
         self._ready, self._stopping = threading.Event(), threading.Lock()
         self._process: SamplerProcess | None = None
         try:
-            with InterruptGate():  # an interrupt in here would leave a process that nobody knows
-                self._start()
+            with InterruptGate() as gate:  # an interrupt would leave a process that nobody knows
+                self._start(gate)
         except BaseException:
             self.stop()
             raise
@@ -130,12 +130,15 @@ class Watcher:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _start(self) -> None:
-        self._process = SamplerProcess(self.interval_s, weakref.WeakMethod(self._take))
+    def _start(self, gate: InterruptGate) -> None:
+        process = self._process = SamplerProcess(self.interval_s, weakref.WeakMethod(self._take))
         _alive.add(self)
-        if not self._ready.wait(_START_S) or not self._facts:
-            self._process.end()
-            raise CaptureError(f"The sampler's process gave no reading: {self._process.last_words()}.")
+        with gate.opened():
+            ready = self._ready.wait(_START_S)
+        if not ready or not self._facts:
+            process.end()
+            with gate.opened():  # an interrupt that came meanwhile goes before
+                raise CaptureError(f"The sampler's process gave no reading: {process.last_words()}.")
 
     def _take(self, message: dict[str, Any] | None) -> None:
         """Take in a message of the sampler's; ``None`` when it has ended."""

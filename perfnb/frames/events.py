@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -18,7 +20,17 @@ _LOST_NAME = "unknown"
 
 
 def read_trace(tracer: Tracer) -> TraceColumns:
-    """The columns of a session's trace."""
+    """The columns of a session's trace.
+
+    Sequence numbers count the operators of one thread. Those of backward nodes whose operators ran in a thread that was
+    not recorded are left out: the same numbers stand at other operators.
+    """
+    trace = _decoded(tracer)
+    unseen = (trace.forward_thread > 0) & ~np.isin(trace.forward_thread, list(tracer.threads()))
+    return replace(trace, sequence=np.where(unseen, MISSING, trace.sequence)) if unseen.any() else trace
+
+
+def _decoded(tracer: Tracer) -> TraceColumns:
     trace: TraceColumns | None = None
     try:
         trace = kineto.decode(tracer.export())

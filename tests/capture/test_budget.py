@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import perfnb
-from perfnb.capture.budget import FEWEST_TIMED, MOST_TIMED, Plan
+from perfnb.capture.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan
+from perfnb.capture.ceilings import measure_ceilings
+from perfnb.errors import CaptureError
 
 MS = 1_000_000
 
@@ -155,3 +160,63 @@ def test_a_step_of_no_length_runs_between_20_and_200_times(nothing_left: None) -
 
     assert FEWEST_TIMED <= p.timing.steps <= MOST_TIMED
     assert (p.steps["pass"] == "warmup").sum() >= 6
+
+
+def test_an_automatic_warm_up_ends_after_so_many_steps_steady_or_not() -> None:
+    rising = [1] * (MOST_WARMUP - 20) + list(range(1, 21))
+
+    assert Plan().goes_on_warming(rising[1:], spent_s=0, gpu=False)
+    assert not Plan().goes_on_warming(rising, spent_s=0, gpu=False)
+
+
+def test_as_many_steps_are_timed_as_without_a_warm_up_where_the_clock_stood_still_in_it() -> None:
+    assert Plan().timed_steps([0] * 20) == FEWEST_TIMED
+
+
+MODEL, BATCH = nn.Linear(4, 4), torch.ones(2, 4)
+RUN = [
+    pytest.param(lambda step: perfnb.profile_step(step), id="profile_step"),
+    pytest.param(lambda step: perfnb.profile_step(step, warmup=3, steps=3), id="profile_step, few steps"),
+    pytest.param(lambda step: perfnb.time_step(step), id="time_step"),
+    pytest.param(lambda step: perfnb.ab_test(step, lambda: step()), id="ab_test"),
+    pytest.param(lambda step: perfnb.scaling_study(lambda size: step, [1, 2, 3, 4]), id="scaling_study"),
+    pytest.param(lambda step: perfnb.report(step, lambda: step(), quality=lambda: 1.0), id="report"),
+    pytest.param(
+        lambda step: perfnb.confirm_input_bound(lambda batch: step(MODEL), [BATCH] * 3, MODEL), id="confirm_input_bound"
+    ),
+]
+
+
+@pytest.mark.parametrize("run", RUN)
+def test_a_clock_that_stands_still_ends_in_a_sentence_after_a_bounded_number_of_steps(
+    run: Callable[[Callable[..., Any]], Any], monkeypatch: pytest.MonkeyPatch, nothing_left: None
+) -> None:
+    calls = 0
+
+    def step(model: nn.Module | None = None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2_000:
+            pytest.fail("the steps have no end")
+        if model is not None:
+            model(BATCH)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5 * 10**9)
+    with pytest.raises(CaptureError, match=r"^The clock stood still for \d+ steps"):
+        run(step)
+    assert calls
+
+
+@pytest.mark.slow
+def test_leaks_are_looked_for_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch, nothing_left: None) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5 * 10**9)
+
+    assert len(perfnb.find_leaks(lambda: MODEL(BATCH), steps=15, warmup=1).steps) >= 15
+
+
+def test_ceilings_are_not_known_where_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+
+    assert measure_ceilings(["float32"], "cpu", refresh=True)["flops_per_s"] == {}

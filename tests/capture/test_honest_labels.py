@@ -77,7 +77,7 @@ def test_layers_called_in_threads_of_the_step_are_not_shown_as_taking_no_time() 
 
     assert p.layers.loc["model.beside", ["calls", "forward_ms", "total_ms"]].isna().all()
     assert p.layers.calls["model.here"] == 1
-    assert "sees nothing: model.beside." in words(p)
+    assert "does not record: model.beside." in words(p)
 
 
 @pytest.mark.slow

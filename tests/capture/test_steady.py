@@ -61,3 +61,9 @@ def test_the_unit_does_not_matter_and_the_series_is_left_alone() -> None:
 
     assert is_steady(series) == is_steady(series / 1e6) == is_steady(series.tolist())
     assert (series == before).all()
+
+
+def test_a_clock_that_stands_still_or_ticks_coarsely_is_not_called_steady() -> None:
+    assert is_steady([0] * 20) is None
+    assert is_steady([0, 0, 0, 1] * 5) is None
+    assert is_steady([0] * 10 + [5] * 10) is None

@@ -9,12 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from perfnb.capture import sampler_process
 from perfnb.capture.watcher import Watcher
+from perfnb.errors import CaptureError
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -112,6 +116,66 @@ def test_an_interrupt_while_it_starts_leaves_nothing() -> None:
     with pytest.raises(KeyboardInterrupt):
         Watcher(0.1)
     timer.join()
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+class Starting:
+    """In the place of the sampler's process, which ends before it has read anything."""
+
+    def __init__(self, *, starts: Callable[[], None] = list, ends: Callable[[], None] = list) -> None:
+        self.starts, self.ends, self.ended = starts, ends, False
+
+    def __call__(self, interval_s: float, taker: Any) -> Starting:
+        self.starts()
+        taker()(None)
+        return self
+
+    def end(self) -> None:
+        self.ends()
+        self.ended = True
+
+    def last_words(self) -> str:
+        return "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("when", ["starts", "ends"])
+def test_an_interrupt_that_ends_the_sampler_as_it_starts_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    process = Starting(**{when: interrupt})
+    monkeypatch.setattr("perfnb.capture.watcher.SamplerProcess", process)
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(0.1)
+    assert process.ended
+
+
+def test_a_sampler_that_reads_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.capture.watcher.SamplerProcess", Starting())
+    with pytest.raises(CaptureError, match="gave no reading: KeyboardInterrupt"):
+        Watcher(0.1)
+
+
+def test_an_interrupt_does_not_wait_for_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            interrupt()
+            raise AssertionError("the interrupt waited")
+
+    monkeypatch.setattr("perfnb.capture.watcher.threading.Event", Interrupted)
+    monkeypatch.setattr("perfnb.capture.watcher.SamplerProcess", process := Starting(starts=lambda: None))
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(0.1)
+    assert process.ended
+
+
+def test_an_interrupt_of_the_process_group_does_not_end_it_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = f"import os, signal; os.kill(os.getpid(), signal.SIGINT); {sampler_process._BOOT}"
+    monkeypatch.setattr(sampler_process, "_BOOT", boot)
+    with Watcher(0.1) as watcher:
+        assert watcher.running
 
 
 def test_an_interrupt_while_it_stops_comes_when_it_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
