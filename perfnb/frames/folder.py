@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
+from perfnb.frames.beside import put_folder, sweep, workplace
+from perfnb.traces.regular_file import read_regular
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
 FORMAT = "perfnb"
 #: Bytes of a file below which starting threads to decode it takes longer than they save.
 _THREADS_PAY = 4 * 2**20
+#: No file of a frame, and none of facts, is larger: bytes.
+_LARGEST, _LARGEST_META = 4 * 2**30, 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
         If something else stands at `path`, or it cannot be written.
     """
     target = Path(path).expanduser()
+    sweep(target.parent)
     return _put(kind, target, _may_replace(kind, target), lambda fresh: _write(kind, frames, meta, fresh))
 
 
@@ -79,6 +83,7 @@ def save_all(
         Of the whole.
     """
     target = Path(path).expanduser()
+    sweep(target.parent)
     earlier = is_one(kind, target) and not target.is_symlink()
     inside = list(target.iterdir()) if earlier else []
     own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
@@ -115,18 +120,9 @@ def _put(kind: Kind, target: Path, may_replace: bool, write: Callable[[Path], No
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
-            fresh, old = Path(work) / "new", Path(work) / "old"
-            fresh.mkdir()
+        with workplace(target.parent) as fresh:
             write(fresh)
-            if target.exists():
-                os.replace(target, old)
-            try:
-                os.replace(fresh, target)
-            except BaseException:
-                if old.exists():
-                    os.replace(old, target)
-                raise
+            put_folder(fresh, target)
     except OSError as error:
         raise RecordingError(f"The {kind.word} cannot be written to {target}: {error}.") from error
     return target
@@ -174,7 +170,7 @@ def load_frame(name: str, columns: tuple[str, ...], source: Path) -> pd.DataFram
 def read(name: str, source: Path) -> bytes:
     """The file of a frame; as `load_frame`."""
     try:
-        return _file(name, source).read_bytes()
+        return read_regular(_file(name, source), _LARGEST)
     except OSError as error:
         raise _unreadable(name, source, error) from error
 
@@ -233,7 +229,7 @@ def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
     if not file.is_file():
         raise RecordingError(f"{source} is no saved perfnb {kind.word}: it is not a folder with a {kind.meta}.")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(file, _LARGEST_META).decode("utf-8"))
         version, meta = int(content["version"]), dict(content["meta"])
         if content["format"] != FORMAT:
             raise ValueError("it is not perfnb's")
@@ -264,8 +260,8 @@ def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
     target = Path(path).expanduser()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
-            fresh = Path(work) / target.name
+        with workplace(target.parent) as work:
+            fresh = work / target.name
             with fresh.open("wb") as file:
                 file.writelines(parts)
             os.replace(fresh, target)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from perfnb.errors import RecordingError
 from perfnb.frames import folder
+from perfnb.frames.beside import standing
 from perfnb.frames.folder import VERSION, Kind, write_parts, write_text
 from perfnb.frames.recording import Recording, WatchRecord
 from perfnb.frames.saved import PROFILE, WATCH_COLUMNS, SavedProfile, content
@@ -26,6 +27,7 @@ __all__ = [
     "save",
     "save_ranks",
     "save_watch",
+    "standing",
     "write_parts",
     "write_text",
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perfnb.errors import TraceError
+from perfnb.traces.regular_file import open_regular
 
 #: Called with the bytes of the file done so far, and its size.
 Progress = Callable[[int, int], None]
@@ -76,7 +77,7 @@ def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None)
         If the file cannot be read, is damaged, or is or becomes too large.
     """
     try:
-        with path.open("rb", buffering=_BLOCK // 8) as file:
+        with open_regular(path, buffering=_BLOCK // 8) as file:
             yield from _blocks(file, path, limits, progress)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         cut = isinstance(error, EOFError)
