@@ -217,8 +217,8 @@ def test_whatever_stands_in_an_entry_it_is_read_or_damaged_and_the_others_are_sh
             assert sorted([*damaged, *shown]) == names, (key, value)
             assert set(damaged) <= {names[1]}
             assert str(journal)
-            assert journal._repr_mimebundle_()
-            assert len(journal.history) + len(damaged) == 3
+            if shown == names and key in ("at", "median_ms", "baseline_ms"):
+                journal.plot()
 
 
 def test_a_pipe_or_a_device_is_no_entry(tmp_path: Path) -> None:
