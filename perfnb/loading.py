@@ -74,7 +74,7 @@ def load(
     _check(limits, executor)
     if not isinstance(path, str | Path):
         return _ranks(_paths(path), limits, executor)
-    source = Path(path).expanduser()
+    source = storage.standing(Path(path).expanduser())
     if storage.is_watch(source):
         return load_watch(source)
     if measurements.is_report(source):

@@ -15,6 +15,7 @@ import pandas as pd
 from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, nest_cutting
 from perfnb.frames.recording import Recording
+from perfnb.frames.trace_size import refuse_odd_layers
 
 _CALL = "nn.Module: "
 _CALL_CATEGORY = "python_function"
@@ -110,7 +111,9 @@ def _with_layers(
     place = np.full(len(label) + 1, NONE, dtype=np.int64)
     place[kept] = np.arange(len(kept))
     parent = place[parent[kept]]
-    names, depth = _names([label[old] for old in kept.tolist()], parent.tolist())
+    labels, parents = [label[old] for old in kept.tolist()], parent.tolist()
+    depth = _depth(labels, parents, recording)
+    names = _names(labels, parents)
     unknown = pd.array([pd.NA] * len(kept), dtype="Int64")
     modules = pd.DataFrame(
         {
@@ -130,14 +133,23 @@ def _with_layers(
     return replace(recording, events=recording.events.assign(span=numbers), modules=modules, spans=spans)
 
 
-def _names(label: list[str], parent: list[int]) -> tuple[list[str], list[int]]:
-    """The way to each layer, and how deep it lies; those of several processes are told apart by a number."""
-    names: list[str] = []
+def _depth(label: list[str], parent: list[int], recording: Recording) -> list[int]:
+    """How deep each layer lies, unless their names would fill the memory: each has all those around it in it."""
     depth: list[int] = []
-    taken: dict[str, int] = {}
+    letters: list[int] = []
     for text, above in zip(label, parent, strict=True):  # parents come first
+        depth.append(0 if above == NONE else depth[above] + 1)
+        letters.append(len(text) if above == NONE else letters[above] + 1 + len(text))
+    refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])
+    return depth
+
+
+def _names(label: list[str], parent: list[int]) -> list[str]:
+    """The way to each layer; those of several processes are told apart by a number."""
+    names: list[str] = []
+    taken: dict[str, int] = {}
+    for text, above in zip(label, parent, strict=True):
         name = text if above == NONE else f"{names[above]}.{text}"
         taken[name] = taken.get(name, 0) + 1
         names.append(name if taken[name] == 1 else f"{name} ({taken[name]})")
-        depth.append(0 if above == NONE else depth[above] + 1)
-    return names, depth
+    return names

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
+from perfnb.frames.beside import put_folder, sweep, workplace
+from perfnb.frames.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame
+from perfnb.traces.regular_file import read_regular
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
 FORMAT = "perfnb"
 #: Bytes of a file below which starting threads to decode it takes longer than they save.
 _THREADS_PAY = 4 * 2**20
+#: No file of a frame, and none of facts, is larger: bytes.
+_LARGEST, _LARGEST_META = 4 * 2**30, 64 * 2**20
+#: Rows of a frame: at most so many, and no more than a byte of the file each, beyond what is little anyway. Events take
+#: some 10 bytes each. And how many times its size a file may unpack to, beyond what is little.
+_MOST_ROWS, _ROWS_OF_ANY = 50_000_000, 1_000_000
+_MOST_RATIO, _SIZE_OF_ANY = 200, 64 * 2**20
+#: What pyarrow and pandas raise for a file that was altered.
+_FAULTS = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, NotImplementedError),
+    *(RecursionError, MemoryError, pa.ArrowException),
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +50,14 @@ class Kind:
         The frames that it may hold, one file each.
     needs : frozenset of str
         Facts without which it is not whole.
+    facts : type
+        What the facts are, as msgspec checks it.
     """
 
     word: str
     frames: frozenset[str]
     needs: frozenset[str]
+    facts: Any
 
     @property
     def meta(self) -> str:
@@ -56,6 +74,7 @@ def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
         If something else stands at `path`, or it cannot be written.
     """
     target = Path(path).expanduser()
+    sweep(target.parent)
     return _put(kind, target, _may_replace(kind, target), lambda fresh: _write(kind, frames, meta, fresh))
 
 
@@ -79,6 +98,7 @@ def save_all(
         Of the whole.
     """
     target = Path(path).expanduser()
+    sweep(target.parent)
     earlier = is_one(kind, target) and not target.is_symlink()
     inside = list(target.iterdir()) if earlier else []
     own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
@@ -115,18 +135,9 @@ def _put(kind: Kind, target: Path, may_replace: bool, write: Callable[[Path], No
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
-            fresh, old = Path(work) / "new", Path(work) / "old"
-            fresh.mkdir()
+        with workplace(target.parent) as fresh:
             write(fresh)
-            if target.exists():
-                os.replace(target, old)
-            try:
-                os.replace(fresh, target)
-            except BaseException:
-                if old.exists():
-                    os.replace(old, target)
-                raise
+            put_folder(fresh, target)
     except OSError as error:
         raise RecordingError(f"The {kind.word} cannot be written to {target}: {error}.") from error
     return target
@@ -142,7 +153,7 @@ def _may_replace(kind: Kind, target: Path) -> bool:
     if not names <= {kind.meta, *(f"{name}.parquet" for name in kind.frames)}:
         return False
     try:
-        load_meta(kind, target)
+        _meta(kind, target)
     except RecordingError:
         return False
     return True
@@ -158,7 +169,7 @@ def has_frame(name: str, source: Path) -> bool:
     return _file(name, source).exists()
 
 
-def load_frame(name: str, columns: tuple[str, ...], source: Path) -> pd.DataFrame:
+def load_frame(name: str, columns: Columns, source: Path) -> pd.DataFrame:
     """Read one frame of a folder, which must have these columns.
 
     Raises
@@ -168,47 +179,77 @@ def load_frame(name: str, columns: tuple[str, ...], source: Path) -> pd.DataFram
     """
     data = read(name, source)
     check(name, columns, source, data)
-    return decoded(name, source, data)
+    return decoded(name, columns, source, data)
 
 
 def read(name: str, source: Path) -> bytes:
     """The file of a frame; as `load_frame`."""
     try:
-        return _file(name, source).read_bytes()
+        return read_regular(_file(name, source), _LARGEST)
     except OSError as error:
         raise _unreadable(name, source, error) from error
 
 
-def check(name: str, columns: tuple[str, ...], source: Path, data: bytes | None) -> None:
-    """Refuse a file that is missing, not whole, or without one of these columns; as `load_frame`."""
+def check(name: str, columns: Columns, source: Path, data: bytes | None) -> bool:
+    """Refuse a file that is missing, not whole, or whose columns are others; as `load_frame`.
+
+    Returns
+    -------
+    bool
+        Whether the file tells enough of its columns. If not, decoding it checks the rest.
+    """
     if data is None:
         raise RecordingError(f"{_file(name, source)} cannot be read: it is missing.")
-    try:
-        there = pq.read_schema(pa.BufferReader(data)).names
-    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
-        raise _unreadable(name, source, error) from error
-    lacking = [column for column in columns if column not in there]
-    if lacking:
-        raise RecordingError(f"{_file(name, source)} is damaged: it has no column {lacking[0]!r}.")
+    with _faults_told(name, source):
+        return check_file(_opened(data), columns)
 
 
-def decoded(name: str, source: Path, data: bytes) -> pd.DataFrame:
-    """The frame that a file holds; as `load_frame`."""
-    try:
+def rows(name: str, source: Path, data: bytes) -> int:
+    """How many rows the frame has that a file holds; as `load_frame`."""
+    with _faults_told(name, source):
+        return int(_opened(data).metadata.num_rows)
+
+
+def decoded(name: str, columns: Columns | None, source: Path, data: bytes) -> pd.DataFrame:
+    """The frame that a file holds; as `load_frame`. Without `columns` they are as they stand in the file."""
+    with _faults_told(name, source):
         # As pandas.read_parquet, without the imports of Arrow's data sets, which take longer than a small file.
         threads = len(data) >= _THREADS_PAY
-        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=threads)
+        table = _opened(data).read(use_threads=threads)
         frame: pd.DataFrame = table.to_pandas(use_threads=threads)
-    except (OSError, ValueError) as error:
+        if not len(frame):  # of a frame without rows Parquet keeps no categories
+            empty = pd.CategoricalDtype(pd.Index([], dtype="str"))
+            kept = (table.schema.pandas_metadata or {}).get("columns", [])
+            frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
+        for column in frame.select_dtypes("category"):
+            if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
+                frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype="str"))
+        return frame if columns is None else check_frame(frame, columns, ROWS_NUMBERED.get(name))
+
+
+def _opened(data: bytes) -> pq.ParquetFile:
+    """A Parquet file whose rows and columns take no more memory than a file of its size may ask for."""
+    file = pq.ParquetFile(pa.BufferReader(data))
+    about = file.metadata
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    most = max(about.num_rows, sum(group.num_rows for group in groups))
+    if most > min(_MOST_ROWS, _ROWS_OF_ANY + len(data)):
+        raise Odd(f"it claims to hold {most:,} rows in {len(data):,} bytes")
+    size = sum(group.total_byte_size for group in groups)
+    if size > _SIZE_OF_ANY + _MOST_RATIO * len(data):
+        raise Odd(f"it claims to unpack from {len(data):,} bytes to {size:,}")
+    return file
+
+
+@contextmanager
+def _faults_told(name: str, source: Path) -> Iterator[None]:
+    """Whatever pyarrow or pandas find wrong with a file, in a sentence."""
+    try:
+        yield
+    except Odd as error:
+        raise RecordingError(f"{_file(name, source)} is damaged: {error}.") from error
+    except _FAULTS as error:
         raise _unreadable(name, source, error) from error
-    if not len(frame):  # of a frame without rows Parquet keeps no categories
-        empty = pd.CategoricalDtype(pd.Index([], dtype="str"))
-        kept = (table.schema.pandas_metadata or {}).get("columns", [])
-        frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
-    for column in frame.select_dtypes("category"):
-        if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
-            frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype="str"))
-    return frame
 
 
 def _file(name: str, source: Path) -> Path:
@@ -216,7 +257,7 @@ def _file(name: str, source: Path) -> Path:
 
 
 def _unreadable(name: str, source: Path, error: Exception) -> RecordingError:
-    return RecordingError(f"{_file(name, source)} cannot be read: {error}.")
+    return RecordingError(f"{_file(name, source)} cannot be read: {' '.join(str(error).split())[:300]}.")
 
 
 def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
@@ -227,23 +268,35 @@ def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
     RecordingError
         If there is none of the kind, or it is damaged or of a newer form.
     """
+    meta = _meta(kind, source)
+    try:
+        msgspec.convert(meta, kind.facts)
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise RecordingError(f"{source / kind.meta} is damaged: {str(error).replace('$', 'meta')}.") from error
+    return meta
+
+
+def _meta(kind: Kind, source: Path) -> dict[str, Any]:
+    """The facts of a folder, as they stand there."""
     file = source / kind.meta
     if not source.exists():
         raise RecordingError(f"{source} does not exist.")
     if not file.is_file():
         raise RecordingError(f"{source} is no saved perfnb {kind.word}: it is not a folder with a {kind.meta}.")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        version, meta = int(content["version"]), dict(content["meta"])
+        content = json.loads(read_regular(file, _LARGEST_META).decode("utf-8"))
+        version, meta = content["version"], content["meta"]
         if content["format"] != FORMAT:
             raise ValueError("it is not perfnb's")
+        if not isinstance(version, int) or not isinstance(meta, dict):
+            raise ValueError("its version or meta is of another type")
         if version <= VERSION and not kind.needs <= meta.keys():
-            raise ValueError("it is not whole")
+            raise ValueError(f"it has no {min(kind.needs - meta.keys())}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordingError(f"{file} is damaged: {error!r}.") from error
     if version > VERSION:
         raise RecordingError(
-            f"{source} was saved by a newer perfnb (form {version}, this one reads {VERSION}): update perfnb."
+            f"{source} was saved by a newer perfnb (form {str(version)[:20]}, this one reads {VERSION}): update perfnb."
         )
     return meta
 
@@ -264,8 +317,8 @@ def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
     target = Path(path).expanduser()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:
-            fresh = Path(work) / target.name
+        with workplace(target.parent) as work:
+            fresh = work / target.name
             with fresh.open("wb") as file:
                 file.writelines(parts)
             os.replace(fresh, target)

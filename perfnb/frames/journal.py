@@ -8,15 +8,10 @@ outside its own folder, so that the journal can be moved. There is no index that
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import secrets
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +20,9 @@ from typing import Any
 import msgspec
 
 from perfnb.errors import RecordingError
+from perfnb.frames.beside import workplace
 from perfnb.frames.folder import FORMAT, VERSION
+from perfnb.traces.regular_file import open_regular
 
 #: What may be an entry's thing, which stands in a folder of that name in the entry.
 KINDS = ("report", "profile", "timing")
@@ -33,11 +30,12 @@ KINDS = ("report", "profile", "timing")
 FACTS = "entry.json"
 
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
-_BESIDE = ".perfnb-"
-#: Seconds after which what a killed writer left is removed: no entry takes as long to write.
-_STALE_S = 3600.0
 #: No entry's facts are longer than this, in bytes.
 _LARGEST = 1 << 20
+
+#: What is measured lies between these: milliseconds, ratios, bytes; and the years in which one can have done it.
+_LEAST, _MOST = 1e-12, 1e18
+_YEARS = (1970, 2200)
 
 _Bounds = tuple[float, float]
 
@@ -149,10 +147,7 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
         content = json.dumps(asdict(_File(FORMAT, VERSION, entry)), indent=1, allow_nan=False)
         _decoded(content.encode())
         target.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
-        with tempfile.TemporaryDirectory(prefix=_BESIDE, dir=target) as work:
-            fresh = Path(work) / "new"
-            fresh.mkdir()
+        with workplace(target) as fresh:
             save(fresh / entry.kind)
             (fresh / FACTS).write_text(content, encoding="utf-8")
             name = f"{entry.time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
@@ -192,7 +187,7 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
 
 
 def _read(journal: Path, name: str) -> Entry:
-    with open(f"{journal}/{name}/{FACTS}", "rb") as file:
+    with open_regular(f"{journal}/{name}/{FACTS}") as file:
         return _decoded(file.read(_LARGEST + 1))
 
 
@@ -211,23 +206,27 @@ def _decoded(content: bytes) -> Entry:
         raise ValueError("it is not perfnb's, or of an unknown kind")
     if whole.version > VERSION:
         raise ValueError(f"it was written by a newer perfnb (form {whole.version}): update perfnb")
-    if not all(math.isfinite(ms) and ms > 0 for ms in _times(entry)):
+    if not all(_LEAST <= ms <= _MOST for ms in _times(entry)):
         raise ValueError("it holds a time that is none")
-    entry.time  # noqa: B018 refuses what is no time
+    if not all(0 <= count <= _MOST for count in _counts(entry)):
+        raise ValueError("it holds a number that is out of range")
+    try:
+        year = entry.time.year
+    except OverflowError:
+        year = 0
+    if not _YEARS[0] <= year <= _YEARS[1]:
+        raise ValueError(f"it was not added at {entry.at[:40]}")
     return entry
+
+
+def _counts(entry: Entry) -> list[float]:
+    given = (entry.steps, entry.batch_size, entry.peak_memory_bytes, entry.throughput_per_s, entry.utilisation)
+    return [count for count in given if count is not None]
 
 
 def _times(entry: Entry) -> list[float]:
     bounds = [bound for pair in (entry.ci_ms, entry.baseline_ci_ms, entry.ratio_ci) if pair for bound in pair]
     return bounds + [ms for ms in (entry.median_ms, entry.baseline_ms, entry.ratio) if ms is not None]
-
-
-def _sweep(journal: Path) -> None:
-    """Remove what writers left that were killed long ago."""
-    for left in journal.glob(f"{_BESIDE}*"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_S:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def entry_of(entries: Mapping[str, Entry], wanted: str | int) -> str:

@@ -9,15 +9,14 @@ from typing import Any
 import pandas as pd
 
 from perfnb.errors import RecordingError
-from perfnb.frames import folder, storage
+from perfnb.frames import folder, raw_columns, storage
 from perfnb.frames.folder import Kind
 from perfnb.frames.recording import Recording
 from perfnb.frames.saved import PROFILE
+from perfnb.frames.saved_facts import ReportFacts, TimingFacts
 
-_TIMING = Kind("timing", frozenset({"steps"}), frozenset({"noise"}))
-_STEPS = ("pass", "wall_ms")
-_REPORT = Kind("report", frozenset({"pairs", "losses", "table"}), frozenset({"change", "experiment", "quality"}))
-_PAIRS, _LOSSES = ("a_ms", "b_ms"), ("name", "candidate", "baseline", "limit")
+_TIMING = Kind("timing", frozenset({"steps"}), frozenset({"noise"}), TimingFacts)
+_REPORT = Kind("report", frozenset({"pairs", "losses", "table"}), frozenset({"change", "experiment", "quality"}), ReportFacts)
 #: Folders of the two profiles.
 SIDES = ("baseline", "candidate")
 
@@ -37,7 +36,7 @@ def load_timing(path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read step times that `save_timing` wrote."""
     source = Path(path).expanduser()
     meta = folder.load_meta(_TIMING, source)
-    return folder.load_frame("steps", _STEPS, source), meta
+    return folder.load_frame("steps", raw_columns.TIMED, source), meta
 
 
 def is_timing(path: str | Path) -> bool:
@@ -65,9 +64,8 @@ def load_report(path: str | Path) -> tuple[dict[str, pd.DataFrame], dict[str, Re
     """Read a report that `save_report` wrote."""
     source = Path(path).expanduser()
     meta = folder.load_meta(_REPORT, source)
-    frames = {
-        name: folder.load_frame(name, columns, source) for name, columns in {"pairs": _PAIRS, "losses": _LOSSES}.items()
-    }
+    columns = {"pairs": raw_columns.PAIRS, "losses": raw_columns.LOSSES}
+    frames = {name: folder.load_frame(name, its, source) for name, its in columns.items()}
     there = [name for name in SIDES if storage.is_profile(source / name)]
     if len(there) == 1:
         missing = next(name for name in SIDES if name not in there)

@@ -19,6 +19,7 @@ from perfnb.errors import TraceError
 from perfnb.frames import storage
 from perfnb.frames.foreign import recording_of_trace
 from perfnb.frames.recording import Recording
+from perfnb.frames.trace_size import refuse_odd_layers, refuse_odd_trace
 from perfnb.traces import kineto
 from perfnb.traces.trace_file import QUIET_S, Progress
 
@@ -50,7 +51,11 @@ def read_recording(
         If it cannot be read.
     """
     source = Path(path)
-    return recording_of_trace(kineto.read(source, **limits, progress=progress), source.name, rank)
+    trace = kineto.read(source, **limits, progress=progress)
+    refuse_odd_trace(trace, str(source))
+    recording = recording_of_trace(trace, source.name, rank)
+    refuse_odd_layers(recording.modules["depth"].tolist(), 0, str(source))
+    return recording
 
 
 def read_recordings(

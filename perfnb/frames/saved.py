@@ -6,50 +6,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from perfnb.errors import RecordingError
-from perfnb.frames import folder
+from perfnb.frames import folder, raw_columns
 from perfnb.frames.folder import Kind
+from perfnb.frames.raw_columns import Columns
 from perfnb.frames.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
+from perfnb.frames.saved_facts import ProfileFacts
 from perfnb.frames.schema import INDEX, SCHEMA, conform
+from perfnb.traces.columns import MISSING
 
-EVENT_COLUMNS = (
-    *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation"),
-    *("sequence", "forward_thread", "span"),
-)
-WATCH_COLUMNS: dict[str, tuple[str, ...]] = {
-    "samples": ("t_s", "device", "window_s", "readings"),
-    "marks": ("name", "depth", "start_s", "end_s"),
-}
 #: The frames of a recording and the columns that they must have.
-_FRAMES = {
-    "events": EVENT_COLUMNS,
-    "steps": ("pass", "wall_ms", "data_ms", "samples"),
-    "modules": ("name", "module", "parent", "depth", "parameters", "parameter_bytes", "compiled"),
-    "spans": ("layer", "loss"),
+_FRAMES: dict[str, Columns] = {
+    "events": raw_columns.EVENTS,
+    "steps": raw_columns.STEPS,
+    "modules": raw_columns.MODULES,
+    "spans": raw_columns.SPANS,
 }
 #: Of a loaded trace alone, which may lack them.
-_OF_TRACE: dict[str, tuple[str, ...]] = {
-    "outside": EVENT_COLUMNS,
-    "trace_memory": (
-        *("time_ns", "process", "thread", "address", "bytes", "device_type", "device", "allocated", "reserved"),
-    ),
-}
+_OF_TRACE: dict[str, Columns] = {"outside": raw_columns.EVENTS, "trace_memory": raw_columns.TRACE_MEMORY}
 #: Those of its parts that may be absent, by the part's name.
-_PARTS: dict[str, tuple[type, dict[str, tuple[str, ...]]]] = {
+_PARTS: dict[str, tuple[type, dict[str, Columns]]] = {
     "memory": (
         MemoryRecord,
         {
-            "events": EVENT_COLUMNS,
-            "changes": ("event", "time_ns", "address", "bytes", "device", "allocated", "reserved"),
-            "known": ("time_ns", "address", "bytes", "device", "category", "layer", "name"),
-            "resident": ("time_ns", "bytes"),
+            "events": raw_columns.EVENTS,
+            "changes": raw_columns.CHANGES,
+            "known": raw_columns.KNOWN,
+            "resident": raw_columns.RESIDENT,
         },
     ),
-    "arithmetic": (ArithmeticRecord, {"events": EVENT_COLUMNS, "calls": ("op", "flops", "bytes", "dtype")}),
-    "watch": (WatchRecord, WATCH_COLUMNS),
+    "arithmetic": (ArithmeticRecord, {"events": raw_columns.EVENTS, "calls": raw_columns.CALLS}),
+    "watch": (WatchRecord, {"samples": raw_columns.SAMPLES, "marks": raw_columns.MARKS}),
 }
+#: Frames that may be long: what their files tell of them is believed until they are decoded.
+_LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
 #: Tables that may be saved finished, beside the frames that they were computed from.
 TABLES = ("events", "layers", "phases", "ops", "layer_ops", "kernels", "gpu_time")
 _TABLE, _MADE_BY = "table_{}", "tables_made_by"
@@ -63,6 +56,7 @@ PROFILE = Kind(
         }
     ),
     frozenset({"name", "environment", "options"}),
+    ProfileFacts,
 )
 
 
@@ -101,14 +95,40 @@ class SavedProfile:
         self._parts = [
             part for part, (_, tables) in _PARTS.items() if any(f"{part}_{name}" in self._files for name in tables)
         ]
-        for name, columns in self._needed().items():
-            folder.check(name, columns, source, self._files.get(name))
+        self._columns = self._needed()
+        told = {name: folder.check(name, its, source, self._files.get(name)) for name, its in self._columns.items()}
+        self._decoded: dict[str, pd.DataFrame] = {}
+        self._decoded = {name: self._frame(name) for name in told if name not in _LONG}
+        for name in _LONG:
+            if not told.get(name, True):
+                self._frame(name)
+        self._check_places()
 
-    def _needed(self) -> dict[str, tuple[str, ...]]:
+    def _needed(self) -> dict[str, Columns]:
         needed = dict(_FRAMES)
         for part in self._parts:
             needed |= {f"{part}_{name}": columns for name, columns in _PARTS[part][1].items()}
         return needed | {name: columns for name, columns in _OF_TRACE.items() if name in self._files}
+
+    def _check_places(self) -> None:
+        """Refuse rows that point to none."""
+        modules, spans = self._decoded["modules"], self._decoded["spans"]
+        parent, depth = (modules[name].to_numpy() for name in ("parent", "depth"))
+        self._require("modules", "parent", (parent < np.arange(len(modules))).all())
+        around = np.append(depth, MISSING)[parent] if len(modules) else depth
+        self._require("modules", "depth", (depth == around + 1).all())
+        self._require("spans", "layer", (spans["layer"] < len(modules)).all())
+        if "memory" in self._parts:
+            known, changes = self._decoded["memory_known"], self._decoded["memory_changes"]
+            self._require("memory_known", "layer", (known["layer"] < len(modules)).all())
+            rows = folder.rows("memory_events", self._source, self._files["memory_events"])
+            self._require("memory_changes", "event", (changes["event"] < rows).all())
+
+    def _require(self, frame: str, column: str, holds: bool) -> None:
+        if not holds:
+            raise RecordingError(
+                f"{self._source / f'{frame}.parquet'} is damaged: its column {column!r} names a row that there is not."
+            )
 
     def recording(self) -> Recording:
         """All that was recorded.
@@ -122,6 +142,8 @@ class SavedProfile:
         for part in self._parts:
             record, tables = _PARTS[part]
             frames[part] = record(**{name: self._frame(f"{part}_{name}") for name in tables})
+        if "watch" in frames:
+            frames["watch"] = watch_of(frames["watch"])
         frames |= {name: self._frame(name) for name in _OF_TRACE if name in self._files}
         return Recording(**frames, meta=self.meta)
 
@@ -130,17 +152,29 @@ class SavedProfile:
         file = _TABLE.format(name)
         if self._made_by != made_by or file not in self._files:
             return None
-        try:
-            table = self._frame(file)
-        except RecordingError:
-            return None  # it can be computed again
         columns = SCHEMA[name]
-        if not len(table):  # Parquet does not tell of what type nothing is
-            table = table.drop(columns=[column for column, kind in columns.items() if kind == "category"])
-            table = conform(table, name)
+        try:
+            table = folder.decoded(file, None, self._source, self._files[file])
+            if not len(table):  # Parquet does not tell of what type nothing is
+                table = table.drop(columns=[column for column, kind in columns.items() if kind == "category"])
+                table = conform(table, name)
+        except (RecordingError, KeyError, ValueError, TypeError):
+            return None  # it can be computed again
         # Another pandas may read types in its own way.
         same = list(table.columns) == list(columns) and all(str(table[c].dtype) == t for c, t in columns.items())
         return table if same and table.index.name == INDEX.get(name) else None
 
     def _frame(self, name: str) -> pd.DataFrame:
-        return folder.decoded(name, self._source, self._files[name])
+        if name in self._decoded:
+            return self._decoded[name]
+        return folder.decoded(name, self._columns[name], self._source, self._files[name])
+
+
+def watch_of(read: WatchRecord) -> WatchRecord:
+    """What was read of a watch's frames in the form that a watch has, infinite figures missing."""
+    tables = {"samples": read.samples, "marks": read.marks}
+    frames = {name: conform(frame, name) for name, frame in tables.items()}
+    for frame in frames.values():
+        numbers = frame.select_dtypes("Float64").columns
+        frame[numbers] = frame[numbers].mask(frame[numbers].isin([float("inf"), float("-inf")]))
+    return WatchRecord(**frames)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from perfnb.errors import RecordingError
-from perfnb.frames import folder
+from perfnb.frames import folder, raw_columns
+from perfnb.frames.beside import standing
 from perfnb.frames.folder import VERSION, Kind, write_parts, write_text
 from perfnb.frames.recording import Recording, WatchRecord
-from perfnb.frames.saved import PROFILE, WATCH_COLUMNS, SavedProfile, content
-from perfnb.frames.schema import SCHEMA, conform
+from perfnb.frames.saved import PROFILE, SavedProfile, content, watch_of
+from perfnb.frames.saved_facts import RanksFacts, WatchFacts
 
 __all__ = [
     "VERSION",
@@ -26,13 +26,17 @@ __all__ = [
     "save",
     "save_ranks",
     "save_watch",
+    "standing",
     "write_parts",
     "write_text",
 ]
 
-_RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}))
+_RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}), RanksFacts)
 _WATCH = Kind(
-    "watch", frozenset(WATCH_COLUMNS), frozenset({"interval_s", "devices", "absent", "notes", "ticks", "missed"})
+    "watch",
+    frozenset({"samples", "marks"}),
+    frozenset({"interval_s", "devices", "absent", "notes", "ticks", "missed"}),
+    WatchFacts,
 )
 
 
@@ -96,7 +100,7 @@ def save_ranks(
 def load_ranks(path: str | Path) -> list[SavedProfile]:
     """The profiles that `save_ranks` wrote; as `load`."""
     source = Path(path).expanduser()
-    return [SavedProfile(source / f"rank_{int(rank)}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
+    return [SavedProfile(source / f"rank_{rank}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
 
 
 def is_ranks(path: str | Path) -> bool:
@@ -118,41 +122,6 @@ def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
     """Read a watch that `save_watch` wrote; as `load`."""
     source = Path(path).expanduser()
     meta = folder.load_meta(_WATCH, source)
-    frames = {name: folder.load_frame(name, columns, source) for name, columns in WATCH_COLUMNS.items()}
-    try:
-        _check_watch(meta)
-        record = WatchRecord(*(_watched_frame(name, frames[name]) for name in WATCH_COLUMNS))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:  # pyarrow's and pandas' are of these kinds
-        raise RecordingError(f"{source} is damaged: {error}.") from error
-    return record, meta
-
-
-def _check_watch(meta: Mapping[str, Any]) -> None:
-    """Refuse facts that no watch has."""
-    shapes: dict[str, Any] = {
-        "devices": dict,
-        "absent": dict,
-        "notes": list,
-        "interval_s": (int, float),
-        "ticks": int,
-        "missed": int,
-    }
-    for name, kind in shapes.items():
-        if not isinstance(meta.get(name), kind):
-            raise ValueError(f"its {name} are not what a watch writes")
-    exact = meta.get("exact", {})
-    nested = [*meta["devices"].values(), *(exact.values() if isinstance(exact, dict) else [None])]
-    if not all(isinstance(value, dict) for value in nested) or not 0 < meta["interval_s"] < float("inf"):
-        raise ValueError("its devices or its interval are not what a watch writes")
-
-
-def _watched_frame(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """A frame of a watch with numbers that are some, times that are known, and nothing else."""
-    known = conform(frame[[column for column in SCHEMA[name] if column in frame]], name)
-    numbers = known.select_dtypes("Float64").columns
-    known[numbers] = known[numbers].mask(known[numbers].isin([float("inf"), float("-inf")]))
-    times = known["t_s" if name == "samples" else "start_s"].astype("Float64")
-    counts = known["readings" if name == "samples" else "depth"]
-    if times.isna().any() or not (times.abs() < float("inf")).all() or counts.isna().any() or (counts < 0).any():
-        raise ValueError(f"{name} holds a time or a count that is none")
-    return known
+    samples = folder.load_frame("samples", raw_columns.SAMPLES, source)
+    marks = folder.load_frame("marks", raw_columns.MARKS, source)
+    return watch_of(WatchRecord(samples, marks)), meta

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.errors import LabError
+from perfnb.frames.beside import workplace
 from perfnb.labs.exercise import Hint
 from perfnb.labs.ledger import Result, exercise_of
+from perfnb.traces.regular_file import open_regular
 
 FORMAT = "perfnb labs 1"
 #: Bytes beyond which a file is not read: a full one has some ten thousand.
@@ -67,12 +69,11 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
     }
     content["sha256"] = _digest(content)
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        beside.replace(target)
+        with workplace(target.parent) as work:
+            (work / "results").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+            (work / "results").replace(target)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise LabError(f"The results could not be written to {target}: {error.strerror}.") from error
     return target
 
@@ -91,16 +92,18 @@ def verify_results(path: str | Path) -> Verification:
         If it is no file of results.
     """
     try:
-        if Path(path).stat().st_size > LARGEST:
+        with open_regular(path) as file:
+            text = file.read(LARGEST + 1)
+        if len(text) > LARGEST:
             raise LabError(f"{path} is too large for a file of results.")
-        content = json.loads(Path(path).read_text("utf-8"))
+        content = json.loads(text.decode("utf-8"))
         claimed, digest = content.pop("sha256", None), None
         if content.get("format") != FORMAT:
             raise LabError(f"{path} is not a file of results that this perfnb reads ({FORMAT}).")
         verdicts = {str(each["number"]): _verdict(each) for each in content["results"]}
         digest = _digest(content)
     except OSError as error:
-        raise LabError(f"{path} cannot be read: {error.strerror}.") from error
+        raise LabError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LabError(f"{path} is not a file of results, or is damaged.") from error
     return Verification(unchanged=claimed == digest, verdicts=verdicts)

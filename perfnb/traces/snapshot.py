@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from perfnb.errors import TraceError
 from perfnb.traces import plain_pickle, stacks
+from perfnb.traces.regular_file import open_regular
 
 #: Stands in an integer column for a value that the snapshot does not hold.
 MISSING = -1
@@ -131,12 +131,10 @@ def read(
         If it cannot be read, is too large, or is no snapshot; the message names the file. Nothing in it is ever run.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise TraceError(f"{path} was not read: it is not a file; give the file that torch dumped.")
-            data = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
-            size = max(status.st_size, len(data))
+        with open_regular(path) as file:
+            length = os.fstat(file.fileno()).st_size
+            data = file.read(max_bytes + 1) if length <= max_bytes else b""
+            size = max(length, len(data))
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}; check the path.") from error
     if size > max_bytes:
@@ -145,10 +143,6 @@ def read(
             "record fewer entries (max_entries of torch.cuda.memory._record_memory_history)."
         )
     return decode(data, source=str(path), limits=limits)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would wait for ever
 
 
 def decode(
@@ -173,8 +167,8 @@ def decode(
 def looks_like_snapshot(path: str | Path) -> bool:
     """Does the file at `path` begin as a pickle does? Reads two bytes and runs nothing."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            head = file.read(2) or b""
+        with open_regular(path) as file:
+            head = file.read(2)
     except OSError:
         return False
     return len(head) == 2 and head[0] == 0x80 and head[1] in plain_pickle.PROTOCOLS

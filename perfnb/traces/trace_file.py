@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perfnb.errors import TraceError
+from perfnb.traces.regular_file import open_regular
 
 #: Called with the bytes of the file done so far, and its size.
 Progress = Callable[[int, int], None]
@@ -23,6 +24,8 @@ QUIET_S, _EVERY_S = 2.0, 0.2
 #: before it does; where `max_ratio` is passed after more than so many bytes, whatever the cap.
 _BOMB_RATIO, _BOMB_FROM, _RATIO_FROM = 200, 4 * 2**20, 32 * 2**20
 _GZIP = b"\x1f\x8b"
+#: So many bytes of a compressed file give a block of text, or it is none: twice what they take that do not compress.
+_MOST_FOR_A_BLOCK = 2 * _BLOCK
 _PACKED = {
     b"PK\x03\x04": "a ZIP archive",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
@@ -76,7 +79,7 @@ def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None)
         If the file cannot be read, is damaged, or is or becomes too large.
     """
     try:
-        with path.open("rb", buffering=_BLOCK // 8) as file:
+        with open_regular(path, buffering=_BLOCK // 8) as file:
             yield from _blocks(file, path, limits, progress)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         cut = isinstance(error, EOFError)
@@ -102,9 +105,11 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
     most, limit = (limits.max_packed_bytes, "max_packed_bytes") if packed else (limits.max_bytes, "max_bytes")
     if size > most:
         raise TraceError(f"{path} was not read: it is {_size(size)}, above {_size(most)}; raise {limit}=.")
-    text = gzip.GzipFile(fileobj=file, mode="rb") if packed else file
+    counted = _Counted(file, path)
+    text = gzip.GzipFile(fileobj=counted, mode="rb") if packed else file  # type: ignore[call-overload]
     done = 0
     while block := text.read(_BLOCK):
+        counted.since_block = 0
         if packed and not done and block.startswith(_GZIP):
             raise TraceError(f"{path} cannot be read as a trace: it is compressed twice; unpack it once first.")
         done += len(block)
@@ -127,6 +132,25 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
         if progress is not None and now - begin >= QUIET_S and (now - told >= _EVERY_S or place == size):
             told = now
             progress(place, size)
+
+
+class _Counted:
+    """A compressed file that is refused where much of it unpacks to nothing: a header or a row of empty parts that does
+    not end."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self.since_block = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes at most."""
+        data = self._file.read(size)
+        self.since_block += len(data)
+        if self.since_block > _MOST_FOR_A_BLOCK:
+            why = f"more than {_size(_MOST_FOR_A_BLOCK)} of its compressed data unpack to nothing"
+            raise TraceError(f"{self._path} cannot be read as a trace: {why}; copy or record it again.")
+        return data
 
 
 def _too_large(path: Path, how: str) -> TraceError:

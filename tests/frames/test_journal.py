@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_an_entry_comes_back(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> None:
     """Killed at random moments of its writing, each time after an entry was said to be written."""
-    journal, told = tmp_path / "journal", []
+    journal, told, left = tmp_path / "journal", [], 0
     random.seed(7)
     for _ in range(6):
         process = writer(journal, 10_000)
@@ -72,6 +73,7 @@ def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> No
         told += [line.strip() for line in process.stdout if line.endswith("\n")]
         process.stdout.close()
 
+        left += any(path.name.startswith(".perfnb-") for path in journal.iterdir())
         entries, damaged = read_entries(journal)
         assert damaged == {}
         assert set(told) <= set(entries)
@@ -79,8 +81,7 @@ def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> No
             timing = perfnb.load(journal / name / "timing")
             assert isinstance(timing, perfnb.Timing)
             assert timing.steps == 20_000
-    # Most of them were killed while they wrote.
-    assert [path for path in journal.iterdir() if path.name.startswith(".perfnb-")]
+    assert left  # most of them were killed while they wrote
 
 
 @pytest.mark.slow
@@ -163,6 +164,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "wrong type": (edited(median_ms="fast"), "Expected"),
     "no time": (edited(median_ms=-1.0), "a time that is none"),
     "a time that cannot be": (edited(at="yesterday"), "isoformat"),
+    "a time below all": (edited(at="0001-01-01T00:00:00+23:59"), "it was not added at 0001"),
+    "a time above all": (edited(at="9999-12-31T23:59:59-23:59"), "it was not added at 9999"),
+    "a time that floats do not hold twice": (edited(median_ms=1e308, ci_ms=[1e307, 1.7e308]), "a time that is none"),
+    "a time near none": (edited(median_ms=5e-324), "a time that is none"),
+    "more steps than int64 holds": (edited(steps=2**70), "out of range"),
+    "bytes below 0": (edited(peak_memory_bytes=-1), "out of range"),
+    "infinite": (lambda path: path.write_text(path.read_text().replace("null", "1e999", 1)), ""),
     "of another kind": (edited(kind="../../x"), "unknown kind"),
     "half a fact": (edited(ci_ms=[1.0]), "length"),
 }
@@ -186,6 +194,44 @@ def test_a_damaged_entry_is_named_and_the_others_are_read(tmp_path: Path, damage
     assert list(journal.damaged) == [names[1]]
     assert words in journal.damaged[names[1]]
     assert f"{names[1]} is damaged" in " ".join(str(journal).split())
+
+
+JSON = [None, True, -1, 0, 10**18, 2**63, 10**400, -1e308, 1e308, 5e-324, "", "\0", "0001-01-01T00:00+23:59", [], {}]
+JSON += [[1e308, 1e308], {"torch": 1e308, "gpus": {}, "host": [None]}]
+
+
+@pytest.mark.slow
+def test_whatever_stands_in_an_entry_it_is_read_or_damaged_and_the_others_are_shown(tmp_path: Path) -> None:
+    names = [write_entry(tmp_path, report_entry(hours, 10.0, 0.9, "accept"), nothing) for hours in range(3)]
+    facts = tmp_path / names[1] / FACTS
+    good = facts.read_text("utf-8")
+    journal = perfnb.journal(tmp_path)
+    for key in json.loads(good)["meta"]:
+        for value in JSON:
+            facts.write_text(good)
+            edited(**{key: value})(facts)
+            damaged = list(journal.damaged)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                shown = journal.history.index.tolist()
+            assert sorted([*damaged, *shown]) == names, (key, value)
+            assert set(damaged) <= {names[1]}
+            assert str(journal)
+            if shown == names and key in ("at", "median_ms", "baseline_ms"):
+                journal.plot()
+
+
+def test_a_pipe_or_a_device_is_no_entry(tmp_path: Path) -> None:
+    names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(3)]
+    for name in names[1:]:
+        (tmp_path / name / FACTS).unlink()
+    os.mkfifo(tmp_path / names[1] / FACTS)
+    (tmp_path / names[2] / FACTS).symlink_to("/dev/zero")
+
+    entries, damaged = read_entries(tmp_path)
+
+    assert list(entries) == names[:1]
+    assert set(damaged.values()) == {"it is not a file but a pipe or a device"}
 
 
 def test_a_newer_form_is_said_to_be_one(tmp_path: Path) -> None:
