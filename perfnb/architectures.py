@@ -141,6 +141,7 @@ def compare_architectures(
                 plan=Plan(warmup=1, steps=1, traced=3, budget_s=left_s),
                 models=[pairs[name][0]],
                 namespace={name: pairs[name][0]},
+                labels=[name],
                 name=name,
                 quiet=True,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -89,13 +89,15 @@ def profile_step(
         raise TypeError(f"watch must be True or False, not {given!r}.")
     require_steps({"step": step}, batches, "profile_step(step, loader)")
     models, names = chosen_models(model)
+    variables = namespace_of(step)
     return run_profile(
         step,
         batches,
         plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
         models=models,
         # A name given with a model comes first.
-        namespace={**names, **name_of_batches(step, batches), **namespace_of(step), **names},
+        namespace={**names, **name_of_batches(step, batches), **variables, **names},
+        labels=[name for name, value in names.items() if variables.get(name) is not value],
         stacks=stacks,
         watch=watch,
         name=name or str(getattr(step, "__name__", "step")),
@@ -109,6 +111,7 @@ def run_profile(
     plan: Any,
     models: list[nn.Module] | None,
     namespace: Mapping[str, Any],
+    labels: Collection[str] = (),
     stacks: bool = False,
     watch: bool = False,
     name: str = "step",
@@ -125,7 +128,14 @@ def run_profile(
     with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet) as progress:
         with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher:
             capture = capture_step(
-                step, batches, plan=plan, models=models, namespace=namespace, stacks=stacks, progress=progress
+                step,
+                batches,
+                plan=plan,
+                models=models,
+                namespace=namespace,
+                labels=labels,
+                stacks=stacks,
+                progress=progress,
             )
         failure, profile = capture.failure, Profile(recording_of(capture, name, watcher))
         if failure is None:

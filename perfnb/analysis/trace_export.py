@@ -26,7 +26,7 @@ from perfnb.traces.event_columns import DERIVED, INSTANT, MEMORY
 _ARGUMENTS = {
     "device": "device", "stream": "stream", "correlation": "correlation", "external_id": "External id",
     "sequence": "Sequence number", "forward_thread": "Fwd thread id", "wait_stream": "wait_on_stream",
-    "wait_correlation": "wait_on_cuda_event_record_corr_id",
+    "wait_correlation": "wait_on_cuda_event_record_corr_id", "bytes": "bytes",
 }  # fmt: skip
 _TEXTS = {"shapes": "Input Dims", "collective": "Collective name", "group": "Process Group Name"}
 #: Number of the process under which what perfnb found out stands, or the next one that is free.

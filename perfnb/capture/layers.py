@@ -13,10 +13,12 @@ and `Calls` only remembers which modules they were.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +42,11 @@ LABEL = "pf#"
 function_span: Any = torch._C._profiler._RecordFunctionFast
 SPAN_CATEGORY = "cpu_op"
 
+#: Frames of torch between a module's caller and its hooks; their first argument is the module that is called.
+_CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
+#: What runs the step: what lies around it is no part of it.
+_RUNNER = "perfnb.capture.steps"
+
 Stack = list[tuple[nn.Module, int, Any]]
 
 
@@ -61,11 +68,14 @@ class Calls:
         Number of the first call of each step.
     elsewhere : dict of int to weak reference
         The modules that were called in threads which the profiler does not record, by their ``id``.
+    called_whole : dict of int to bool
+        Of each outermost module, by ``id``: whether the step called it, and not a method of a module that did.
     """
 
     records: list[tuple[int, nn.Module, int | None]] = field(default_factory=list)
     loss: set[int] = field(default_factory=set)
     begins: list[int] = field(default_factory=list)
+    called_whole: dict[int, bool] = field(default_factory=dict)
     elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
 
     def begin_step(self) -> None:
@@ -143,8 +153,11 @@ class LayerSpans:
         # An outermost call has its span in any case: it is forward, whichever models are wanted.
         if stack and self._wanted is not None and id(module) not in self._wanted:
             return
-        if not stack and self._outermost is not None:
-            self._outermost(args)
+        if not stack:
+            if id(module) not in self.calls.called_whole:
+                self.calls.called_whole[id(module)] = not _inside_a_method(sys._getframe(1))
+            if self._outermost is not None:
+                self._outermost(args)
         number = next(self._numbers)
         span = function_span(f"{LABEL}{number}")
         self.calls.records.append((number, module, stack[-1][1] if stack else None))
@@ -175,6 +188,18 @@ def others_listen() -> bool:
     """Whether somebody else's hooks hear of every module call."""
     hooks = (*_global_forward_pre_hooks.values(), *_global_forward_hooks.values())
     return any(not isinstance(getattr(hook, "__self__", None), LayerSpans) for hook in hooks)
+
+
+def _inside_a_method(frame: FrameType | None) -> bool:
+    """Whether a method of a module, such as ``generate``, leads to the outermost module call that this frame makes."""
+    while frame is not None and frame.f_globals.get("__name__") != _RUNNER:
+        code = frame.f_code
+        if code.co_name not in _CALLING and code.co_argcount:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if issubclass(type(first), nn.Module):  # by type: isinstance asks a proxy for its class
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _close_down_to(stack: Stack, height: int) -> None:

@@ -79,6 +79,44 @@ def name_layers(
     return _restricted(*_in_order(layers, places), only)
 
 
+def known_models(
+    calls: Calls, namespace: Mapping[str, Any], layers: list[Layer], places: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    """The models that a variable of the user's holds; JSON-able.
+
+    Returns
+    -------
+    list of dict
+        ``name`` (its layer's, which is that variable) and ``called``: whether the step calls it itself, instead of a
+        method of it such as ``generate`` or layers inside it.
+    """
+    known: dict[str, bool] = {}
+    for name, module in named_modules(namespace):
+        place = places.get(id(module))
+        if place is not None and layers[place].parent is None and layers[place].name == name:
+            known[name] = calls.called_whole.get(id(module), False)
+    return [{"name": name, "called": called} for name, called in known.items()]
+
+
+def own_tables(
+    layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module], namespace: Mapping[str, Any]
+) -> list[str]:
+    """The layers that are embeddings whose weight no other module has, and whose gradient is dense."""
+    held: dict[int, set[int]] = {}
+    embeddings: dict[int, Any] = {}
+    for model in [*called, *(module for _, module in named_modules(namespace))]:
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                held.setdefault(id(parameter), set()).add(id(module))
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and id(module) in places:
+                embeddings[id(module)] = module
+    return [
+        layers[places[key]].name
+        for key, module in embeddings.items()
+        if not module.sparse and len(held[id(module.weight)]) == 1
+    ]
+
+
 def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Module]:
     """For each module that a step made like one of an earlier step, by ``id``: that one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from perfnb.capture.namespace import named_values
 #: What is told of a loader and of an optimizer.
 _OF_LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "batch_size", "drop_last")
 _OF_OPTIMIZER = ("foreach", "fused", "capturable")
+#: Modules of which a line of advice may make use.
+_IMPORTS = ("torch", "gc", "os")
 #: Ways in which torch's optimizers update all parameters at once, the fastest first.
 _AT_ONCE = ("fused", "foreach")
 
@@ -44,9 +47,10 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
     dict
         ``optimizers``: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them, ``groups``,
         ``at_once`` (arguments that would make it update all at once), ``arguments`` (those given, where it is one of
-        torch's) and its settings; ``loader``: ``name`` (``None`` where no variable holds it), ``class``, its settings,
+        torch's), ``untold`` (those of them that are no plain values) and its settings; ``loader``: ``name`` (``None``
+        where no variable holds it), ``class``, its settings,
         ``iterable`` (whether its data set only iterates) and ``collates`` (whether by a function of the user's), or
-        ``None`` where nothing fed the step.
+        ``None`` where nothing fed the step; ``imports``: modules that the namespace holds under their own names.
     """
     used = {id(parameter) for module in called for parameter in module.parameters(recurse=False)}
     optimizers = []
@@ -62,11 +66,16 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
                     "elements": sum(tensor.numel() for tensor in tensors),
                     "groups": len(value.param_groups),
                     "at_once": [word for word in _AT_ONCE if word in value.defaults],
-                    "arguments": _given(value),
+                    "arguments": _told(_given(value)),
+                    "untold": [key for key, one in (_given(value) or {}).items() if not _is_told(one)],
                     **settings,
                 }
             )
-    return {"optimizers": optimizers, "loader": None if batches is None else _loader(namespace, batches)}
+    return {
+        "optimizers": optimizers,
+        "loader": None if batches is None else _loader(namespace, batches),
+        "imports": [name for name in _IMPORTS if namespace.get(name) is sys.modules.get(name, _IMPORTS)],
+    }
 
 
 def _given(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -79,11 +88,21 @@ def _given(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     return {
         name: value
         for name, value in given.items()
-        if name not in (*_AT_ONCE, "capturable") and value != usual[name].default and _told(value)
+        if name not in (*_AT_ONCE, "capturable") and not _is(value, usual[name].default)
     }
 
 
-def _told(value: Any) -> bool:
+def _is(value: Any, usual: Any) -> bool:
+    """Whether a setting is the default one; a tensor never is."""
+    return value is usual or (_is_told(value) and bool(value == usual))
+
+
+def _told(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The settings that are plain values."""
+    return None if given is None else {name: value for name, value in given.items() if _is_told(value)}
+
+
+def _is_told(value: Any) -> bool:
     return _plain(value) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 

@@ -7,7 +7,7 @@ records shapes keeps tensors alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from perfnb.capture.gate import InterruptGate
 from perfnb.capture.guard import exclusive
 from perfnb.capture.layers import Calls
 from perfnb.capture.memory import WatchedMemory, is_out_of_memory
-from perfnb.capture.naming import Layer, name_layers
+from perfnb.capture.naming import Layer, known_models, name_layers, own_tables
 from perfnb.capture.parts import named_parts
 from perfnb.capture.session import ExecutedStep, Progress, Session
 from perfnb.capture.steps import BatchSource, StepRunner
@@ -79,6 +79,7 @@ def capture_step(
     plan: Plan,
     models: list[nn.Module] | None = None,
     namespace: Mapping[str, Any] | None = None,
+    labels: Collection[str] = (),
     stacks: bool = False,
     progress: Progress | None = None,
 ) -> Capture:
@@ -94,6 +95,8 @@ def capture_step(
         Restrict layers to these models.
     namespace : mapping
         Variables by which models are named.
+    labels : collection of str
+        Names in `namespace` that the user gave to models and that are no variables.
 
     Raises
     ------
@@ -115,6 +118,9 @@ def capture_step(
         layers, places = name_layers(session.watched_calls(), namespace or {}, models)
         called = [module for _, module, _ in session.calls.records]
         parts = named_parts(namespace or {}, None if source is None else source.made, called)
+        variables = {name: value for name, value in (namespace or {}).items() if name not in labels}
+        parts["models"] = known_models(session.watched_calls(), variables, layers, places)
+        parts["own_tables"] = own_tables(layers, places, called, namespace or {})
         meta = session.meta | {"environment": describe_environment(), "parts": parts}
         if failure is not None:
             meta["failure"] = f"{type(failure).__name__}: {failure}".splitlines()[0]

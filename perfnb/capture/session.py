@@ -279,7 +279,8 @@ class Session:
         """The calls by which layers are named: not those inside compiled regions, which run uncompiled when counted."""
         until = self._uncompiled_from
         begins = [begin for begin in self.calls.begins if until is None or begin < until]
-        return Calls(self.calls.records[:until], self.calls.loss, begins, self.calls.elsewhere)
+        calls = self.calls
+        return Calls(calls.records[:until], calls.loss, begins, calls.called_whole, calls.elsewhere)
 
     def _called(self) -> list[nn.Module]:
         return list({id(module): module for _, module, _ in self.calls.records}.values())

@@ -14,7 +14,7 @@ SPAN_LABEL = "pf#"
 #: Columns of whole numbers, -1 where an event carries none.
 NUMBERS = (
     *("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id"),
-    *("sequence", "forward_thread", "wait_stream", "wait_correlation"),
+    *("sequence", "forward_thread", "wait_stream", "wait_correlation", "bytes"),
 )
 #: Columns of text, missing where an event carries none.
 TEXTS = ("shapes", "collective", "group")

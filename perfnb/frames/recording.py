@@ -79,8 +79,9 @@ class Recording:
         One row an event of the traced steps: ``name``, ``category``, ``start_ns`` (from the trace's base),
         ``duration_ns``, ``thread``, ``device``, ``stream``, ``correlation``, ``sequence``, ``forward_thread`` (-1 where
         the event has none), ``span`` (number of the layer span, else -1). Where it is known also ``process``,
-        ``external_id``, ``wait_stream``, ``wait_correlation``, and as text ``shapes``, ``collective`` and ``group``. Of
-        a trace that was loaded also ``marks_step`` (number of the step that the event stands for, else -1).
+        ``external_id``, ``wait_stream``, ``wait_correlation``, ``bytes`` (that a copy moves), and as text ``shapes``,
+        ``collective`` and ``group``. Of a trace that was loaded also ``marks_step`` (number of the step that the event
+        stands for, else -1).
     steps : DataFrame
         One row an executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch), ``start_s`` (from the
         begin of the first), ``step`` (number of a traced one).

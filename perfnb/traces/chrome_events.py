@@ -42,6 +42,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     reserved: Loose = msgspec.field(default=MISSING, name="Total Reserved")
     allocated: Loose = msgspec.field(default=MISSING, name="Total Allocated")
     bytes: Loose = msgspec.field(default=MISSING, name="Bytes")
+    moved_bytes: Loose = msgspec.field(default=MISSING, name="bytes")
     device_id: Loose = msgspec.field(default=MISSING, name="Device Id")
     device_type: Loose = msgspec.field(default=MISSING, name="Device Type")
     address: Loose = msgspec.field(default=MISSING, name="Addr")

@@ -89,6 +89,8 @@ class TraceColumns:
         Codes into `shape_texts`, `collective_names` and `group_names`.
     wait_stream, wait_correlation : ndarray of int64
         What a synchronisation waits for: the stream, and the correlation of the call that recorded the event.
+    bytes : ndarray of int64
+        What a copy or fill on a device moves.
     memory : MemoryColumns
         What was allocated and freed, where the profiler recorded it.
     shape_texts : list of str
@@ -135,6 +137,7 @@ class TraceColumns:
     group: Ints
     wait_stream: Ints
     wait_correlation: Ints
+    bytes: Ints
     memory: MemoryColumns
     shape_texts: list[str]
     collective_names: list[str]

@@ -27,7 +27,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,30}")
 _COLUMNS = (
     *("name", "category", "start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation"),
     *("sequence", "forward_thread", "external_id", "python_id", "python_parent", "shapes", "collective", "group"),
-    *("wait_stream", "wait_correlation"),
+    *("wait_stream", "wait_correlation", "bytes"),
 )
 _UNSIGNED = ("device", "stream", "correlation", "wait_stream", "wait_correlation")
 _SIGNED = ("sequence", "forward_thread", "python_id", "python_parent")
@@ -180,6 +180,7 @@ class EventColumns:
             "thread": self._ids_of(events["tid"]),
             **{name: _unsigned(args[name]) for name in _UNSIGNED},
             **{name: _numbers(args[name]) for name in _SIGNED},
+            "bytes": _numbers(args["moved_bytes"]),
             "external_id": old if external is None else external if old is None else _first_of(external, old),
             "shapes": _texts(self.shapes, shapes),
             "collective": _texts(self.collectives, args["collective"]),

@@ -55,7 +55,6 @@ def unfused_attention(facts: Facts) -> list[Finding]:
     bound = max(whole - remains, 0.0)
     top = facts.heaviest_layers(used)
     per_step = count / max(facts.attribution.steps, 1)
-    lever, code = _lever(facts, top)
     return [
         Finding(
             "attention unfused",
@@ -63,8 +62,8 @@ def unfused_attention(facts: Facts) -> list[Finding]:
             f"{part(facts.share(whole))} of the step: {time(products)} in the products and {time(between)} in what "
             f"lies between them, through matrices of all pairs of positions.",
             bound,
-            lever,
-            code,
+            _lever(facts, top),
+            "",
             "medium",
             "Told from the order of operators. The products stay, and the fused operator's backward pass computes one "
             "of them again (Dao et al., FlashAttention, 2022)."
@@ -98,17 +97,20 @@ def _layers(chosen: pd.DataFrame) -> list[str]:
     return [str(name) for name in chosen["layer"].unique() if name]
 
 
-def _lever(facts: Facts, layers: list[str]) -> tuple[str, str]:
+def _lever(facts: Facts, layers: list[str]) -> str:
     """What to change: torch's own layer needs only be told that nobody wants its weights."""
-    lever = "Use the fused operator, which holds no matrix of all pairs in memory."
+    lever = (
+        "Use torch.nn.functional.scaled_dot_product_attention, which holds no matrix of all pairs in memory; a mask "
+        "that is not causal is its attn_mask."
+    )
     kinds = dict(zip(facts.recording.modules["name"], facts.recording.modules["module"], strict=True))
     own = [name for name in layers if kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
-            f"{lever} nn.MultiheadAttention does so where its weights are not asked for.",
-            f"{facts.path_of(own[0])}(query, key, value, need_weights=False)",
+            "Use the fused operator, which holds no matrix of all pairs in memory: nn.MultiheadAttention does so where "
+            f"its weights are not asked for. Call {facts.path_of(own[0])} with need_weights=False."
         )
-    return lever, "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)"
+    return lever
 
 
 def _remains(facts: Facts, products: float, of_backward: float) -> float:

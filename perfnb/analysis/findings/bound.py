@@ -7,11 +7,17 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
+from perfnb.analysis.device_work import SORTS
 from perfnb.analysis.findings.attention import attention_layers
+from perfnb.analysis.findings.compiling import compiling
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Confidence, Finding, Row, part, time
+from perfnb.analysis.findings.gpu import GpuFacts
+from perfnb.analysis.findings.hardware import has_units
+from perfnb.analysis.nesting import Bools
 from perfnb.analysis.roofline import COMPUTE, MEMORY
 
 _WORTH = 0.05
@@ -31,6 +37,7 @@ _PRODUCTS = re.compile(
     r"gemm|gemv|cutlass|Cijk_|conv|xmma|wgrad|dgrad|matmul|attn|attention|flash|fmha|winograd|_mm_|cudnn", re.IGNORECASE
 )
 _MOVES = re.compile(r"batched_transpose|nchwToNhwc|nhwcToNchw", re.IGNORECASE)
+_SENDS, _FILLS = re.compile(r"nccl|rccl", re.IGNORECASE), re.compile(r"Memset|Memcpy")
 _FLOAT32 = re.compile(r"sgemm|s(?:cudnn|gemv)|f32f32_f32f32_f32|ffma|_S_B_|_SB_|scudnn|fprop_.*fp32", re.IGNORECASE)
 
 
@@ -103,22 +110,23 @@ def compute(facts: Facts) -> list[Finding]:
     if not near and facts.busy and facts.gpu is None:
         return []  # other programs had the cores, and not when the roof was measured
     confidence: Confidence = "medium" if near else "low"
-    layout = any(name == "Conv2d" for name in facts.recording.modules["module"])
+    kinds = dict(zip(facts.recording.modules["name"], facts.recording.modules["module"], strict=True))
+    layout = any(kinds.get(name) == "Conv2d" for name in work.layers)
+    model = facts.variable(work.layers[0]) if work.layers else None
     return [
         Finding(
             "compute",
             f"Layers that do more arithmetic than memory limits take {time(work.ms)}, {part(facts.share(work.ms))} of "
             f"the step, and reach {part(work.efficiency)} of what large products reach on this machine.",
             bound,
-            "It is near what the machine can do: only less arithmetic helps, a better algorithm or lower precision."
+            "It is near what the machine can do: only less arithmetic helps, by "
+            + (f"lower precision ({_autocast(facts)}) or " if _pays(facts, "float32", "bfloat16") else "")
+            + "a smaller model or a better algorithm."
             if near
-            else "Larger products use the machine better: larger batches, sizes that are multiples of 16"
+            else "Larger products use the machine better: larger batches (perfnb.scaling_study tells whether a sample "
+            "is cheaper in them), sizes that are multiples of 16"
             + (", channels last for convolutions." if layout else "."),
-            _less_arithmetic(facts)
-            if near
-            else f"{facts.model} = {facts.model}.to(memory_format=torch.channels_last)"
-            if layout
-            else "perfnb.scaling_study(make_step, [64, 128, 256, 512])  # is a sample cheaper in a larger batch?",
+            f"{model} = {model}.to(memory_format=torch.channels_last)" if model and layout and not near else "",
             confidence,
             "The roof was measured with large square products; small or odd ones cannot reach it.",
             "Which part of a layer's time is arithmetic and which is waiting for memory.",
@@ -127,10 +135,10 @@ def compute(facts: Facts) -> list[Finding]:
     ]
 
 
-def _less_arithmetic(facts: Facts) -> str:
-    if _pays(facts, "float32", "bfloat16"):
-        return f'with torch.autocast("{_device(facts)}", dtype=torch.bfloat16): ...'
-    return f'perfnb.compare_architectures({{"now": {facts.model}, "smaller": smaller}}, batch)'
+def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
+    """How products are computed in lower precision, in words."""
+    scaled = ", with torch.amp.GradScaler for the gradients" if dtype == "float16" else ""
+    return f'forward and loss under torch.autocast("{_device(facts)}", dtype=torch.{dtype}){scaled}'
 
 
 def _pays(facts: Facts, now: str, lower: str) -> bool:
@@ -158,15 +166,16 @@ def memory_bandwidth(facts: Facts) -> list[Finding]:
     bound = work.ms - work.arithmetic_ms
     if facts.share(bound) < _MUCH:
         return []
+    note, code = compiling(facts, work.layers)
     return [
         Finding(
             "memory bandwidth",
             f"Layers that do little arithmetic for each byte take {time(work.ms)}, {part(facts.share(work.ms))} of the "
             f"step; the bytes that they must move take {time(work.least_ms)} at this machine's bandwidth.",
             bound,
-            "Move fewer bytes: fuse such layers with their neighbours, use lower precision, avoid copies and changes "
-            "of layout.",
-            f"{facts.model} = torch.compile({facts.model})",
+            "Move fewer bytes: fuse such layers with their neighbours (torch.compile), use lower precision, avoid "
+            f"copies and changes of layout.{note}",
+            code,
             "medium",
             "Fused into their neighbours they would move almost nothing; seldom can all of them be.",
             "Caches: what stays in them moves faster than the bandwidth measured.",
@@ -180,7 +189,9 @@ def _weights(facts: Facts) -> list[Finding]:
     bound = work.ms - work.arithmetic_ms
     if facts.share(bound) < _MUCH:
         return []
-    halves = _pays(facts, "float32", "bfloat16")
+    trains = bool((facts.attribution.cells["direction"] == "backward").any())
+    halves = _pays(facts, "float32", "bfloat16") and not trains  # weights that are trained lose what is added to them
+    model = facts.variable(work.layers[0]) if work.layers else None
     return [
         Finding(
             "memory bandwidth",
@@ -188,11 +199,10 @@ def _weights(facts: Facts) -> list[Finding]:
             f"step; the bytes that they must move take {time(work.least_ms)} at this machine's bandwidth, their "
             f"arithmetic {time(work.arithmetic_ms)}.",
             bound,
-            "Let more samples share a reading of the weights: a larger batch takes little longer. Weights of fewer "
-            "bytes (lower precision, quantisation) shorten the step itself.",
-            f"{facts.model} = {facts.model}.to(torch.bfloat16)  # and its inputs"
-            if halves
-            else "perfnb.scaling_study(make_step, [1, 4, 16, 64])  # is a sample cheaper in a larger batch?",
+            "Let more samples share a reading of the weights: a larger batch takes little longer, as "
+            "perfnb.scaling_study can show. Weights of fewer bytes (lower precision, quantisation) shorten the step "
+            "itself.",
+            f"{model} = {model}.to(torch.bfloat16)  # and its inputs" if model and halves else "",
             "medium",
             "Bytes are those of the layers' tensors, most of them weights. The bound is for each sample of a batch so "
             "large that arithmetic is the limit.",
@@ -229,6 +239,7 @@ def low_precision(facts: Facts) -> list[Finding]:
     if facts.share(bound) < _WORTH:
         return []
     by_accident = now == "float64"
+    model = facts.variable(work.layers[0]) if work.layers else None
     return [
         Finding(
             "low precision unused",
@@ -238,10 +249,8 @@ def low_precision(facts: Facts) -> list[Finding]:
             "Compute in float32 unless the problem needs more: NumPy's arrays are float64 by default, and tensors made "
             "from them."
             if by_accident
-            else "Compute products in bfloat16 under autocast, and check that the result is still good.",
-            f"{facts.model} = {facts.model}.float()  # and its inputs: x = x.float()"
-            if by_accident
-            else f'with torch.autocast("{_device(facts)}", dtype=torch.bfloat16): ...',
+            else f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
+            f"{model} = {model}.float()  # and its inputs: x = x.float()" if model and by_accident else "",
             "medium",
             "Both rates were measured with large products; conversions and other operators cost a part of the gain.",
             "Whether the model keeps its quality: perfnb.report checks that.",
@@ -250,98 +259,112 @@ def low_precision(facts: Facts) -> list[Finding]:
     ]
 
 
-def _kernels(facts: Facts) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Kernels that multiply, and the others that compute."""
-    assert facts.gpu is not None
-    work = facts.gpu.work
-    name = work["name"].astype("str")
-    multiplies = name.str.contains(_PRODUCTS) & ~name.str.contains(_MOVES)
-    sends = name.str.contains("nccl|rccl", case=False)
-    return work[multiplies & ~sends], work[~multiplies & ~sends]
+def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
+    """Which runs are kernels that multiply, and which are others that compute."""
+    runs = gpu.runs
+    computes = (runs.sort == SORTS.index("computation")) & ~runs.named(_SENDS) & ~runs.named(_FILLS)
+    multiplies = runs.named(_PRODUCTS) & ~runs.named(_MOVES)
+    return computes & multiplies, computes & ~multiplies
+
+
+def _heaviest(gpu: GpuFacts, chosen: Bools) -> tuple[Row, ...]:
+    """The kernels that run longest."""
+    runs = gpu.runs
+    ns = pd.Series((runs.end - runs.start)[chosen]).groupby(np.asarray(runs.names, dtype=object)[chosen]).sum()
+    return tuple(Row("kernel", str(name)) for name in ns.sort_values(ascending=False, kind="stable").index[:3])
 
 
 def _products_of_trace(facts: Facts) -> list[Finding]:
-    if facts.gpu is None or not len(facts.gpu.work):
+    gpu = facts.gpu
+    if gpu is None:
         return []
-    products, _ = _kernels(facts)
-    ms = min(float(products["ms"].sum()), facts.gpu.busy_ms)
+    products, _ = _kernels(gpu)
+    ms, single = gpu.ran_ms(products), gpu.ran_ms(products & gpu.runs.named(_FLOAT32))
     if facts.share(ms) < _MOST:
         return []
-    single = min(_float32_ms(products), ms)
-    can = single >= _WORTH * ms
+    how = _lower_precision(facts) if single >= _WORTH * ms else ""
+    note, code = ("", "") if how else compiling(facts, facts.heaviest_layers(facts.ops), "max-autotune")
     return [
         Finding(
             "compute",
             f"Kernels that multiply matrices run for {time(ms)}, {part(facts.share(ms))} of the step; the GPU is busy "
-            f"for {part(1 - facts.gpu.idle_share)} of the step. "
+            f"for {part(1 - gpu.idle_share)} of the step. "
             + (
                 f"By their names {time(single)} of it is in float32, which lower precision would shorten."
-                if can
+                if how
                 else "None of them is by its name in float32, where lower precision would help most."
+                if single < _WORTH * ms
+                else f"By their names {time(single)} of it is in float32; this GPU has no units for lower precision."
             ),
             ms,
             "The GPU works: less arithmetic helps, by "
-            + ("lower precision, " if can else "")
-            + "another algorithm, or less to compute.",
-            'with torch.autocast("cuda", dtype=torch.bfloat16): ...'
-            if can
-            else f'{facts.model} = torch.compile({facts.model}, mode="max-autotune")',
+            + (f"lower precision ({how}), " if how else "")
+            + f"another algorithm, or less to compute.{note}",
+            code,
             "low",
             "Told from the kernels' names; a trace does not hold their arithmetic, so how near they are to the roof is "
             "not known. The bound is all of their time: no change removes it, a faster one removes a part.",
             "FLOPs and bytes: such kernels may wait for memory too, as products with few rows do. And the precision of "
             "kernels whose names do not tell it.",
-            tuple(Row("kernel", str(name)) for name in products["name"].head(3)),
+            _heaviest(gpu, products),
         )
     ]
 
 
-def _float32_ms(products: pd.DataFrame) -> float:
-    """Time of those kernels whose names tell that they multiply in float32 without units for lower precision."""
-    return float(products.loc[products["name"].astype("str").str.contains(_FLOAT32), "ms"].sum())
+def _lower_precision(facts: Facts) -> str:
+    """How this GPU multiplies in lower precision, in words; empty where it has no units for that."""
+    if has_units(facts.recording, "bfloat16") is not False:
+        known = has_units(facts.recording, "bfloat16") is True
+        return _autocast(facts) + ("" if known else ", where the GPU has units for it")
+    return _autocast(facts, "float16") if has_units(facts.recording, "float16") else ""
 
 
 def _moves_of_trace(facts: Facts) -> list[Finding]:
-    if facts.gpu is None or not len(facts.gpu.work):
+    gpu = facts.gpu
+    if gpu is None:
         return []
-    _, others = _kernels(facts)
-    ms = min(float(others["ms"].sum()), facts.gpu.computation_ms)
+    _, others = _kernels(gpu)
+    ms = gpu.ran_ms(others)
     if facts.share(ms) < _MUCH:
         return []
+    note, code = compiling(facts, facts.heaviest_layers(facts.ops))
     return [
         Finding(
             "memory bandwidth",
             f"Kernels that multiply nothing (elementwise, norms, softmax, copies within the device) run for "
             f"{time(ms)}, {part(facts.share(ms))} of the step.",
             ms,
-            "Fuse them with their neighbours, use lower precision, avoid changes of layout.",
-            f"{facts.model} = torch.compile({facts.model})",
+            f"Fuse them with their neighbours (torch.compile), use lower precision, avoid changes of layout.{note}",
+            code,
             "low",
             "Told from the kernels' names: most such kernels wait for memory, but the trace does not hold their bytes.",
             "Bytes moved, and the GPU's bandwidth.",
-            tuple(Row("kernel", str(name)) for name in others["name"].head(3)),
+            _heaviest(gpu, others),
         )
     ]
 
 
 def _float32_of_trace(facts: Facts) -> list[Finding]:
-    if facts.gpu is None or not len(facts.gpu.work):
+    gpu = facts.gpu
+    if gpu is None:
         return []
-    products, _ = _kernels(facts)
-    single = products[products["name"].astype("str").str.contains(_FLOAT32)]
-    ms = _float32_ms(products)
-    if facts.share(ms) < _MUCH:
+    single = _kernels(gpu)[0] & gpu.runs.named(_FLOAT32)
+    ms, how = gpu.ran_ms(single), _lower_precision(facts)
+    if facts.share(ms) < _MUCH or not how:
         return []
+    tf32 = has_units(facts.recording, "TF32")
     return [
         Finding(
             "low precision unused",
             f"Kernels that multiply in float32 run for {time(ms)}, {part(facts.share(ms))} of the step.",
             ms,
-            "Let products use TF32, or bfloat16 under autocast, where the GPU has units for them.",
-            'torch.set_float32_matmul_precision("high")',
+            f"Let products use TF32 (torch.set_float32_matmul_precision), or lower precision: {how}."
+            if tf32 is not False
+            else f"Compute products in lower precision: {how}. This GPU has no units for TF32 and bfloat16.",
+            'torch.set_float32_matmul_precision("high")' if tf32 else "",
             "low",
             "Told from the kernels' names; how much faster they become depends on the GPU.",
-            "Which units this GPU has.",
-            tuple(Row("kernel", str(name)) for name in single["name"].head(3)),
+            "Whether the model keeps its quality." if tf32 is not None else "Which units this GPU has.",
+            _heaviest(gpu, single),
         )
     ]

@@ -20,15 +20,22 @@ def exposed_communication(facts: Facts) -> list[Finding]:
         return []
     hidden = 1 - gpu.exposed_ms / gpu.communication_ms
     names = gpu.work[gpu.work["name"].str.contains("nccl|rccl", case=False)]["name"].head(3)
+    sharded = bool(gpu.work["name"].str.contains("AllGather|ReduceScatter").any())
+    how = (
+        "fetch the next layer's weights ahead (prefetching of FSDP), shard fewer layers apart"
+        if sharded
+        else "DistributedDataParallel with buckets of another size (bucket_cap_mb) and gradients as views of them "
+        "(gradient_as_bucket_view=True)"
+    )
     return [
         Finding(
             "collectives",
             f"The GPU communicates for {time(gpu.communication_ms)} a step and computes nothing meanwhile for "
             f"{time(gpu.exposed_ms)}, {part(facts.share(gpu.exposed_ms))} of the step; {part(hidden)} is hidden.",
             gpu.exposed_ms,
-            "Let communication run behind computation: buckets of another size, gradients as views of buckets, fewer "
-            "synchronisations; or send less, in lower precision.",
-            "model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
+            f"Let communication run behind computation: {how}, fewer synchronisations; or send less, in lower "
+            "precision.",
+            "",
             "medium",
             "The times are those of the kernels; waiting for a slower rank counts as communication.",
             "Who came late: load the traces of all ranks together to see a straggler.",
@@ -51,8 +58,9 @@ def straggler(ranks: RanksSummary) -> list[Finding]:
             f"Rank {ranks.straggler} comes last to collectives: the others wait {time(waited)} a step for it, "
             f"{part(waited / step_ms)} of the step; it waits {time(own) if own > 0 else 'for none'}.",
             min(waited, step_ms),
-            "Look at what this rank does more, or slower: its share of the data, its host, its clocks, its links.",
-            f"ranks[{ranks.straggler}].findings",
+            "Look at what this rank does more, or slower: its share of the data, its host, its clocks, its links; and "
+            "at its own findings.",
+            "",
             "medium",
             "From the begins of collectives that could be matched; clocks were compared by the ends.",
             "Collectives that could not be matched between the ranks.",

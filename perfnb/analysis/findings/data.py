@@ -58,7 +58,7 @@ def _without_longest(facts: Facts) -> float:
 
 def _setting(facts: Facts) -> str:
     workers = facts.loader.get("num_workers")
-    if workers is None:
+    if not isinstance(workers, int):
         return ""
     name = facts.loader.get("name") or "The loader"
     return f" {name} has {'no workers: batches are made in the step itself' if workers == 0 else _workers(workers)}."
@@ -70,24 +70,27 @@ def _workers(count: int) -> str:
 
 def _lever(facts: Facts, waited: float) -> tuple[str, str]:
     kind, workers = facts.loader.get("class"), facts.loader.get("num_workers")
-    name = facts.loader.get("name") or "loader"
+    name = facts.loader.get("name")
     rest = max(facts.step_ms - waited, 1e-3)
-    if workers is None:
+    if not isinstance(workers, int):
         if facts.live and kind not in (None, "list", "tuple"):
             return (
-                "Make batches in other processes while the step computes: feed it from a DataLoader with workers.",
-                "loader = torch.utils.data.DataLoader(dataset, batch_size=..., num_workers=2, persistent_workers=True)",
+                "Make batches in other processes while the step computes: feed it from a torch.utils.data.DataLoader "
+                "with workers (num_workers=2, persistent_workers=True).",
+                "",
             )
         return (
-            "Make batches ahead in other processes (workers, prefetch), or make them cheaper: cache, vectorise.",
-            f"{name} = torch.utils.data.DataLoader(dataset, batch_size=..., num_workers=2, persistent_workers=True"
-            f"{', pin_memory=True' if facts.gpu is not None else ''})",
+            "Make batches ahead in other processes (num_workers and prefetch_factor of torch's DataLoader), or make "
+            "them cheaper: cache, vectorise.",
+            "",
         )
     if facts.loader.get("dataset") == "TensorDataset" and _batched(facts) and not _collates(facts):
         return (
             "The samples lie in memory already, and each is taken by itself: take a batch with one index. The batches "
             "are drawn as before.",
-            f"{name} = torch.utils.data.DataLoader({name}.dataset, sampler={name}.batch_sampler, batch_size=None)",
+            f"{name} = torch.utils.data.DataLoader({name}.dataset, sampler={name}.batch_sampler, batch_size=None)"
+            if name
+            else "",
         )
     # With n workers a batch takes n times as long to make as it takes to come.
     making = waited if workers == 0 else workers * facts.step_ms
@@ -115,7 +118,7 @@ def _lever(facts: Facts, waited: float) -> tuple[str, str]:
         )
     if facts.loader.get("iterable"):
         lever += " Its data set must share its samples among them: torch.utils.data.get_worker_info() tells which."
-    return lever, _with_workers(facts, name, wanted)
+    return lever, _with_workers(facts, name, wanted) if name else ""
 
 
 def _batched(facts: Facts) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from perfnb.analysis.findings.compiling import compiling
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Confidence, Finding, Row, part, time
 
@@ -14,6 +15,8 @@ _FEWEST = 30
 #: What Python may take around a call, in lengths of a tiny op; on a quiet machine a third of one was usual.
 _AROUND = 2.0
 _PHASES = ("forward", "loss", "backward")
+#: Share of the work from which on graphs launch it already.
+_GRAPHS = 0.5
 
 
 def dispatch(facts: Facts) -> list[Finding]:
@@ -35,6 +38,7 @@ def _small_ops(facts: Facts) -> list[Finding]:
         return []
     layers = facts.heaviest_layers(small)
     modules = facts.recording.modules
+    note, code = compiling(facts, layers)
     leaves = int((~modules.index.isin(modules["parent"])).sum())
     return [
         Finding(
@@ -43,8 +47,8 @@ def _small_ops(facts: Facts) -> list[Finding]:
             f"shorter than {facts.tiny_ns / 1e3:.0f} µs, in {leaves:,} layers: calling them, from Python and through "
             f"autograd, takes {time(bound)}, {part(facts.share(bound))} of the step.",
             bound,
-            "Let each op do more: a larger batch, fewer and wider layers, or fuse them with torch.compile.",
-            f"{facts.model} = torch.compile({facts.model})",
+            f"Let each op do more: a larger batch, fewer and wider layers, or fuse them with torch.compile.{note}",
+            code,
             "low" if facts.busy else "medium",
             "Counted as overhead is the time of these phases outside longer ops, up to what calls can cost; a "
             "little of it is work." + (" Other programs had the cores, too." if facts.busy else ""),
@@ -89,15 +93,21 @@ def _launches(facts: Facts) -> list[Finding]:
     short = "" if gpu.short_share is None else f", {part(gpu.short_share)} of them shorter than their launch"
     heaviest = [str(name) for name in gpu.before["op"].head(3)]
     confidence: Confidence = "high" if ready else "medium"
+    lever, code = "Give the GPU more at a time with each launch: a larger batch, or larger kernels.", ""
+    if gpu.graph_share < _GRAPHS:
+        note, code = compiling(facts, facts.heaviest_layers(facts.ops), "reduce-overhead")
+        lever = (
+            "Give the GPU more at a time: a larger batch, fusion (torch.compile), or CUDA graphs, which launch all of "
+            f"a step at once.{note}"
+        )
     return [
         Finding(
             "launch overhead",
             f"The GPU was idle for {time(bound)} a step, {part(facts.share(bound))} of it, because the host had not "
             f"launched anything: {gpu.kernels:,.0f} kernels{short}.{speed}",
             bound,
-            "Give the GPU more at a time: a larger batch, fusion (torch.compile), or CUDA graphs, which launch all of "
-            "a step at once.",
-            f'{facts.model} = torch.compile({facts.model}, mode="reduce-overhead")',
+            lever,
+            code,
             confidence,
             "Each gap ended with work whose launch came too late"
             + ("; the GPU idles for most of the step." if ready else ", while other work was queued before and after."),

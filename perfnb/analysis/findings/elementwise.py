@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.analysis.findings.attention import attention_ops
+from perfnb.analysis.findings.compiling import compiling
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, time
 from perfnb.analysis.labels import of_labels
@@ -65,7 +66,7 @@ def elementwise_chains(facts: Facts) -> list[Finding]:
     by_op = used.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
     steps = max(facts.attribution.steps, 1)
     layers = facts.heaviest_layers(used)
-    what = facts.model if layers else "f"
+    note, code = compiling(facts, layers) if layers else ("", "")
     return [
         Finding(
             "memory bandwidth",
@@ -73,9 +74,10 @@ def elementwise_chains(facts: Facts) -> list[Finding]:
             f"{many(chains.count / steps, 'chain')} and take {time(whole)}, {part(facts.share(whole))} of the step: "
             "each reads its whole tensor from memory and writes another, with little arithmetic for each byte.",
             bound,
-            "Fuse each chain into one pass over the data: compile it; or write into tensors that exist (out=, "
-            "in-place), which at least spares new memory.",
-            f"{what} = torch.compile({what})" + ("" if layers else "  # the function that computes them"),
+            f"Fuse each chain into one pass over the data: compile {'the model' if layers else 'the function'} that "
+            f"computes it with torch.compile{'' if layers else ' (no layer does)'}; or write into tensors that exist "
+            f"(out=, in-place), which at least spares new memory.{note}",
+            code,
             "medium",
             "What stays is one pass: the longest op of each chain.",
             "Whether each op needs the result of the one before, and whether the tensors fit a cache.",

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.findings.code import MODULES, root_of
 from perfnb.analysis.findings.gpu import GpuFacts, gpu_facts
 from perfnb.analysis.nesting import NONE, children_sums, nest, subtree_sums
 from perfnb.analysis.ops import owner_names
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
 #: The same in multiples of an operator that does nothing.
 _TINY = 15.0
-_NAME = re.compile(r"[A-Za-z_][\w.\[\]'\"]*")
+#: What torch calls an optimizer's step in a trace.
+_OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step")
 
 
 @dataclass(frozen=True)
@@ -182,29 +184,75 @@ class Facts:
         return bool(loads) and bool(noise.get("cpus")) and max(loads) > noise["cpus"]
 
     @property
-    def model(self) -> str:
-        """What the user calls the model."""
-        modules = self.recording.modules
-        roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
-        names = [str(name) for name in roots["name"] if _NAME.fullmatch(str(name))]
-        return names[0] if names and self.live else "model"
+    def variables(self) -> set[str]:
+        """The user's variables of which a line of code may make use, as far as they are known."""
+        names = [*self._models, *(part.get("name") for part in (*self.optimizers, self.loader))]
+        imported = set(_texts(self._parts.get("imports"))) & set(MODULES)
+        return {root for name in names if (root := root_of(name))} | imported
 
     @property
-    def optimizer(self) -> Mapping[str, Any]:
-        """Name and settings of the optimizer; empty where it is not known."""
-        known = self.meta.get("parts", {}).get("optimizers", [])
-        return _named(known[0]) if known else {}
+    def _parts(self) -> Mapping[str, Any]:
+        found = self.meta.get("parts")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def _models(self) -> dict[str, bool]:
+        """The models that a variable of the user's holds, and whether the step calls each itself."""
+        found = _maps(self._parts.get("models"))
+        return {str(one["name"]): one.get("called") is True for one in found if root_of(one.get("name"))}
+
+    def root(self, layer: str | None = None) -> str | None:
+        """The model that a layer is part of; without a layer, the one with most parameters. ``None`` for no model."""
+        modules = self.recording.modules
+        if layer is not None:
+            place = self.rows.get(layer, NONE)
+            while place != NONE and modules["parent"].iloc[place] != NONE:
+                place = int(modules["parent"].iloc[place])
+            return str(modules["name"].iloc[place]) if place != NONE else None
+        roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
+        return str(roots["name"].iloc[0]) if len(roots) else None
+
+    def variable(self, layer: str | None = None) -> str | None:
+        """The user's name of the model that a layer is part of; ``None`` where no variable is known to hold it."""
+        root = self.root(layer)
+        return root if root in self._models else None
+
+    def is_called(self, layer: str | None = None) -> bool:
+        """Whether the step calls that model itself, instead of a method of it or layers inside it."""
+        return self._models.get(self.root(layer) or "", False)
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """The row of each layer among the modules."""
+        return {str(name): place for place, name in enumerate(self.recording.modules["name"])}
+
+    @property
+    def own_tables(self) -> frozenset[str]:
+        """The embeddings whose weight no other layer is known to have, and whose gradient is dense."""
+        return frozenset(_texts(self._parts.get("own_tables")))
+
+    @property
+    def optimizers(self) -> list[Mapping[str, Any]]:
+        """Names and settings of the optimizers that are known, and whose steps the trace holds where it tells any."""
+        known = [_named(one) for one in _maps(self._parts.get("optimizers"))]
+        return [one for one in known if not self.optimizer_classes or one["class"] in self.optimizer_classes]
+
+    @cached_property
+    def optimizer_classes(self) -> list[str]:
+        """Classes of the optimizers whose steps the trace holds."""
+        names = self.recording.events["name"].cat.categories
+        found = [_OPTIMIZER.fullmatch(str(name)) for name in names]
+        return list(dict.fromkeys(match[1] for match in found if match))
 
     @property
     def loader(self) -> Mapping[str, Any]:
         """Name and settings of the loader; empty where it is not known."""
-        return _named(self.meta.get("parts", {}).get("loader") or {})
+        return next((_named(one) for one in _maps([self._parts.get("loader")])), {})
 
     def path_of(self, layer: str) -> str:
-        """A layer as an expression in Python, from the user's name of its model."""
+        """A layer as an expression in Python, from the name of its model."""
         modules = self.recording.modules
-        row = {str(name): place for place, name in enumerate(modules["name"])}
-        place, parts = row.get(layer, NONE), []
+        place, parts = self.rows.get(layer, NONE), []
         while place != NONE and modules["parent"].iloc[place] != NONE:
             above = int(modules["parent"].iloc[place])
             own = str(modules["name"].iloc[place]).removeprefix(f"{modules['name'].iloc[above]}.")
@@ -212,8 +260,7 @@ class Facts:
             is_place = own.isdecimal() and inside in ("Sequential", "ModuleList")
             parts.append(f"[{own}]" if is_place else f".{own}" if own.isidentifier() else f".get_submodule({own!a})")
             place = above
-        root = str(modules["name"].iloc[place]) if place != NONE else ""
-        return (root if _NAME.fullmatch(root) else "model") + "".join(reversed(parts))
+        return (str(modules["name"].iloc[place]) if place != NONE else "") + "".join(reversed(parts))
 
     def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
         """The layers in which some operators take most time."""
@@ -254,8 +301,22 @@ def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is known of a part, without a name or class that is no plain Python: it may stand in a line to run."""
-    names = {key: part.get(key) for key in ("name", "class")}
-    return {**part, **{key: name if name and _NAME.fullmatch(str(name)) else None for key, name in names.items()}}
+    kind = str(part.get("class"))
+    return {
+        **part,
+        "name": part.get("name") if root_of(part.get("name")) else None,
+        "class": kind if kind.isidentifier() else None,
+    }
+
+
+def _maps(values: Any) -> list[Mapping[str, Any]]:
+    """Those of some values that are mappings."""
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, (list, tuple)) else []
+
+
+def _texts(values: Any) -> list[str]:
+    """Those of some values that are text; a saved profile may hold anything."""
+    return [value for value in values if isinstance(value, str)] if isinstance(values, (list, tuple)) else []
 
 
 def without_longest(ms: npt.NDArray[np.float64]) -> float:

@@ -41,11 +41,11 @@ class Finding:
         What speaks for it, with the figures.
     bound_ms : float or None
         The most that removing it could save of a step, in milliseconds (Amdahl); ``None`` where it costs no time that
-        could be told.
+        could be told. Of uneven steps it is of a step in the mean, which is longer than the typical one.
     lever : str
         What to change.
     code : str
-        A line of Python that does so, with the user's own names where they are known.
+        A line of Python that does so, in the user's own names; empty where these are not known, or no one line does.
     confidence : str
         ``high``, ``medium`` or ``low``.
     why : str
@@ -56,6 +56,8 @@ class Finding:
         What it speaks of.
     bound_bytes : int or None
         The most memory that removing it could free, where it is about memory.
+    of_ms : float or None
+        The step that the bound is a part of, where that is not the typical one.
     """
 
     bottleneck: str
@@ -68,6 +70,7 @@ class Finding:
     blind: str
     rows: tuple[Row, ...] = field(default=())
     bound_bytes: int | None = None
+    of_ms: float | None = None
 
 
 def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFrame:
@@ -91,7 +94,8 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
             "rows": [[row._asdict() for row in one.rows] for one in listed],
         }
     )
-    table["bound_share"] = table["bound_ms"] / step_ms if step_ms else pd.NA
+    whole = pd.array([one.of_ms or step_ms or None for one in listed], dtype="Float64")
+    table["bound_share"] = table["bound_ms"] / whole
     table = conform(table, "findings")
     return table.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
@@ -121,7 +125,11 @@ def size(count: float) -> str:
 def many(count: float, word: str) -> str:
     """A number of things: ``1 call``, ``1,204 calls``."""
     whole = round(count)
-    return f"{whole:,} {word}" if whole == 1 else f"{whole:,} {word}{'es' if word.endswith('ch') else 's'}"
+    if whole == 1:
+        return f"{whole:,} {word}"
+    if word.endswith("py"):
+        return f"{whole:,} {word[:-1]}ies"
+    return f"{whole:,} {word}{'es' if word.endswith('ch') else 's'}"
 
 
 def _three(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,15 +11,75 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.attribution import ON_DEVICE, Attribution
-from perfnb.analysis.device_work import CALLS, column, device_work, is_in, matching
+from perfnb.analysis.device_work import CALLS, SORTS, DeviceWork, column, device_work, is_in, matching, named
 from perfnb.analysis.events import all_events
 from perfnb.analysis.findings.host_doing import Doing
 from perfnb.analysis.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS, idle_of
 from perfnb.analysis.gpu_idle import idle_gaps
 from perfnb.analysis.gpu_time import gpu_time, gpu_time_by_step
-from perfnb.analysis.interval_sets import IntervalSet
+from perfnb.analysis.interval_sets import IntervalSet, difference, union
+from perfnb.analysis.labels import of_labels
 from perfnb.analysis.launches import launches
+from perfnb.analysis.nesting import NONE, Bools, Ints
 from perfnb.frames.recording import Recording
+
+#: Copies between host and device, by where they lead.
+TO_DEVICE = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
+TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Kernels, copies and fills of the steps, one after the other. Every array has one value for each.
+
+    Attributes
+    ----------
+    names : Categorical
+    sort : ndarray
+        Index into `SORTS`.
+    start, end : ndarray
+        Nanoseconds.
+    row : ndarray
+        Position in the events of the trace.
+    called : ndarray
+        When the call that launched it began; -1 where that is not known.
+    """
+
+    names: pd.Categorical
+    sort: Ints
+    start: Ints
+    end: Ints
+    row: Ints
+    called: Ints
+
+    def named(self, pattern: re.Pattern[str]) -> Bools:
+        """Which have a name in which the pattern is found."""
+        return of_labels(pd.Series(self.names), lambda name: pattern.search(name) is not None)
+
+    def time(self, chosen: Bools) -> IntervalSet:
+        """The time in which at least one of them ran."""
+        return union(self.start[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of all traced steps in one direction, between host and device.
+
+    Attributes
+    ----------
+    count, pageable, pinned : int
+        All, and those from or to memory of which the trace says that it is not pinned, or that it is.
+    each_bytes : float or None
+        What one moves (median); ``None`` where the trace does not tell.
+    call_ms : float
+        The host's time in the calls that launched them, per step.
+    """
+
+    count: int
+    pageable: int
+    pinned: int
+    each_bytes: float | None
+    call_ms: float
 
 
 @dataclass(frozen=True)
@@ -29,8 +90,9 @@ class GpuFacts:
     ----------
     span_ms : float
         The host's step, and what the GPU still worked of it afterwards.
-    busy_ms, computation_ms, communication_ms, exposed_ms, memcpy_ms, idle_ms : float
-        Lengths of unions; ``exposed_ms`` is communication while nothing was computed.
+    busy_ms, communication_ms, exposed_ms, copies_ms, idle_ms : float
+        Lengths of unions; ``exposed_ms`` is communication and ``copies_ms`` are copies between host and device while
+        nothing was computed.
     idle_by, idle_perhaps : mapping
         Idle time by its cause, as ``by`` and ``perhaps`` of `Idle`.
     doing : Doing
@@ -53,18 +115,19 @@ class GpuFacts:
         Operators whose work ended idle times: ``op``, ``ms``; the heaviest first.
     work : DataFrame
         Kernels by name: ``name``, ``sort``, ``ms``, ``calls``; the heaviest first.
-    pageable : int
-        Copies from or to memory that is not pinned, of all traced steps.
-    copies : int
-        Copies between host and device, of all traced steps.
+    runs : Runs
+        All that ran.
+    run_ms : float
+        From nanoseconds in `runs` to milliseconds of a step.
+    to_device, to_host : Copies
+        Copies between host and device.
     """
 
     span_ms: float
     busy_ms: float
-    computation_ms: float
     communication_ms: float
     exposed_ms: float
-    memcpy_ms: float
+    copies_ms: float
     idle_ms: float
     idle_by: Mapping[str, float]
     idle_perhaps: Mapping[str, float]
@@ -79,8 +142,14 @@ class GpuFacts:
     graph_share: float
     before: pd.DataFrame
     work: pd.DataFrame
-    pageable: int
-    copies: int
+    runs: Runs
+    run_ms: float
+    to_device: Copies
+    to_host: Copies
+
+    def ran_ms(self, chosen: Bools) -> float:
+        """Milliseconds of a step in which at least one of some `runs` ran."""
+        return self.runs.time(chosen).length * self.run_ms
 
     @property
     def idle_share(self) -> float:
@@ -106,7 +175,20 @@ class GpuFacts:
         return float(within.sum()) * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
-        """The same in a step of that length, where the GPU has less time to idle than in one that is traced."""
+        """The same in a step of that length, where the GPU has less time to idle than in one that is traced.
+
+        Where it worked for longer than that, tracing slowed its work too.
+        """
+        if self.busy_ms > ms:
+            shorter = ms / self.busy_ms
+            return replace(
+                self,
+                busy_ms=ms,
+                communication_ms=self.communication_ms * shorter,
+                exposed_ms=self.exposed_ms * shorter,
+                copies_ms=self.copies_ms * shorter,
+                run_ms=self.run_ms * shorter,
+            ).in_step_of(ms)
         factor = max(ms - self.busy_ms, 0.0) / self.idle_ms if self.idle_ms > 0 else 1.0
         if factor >= 1:
             return self
@@ -141,17 +223,17 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     sums = {name: float(whole[name].sum()) / steps for name in _SUMS}
     kernels = rows[rows["short"].notna()]
     known = rows[rows["call_ns"].notna()]
-    name = rows["name"].astype("str")
-    copied = name.str.contains("HtoD|DtoH", regex=True)
     per_step = 1e-6 / steps
+    runs = _runs(events, done, rows.index.to_numpy())
+    to_device, to_host = runs.named(TO_DEVICE), runs.named(TO_HOST)
+    copied = difference(runs.time(to_device | to_host), runs.time(runs.sort != SORTS.index("memcpy")))
     idle_ms = idle.idle_ns * per_step
     return GpuFacts(
         span_ms=sums["busy_ms"] + idle_ms,
         busy_ms=sums["busy_ms"],
-        computation_ms=sums["computation_ms"],
         communication_ms=sums["communication_ms"],
         exposed_ms=sums["communication_ms"] - sums["overlap_ms"],
-        memcpy_ms=sums["memcpy_ms"],
+        copies_ms=copied.length * per_step,
         idle_ms=idle_ms,
         idle_by={cause: ns * per_step for cause, ns in idle.by.items()},
         idle_perhaps={cause: ns * per_step for cause, ns in idle.perhaps.items()},
@@ -166,12 +248,35 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
         graph_share=float((known["shared"] > 1).mean()) if len(known) else 0.0,
         before=_before(gaps, steps),
         work=_work(rows, steps),
-        pageable=int(name.str.contains("Pageable").sum()),
-        copies=int(copied.sum()),
+        runs=runs,
+        run_ms=per_step,
+        to_device=_copies(events, rows, to_device, steps),
+        to_host=_copies(events, rows, to_host, steps),
     )
 
 
-_SUMS = ("busy_ms", "computation_ms", "communication_ms", "memcpy_ms", "overlap_ms")
+_SUMS = ("busy_ms", "communication_ms", "overlap_ms")
+
+
+def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
+    """Those of all work that stand in some rows of the events."""
+    chosen = np.isin(work.rows, rows)
+    called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
+    names = named(events, work.rows[chosen])
+    return Runs(names, *(one[chosen] for one in (work.sort, work.start, work.end, work.rows, called)))
+
+
+def _copies(events: pd.DataFrame, rows: pd.DataFrame, chosen: Bools, steps: int) -> Copies:
+    of_these = rows[chosen]
+    name = of_these["name"].astype("str")
+    moved = column(events, "bytes")[of_these.index.to_numpy()]
+    return Copies(
+        count=len(of_these),
+        pageable=int(name.str.contains("Pageable").sum()),
+        pinned=int(name.str.contains("Pinned").sum()),
+        each_bytes=float(np.median(moved[moved >= 0])) if (moved >= 0).any() else None,
+        call_ms=float(of_these["call_ns"].astype("Float64").fillna(0.0).sum()) / 1e6 / steps,
+    )
 
 
 def _of(frame: pd.DataFrame, device: Any) -> pd.DataFrame:

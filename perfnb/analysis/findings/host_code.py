@@ -48,8 +48,9 @@ def host_code(facts: Facts) -> list[Finding]:
             f"For {time(bound)}, {part(facts.share(bound))} of the step, no op of torch runs: Python or another "
             f"library works, most of it {_WORDS[most]}.",
             bound,
-            "Do it outside of the step, less often, in another thread or process, or with torch's ops.",
-            "%prun -s cumulative step()  # tells which function it is",
+            "Do it outside of the step, less often, in another thread or process, or with torch's ops. Which function "
+            "it is, a profile with stacks=True shows in its timeline.",
+            "",
             "low" if memory is not None and memory.peak_bytes > _LARGE else "medium",
             "The time between ops is known; what was done in it is not.",
             "Which function ran. Ops of other libraries, and giving large memory back, look alike.",

@@ -14,6 +14,10 @@ _WORDS = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Pyt
 #: Share of the time from which on one place where the host was seen takes most of it.
 _MOST = 0.5
 _KINDS = {"ops": "op"}
+_RECORDING_MORE = (
+    "torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA], "
+    "with_stack=True"
+)
 
 
 def host_work(facts: Facts) -> list[Finding]:
@@ -70,21 +74,18 @@ def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return (
             "Look at this call: the first use of a GPU, a library or a kernel loads what it needs. Let steps run "
             "before the one that is traced.",
-            "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
+            "" if facts.live else "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
         )
     if share["calls"] + share["ops"] >= _MOST:
-        return "Look at this op: it runs on the host for long, and launches late.", "p.ops.nlargest(5, 'self_cpu_ms')"
+        return "Look at this op: it runs on the host for long, and launches late.", ""
     if share["functions"] >= _MOST:
         return (
             "Take this function off the step's way: do it less often, elsewhere, or before the loop.",
-            "if step % 100 == 0: ...",
+            "",
         )
-    return (
-        "Find what the host does there: record Python's functions too.",
-        "p = perfnb.profile_step(step, batches, stacks=True)"
-        if facts.live
-        else "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=True)",
-    )
+    if facts.live:
+        return "Find what the host does there: profile with stacks=True, which records Python's functions too.", ""
+    return "Find what the host does there: record Python's functions too.", f"profiler = {_RECORDING_MORE})"
 
 
 def unexplained_idle(facts: Facts) -> list[Finding]:
@@ -109,7 +110,9 @@ def unexplained_idle(facts: Facts) -> list[Finding]:
             bound,
             "Record more: the host's ops and calls together with the GPU's work, Python's stacks, events of "
             "synchronisation, and no less than whole steps.",
-            "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=True, "
+            ""
+            if facts.live
+            else f"profiler = {_RECORDING_MORE}, "
             "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
             "low",
             "That the GPU ran nothing on record is sure, if the trace is whole; the cause is not known.",

@@ -6,6 +6,7 @@ import re
 
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, size, time
+from perfnb.analysis.findings.hardware import is_amd
 
 _MIB = 2**20
 #: Share of the peak from which on activations dominate, and bytes below which nobody need care.
@@ -43,9 +44,10 @@ def activation_memory(facts: Facts) -> list[Finding]:
             f"At the peak of {size(memory.peak_bytes)} activations take {size(held)}, "
             f"{part(held / memory.peak_bytes)} of it{': ' + said if said else ''}.",
             None,
-            "Compute activations again in the backward pass instead of keeping them, or use smaller batches and "
-            f"accumulate gradients; it frees memory, not time.{how}",
-            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each block",
+            "Compute activations again in the backward pass instead of keeping them "
+            "(torch.utils.checkpoint.checkpoint around each block), or use smaller batches and accumulate gradients; "
+            f"it frees memory, not time.{how}",
+            "",
             "medium" if len(checkpointing) else "high",
             "The bytes were counted; what a change frees is estimated."
             if len(checkpointing)
@@ -74,7 +76,7 @@ def allocator(facts: Facts) -> list[Finding]:
                     bound,
                     "A step in its stride takes memory from torch's cache: find what by-passes it (a library's "
                     "workspace, empty_cache(), sizes that change) or what fills it.",
-                    _EXPANDABLE,
+                    "",
                     "low" if unsure else "high",
                     "The calls are in the trace, and the GPU idled while they ran"
                     + (", but the launch of what came next is not in it." if unsure else "."),
@@ -95,7 +97,7 @@ def allocator(facts: Facts) -> list[Finding]:
                 f"{tried}of {size(reserved)} reserved, {size(idle)} lay unused between blocks at the peak.",
                 None,
                 "Let segments grow instead of making new ones, and keep shapes the same from step to step.",
-                _EXPANDABLE,
+                "" if is_amd(facts.recording) else _EXPANDABLE,
                 "high" if retries else "medium",
                 "The allocator's own counts.",
                 "Time that retries cost.",
@@ -121,15 +123,14 @@ def growth(facts: Facts) -> list[Finding]:
     categories = memory.timeline.drop(columns=["t_ms", "total", "reserved", "process"], errors="ignore")
     change = (categories.iloc[-1] - categories.iloc[0]).astype("Float64").fillna(0)
     what = re.sub("_", " ", str(change.idxmax()))
-    fed = f"step, {facts.loader.get('name') or 'batches'}" if facts.loader else "step"
     return [
         Finding(
             "memory grows",
             f"The counted step ended with {size(grown)} more alive than it began with, most of it {what}.",
             None,
-            "See whether every step adds as much: something may keep tensors, such as a list of losses with their "
-            "graphs.",
-            f"perfnb.find_leaks({fed})  # and losses.append(loss.detach())",
+            "See with perfnb.find_leaks whether every step adds as much: something may keep tensors, such as a list of "
+            "losses with their graphs (keep loss.detach() instead).",
+            "",
             "low",
             "One step was counted; some grow once and then no more.",
             "Later steps.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +23,9 @@ _MOVED, _MOVED_WITH_STATE = 3, 7
 #: What an update at once still costs for each parameter, in ops that do nothing (fused SGD and Adam of torch 2.13, on
 #: 200 and 2,000 small parameters): torch's optimizers gather parameters, gradients and states in Python.
 _PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.5, 9.0, 650.0
+#: Optimizers of torch that take fused=True, on a CPU some more, and those that take foreach=True.
+_FUSED, _FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
+_FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 
@@ -47,22 +52,22 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
         bound, waits = min(bound, idle), f" The GPU was idle for {time(idle)} of it."
     if facts.share(bound) < _WORTH:
         return []
-    known = facts.optimizer
-    if known.get("class") == "LBFGS":  # its vectors hold all parameters already
+    known = [] if by_hand else facts.optimizers
+    classes = _classes(facts, known)
+    if classes == ["LBFGS"]:  # its vectors hold all parameters already
         return []
-    name = known.get("name") or "optimizer"
-    tensors = f" over {known['tensors']:,} parameters" if known.get("tensors") else ""
+    tensors = sum(int(one.get("tensors") or 0) for one in known)
+    over = f" over {tensors:,} parameters" if tensors else ""
     top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
-    what = "The update by hand" if by_hand else f"{name}.step()" if known else "The optimizer"
-    lever, code = _lever(facts, by_hand)
+    lever = "Update all parameters in one call instead of a loop over them" + _how(facts, classes, by_hand)
     return [
         Finding(
             "optimizer",
-            f"{what} takes {time(phase_ms)}, {part(facts.share(phase_ms))} of the step, in {many(count, 'op')} one "
-            f"after the other{tensors}; all at once it would take about {time(floor)}.{waits}",
+            f"{_what(known, by_hand)} takes {time(phase_ms)}, {part(facts.share(phase_ms))} of the step, in "
+            f"{many(count, 'op')} one after the other{over}; all at once it would take about {time(floor)}.{waits}",
             bound,
-            lever,
-            code,
+            f"{lever}.{_sparse(facts)}",
+            "; ".join(line for one in known if (line := _line(facts, one))),
             "medium",
             "The time of the phase is sure. What remains is estimated: the bytes that it must move, and what torch "
             "does for each parameter also where it updates all at once.",
@@ -73,31 +78,60 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
     ]
 
 
-def _lever(facts: Facts, by_hand: bool) -> tuple[str, str]:
-    """What to change, and the line that makes the same optimizer update all at once."""
-    known = {} if by_hand else facts.optimizer
-    name, kind = known.get("name") or "optimizer", known.get("class") or "SGD"
-    lever = "Update all parameters in one call instead of a loop over them."
-    tables, share = _embeddings(facts)
-    if share > 0.5:
-        lever += (
-            f" {part(share)} of the parameters are embeddings ({tables[0]}): with sparse=True, and SparseAdam or SGD "
-            "for them, only the rows that a batch looked up are updated, which saves far more where these are few."
-        )
-    at_once = known.get("at_once", ["fused"])
-    if not at_once or known.get("arguments", {}) is None:
-        return lever, "torch._foreach_add_(parameters, updates, alpha=-lr)  # and alike for every line of the loop"
-    argument = f"{at_once[0]}=True"
-    if known.get("groups", 1) > 1:
-        groups = f'[{{**group, "foreach": None, "{at_once[0]}": True}} for group in {name}.param_groups]'
-        return lever, f"{name} = torch.optim.{kind}({groups}, {argument})"
-    arguments = [f"{key}={_literal(value)}" for key, value in known.get("arguments", {}).items()]
-    if not known:
-        arguments = ["lr=lr"]
-    whole = {int(count) for count in facts.recording.modules.loc[facts.recording.modules["parent"] < 0, "parameters"]}
-    all_of_it = not known or whole == {known.get("elements")}
-    parameters = f"{facts.model}.parameters()" if all_of_it else f'{name}.param_groups[0]["params"]'
-    return lever, f"{name} = torch.optim.{kind}({', '.join([parameters, *arguments, argument])})"
+def _classes(facts: Facts, known: list[Mapping[str, Any]]) -> list[str]:
+    """Classes of the optimizers that run: of those that are known by name, else as the trace calls their steps."""
+    return [str(one["class"]) for one in known if one.get("class")] or facts.optimizer_classes
+
+
+def _what(known: list[Mapping[str, Any]], by_hand: bool) -> str:
+    if by_hand:
+        return "The update by hand"
+    names = [one.get("name") for one in known]
+    return f"{names[0]}.step()" if len(names) == 1 and names[0] else "The optimizer"
+
+
+def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
+    """What makes it update all at once, in words."""
+    if by_hand:
+        return ": torch._foreach_add_ and its like take lists of tensors"
+    said = {argument for kind in classes if (argument := _argument(facts, kind))}
+    if len(said) == 1 and all(_argument(facts, kind) for kind in classes):
+        return f": make {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
+    if classes and not any(_argument(facts, kind) for kind in classes):
+        return ": torch._foreach_add_ and its like take lists of tensors"
+    return ": most optimizers of torch take fused=True or foreach=True"
+
+
+def _argument(facts: Facts, kind: str) -> str | None:
+    """The argument with which an optimizer of torch's updates all at once; ``None`` of other classes."""
+    fused = (*_FUSED, *(() if facts.gpu is not None else _FUSED_ON_CPU))
+    return "fused" if kind in fused else "foreach" if kind in _FOREACH else None
+
+
+def _line(facts: Facts, known: Mapping[str, Any]) -> str:
+    """The line that makes the same optimizer update all at once; empty where it is not known well enough."""
+    name, kind = known.get("name"), str(known.get("class"))
+    argument, given = _argument(facts, kind), known.get("arguments")
+    if not name or argument is None or argument not in (known.get("at_once") or ()) or given is None:
+        return ""
+    if known.get(argument) is True or given.get("differentiable") or not all(str(key).isidentifier() for key in given):
+        return ""
+    if known.get("groups", 1) != 1 or known.get("untold"):
+        # What a group holds beside its parameters counts for it; nothing else need be told.
+        groups = f'[{{**group, "foreach": None, "{argument}": True}} for group in {name}.param_groups]'
+        return f"{name} = torch.optim.{kind}({groups}, {argument}=True)"
+    arguments = [f"{key}={_literal(value)}" for key, value in given.items()]
+    parameters = f"{_whole_of(facts, known)}.parameters()" if _whole_of(facts, known) else ""
+    parameters = parameters or f'{name}.param_groups[0]["params"]'
+    return f"{name} = torch.optim.{kind}({', '.join([parameters, *arguments, f'{argument}=True'])})"
+
+
+def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:
+    """The variable that holds the one model of so many parameters as an optimizer has."""
+    modules = facts.recording.modules
+    same = (modules["parameters"] == known.get("elements")).fillna(False).to_numpy(dtype=bool)
+    roots = modules.loc[same & (modules["parent"] < 0).to_numpy(), "name"]
+    return facts.variable(str(roots.iloc[0])) if len(roots) == 1 else None
 
 
 def _literal(value: object) -> str:
@@ -105,13 +139,23 @@ def _literal(value: object) -> str:
     return repr(tuple(value) if isinstance(value, list) else value)
 
 
-def _embeddings(facts: Facts) -> tuple[list[str], float]:
-    """The embeddings, the largest first, and their share of all parameters."""
+def _sparse(facts: Facts) -> str:
+    """Words on embeddings of which a batch looks few rows up, where they are most of the parameters.
+
+    The gradient of a table that another layer has too, such as one tied to the output, stays dense.
+    """
     modules = facts.recording.modules
-    tables = modules[modules["module"].astype("str").isin(("Embedding", "EmbeddingBag"))]
     whole = float(modules.loc[modules["parent"] < 0, "parameters"].sum())
-    names = tables.sort_values("parameters", ascending=False, kind="stable")["name"]
-    return [str(name) for name in names], float(tables["parameters"].sum()) / whole if whole else 0.0
+    tables = modules[modules["name"].isin(facts.own_tables)]
+    share = float(tables["parameters"].sum()) / whole if whole else 0.0
+    if share <= 0.5:
+        return ""
+    first = tables.sort_values("parameters", ascending=False, kind="stable")["name"].iloc[0]
+    return (
+        f" {part(share)} of the parameters are embeddings ({first}), which no other layer shares. If nothing but their "
+        "look-up uses their weights, make them with sparse=True and give them an optimizer of their own "
+        "(torch.optim.SparseAdam, or SGD without weight decay): then only the rows that a batch looked up are updated."
+    )
 
 
 def _after_backward(facts: Facts) -> tuple[pd.DataFrame, float]:
@@ -146,7 +190,8 @@ def _least_ms(facts: Facts, own: pd.DataFrame) -> float:
     """How long the update takes at least where it is done at once: its traffic, and what each parameter costs."""
     moments = bool(own["op"].astype("str").str.match(_ADAM).any())
     steps = max(facts.attribution.steps, 1)
-    tensors = facts.optimizer.get("tensors") or float(own["op"].value_counts().max()) / steps
+    known = sum(int(one.get("tensors") or 0) for one in facts.optimizers)
+    tensors = known or float(own["op"].value_counts().max()) / steps
     bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
     # The bare cost is the least of many; steps are slower than their least by what else the machine does.
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms

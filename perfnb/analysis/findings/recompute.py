@@ -24,8 +24,9 @@ def recomputation(facts: Facts) -> list[Finding]:
             "recomputation",
             f"The backward pass computes forward work again for {time(bound)}, {part(facts.share(bound))} of the step.",
             bound,
-            "Checkpoint fewer blocks, those with most memory for their time, or none where memory is enough.",
-            "x = block(x)  # instead of torch.utils.checkpoint.checkpoint(block, x, ...), where memory allows",
+            "Checkpoint fewer blocks, those with most memory for their time, or none where memory is enough: call them "
+            "without torch.utils.checkpoint.checkpoint.",
+            "",
             "high",
             "Calls of layers within the backward pass were traced.",
             "Whether memory is enough without it: perfnb.estimate_memory tells before anything runs.",

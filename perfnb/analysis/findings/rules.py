@@ -11,6 +11,7 @@ import pandas as pd
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.findings.attention import unfused_attention
 from perfnb.analysis.findings.bound import compute, low_precision, memory_bandwidth
+from perfnb.analysis.findings.code import shown
 from perfnb.analysis.findings.collectives import exposed_communication
 from perfnb.analysis.findings.copies import host_device_copies
 from perfnb.analysis.findings.data import input_pipeline
@@ -78,12 +79,14 @@ class Findings:
 
 
 def find(recording: Recording, attribution: Attribution, summary: Summary) -> Findings:
-    """Ask every rule. No bound exceeds the step."""
+    """Ask every rule, and show a line of code only where each name in it is known."""
     facts = facts_of(recording, attribution, summary)
-    found = [_within(one, facts.step_ms) for rule in RULES for one in rule(facts)]
+    variables = facts.variables
+    found = [replace(one, code=shown(one.code, variables)) for one in said_by_rules(facts)]
     table = finding_table(found, facts.step_ms)
     return Findings(table, verdict_of(facts, table), facts.step_ms)
 
 
-def _within(found: Finding, step_ms: float) -> Finding:
-    return found if found.bound_ms is None else replace(found, bound_ms=min(max(found.bound_ms, 0.0), step_ms))
+def said_by_rules(facts: Facts) -> list[Finding]:
+    """What the rules find, in their order."""
+    return [one for rule in RULES for one in rule(facts)]

@@ -38,7 +38,7 @@ def garbage_collection(facts: Facts) -> list[Finding]:
             f"{time(max(ms for _, ms in pauses))}.",
             bound,
             "Take what lives for long out of the collector's sight once it is made, or collect where no step runs.",
-            "gc.collect(); gc.freeze()  # before the loop; or gc.disable() and gc.collect() once an epoch",
+            "gc.collect(); gc.freeze()  # before the loop",
             "high" if len(heavy) >= _OFTEN else "medium" if again else "low",
             "Each pause was timed from the collector's own callbacks while steps were timed"
             + ("." if again else ", but there was only one: more steps would tell how often they come."),
@@ -82,14 +82,16 @@ def uneven_steps(facts: Facts) -> list[Finding]:
             bound,
             "Look at what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
             if period
-            else "Profile again on a quiet machine; if it stays, look for work that happens only now and then.",
-            "%gpuwatch start  # and see what the machine does in the slow steps",
+            else "Profile again on a quiet machine; if it stays, look for work that happens only now and then. "
+            "watch=True shows what the machine does in the slow steps.",
+            "",
             confidence,
             f"The slow steps come regularly, every {period} steps."
             if period
             else "Other work on the machine looks alike.",
             "What these steps did: the timed pass runs without any instrument.",
             tuple(Row("step", str(step)) for step in slow[:5]),
+            of_ms=facts.step_ms + bound,
         )
     ]
 

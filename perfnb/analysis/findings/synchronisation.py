@@ -50,8 +50,9 @@ def _on_gpu(facts: Facts) -> list[Finding]:
             f"After {what} the GPU stood idle for {time(bound)}, {part(facts.share(bound))} of the step: the host had "
             f"waited ({time(waited)} a step in calls that synchronise) and had nothing queued.",
             bound,
-            "Read results less often, or later: keep losses on the device and read them every hundredth step.",
-            "total = total + loss.detach()  # and total.item() only when it is shown",
+            "Read results less often, or later: add losses up on the device (loss.detach()) and read the sum every "
+            "hundredth step.",
+            "",
             "low" if gpu.is_unsure("synchronisation") else "medium",
             "Idle time that began while the host waited; without the wait the host might still be too slow to fill it.",
             "Which line of the program waited.",
@@ -99,7 +100,7 @@ def _on_cpu(facts: Facts) -> list[Finding]:
             "What is done with each result (printing, logging, drawing) takes the time: do it every hundredth step."
             if printing
             else "Read results less often, or stay with tensors: a mask instead of places, a sum instead of numbers.",
-            "if number % 100 == 0: print(loss.item())" if printing else "losses.append(loss.detach())",
+            "",
             "medium",
             "The read was seen; that the Python after it belongs to it is supposed.",
             "What Python did after the read.",
