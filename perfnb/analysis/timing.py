@@ -75,6 +75,15 @@ class Timing:
         """How `ci_ms` was found."""
         return None if self._interval is None else self._interval.method
 
+    @property
+    def basis(self) -> str:
+        """What the step time rests on, in words: how many steps, and whether there is an interval."""
+        if not self.steps:
+            return "no timed step"
+        steps = "1 timed step" if self.steps == 1 else f"{self.steps:,} timed steps"
+        of = "" if self.steps == 1 else "median of "
+        return f"95 % interval, {of}{steps}" if self.ci_ms else f"{of}{steps}: too few for a 95 % interval"
+
     def quantile_ms(self, q: float) -> float | None:
         """The step time that a share `q` of the steps does not exceed.
 

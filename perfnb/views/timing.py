@@ -30,9 +30,7 @@ def timing_facts(timing: Timing) -> list[str]:
     """What is known of a step time, the most important first."""
     if not timing.steps:
         return ["no step was timed"]
-    median = f"median of {timing.steps:,} steps" if timing.steps > 1 else "1 step"
-    known = f"95 % interval, {median}" if timing.ci_ms else f"too few steps for an interval, {median}"
-    facts = [f"{fmt.interval(timing.median_ms, timing.ci_ms)} ({known})"]
+    facts = [f"{fmt.interval(timing.median_ms, timing.ci_ms)} ({timing.basis})"]
     if timing.wanted is not None and timing.steps < timing.wanted:
         facts.append(f"the budget ended it before the {timing.wanted:,} steps that were wanted: raise budget_s")
     if timing.throughput_per_s is not None:

@@ -15,6 +15,7 @@ from perfnb.analysis.findings.collectives import exposed_communication
 from perfnb.analysis.findings.copies import host_device_copies
 from perfnb.analysis.findings.data import input_pipeline
 from perfnb.analysis.findings.dispatch import dispatch
+from perfnb.analysis.findings.doubt import too_few_steps
 from perfnb.analysis.findings.elementwise import elementwise_chains
 from perfnb.analysis.findings.facts import Facts, facts_of
 from perfnb.analysis.findings.finding import Finding, finding_table
@@ -78,11 +79,19 @@ class Findings:
 
 
 def find(recording: Recording, attribution: Attribution, summary: Summary) -> Findings:
-    """Ask every rule. No bound exceeds the step."""
+    """Ask every rule. No bound exceeds the step, and none is surer than the timed steps allow."""
     facts = facts_of(recording, attribution, summary)
-    found = [_within(one, facts.step_ms) for rule in RULES for one in rule(facts)]
+    few = too_few_steps(facts)
+    found = [_no_surer(_within(one, facts.step_ms), few) for rule in RULES for one in rule(facts)]
     table = finding_table(found, facts.step_ms)
     return Findings(table, verdict_of(facts, table), facts.step_ms)
+
+
+def _no_surer(found: Finding, few: str) -> Finding:
+    """The finding with low confidence where there are too few timed steps to say more."""
+    if not few or found.bound_ms is None or found.confidence == "low":
+        return found
+    return replace(found, confidence="low", why=f"{few} {found.why}")
 
 
 def _within(found: Finding, step_ms: float) -> Finding:
