@@ -103,7 +103,9 @@ class _Steps(NamedTuple):
     def around(self, thread: Ints, time: Ints) -> Ints:
         """Number of the step in which each time of a thread lies, if it is the step's own; -1 for none."""
         step = self.at_time(time)
-        inside = (time < np.append(self.ends, time.min(initial=0))[step]) & (thread == np.append(self.threads, NONE)[step])
+        inside = (time < np.append(self.ends, time.min(initial=0))[step]) & (
+            thread == np.append(self.threads, NONE)[step]
+        )
         return np.where(inside & (step != NONE), step, NONE)
 
 
@@ -154,7 +156,9 @@ def host_blocks(events: pd.DataFrame) -> Host:
     parts = np.bincount(place[place != NONE], minlength=len(host))
     nearest = np.where(kind != Kind.OP, np.arange(len(host)), innermost(forest, kind != Kind.OP))
     nearest = np.where(nearest != NONE, nearest, np.append(steps.at, NONE)[steps.around(thread, start)])
-    later = np.clip(steps.at_time(start) - np.append(first_step, 0)[position[nearest]], 0, np.append(parts, 1)[nearest] - 1)
+    later = np.clip(
+        steps.at_time(start) - np.append(first_step, 0)[position[nearest]], 0, np.append(parts, 1)[nearest] - 1
+    )
     position = position[nearest] + np.where(nearest != NONE, later, 0)
 
     is_op = np.isin(kind, (Kind.OP, Kind.COPY)) & is_one_of(host["category"], ("cpu_op",))
