@@ -1,4 +1,4 @@
-"""What nbval leaves to be seen to: which traces lab 8 reads, what is judged, and that solved exercises get their points.
+"""What nbval leaves to be seen to: lab 8's traces, what is judged, and that solved exercises get their points.
 
 Lab 8's traces are of other projects, and no test fetches them: without them its cells are skipped, and say why. A
 graded cell must write nothing to the error stream, for that alone makes nbgrader give it no points.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
 
 from perfnb.analysis import timing as analysis
-from perfnb.analysis.planning import plan_steps
+from perfnb.analysis.planning import plan_steps, steps_in_block, still_needed
 from perfnb.analysis.timing import timing_of_batches
 from perfnb.errors import RecordingError
 from perfnb.frames import measurements
@@ -21,10 +22,14 @@ from perfnb.views.timing import timing_html, timing_text
 WARMUP_SHARE, MOST_WARMUP = 0.2, 200
 #: Steps at the end of the warm-up by which the number of steps is planned.
 PILOT = 20
+#: Most times that are taken, whatever the budget: a clock may stand still.
+MOST_SAMPLES = 100_000
 
 
 #: What is saved of a timing, beside its steps.
 _FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
+#: What a timing saved by an earlier version does not tell.
+_LATER = {"block": 1}
 
 
 class Timing(analysis.Timing):
@@ -41,7 +46,9 @@ class Timing(analysis.Timing):
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
         return measurements.save_timing(
-            steps.astype({"pass": "str", "wall_ms": "float64"}), {name: getattr(self, name) for name in _FACTS}, path
+            steps.astype({"pass": "str", "wall_ms": "float64"}),
+            {name: getattr(self, name) for name in (*_FACTS, *_LATER)},
+            path,
         )
 
     def __str__(self) -> str:
@@ -69,7 +76,8 @@ def load_timing(path: str | Path) -> Timing:
         warmup, timed = (
             tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
         )
-        return Timing(samples_ms=timed, warmup_ms=warmup, **{name: meta[name] for name in _FACTS})
+        facts = {name: meta[name] for name in _FACTS} | {name: meta.get(name, old) for name, old in _LATER.items()}
+        return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
     except (KeyError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is damaged: its steps are not what a timing writes ({error}).") from error
 
@@ -81,7 +89,9 @@ def time_step(
     steps: int | None = None,
     budget_s: float = 10.0,
 ) -> Timing:
-    """Run a step until it is warm, then as often as its spread asks for, and tell how long it takes.
+    """Run a step until it is warm, then until its time is known to 2 % or the budget is spent.
+
+    Steps under 0.1 ms without `batches` are timed in blocks of at least 1 ms.
 
     Parameters
     ----------
@@ -90,9 +100,10 @@ def time_step(
     batches : iterable, optional
         Begun again when they run out.
     steps : int, optional
-        Steps to time. By default as many as put the ends of the interval 2 % from the median, planned from a pilot.
+        Steps to time, each by itself. By default as many as put the ends of the interval 2 % from the median.
     budget_s : float
-        Seconds that all steps together may take; one step is timed at least.
+        Seconds that all steps together may take; one step is timed at least. Where they end before the interval is as
+        narrow as that, the result says so.
 
     Returns
     -------
@@ -129,27 +140,58 @@ def time_step(
             first = steady_from(series, FLOOR_GPU if cuda_in_use() else FLOOR)
         require_passing_time(series)
         warm = len(series) if first is None else first
-        left_s = max(0.0, begin + budget_s - time.perf_counter())
-        wanted = plan_steps(series[-PILOT:], budget_s=left_s).count if steps is None else steps
-        samples = series[warm:][:wanted]  # what was steady already is a measurement like those that follow
-        if len(samples) < wanted:
-            samples += _run(bench, wanted - len(samples), "timed", begin + budget_s)
+        end, pilot = begin + budget_s, series[-PILOT:]
+        block = steps_in_block(median(pilot) / 1e3) if steps is None and batches is None else 1
+        # What was steady already is a measurement like those that follow, but for blocks.
+        before = warm if block == 1 else len(series)
+        if steps is None:
+            samples, wanted = _until_known(bench, series[before:], pilot, end, block)
+        else:
+            samples, wanted = series[before:][:steps], steps
+            if len(samples) < steps:
+                samples += _run(bench, steps - len(samples), "timed", end)
     noise = bench.conditions.facts
-    noise["gc_pauses"] = [[place - warm, ms] for place, ms in noise["gc_pauses"] if place >= warm]
+    noise["gc_pauses"] = [[place - before, ms] for place, ms in noise["gc_pauses"] if place >= before]
     return shown(
         timing_of_batches(
             samples,
-            bench.sizes[warm : warm + len(samples)],
-            warmup_ms=tuple(series[:warm]),
+            bench.sizes[before : before + len(samples)],
+            warmup_ms=tuple(series[:before]),
             steady=None if len(series) < WINDOW else first is not None,
             noise=noise,
             wanted=wanted,
+            block=block,
         )
     )
 
 
-def _run(bench: Any, count: int, pass_name: str, until: float | None = None) -> list[float]:
-    """Milliseconds of `count` steps."""
+def _until_known(
+    bench: Any, samples: list[float], pilot: list[float], end: float, block: int
+) -> tuple[list[float], int]:
+    """Time until the interval is narrow enough or the time is over; the samples, and how many steps that asks for."""
     __tracebackhide__ = True
-    (durations,) = bench.rounds([(0,)] * count, pass_name=pass_name, planned=count, until=until)
-    return [duration / 1e6 for duration in durations]
+    left_s = max(0.0, end - time.perf_counter())
+    needed = count = PILOT
+    if min(pilot) > 0:
+        plan = plan_steps(pilot, budget_s=left_s / block)
+        needed, count = plan.needed, plan.count
+    samples = samples[:count]
+    while True:
+        if len(samples) < count:
+            samples += _run(bench, count - len(samples), "timed", end, block)
+        more = min(still_needed(samples), MOST_SAMPLES - len(samples))
+        if more == 0:
+            return samples, block * len(samples)
+        needed = max(needed, len(samples) + more)
+        each_s = block * median(samples) / 1e3
+        affordable = more if each_s <= 0 else int((end - time.perf_counter()) / each_s)
+        if affordable < 1:
+            return samples, block * needed
+        count = len(samples) + min(more, affordable)
+
+
+def _run(bench: Any, count: int, pass_name: str, until: float | None = None, block: int = 1) -> list[float]:
+    """Milliseconds of `count` steps, or of one in each of as many blocks."""
+    __tracebackhide__ = True
+    (durations,) = bench.rounds([(0,)] * count, pass_name=pass_name, planned=count, until=until, repeat=block)
+    return [duration / block / 1e6 for duration in durations]

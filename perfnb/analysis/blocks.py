@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,8 @@ from perfnb.analysis.labels import is_one_of, of_labels
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting
 
 _HOST_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead", "memory")
+#: What reaches no farther over the mark of a step only seems to: files round times to a microsecond.
+_ROUNDING_NS = 1000
 #: Columns of the host's events that tell what they are.
 _READ = (
     *("name", "category", "start_ns", "duration_ns", "process", "thread", "correlation", "sequence", "forward_thread"),
@@ -62,7 +65,8 @@ class Host:
         A number for the thread of each host event, the same one in `blocks`.
     blocks : DataFrame
         ``kind``, ``event`` (row in the recording's events, -1 where perfnb put the block together), ``start``, ``end``,
-        ``thread``, ``span``, ``step``, ``main`` (on the thread of its step), ``in_backward``.
+        ``thread``, ``continued`` (whether it goes on from an earlier step: a block lies in one step), ``span``,
+        ``step``, ``main`` (on the thread of its step), ``in_backward``.
     forest : Forest
         How the blocks nest. A node on another thread than its step's lies in the run of the engine at that time.
     """
@@ -77,6 +81,34 @@ class Host:
     forest: Forest
 
 
+class _Steps(NamedTuple):
+    """The steps among the host's events, in order of time: place, begin, end and thread. No two overlap."""
+
+    at: Ints
+    starts: Ints
+    ends: Ints
+    threads: Ints
+
+    @classmethod
+    def of(cls, kind: Ints, thread: Ints, start: Ints, end: Ints) -> _Steps:
+        at = np.flatnonzero(kind == Kind.STEP)
+        at = at[np.argsort(start[at], kind="stable")]
+        starts, ends = start[at], end[at]
+        return cls(at, starts, np.minimum(ends, np.append(starts[1:], ends[-1:])), thread[at])
+
+    def at_time(self, time: Ints) -> Ints:
+        """Number of the last step that began by then; -1 before the first."""
+        return np.searchsorted(self.starts, time, side="right") - 1
+
+    def around(self, thread: Ints, time: Ints) -> Ints:
+        """Number of the step in which each time of a thread lies, if it is the step's own; -1 for none."""
+        step = self.at_time(time)
+        inside = (time < np.append(self.ends, time.min(initial=0))[step]) & (
+            thread == np.append(self.threads, NONE)[step]
+        )
+        return np.where(inside & (step != NONE), step, NONE)
+
+
 def host_blocks(events: pd.DataFrame) -> Host:
     """Find the blocks of a recording's events and what lies in each."""
     on_host = is_one_of(events["category"], _HOST_CATEGORIES) | (events["span"] != NONE).to_numpy()
@@ -87,35 +119,71 @@ def host_blocks(events: pd.DataFrame) -> Host:
     start = host["start_ns"].to_numpy()
     thread = _threads(host)
     kind = _kinds(host)
-    forest, end = nest_cutting(thread, start, start + host["duration_ns"].to_numpy())
-    _mark_copies(events, host, kind, forest)
+    steps = _Steps.of(kind, thread, start, start + host["duration_ns"].to_numpy())
+    # A step's mark may fall in the middle of a call; it is no part of the call stack.
+    beside = np.where(kind == Kind.STEP, thread.min(initial=0) - 1, thread)
+    forest, end = nest_cutting(beside, start, start + host["duration_ns"].to_numpy())
+    end[steps.at] = steps.ends
+    _mark_copies(events, host, kind, forest, steps.around(thread, start) != NONE)
     node_above = innermost(forest, kind == Kind.NODE)
     silent = is_one_of(host["category"], ("memory",))  # what is freed between two nodes is no doing of the step's
     runs = _engine_runs(kind, start, end, thread, node_above, silent)
 
-    marked = np.flatnonzero(kind != Kind.OP)
-    fields = {
-        "kind": np.concatenate([np.full(len(runs), Kind.ENGINE), kind[marked]]),
-        "event": np.concatenate([np.full(len(runs), NONE), rows[marked]]),
-        "start": np.concatenate([runs["start"], start[marked]]),
-        "end": np.concatenate([runs["end"], end[marked]]),
-        "thread": np.concatenate([runs["thread"], thread[marked]]),
-        "span": np.concatenate([np.full(len(runs), NONE), host["span"].to_numpy()[marked]]),
+    # Steps come first and what is outside before what is inside it: so equal intervals nest as their events do.
+    others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
+    others = others[np.argsort(forest.depth[others], kind="stable")]
+    whole = {
+        "kind": np.concatenate([kind[steps.at], np.full(len(runs), Kind.ENGINE), kind[others]]),
+        "place": np.concatenate([steps.at, np.full(len(runs), NONE), others]),
+        "start": np.concatenate([steps.starts, runs["start"], start[others]]),
+        "end": np.concatenate([steps.ends, runs["end"], end[others]]),
+        "thread": np.concatenate([steps.threads, runs["thread"], thread[others]]),
     }
-    blocks = pd.DataFrame({name: values.astype(np.int64) for name, values in fields.items()})
+    blocks, first_step = _cut_at_steps(pd.DataFrame({name: v.astype(np.int64) for name, v in whole.items()}), steps)
+    place = blocks.pop("place").to_numpy()
+    blocks.insert(1, "event", np.append(rows, NONE)[place])
+    blocks["span"] = np.append(host["span"].to_numpy(), NONE)[place]
     tree, blocks["end"] = nest_cutting(*(blocks[name].to_numpy() for name in ("thread", "start", "end")))
     tree = _adopt(blocks, tree)
     blocks["step"], blocks["main"] = _steps(blocks, tree)
     blocks["in_backward"] = innermost(tree, blocks["kind"].to_numpy() >= Kind.NODE) != NONE
 
-    # Each event's block: the marked event itself, else the nearest marked one above; a root may lie in an engine's run.
-    position = np.full(len(host), NONE, dtype=np.int64)
-    position[marked] = np.arange(len(marked)) + len(runs)
-    nearest = innermost(forest, kind != Kind.OP)
-    position = np.where(position != NONE, position, np.where(nearest != NONE, position[nearest], NONE))
+    # Each event's block: the marked event itself, else the nearest marked one above, else the step; of one that steps
+    # cut, the part in the event's own step. A root may lie in an engine's run.
+    first = np.flatnonzero((place != NONE) & ~blocks["continued"].to_numpy())
+    position = np.full(len(host) + 1, NONE, dtype=np.int64)
+    position[place[first]] = first
+    parts = np.bincount(place[place != NONE], minlength=len(host))
+    nearest = np.where(kind != Kind.OP, np.arange(len(host)), innermost(forest, kind != Kind.OP))
+    nearest = np.where(nearest != NONE, nearest, np.append(steps.at, NONE)[steps.around(thread, start)])
+    later = np.clip(
+        steps.at_time(start) - np.append(first_step, 0)[position[nearest]], 0, np.append(parts, 1)[nearest] - 1
+    )
+    position = position[nearest] + np.where(nearest != NONE, later, 0)
 
     is_op = np.isin(kind, (Kind.OP, Kind.COPY)) & is_one_of(host["category"], ("cpu_op",))
     return Host(rows, position, is_op, start, end, thread, blocks, tree)
+
+
+def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Ints]:
+    """The parts that blocks have in each step, and the step of each part; what lies between two steps goes.
+
+    An event belongs to the step in which it begins, even if that is by a hair.
+    """
+    start, end = whole["start"].to_numpy(), whole["end"].to_numpy()
+    if len(steps.at) == 0:
+        return whole.assign(continued=False), np.full(len(whole), NONE, dtype=np.int64)
+    first = np.maximum(steps.at_time(start), 0)
+    last = np.maximum(np.searchsorted(steps.starts, end, side="left") - 1, first)
+    first = np.where((first < last) & (steps.ends[first] - start <= _ROUNDING_NS), first + 1, first)
+    last = np.where((first < last) & (end - steps.starts[last] <= _ROUNDING_NS), last - 1, last)
+    parts = last - first + 1
+    block = np.repeat(np.arange(len(whole)), parts)
+    number = np.arange(len(block)) - np.repeat(np.cumsum(parts) - parts, parts)
+    step = first[block] + number
+    begin = np.maximum(start[block], steps.starts[step])
+    until = np.maximum(np.minimum(end[block], steps.ends[step]), begin)
+    return whole.iloc[block].reset_index(drop=True).assign(start=begin, end=until, continued=number > 0), step
 
 
 def _threads(host: pd.DataFrame) -> Ints:
@@ -159,7 +227,7 @@ def _kind_of(name: str) -> Kind:
     return Kind.NODE if name.startswith(_BACKWARD_NODE) else Kind.OP
 
 
-def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest) -> None:
+def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest, in_step: Bools) -> None:
     """Mark the outermost of torch's ops around a copy from host to device, where a step is the innermost block.
 
     A range or an op of someone else's around it holds more than the copy.
@@ -168,8 +236,7 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
     copied = events["correlation"].to_numpy()[to_device & is_one_of(events["category"], ("gpu_memcpy",))]
     if len(copied) == 0:
         return
-    block = innermost(forest, kind != Kind.OP)
-    in_step = (kind == Kind.OP) & (block != NONE) & (kind[block] == Kind.STEP)
+    in_step = in_step & (kind == Kind.OP) & (innermost(forest, kind != Kind.OP) == NONE)
     is_op = of_labels(host["name"], lambda name: name.startswith(_TORCH_OP))
     is_op &= is_one_of(host["category"], ("cpu_op",)) & in_step
     launch = np.flatnonzero(np.isin(host["correlation"].to_numpy(), copied[copied != NONE]) & in_step)

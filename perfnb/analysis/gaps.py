@@ -75,38 +75,52 @@ def _all_gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
     inside = np.flatnonzero(np.isin(parent, blocks))
     inside = inside[np.lexsort((starts[inside], parent[inside]))]
     first, last = (np.searchsorted(parent[inside], blocks, side=side) for side in ("left", "right"))
-    found: list[tuple[int, int, int, str]] = []
-    for block, begin, end in zip(blocks.tolist(), first.tolist(), last.tolist(), strict=True):
-        found += _gaps(block, inside[begin:end], host, phase)
-    return found
+    event, continued = host.blocks["event"].to_numpy()[blocks], host.blocks["continued"].to_numpy()[blocks]
+    # A block that a step's mark cuts goes on in the next step: its parts come one after the other, and share a row.
+    order = np.lexsort((starts[blocks], event))
+    found: list[list[tuple[int, int, int, str]]] = []
+    for place in order.tolist():
+        if not continued[place]:
+            row = _Row(host, phase)
+            found.append(row.gaps)
+        row.add(int(blocks[place]), inside[first[place] : last[place]])
+    return [gap for gaps in found for gap in gaps]
 
 
-def _gaps(block: int, children: Ints, host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
-    """The gaps of a block between its children, which are in order of time."""
-    starts, ends = host.blocks["start"].to_numpy(), host.blocks["end"].to_numpy()
-    kinds = host.blocks["kind"].to_numpy()
-    default = str(phase[block])
-    gaps: list[tuple[int, int, int, str]] = []
-    # Place in `gaps` of the first gap after a forward, or after a backward, that no backward has followed yet.
-    after_forward = after_backward = NONE
-    reached = int(starts[block])
-    for child in [*children.tolist(), NONE]:
-        until = int(ends[block]) if child == NONE else int(starts[child])
-        if until > reached:
-            gaps.append((block, reached, until, default))
-        if child == NONE:
-            break
-        reached = max(reached, int(ends[child]))
-        if kinds[child] == Kind.ENGINE:
-            first = after_backward if after_forward == NONE else after_forward
+class _Row:
+    """The gaps between what lies in a block, or in the parts of one that steps cut, added in order of time."""
+
+    def __init__(self, host: Host, phase: np.ndarray) -> None:
+        self.gaps: list[tuple[int, int, int, str]] = []
+        self._starts, self._ends = host.blocks["start"].to_numpy(), host.blocks["end"].to_numpy()
+        self._kinds, self._phase = host.blocks["kind"].to_numpy(), phase
+        # Place in `gaps` of the first gap after a forward, or after a backward, that no backward has followed yet.
+        self._after_forward = self._after_backward = NONE
+
+    def add(self, block: int, children: Ints) -> None:
+        """Add a part with what lies in it."""
+        default = str(self._phase[block])
+        reached = int(self._starts[block])
+        for child in [*children.tolist(), NONE]:
+            until = int(self._ends[block] if child == NONE else self._starts[child])
+            if until > reached:
+                self.gaps.append((block, reached, until, default))
+            if child == NONE:
+                break
+            reached = max(reached, int(self._ends[child]))
+            self._pass(child)
+
+    def _pass(self, child: int) -> None:
+        kind = self._kinds[child]
+        if kind == Kind.ENGINE:
+            first = self._after_backward if self._after_forward == NONE else self._after_forward
             if first != NONE:
-                gaps[first:] = [(*gap[:3], "loss") for gap in gaps[first:]]
-            after_forward, after_backward = NONE, len(gaps)
-        elif kinds[child] == Kind.SPAN and phase[child] == "forward" and after_forward == NONE:
-            after_forward = len(gaps)
-        elif kinds[child] == Kind.OPTIMIZER:
-            after_backward = NONE
-    return gaps
+                self.gaps[first:] = [(*gap[:3], "loss") for gap in self.gaps[first:]]
+            self._after_forward, self._after_backward = NONE, len(self.gaps)
+        elif kind == Kind.SPAN and self._phase[child] == "forward" and self._after_forward == NONE:
+            self._after_forward = len(self.gaps)
+        elif kind == Kind.OPTIMIZER:
+            self._after_backward = NONE
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:

@@ -33,7 +33,8 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     is_span = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
     repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
-    calls = _by_layer(layer[forward], np.ones(int(forward.sum())), len(modules))
+    began = forward & ~attribution.host.blocks["continued"].to_numpy()
+    calls = _by_layer(layer[began], np.ones(int(began.sum())), len(modules))
     names = ("own", "own_corrected", "gpu")
     own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in names}
     steps, whole = attribution.steps, float(cells["corrected_ns"].sum()) or np.nan  # of nothing there is no share

@@ -1,7 +1,8 @@
 """Layers of a trace that was loaded: the module calls that it holds become layer spans, as those of a live profile.
 
 torch records a call of a module, where it records Python calls (``with_stack=True``), as ``nn.Module: Linear_3``: the
-fourth `Linear` that the program called. perfnb's own spans have numbers alone.
+fourth `Linear` that the program called. Lightning's profiler marks calls by the module's own name, as
+``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have numbers alone.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from perfnb.frames.trace_size import refuse_odd_layers
 
 _CALL = "nn.Module: "
 _CALL_CATEGORY = "python_function"
+_LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<name>.+)")
+_LIGHTNING_CATEGORY = "user_annotation"
 _NUMBER = re.compile(r"_[0-9]+$")
-_LOSS = re.compile(r"Loss(_[0-9]+)?$")
+_LOSS = re.compile(r"Loss$")
 
 
 def with_module_layers(recording: Recording) -> Recording:
     """The recording of a trace with the layers that its module calls tell; the same where it holds none.
 
     A module is one layer however often it is called, and lies in the one that first called it. Its name is the way to
-    it, such as ``ResNet_0.Sequential_1.BasicBlock_2``. Of perfnb's own spans, whose modules the trace does not
+    it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own where Lightning tells it. Of perfnb's own spans, whose modules the trace does not
     name, those at the same place in each step are one layer, ``call_0.call_2``. A module whose class is called a loss,
     called by no other, is the loss.
     """
@@ -36,6 +39,10 @@ def with_module_layers(recording: Recording) -> Recording:
     events = recording.events
     is_call = of_labels(events["name"], lambda name: name.startswith(_CALL))
     named = is_call & (events["category"] == _CALL_CATEGORY).to_numpy(dtype=bool)
+    if named.any():
+        return _of_modules(recording, np.flatnonzero(named))
+    is_call = of_labels(events["name"], lambda name: _LIGHTNING.fullmatch(name) is not None)
+    named = is_call & (events["category"] == _LIGHTNING_CATEGORY).to_numpy(dtype=bool)
     if named.any():
         return _of_modules(recording, np.flatnonzero(named))
     own = np.flatnonzero((events["span"] != NONE).to_numpy())
@@ -51,11 +58,16 @@ def _of_modules(recording: Recording, rows: Ints) -> Recording:
     module = code[key]
     above = forest.parent[first]
     parent = np.where(above != NONE, module[above], NONE)
-    label = [str(name)[len(_CALL) :] for name in calls["name"].iloc[first]]
-    is_loss = np.array([_LOSS.search(text) is not None for text in label], dtype=bool)
-    classes = [_NUMBER.sub("", text) for text in label]
+    told = [_LIGHTNING.fullmatch(str(name)) for name in calls["name"].iloc[first]]
+    label = [
+        found["name"] if found else str(name)[len(_CALL) :]
+        for found, name in zip(told, calls["name"].iloc[first], strict=True)
+    ]
+    classes = [found["kind"] if found else _NUMBER.sub("", text) for found, text in zip(told, label, strict=True)]
+    is_loss = np.array([_LOSS.search(text) is not None for text in classes], dtype=bool)
     outermost = forest.parent == NONE
-    return _with_layers(recording, rows, parent, label, classes, module, is_loss[module] & outermost, forest)
+    whole = all(told)
+    return _with_layers(recording, rows, parent, label, classes, module, is_loss[module] & outermost, forest, whole)
 
 
 def _of_places(recording: Recording, rows: Ints) -> Recording:
@@ -104,7 +116,9 @@ def _with_layers(
     module: Ints,
     loss: Bools,
     forest: Forest,
+    whole_names: bool = False,
 ) -> Recording:
+    """The recording with these layers; where `whole_names`, a label is the way to a layer already."""
     for level in forest.by_depth()[1:]:
         loss[level] |= loss[forest.parent[level]]  # what runs inside a loss is loss
     kept = np.unique(module[~loss])
@@ -112,8 +126,8 @@ def _with_layers(
     place[kept] = np.arange(len(kept))
     parent = place[parent[kept]]
     labels, parents = [label[old] for old in kept.tolist()], parent.tolist()
-    depth = _depth(labels, parents, recording)
-    names = _names(labels, parents)
+    depth = _depth(labels, parents, whole_names, recording)
+    names = _names(labels, parents, whole_names)
     unknown = pd.array([pd.NA] * len(kept), dtype="Int64")
     modules = pd.DataFrame(
         {
@@ -133,23 +147,23 @@ def _with_layers(
     return replace(recording, events=recording.events.assign(span=numbers), modules=modules, spans=spans)
 
 
-def _depth(label: list[str], parent: list[int], recording: Recording) -> list[int]:
+def _depth(label: list[str], parent: list[int], whole: bool, recording: Recording) -> list[int]:
     """How deep each layer lies, unless their names would fill the memory: each has all those around it in it."""
     depth: list[int] = []
     letters: list[int] = []
     for text, above in zip(label, parent, strict=True):  # parents come first
         depth.append(0 if above == NONE else depth[above] + 1)
-        letters.append(len(text) if above == NONE else letters[above] + 1 + len(text))
+        letters.append(len(text) if above == NONE or whole else letters[above] + 1 + len(text))
     refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])
     return depth
 
 
-def _names(label: list[str], parent: list[int]) -> list[str]:
+def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
     """The way to each layer; those of several processes are told apart by a number."""
     names: list[str] = []
     taken: dict[str, int] = {}
     for text, above in zip(label, parent, strict=True):
-        name = text if above == NONE else f"{names[above]}.{text}"
+        name = text if above == NONE or whole else f"{names[above]}.{text}"
         taken[name] = taken.get(name, 0) + 1
         names.append(name if taken[name] == 1 else f"{name} ({taken[name]})")
     return names

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfnb.analysis.intervals import Samples, effective_size
+from perfnb.analysis.intervals import Samples, effective_size, interval_of_median
 from perfnb.analysis.signed_rank import FEWEST_PAIRS, spread
 
 #: A pilot's standard deviation is taken at this upper confidence limit: half of all pilots show too little.
@@ -15,6 +15,12 @@ PILOT_CONFIDENCE = 0.8
 #: The fewest pairs that still tell where one of them was disturbed, however much: of the 2**12 sums of signed ranks
 #: 2 × 70, 3.4 %, are as extreme as with the other sign at the greatest; of 11 pairs it would be 5.4 %.
 STURDY_PAIRS = 12
+#: How far the ends of a step time's interval may lie from the median, as a share of it.
+AIM = 0.02
+#: Steps shorter than this are timed in blocks that last the latter at least: a clock is read in a tenth of a
+#: microsecond or so, and that read takes as long.
+SHORT_STEP_S, BLOCK_S = 1e-4, 1e-3
+_MOST_IN_BLOCK = 10_000
 #: More pairs than this are not counted: it stands for as many or more.
 MOST_NEEDED = 100_000
 
@@ -43,7 +49,7 @@ class Planned:
 def plan_steps(
     pilot_ms: Samples,
     *,
-    half_width: float = 0.02,
+    half_width: float = AIM,
     budget_s: float = math.inf,
     confidence: float = 0.95,
     fewest: int = 20,
@@ -64,6 +70,29 @@ def plan_steps(
     z = float(ndtri((1 + confidence) / 2))
     needed = max(fewest, math.ceil((z * 1.2533 * deviation / math.log1p(half_width)) ** 2 * inflation))
     return _within(needed, budget_s, float(np.mean(pilot_ms)) / 1e3, most, least=1)
+
+
+def steps_in_block(step_s: float) -> int:
+    """How many steps of this length are timed as one: 1 unless they are very short."""
+    if step_s >= SHORT_STEP_S:
+        return 1
+    return _MOST_IN_BLOCK if step_s <= 0 else min(_MOST_IN_BLOCK, math.ceil(BLOCK_S / step_s))
+
+
+def still_needed(samples: Samples, *, half_width: float = AIM) -> int:
+    """How many more samples put the ends of the median's interval `half_width` from the median; 0 where they are.
+
+    The interval shrinks with the root of the number. No more than there are already: their spread may mislead.
+    """
+    count, found = len(samples), interval_of_median(samples)
+    if found is None:
+        return max(1, count)
+    median = float(np.median(samples))
+    off = max(found.high - median, median - found.low)
+    if off <= half_width * median:
+        return 0
+    needed = count * (off / (half_width * median)) ** 2 if median > 0 else math.inf
+    return max(1, math.ceil(min(needed, 2.0 * count)) - count)
 
 
 def plan_pairs(

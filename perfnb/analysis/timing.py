@@ -20,7 +20,8 @@ class Timing:
     Attributes
     ----------
     samples_ms : tuple of float
-        Wall time of each step, in the order of execution.
+        Wall time of each step, in the order of execution; of steps that are too short to be timed one by one, the mean
+        of each block of them.
     batch_size : int or None
         Samples that every step works on; ``None`` where the batches do not tell or differ.
     samples : int or None
@@ -32,7 +33,9 @@ class Timing:
     noise : mapping
         What went on beside the steps: load, clock, garbage collections, throttling; see `capture.conditions`.
     wanted : int or None
-        How many steps were asked for, or planned.
+        How many steps were asked for, or would be needed for the interval that was aimed at.
+    block : int
+        Steps in a block; 1 where each was timed by itself.
     """
 
     samples_ms: tuple[float, ...]
@@ -42,6 +45,7 @@ class Timing:
     steady: bool | None = None
     noise: Mapping[str, Any] = field(default_factory=dict)
     wanted: int | None = None
+    block: int = 1
 
     def __repr__(self) -> str:
         if self.median_ms is None:
@@ -54,7 +58,7 @@ class Timing:
     @property
     def steps(self) -> int:
         """Number of steps measured."""
-        return len(self.samples_ms)
+        return len(self.samples_ms) * self.block
 
     @property
     def median_ms(self) -> float | None:
@@ -75,12 +79,25 @@ class Timing:
         """How `ci_ms` was found."""
         return None if self._interval is None else self._interval.method
 
+    @property
+    def basis(self) -> str:
+        """What the step time rests on, in words: how many steps, and whether there is an interval."""
+        if not self.steps:
+            return "no timed step"
+        count = len(self.samples_ms)
+        steps = "1 timed step" if self.steps == 1 else f"{count:,} timed steps"
+        if self.block > 1:
+            steps = f"{count:,} {'block' if count == 1 else 'blocks'} of {self.block:,} steps"
+        of = "" if count == 1 else "median of "
+        return f"95 % interval, {of}{steps}" if self.ci_ms else f"{of}{steps}: too few for a 95 % interval"
+
     def quantile_ms(self, q: float) -> float | None:
         """The step time that a share `q` of the steps does not exceed.
 
-        ``None`` where so few steps cannot support it: the 90th percentile needs 29, the 95th 59, the 99th 299.
+        ``None`` where so few steps cannot support it: the 90th percentile needs 29, the 95th 59, the 99th 299; and of
+        blocks, whose means hide it.
         """
-        return quantile(self.samples_ms, q)
+        return None if self.block > 1 else quantile(self.samples_ms, q)
 
     @property
     def throughput_per_s(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -87,6 +88,7 @@ class Bench:
         planned: int | None = None,
         until: float | None = None,
         keep_results: bool = False,
+        repeat: int = 1,
     ) -> list[list[int]]:
         """Run rounds.
 
@@ -98,6 +100,8 @@ class Bench:
             Moment (`time.perf_counter`) after which no round begins, but the first.
         keep_results : bool
             Keep what the steps return, in `results`.
+        repeat : int
+            How often the step runs in a round, timed as one; for one step alone, without batches.
 
         Returns
         -------
@@ -111,7 +115,10 @@ class Bench:
             if done > 1 and until is not None and time.perf_counter() > until:
                 break
             with self._gate.opened():
-                self._round(order, clocks, keep_results)
+                if repeat > 1:
+                    self._block(repeat, clocks[0])
+                else:
+                    self._round(order, clocks, keep_results)
             self._progress(pass_name, done, planned)
         return [clock.durations_ns() for clock in clocks]
 
@@ -194,6 +201,19 @@ class Bench:
         for _ in range(times):
             step(*arguments)
             self.conditions.step += 1
+
+    def _block(self, times: int, clock: StepClock) -> None:
+        __tracebackhide__ = True
+        step, turns = self._steps[0], itertools.repeat(None, times)
+        self.conditions.running = True
+        clock.begin()
+        begin = time.perf_counter_ns()
+        for _ in turns:
+            step()
+        clock.end(time.perf_counter_ns() - begin)
+        self.conditions.running = False
+        self.conditions.step += 1
+        self.sizes.append(None)
 
     def _round(self, order: Sequence[int], clocks: list[StepClock], keep: bool) -> None:
         __tracebackhide__ = True

@@ -80,6 +80,7 @@ class Session:
         self._begin = time.perf_counter()
         self._bare: Costs | None = None
         self._uncompiled_from: int | None = None
+        self._timed_already: list[int] = []
 
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begin
@@ -95,26 +96,32 @@ class Session:
             return plan.goes_on_warming(times, self._spent_s(), cuda_in_use())
 
         times = self._run("warmup", plan.warmup, more=more)
+        if len(times) == 2 and plan.steps_are_long(times, self._spent_s()):
+            # Of steps this long none is given away: the first one warmed up, the second is a measurement.
+            self.executed[-1] = self.executed[-1]._replace(pass_name="timed")
+            self._timed_already.append(times.pop())
         self.meta["steady"] = is_steady(times)
         return times
 
     def time(self, warm_ns: list[int]) -> list[int]:
         """Run without profiler and hooks: the honest step time."""
         __tracebackhide__ = True
-        plan = self._plan
+        plan, already = self._plan, self._timed_already
         wanted = plan.timed_steps(warm_ns)
 
         def more(times: list[int]) -> bool:
-            recent = times or warm_ns
+            recent = times or already or warm_ns
             step_s = recent[-1] / 1e9 if recent else 0.0
-            return plan.goes_on_timing(len(times), wanted, self._spent_s(), step_s)
+            return plan.goes_on_timing(len(already) + len(times), wanted, self._spent_s(), step_s)
 
         before = measure_costs()
         with Conditions() as conditions:
-            times = self._run("timed", wanted, more=more, beside=conditions)
+            times = already + self._run("timed", wanted - len(already), more=more, beside=conditions)
         require_passing_time(times)
         self._bare = before.least(measure_costs())
-        self.meta["noise"] = conditions.facts
+        noise = conditions.facts
+        noise["gc_pauses"] = [[step + len(already), ms] for step, ms in noise["gc_pauses"]]
+        self.meta["noise"] = noise
         self.meta["timed_cut_short"] = len(times) < wanted
         return times
 

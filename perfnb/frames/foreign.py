@@ -98,17 +98,26 @@ def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
 
 
 def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
-    """Milliseconds that each step waited for a data loader of torch's, on its own thread."""
+    """Milliseconds that each step waited for a data loader of torch's, on its own thread; a mark may cut a wait."""
     is_wait = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
     if not is_wait.any():
         return np.zeros(len(steps.starts))
     rows = np.flatnonzero(is_wait[trace.name] & is_in(trace, ("user_annotation", "cpu_op")))
     rows = rows[(trace.thread[rows] == steps.thread) & (trace.process[rows] == steps.process)]
-    place = np.searchsorted(steps.starts, trace.start_ns[rows], side="right") - 1
-    rows, place = rows[place >= 0], place[place >= 0]
-    within = trace.start_ns[rows] < steps.ends[place]
-    waited = np.bincount(place[within], weights=trace.duration_ns[rows[within]], minlength=len(steps.starts))
-    return np.asarray(waited / 1e6)
+    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+    if len(rows) == 0:
+        return np.zeros(len(steps.starts))
+    reached = np.maximum.accumulate(trace.start_ns[rows] + trace.duration_ns[rows])
+    outside = np.append(True, trace.start_ns[rows][1:] >= reached[:-1])  # a wait may lie inside another
+    begins, durations = trace.start_ns[rows][outside], trace.duration_ns[rows][outside]
+    before = np.concatenate([[0], np.cumsum(durations)])
+
+    def waited_until(time: Ints) -> Ints:
+        place = np.searchsorted(begins, time, side="right") - 1
+        within = np.minimum(time - begins[place], durations[place])
+        return np.where(place >= 0, before[place] + within, 0)
+
+    return np.asarray((waited_until(steps.ends) - waited_until(steps.starts)) / 1e6)
 
 
 def _no_modules() -> pd.DataFrame:

@@ -63,6 +63,7 @@ def report_data(
             "ci_ms": [_exact(bound) for bound in timing.ci_ms] if timing.steps and timing.ci_ms else None,
             "samples_ms": _numbers(timing.samples_ms[:500]),
             "steps": timing.steps,
+            "basis": timing.basis,
             "throughput_per_s": _exact(timing.throughput_per_s if timing.steps else None),
             "batch_size": timing.batch_size,
             "traced_ms": _exact(summary.traced_ms),

@@ -74,10 +74,7 @@ def headline_facts(summary: Summary) -> list[str]:
     elif not timing.steps:
         step = f"step {fmt.UNKNOWN} (no timed step)"
     else:
-        steps = "1 timed step" if timing.steps == 1 else f"{timing.steps:,} timed steps"
-        what = f"median of {steps}" if timing.steps > 1 else steps
-        bounds = "95 % interval, " if timing.ci_ms else "too few steps for an interval, "
-        step = f"step {fmt.interval(timing.median_ms, timing.ci_ms)} ({bounds}{what})"
+        step = f"step {fmt.interval(timing.median_ms, timing.ci_ms)} ({timing.basis})"
     facts = [step]
     if timing.steps and timing.throughput_per_s is not None:
         size = "" if timing.batch_size is None else f", batch of {timing.batch_size:,}"

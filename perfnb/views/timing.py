@@ -30,9 +30,7 @@ def timing_facts(timing: Timing) -> list[str]:
     """What is known of a step time, the most important first."""
     if not timing.steps:
         return ["no step was timed"]
-    median = f"median of {timing.steps:,} steps" if timing.steps > 1 else "1 step"
-    known = f"95 % interval, {median}" if timing.ci_ms else f"too few steps for an interval, {median}"
-    facts = [f"{fmt.interval(timing.median_ms, timing.ci_ms)} ({known})"]
+    facts = [f"{fmt.interval(timing.median_ms, timing.ci_ms)} ({timing.basis})"]
     if timing.wanted is not None and timing.steps < timing.wanted:
         facts.append(f"the budget ended it before the {timing.wanted:,} steps that were wanted: raise budget_s")
     if timing.throughput_per_s is not None:
@@ -44,8 +42,9 @@ def timing_facts(timing: Timing) -> list[str]:
         end = {True: "steady after", False: "never steady in", None: "too few steps to tell whether steady after"}
         facts.append(f"{end[timing.steady]} {steps} of warm-up")
     if timing.outliers.count:
-        facts.append(str(timing.outliers))
-    return facts + noise_facts(timing.noise, sum(timing.samples_ms))
+        outliers = str(timing.outliers)
+        facts.append(outliers if timing.block == 1 else outliers.replace(" steps:", " blocks:"))
+    return facts + noise_facts(timing.noise, sum(timing.samples_ms) * timing.block)
 
 
 def timing_text(timing: Timing) -> str:
@@ -58,7 +57,7 @@ def timing_html(timing: Timing) -> str:
     first, *rest = timing_facts(timing)
     time, _, known = first.partition(" (")
     words = header("A step", "timing", time, " · ".join([known.removesuffix(")"), *rest]))
-    if timing.steps < 2:
+    if len(timing.samples_ms) < 2:
         return framed(words)
     alt = f"Step times in their order and how they are distributed; {timing_facts(timing)[0]}"
     return framed(f"{words}<p>{picture_html(functools.partial(_draw, timing=timing), _INCHES, alt)}</p>")
@@ -88,11 +87,11 @@ def _draw(figure: Figure, timing: Timing) -> None:
     spread.xaxis.get_major_locator().set_params(integer=True)
     order.set_ylabel(f"step, {unit}")
     words = [
-        "steps in order",
+        "steps in order" if timing.block == 1 else f"blocks of {timing.block:,} steps in order",
         f"× {len(warm)} of warm-up" if len(warm) else "",
         f"▲ {len(beyond)} above" if len(beyond) else "",
     ]
     order.set_xlabel(", ".join(filter(None, words)))
     bins = min(40, max(8, len(timed) // 8))
     spread.hist(timed, bins=bins, range=(low, top), orientation="horizontal", color=palette.mark("forward").colour)
-    spread.set_xlabel("steps")
+    spread.set_xlabel("steps" if timing.block == 1 else "blocks")

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import perfnb
+from perfnb.capture import session, steps
 from perfnb.capture.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan
 from perfnb.capture.ceilings import measure_ceilings
 from perfnb.errors import CaptureError
+from perfnb.views.report_data import report_data
 
 MS = 1_000_000
 
@@ -79,28 +81,106 @@ def test_timed_steps_follow_the_spread_of_the_warm_up() -> None:
     assert Plan(steps=7).timed_steps(uneven) == 7
 
 
-def test_timing_ends_when_what_is_left_is_needed_for_tracing() -> None:
+def test_timing_ends_when_what_is_left_is_needed_for_the_other_passes() -> None:
     plan = Plan(traced=3, budget_s=10, memory=False, flops=False)
 
-    assert plan.goes_on_timing(done=0, wanted=5, spent_s=99, step_s=99)
-    assert plan.goes_on_timing(done=4, wanted=5, spent_s=0, step_s=1)
-    assert not plan.goes_on_timing(done=5, wanted=5, spent_s=0, step_s=1)
-    # Kept back: four steps of 1.5 s. With the step itself 3 s may be spent.
-    assert plan.goes_on_timing(done=1, wanted=5, spent_s=3.0, step_s=1)
-    assert not plan.goes_on_timing(done=1, wanted=5, spent_s=3.1, step_s=1)
+    assert plan.goes_on_timing(done=0, wanted=50, spent_s=99, step_s=99)
+    # From six steps on four of 1.5 s are kept back; with the step itself 3 s may be spent.
+    assert plan.goes_on_timing(done=6, wanted=50, spent_s=3.0, step_s=1)
+    assert not plan.goes_on_timing(done=6, wanted=50, spent_s=3.1, step_s=1)
+    assert not plan.goes_on_timing(done=6, wanted=6, spent_s=0, step_s=1)
     # And three counted steps of 2 s: nothing may be spent before.
-    assert Plan(traced=3, budget_s=13).goes_on_timing(done=1, wanted=5, spent_s=0.0, step_s=1)
-    assert not Plan(traced=3, budget_s=13).goes_on_timing(done=1, wanted=5, spent_s=0.1, step_s=1)
+    assert Plan(traced=3, budget_s=13).goes_on_timing(done=6, wanted=50, spent_s=0.0, step_s=1)
+    assert not Plan(traced=3, budget_s=13).goes_on_timing(done=6, wanted=50, spent_s=0.1, step_s=1)
+
+
+def test_up_to_the_steps_for_an_interval_timing_leaves_one_step_to_each_other_pass() -> None:
+    plan = Plan(traced=3, budget_s=30)
+
+    assert plan.goes_on_timing(done=5, wanted=50, spent_s=18.5, step_s=3)  # and 9 s for one traced, two counted
+    assert not plan.goes_on_timing(done=5, wanted=50, spent_s=20.0, step_s=3)
+    assert not plan.goes_on_timing(done=3, wanted=3, spent_s=0.0, step_s=3)
+    without = Plan(traced=3, budget_s=30, memory=False, flops=False)
+    assert without.goes_on_timing(done=5, wanted=50, spent_s=25.0, step_s=3)
+
+
+def test_a_warm_up_of_long_steps_ends_when_timing_needs_what_is_left() -> None:
+    plan = Plan(budget_s=30)
+
+    assert plan.goes_on_warming([4 * 1000 * MS], spent_s=4.0, gpu=False)  # the first step may be unlike the others
+    assert plan.goes_on_warming([4 * 1000 * MS, 20 * MS], spent_s=4.02, gpu=False)
+    assert not plan.goes_on_warming([2500 * MS] * 2, spent_s=5.2, gpu=False)
+    assert plan.goes_on_warming([2400 * MS] * 2, spent_s=5.0, gpu=False)  # 5 + (1 + 6 + 3) * 2.4 = 29
+    assert Plan(warmup=3, budget_s=30).goes_on_warming([2500 * MS] * 2, spent_s=5.2, gpu=False)
 
 
 def test_traced_steps_are_at_least_one_and_the_lead_in_is_the_first_to_go() -> None:
-    plan = Plan(traced=3, budget_s=10)
+    plan = Plan(traced=3, budget_s=10, memory=False, flops=False)
 
     assert plan.traced_steps(spent_s=0, step_s=1) == (3, True)
     assert plan.traced_steps(spent_s=5.5, step_s=1) == (3, False)
     assert plan.traced_steps(spent_s=7.0, step_s=1) == (2, False)
     assert plan.traced_steps(spent_s=50, step_s=1) == (1, False)
     assert plan.traced_steps(spent_s=0, step_s=0) == (3, True)
+    assert Plan(traced=3, budget_s=10).traced_steps(spent_s=5.0, step_s=1) == (2, False)  # two counted steps come after
+
+
+class Clock:
+    """A clock that only the steps move on."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def perf_counter_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (session, steps):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_of_a_long_step_most_runs_are_timed(clock: Clock, nothing_left: None) -> None:
+    def step() -> None:
+        clock.now_s += 3.0
+
+    p = perfnb.profile_step(step, budget_s=30)
+
+    passes = p.steps["pass"].tolist()
+    assert passes == ["warmup", *["timed"] * 6, "traced", "counted", "counted"]
+    assert p.timing.samples_ms == (3000.0,) * 6
+    assert p.timing.ci_ms is not None
+    text = " ".join(str(p).split())
+    assert "step 3.00 s [3.00, 3.00] (95 % interval, median of 6 timed steps)" in text
+    assert "The budget of 30 s ended the timed pass after 6 steps" in text
+
+
+def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(clock: Clock, nothing_left: None) -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    batch = torch.ones(64, 64)
+
+    def step() -> None:
+        layers(batch)
+        clock.now_s += 8.0
+
+    p = perfnb.profile_step(step, budget_s=30)
+
+    few = p.timing.steps
+    assert p.timing.ci_ms is None
+    assert few == 1
+    for shown in (str(p), p._repr_mimebundle_()["text/html"]):
+        assert "1 timed step: too few for a 95 % interval" in " ".join(shown.split())
+    assert report_data(p._summary)["step"]["basis"] == "1 timed step: too few for a 95 % interval"
+    assert set(p.findings.loc[p.findings["bound_ms"].notna(), "confidence"]) <= {"low"}
+    assert p._summary.findings is not None
+    assert "Low confidence: 1 timed step is too few for a 95 % interval." in p._summary.findings.verdict.why
+    assert "confidence medium" not in str(p)
 
 
 @given(

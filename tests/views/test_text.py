@@ -50,5 +50,7 @@ def test_recompute_is_a_column_only_where_something_is_recomputed():
 def test_the_headline_tells_how_well_the_step_is_known():
     made = summaries.small_cnn()
     assert "step 12.3 ms [12.1, 12.4] (95 % interval, median of 20 timed steps)" in summary_text(made)
-    assert "too few steps for an interval" in summary_text(replace(made, timing=Timing((12.0, 12.5, 13.0))))
+    assert "median of 3 timed steps: too few for a 95 % interval" in summary_text(
+        replace(made, timing=Timing((12.0, 12.5, 13.0)))
+    )
     assert "samples/s" not in summary_text(replace(made, timing=replace(made.timing, batch_size=None)))

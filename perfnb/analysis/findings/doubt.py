@@ -21,6 +21,15 @@ def held_up(facts: Facts) -> bool:
     return _measured_on_host(facts) and facts.scale > _HELD_UP and not _works_ahead(facts)
 
 
+def too_few_steps(facts: Facts) -> str:
+    """Why no figure of the step is sure, in a sentence; empty where there are enough timed steps for an interval."""
+    timing = facts.summary.timing
+    if not facts.live or timing.ci_ms is not None:
+        return ""
+    steps = "1 timed step is" if timing.steps == 1 else f"{timing.steps} timed steps are"
+    return f"Low confidence: {steps} too few for a 95 % interval."
+
+
 def doubt_of(facts: Facts) -> str:
     """Why bounds may be far off, and what to do, in sentences; empty where nothing is known against them."""
     if not _measured_on_host(facts):

@@ -291,7 +291,7 @@ def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -
         # Waits that the step's own code makes were not timed apart: they are a part of its time.
         timed_apart = (cells["phase"] == "data").to_numpy() & bool(waits_ms.any())
         rest = float(cells_ns[~timed_apart].sum()) / 1e6 / count
-        scale = usual / rest if rest > 0 else 1.0
+        scale = usual / rest if rest > 0 < usual else 1.0
         gpu = None if gpu is None else gpu.in_step_of(step_ms)
     else:
         wall = float(steps.loc[steps["pass"] == "traced", "wall_ms"].mean())

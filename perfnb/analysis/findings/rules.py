@@ -16,6 +16,7 @@ from perfnb.analysis.findings.collectives import exposed_communication
 from perfnb.analysis.findings.copies import host_device_copies
 from perfnb.analysis.findings.data import input_pipeline
 from perfnb.analysis.findings.dispatch import dispatch
+from perfnb.analysis.findings.doubt import too_few_steps
 from perfnb.analysis.findings.elementwise import elementwise_chains
 from perfnb.analysis.findings.facts import Facts, facts_of
 from perfnb.analysis.findings.finding import Finding, finding_table
@@ -79,10 +80,10 @@ class Findings:
 
 
 def find(recording: Recording, attribution: Attribution, summary: Summary) -> Findings:
-    """Ask every rule, and show a line of code only where each name in it is known."""
+    """Ask every rule. Code is shown only if each name in it is known; no finding is surer than the timed steps allow."""
     facts = facts_of(recording, attribution, summary)
-    variables = facts.variables
-    found = [replace(one, code=shown(one.code, variables)) for one in said_by_rules(facts)]
+    variables, few = facts.variables, too_few_steps(facts)
+    found = [_no_surer(replace(one, code=shown(one.code, variables)), few) for one in said_by_rules(facts)]
     table = finding_table(found, facts.step_ms)
     return Findings(table, verdict_of(facts, table), facts.step_ms)
 
@@ -90,3 +91,10 @@ def find(recording: Recording, attribution: Attribution, summary: Summary) -> Fi
 def said_by_rules(facts: Facts) -> list[Finding]:
     """What the rules find, in their order."""
     return [one for rule in RULES for one in rule(facts)]
+
+
+def _no_surer(found: Finding, few: str) -> Finding:
+    """The finding with low confidence where there are too few timed steps to say more."""
+    if not few or found.bound_ms is None or found.confidence == "low":
+        return found
+    return replace(found, confidence="low", why=f"{few} {found.why}")

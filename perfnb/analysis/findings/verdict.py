@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from perfnb.analysis.findings.bound import FAR, work_under
-from perfnb.analysis.findings.doubt import doubt_of, held_up
+from perfnb.analysis.findings.doubt import doubt_of, held_up, too_few_steps
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import part, time
 from perfnb.analysis.findings.host_work import UNEXPLAINED
@@ -90,6 +90,11 @@ class Verdict:
 
 def verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
     """The verdict on a step from its findings, or from what it does where nothing was found."""
+    verdict, few = _verdict_of(facts, table), too_few_steps(facts)
+    return replace(verdict, why=f"{verdict.why} {few}") if few else verdict
+
+
+def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
     memory = facts.summary.memory
     short = table.index[table["bottleneck"] == "activation memory"]
     if memory is not None and memory.incomplete and len(short):

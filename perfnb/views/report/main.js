@@ -1,19 +1,18 @@
 // The report: headline, phases, tabs, notes.
 function headline(data, verdict) {
   const { step } = data;
-  const steps = step.steps === 1 ? "1 timed step" : `${step.steps.toLocaleString("en-US")} timed steps`;
   const runs = step.executed.filter(([, times]) => times > 0);
   const total = runs.reduce((sum, [, times]) => sum + times, 0);
   const bounds = step.ci_ms && h("span", { class: "pf-interval", title: "95 % confidence interval of the median" },
     intervalBounds(step.median_ms, step.ci_ms));
-  const basis = data.source != null ? "a trace has no timed steps" : step.steps === 0 ? "no timed step" : step.steps === 1 ? steps : `median of ${steps}`;
+  const basis = data.source != null ? "a trace has no timed steps" : step.basis;
   const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more ? h("small", {}, more) : null));
   return h("header", {},
     titled(data.name, data.device), verdict,
     h("dl", { class: "pf-facts" },
       h("div", { class: "pf-main" }, h("dt", {}, "Step"),
         h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, stepDots(step)),
-          h("small", {}, step.ci_ms ? `${basis}, 95 % interval` : step.steps ? `${basis}, too few for an interval` : basis))),
+          h("small", {}, basis))),
       step.throughput_per_s == null ? null
         : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batches differ in size" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
       fact("Traced step", figure(duration(step.traced_ms)),
