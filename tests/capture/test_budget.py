@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import perfnb
-from perfnb.capture import session, steps
 from perfnb.capture.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan
 from perfnb.capture.ceilings import measure_ceilings
 from perfnb.errors import CaptureError
 from perfnb.views.report_data import report_data
+from tests.fake_clock import FakeClock
 
 MS = 1_000_000
 
@@ -125,49 +125,30 @@ def test_traced_steps_are_at_least_one_and_the_lead_in_is_the_first_to_go() -> N
     assert Plan(traced=3, budget_s=10).traced_steps(spent_s=5.0, step_s=1) == (2, False)  # two counted steps come after
 
 
-class Clock:
-    """A clock that only the steps move on."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-    def perf_counter_ns(self) -> int:
-        return round(self.now_s * 1e9)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (session, steps):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-def test_of_a_long_step_most_runs_are_timed(clock: Clock, nothing_left: None) -> None:
+def test_of_a_long_step_most_runs_are_timed(clock: FakeClock, nothing_left: None) -> None:
     def step() -> None:
-        clock.now_s += 3.0
+        clock.pass_exactly(3000)
 
     p = perfnb.profile_step(step, budget_s=30)
 
     passes = p.steps["pass"].tolist()
     assert passes == ["warmup", *["timed"] * 6, "traced", "counted", "counted"]
-    assert p.timing.samples_ms == (3000.0,) * 6
+    assert p.timing.samples_ms == pytest.approx((3000.0,) * 6)
     assert p.timing.ci_ms is not None
     text = " ".join(str(p).split())
     assert "step 3.00 s [3.00, 3.00] (95 % interval, median of 6 timed steps)" in text
     assert "The budget of 30 s ended the timed pass after 6 steps" in text
 
 
-def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(clock: Clock, nothing_left: None) -> None:
+def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(
+    clock: FakeClock, nothing_left: None
+) -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     batch = torch.ones(64, 64)
 
     def step() -> None:
         layers(batch)
-        clock.now_s += 8.0
+        clock.pass_exactly(8000)
 
     p = perfnb.profile_step(step, budget_s=30)
 
