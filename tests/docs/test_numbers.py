@@ -11,8 +11,8 @@ from perfnb.analysis.findings import doubt
 from perfnb.frames.schema import SCHEMA
 from perfnb.views import timeline_data
 from tests.accuracy.test_distortion import POINTS
+from tests.accuracy.test_findings_planted import QUIET_BAND
 from tests.docs.pages import DOCS, README
-from tests.test_findings_planted import QUIET_BAND
 
 PAGE = (DOCS / "numbers.md").read_text("utf-8")
 LABELS = ["How", "Uncertainty", "Limits", "Source"]
