@@ -61,7 +61,7 @@ style: $(VENV)/.perfnb-test
 types: $(VENV)/.perfnb-test
 	@$(PY) -m mypy --no-error-summary
 
-# Files of tests are shared out among processes. What measures time, or looks at the whole machine, runs by itself
+# Files of tests are shared out among processes. What others beside it would change runs by itself
 # afterwards. The notebooks run in processes of their own, under the limit that nbval sets for each cell; the labs'
 # notebooks for students, which must run unsolved too, are run by tests/labs.
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -76,7 +76,7 @@ side-by-side: $(VENV)/.perfnb-test
 
 test: style
 	@$(MAKE) --no-print-directory --jobs 2 types side-by-side
-	@$(PY) -m pytest $(PYTEST_FLAGS) -m "alone and not simulation and not outside and not accuracy" $(ALONE)
+	@$(if $(strip $(ALONE)),$(PY) -m pytest $(PYTEST_FLAGS) -m "alone and not simulation and not outside and not accuracy" $(ALONE))
 	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) $(NBVAL) notebooks/
 
 quick: $(VENV)/.perfnb-test
