@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 import perfnb
 from perfnb.analysis.ab import Blocks, ab_figures
 from perfnb.capture.prefetching import Prefetching, prefetching, prepared
-from perfnb.comparison import ABTest
 from perfnb.views.ab import ab_sentences
+from tests.fake_clock import FakeClock
+from tests.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.usefixtures("nothing_left"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
@@ -66,23 +65,42 @@ class Loading:
         self._batches = None  # the threads that feed the workers end soon after them: `nothing_left` waits for that
 
 
-def told(run: Callable[[], ABTest]) -> ABTest:
-    """An experiment that could tell something: on a busy machine one in a few cannot."""
-    for _ in range(4):
-        if (test := run()).verdict != "inconclusive":
-            break
-    return test
+class Ahead(queue.Queue[float]):
+    """Batches of which one is made every `pace_ms` of the clock, by nobody, and up to `depth` lie prepared."""
+
+    def __init__(self, clock: FakeClock, pace_ms: float, depth: int = 2) -> None:
+        super().__init__(depth)
+        self._clock, self._pace_ns, self._depth = clock, round(pace_ms * 1e6), depth
+        self._made_ns = clock.now_ns
+        self._taken: list[int] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> float:
+        room = self._taken[-self._depth] if len(self._taken) >= self._depth else 0
+        self._made_ns = max(self._made_ns, room) + self._pace_ns
+        self._clock.now_ns = max(self._clock.now_ns, self._made_ns)
+        self._taken.append(self._clock.now_ns)
+        return 1.0
 
 
-def test_a_worker_that_is_no_gain_is_not_accepted(tmp_path: Path) -> None:
-    with Loading(12.0, 0) as none, Loading(12.0, 1) as one:
-        # In truth it gains a few percent: it spares the step what else loading costs.
-        report = perfnb.report(none, one, change="a worker", budget_s=8, equal_within=0.15, profile=False)
+def stepping(clock: FakeClock, ms: float, ahead: Ahead | None = None) -> Callable[..., float]:
+    """A step that takes a batch, if it has a queue of its own, and so many milliseconds."""
+
+    def step(*_: Any) -> float:
+        total = 1.0 if ahead is None else ahead.get()
+        clock.sleep(ms / 1e3)
+        return total
+
+    return step
+
+
+def test_a_worker_that_is_no_gain_is_not_accepted(clock: FakeClock, tmp_path: Path) -> None:
+    none, one = stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 12))
+    report = perfnb.report(none, one, change="a worker", budget_s=8, equal_within=0.15, profile=False)
 
     assert report.decision != "accept"
-    assert 0.85 < report.ab.ratio < 1.2  # in turns it would be about 0.1
+    assert report.ab.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
     assert report.ab.turns > 1
-    assert "Worker processes prepare batches for a step while the other one runs" in str(report)
+    assert "Threads may work for a step while the other one runs" in str(report)
     loaded = perfnb.load(report.save(tmp_path / "report"))
     assert isinstance(loaded, perfnb.PerformanceReport)
     assert str(loaded) == str(report)
@@ -90,53 +108,41 @@ def test_a_worker_that_is_no_gain_is_not_accepted(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(loaded.ab.pairs, report.ab.pairs)
 
 
-def test_four_workers_of_a_loader_that_waits_are_a_gain() -> None:
-    with Loading(12.0, 0) as none, Loading(12.0, 4) as four:
-        test = told(lambda: perfnb.ab_test(none, four, budget_s=7))
+def test_batches_that_are_made_faster_are_a_gain(clock: FakeClock) -> None:
+    test = perfnb.ab_test(stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 3, 8)), budget_s=7)
 
     assert test.verdict == "faster", test
-    assert 0.2 < test.ratio < 0.5  # in turns it would be about 0.05
+    assert test.ratio == pytest.approx(0.25, abs=0.03)  # in turns it would be about 0.01
     assert len(test.pairs) >= 6
 
 
-def test_a_gain_of_the_model_is_found_where_both_have_workers_of_their_own() -> None:
-    with Loading(2.0, 1, model_ms=9.0) as slow, Loading(2.0, 1, model_ms=6.0) as fast:
-        test = told(lambda: perfnb.ab_test(slow, fast, budget_s=4))
+def test_a_gain_of_the_model_is_found_where_both_have_batches_prepared(clock: FakeClock) -> None:
+    slow, fast = stepping(clock, 9, Ahead(clock, 2)), stepping(clock, 6, Ahead(clock, 2))
+    test = perfnb.ab_test(slow, fast, budget_s=4)
 
     assert test.turns > 1
     assert test.verdict == "faster", test
-    assert 0.55 < test.ratio < 0.85
+    assert test.ratio == pytest.approx(6 / 9, abs=0.02)
 
 
-def test_a_loader_that_begins_again_and_again_is_no_harm() -> None:
-    with Loading(2.0, 0, count=20) as none, Loading(2.0, 1, count=20) as one:
-        test = perfnb.ab_test(none, one, budget_s=4)
+def test_what_prepares_batches_for_both_favours_none(clock: FakeClock) -> None:
+    class Shared:
+        def __init__(self) -> None:
+            self.ahead = Ahead(clock, 6)
 
-    assert test.turns > 1
-    assert test.ratio > 0.8  # its workers start anew, which costs
+        def __iter__(self) -> Iterator[float]:
+            while True:
+                yield self.ahead.get()
 
-
-def test_workers_of_a_loader_that_feeds_both_favour_none() -> None:
-    loader = DataLoader(Slow(6.0), num_workers=2)
-
-    def sleeping(ms: float) -> Callable[[torch.Tensor], float]:
-        def step(batch: torch.Tensor) -> float:
-            assert len(loader) == 10_000  # a step that knows the loader takes nothing from it
-            time.sleep(ms / 1e3)
-            return float(batch.sum())
-
-        return step
-
-    test = told(lambda: perfnb.ab_test(sleeping(4.0), sleeping(2.0), batches=loader, budget_s=4))
+    test = perfnb.ab_test(stepping(clock, 4), stepping(clock, 2), batches=Shared(), budget_s=1)
 
     assert test.turns == 1
     assert test.verdict == "faster"
-    assert 0.4 < test.ratio < 0.7
+    assert test.ratio == pytest.approx(0.5, abs=0.01)
 
 
-def test_where_there_is_no_time_for_blocks_there_is_no_verdict() -> None:
-    with Loading(40.0, 0) as none, Loading(40.0, 4) as four:
-        report = perfnb.report(none, four, budget_s=1, profile=False)
+def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:
+    report = perfnb.report(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), budget_s=1, profile=False)
 
     assert report.decision == "inconclusive"
     assert "only blocks can tell, and there was no time for one" in report.reason
@@ -144,50 +150,28 @@ def test_where_there_is_no_time_for_blocks_there_is_no_verdict() -> None:
 
 
 class Unseen:
-    """Batches from a thread whose queue lies where nobody looks."""
+    """Batches that are prepared where nobody looks."""
 
-    __slots__ = ("_queue", "_stop", "_thread")
+    __slots__ = ("_ahead",)
 
-    def __init__(self, ms: float) -> None:
-        self._queue: queue.Queue[float] = queue.Queue(3)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(ms,), daemon=True)
-        self._thread.start()
-
-    def _fill(self, ms: float) -> None:
-        while not self._stop.is_set():
-            time.sleep(ms / 1e3)
-            self._queue.put(1.0)
-
-    def __enter__(self) -> Callable[[], float]:
-        return self.take
+    def __init__(self, ahead: Ahead) -> None:
+        self._ahead = ahead
 
     def take(self) -> float:
-        return self._queue.get()
-
-    def __exit__(self, *_: Any) -> None:
-        self._stop.set()
-        while self._thread.is_alive():
-            while not self._queue.empty():
-                self._queue.get()
-            self._thread.join(0.01)
+        return self._ahead.get()
 
 
-def test_a_thread_that_nobody_sees_is_felt() -> None:
-    def waiting() -> float:
-        time.sleep(4e-3)
-        return 1.0
-
-    with Unseen(4.0) as take:
-        test = perfnb.ab_test(waiting, lambda: take(), budget_s=5)
+def test_what_nobody_sees_is_felt(clock: FakeClock) -> None:
+    unseen = Unseen(Ahead(clock, 4, 3))
+    test = perfnb.ab_test(stepping(clock, 4), lambda: unseen.take(), budget_s=5)
 
     assert test.turns > 1
-    assert test.ratio > 0.8  # in turns it would be about 0.01
+    assert test.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
     assert "A step takes longer in a row than in turns with the other" in str(test)
 
 
-def test_steps_that_nobody_works_for_run_in_pairs() -> None:
-    assert perfnb.ab_test(lambda: time.sleep(2e-3), lambda: time.sleep(1e-3), budget_s=1).turns == 1
+def test_steps_that_nobody_works_for_run_in_pairs(clock: FakeClock) -> None:
+    assert perfnb.ab_test(stepping(clock, 2), stepping(clock, 1), budget_s=1).turns == 1
 
 
 def test_what_works_for_a_step_is_found_where_it_lies() -> None:
@@ -202,9 +186,7 @@ def test_what_works_for_a_step_is_found_where_it_lies() -> None:
         assert prefetching([lambda: step()]) == Prefetching("worker processes", 4)
         assert prefetching([lambda: 1], step._batches) is None
         assert prefetching([lambda: 1]) == Prefetching("processes", 16)  # somebody's
-        time.sleep(0.3)
-        ready = prepared(step)
-        assert ready is None or ready == 4
+        wait_until(lambda: prepared(step) in (None, 4))
 
 
 def test_blocks_say_how_they_were_made() -> None:
@@ -219,6 +201,8 @@ def test_blocks_say_how_they_were_made() -> None:
     said = words(8, Blocks("threads", 4, 16, 1.5))
     assert "so each pair is of two blocks, each of 16 turns in a row; 4 turns before them use up" in said
     assert "8 pairs of blocks in random order" in said
+    said = words(8, Blocks("worker processes", 4, 16, 1.5))
+    assert said.count("Worker processes prepare batches for a step while the other one runs") == 1
     few = words(3, Blocks("processes", 4, 16, 1.5))
     assert "3 pairs of blocks are too few to tell anything (6 are needed, which take about 9.00 s)" in few
     none = words(1, Blocks("processes", 0, 1, None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,8 +9,6 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.analysis.attribution import attribute
-from perfnb.analysis.findings import find
 from tests.public_profiles import profile_of as load
 from tests.traces.test_public_traces import FOLDER, expected, pytestmark
 
@@ -332,18 +329,3 @@ def test_no_bound_exceeds_the_step_and_all_rows_are_found(name: str) -> None:
     for rows in found["rows"]:
         assert all(row["name"] in tables[row["kind"]] for row in rows if row["kind"] in tables)
     assert all(word.strip() for word in found[["evidence", "lever", "code", "why", "blind"]].to_numpy().ravel())
-
-
-@pytest.mark.slow
-def test_findings_of_a_hundred_thousand_events_take_less_than_reading_them() -> None:
-    profile = load("mi300_owlv2_large")
-    recording, summary = profile._recording, profile._summary
-    attribution = attribute(recording)
-
-    begin = time.process_time()
-    perfnb.load(FOLDER / "kineto/mi300_owlv2_large.json.gz")
-    reading = time.process_time() - begin
-    begin = time.process_time()
-    find(recording, attribution, summary)
-
-    assert time.process_time() - begin < 1.5 * reading

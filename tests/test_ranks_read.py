@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -90,7 +89,7 @@ asked = sys.stdin.read()
 place = int(asked.split("rank")[1].split(".json")[0])
 (Path(sys.argv[1]) / f"begun{place}").touch()
 if place != BAD:
-    time.sleep(60)
+    time.sleep(1000)
 print("file", place, "is bad", file=sys.stderr)
 sys.exit(3)
 """
@@ -119,12 +118,10 @@ def test_what_goes_wrong_ends_the_reading_of_all_files(
     monkeypatch.setattr(reading.subprocess, "Popen", begin)
     if how == "interrupted":
         monkeypatch.setattr(reading, "wait", interrupted)
-    begin_s = time.monotonic()
 
     with pytest.raises(KeyboardInterrupt if how == "interrupted" else TraceError, match=None if bad < 0 else "is bad"):
         perfnb.load(paths)
 
-    assert time.monotonic() - begin_s < 30
     assert len(begun) <= 4
     assert all(process.poll() is not None for process in begun)
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -32,7 +32,10 @@ ARGUMENTS = [
     "--no-first-run",
     "--disable-quic",
 ]
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 240.0
+#: How long a test waits for what it expects of a page: only what is broken takes so long.
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 
 OpenPage = Callable[..., Page]
 
@@ -64,6 +67,7 @@ def chromium() -> Iterator[Browser]:
 def page(chromium: Browser) -> Iterator[Page]:
     """An empty page in a context of its own."""
     context = chromium.new_context(viewport={"width": 1400, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
     yield context.new_page()
     context.close()
 
@@ -94,7 +98,7 @@ def open_page(windows: Callable[..., BrowserContext], tmp_path: Path) -> Iterato
         path.write_text(html, encoding="utf-8")
         page = windows(**options).new_page()
         pages.append(page)
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: said.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
         page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
@@ -126,9 +130,14 @@ def jupyterlab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    notices = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    notices.parent.mkdir(parents=True)
-    notices.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    settings = {
+        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+        "notebook-extension/tracker": {"windowingMode": "none"},  # else it draws a cell only when that is scrolled to
+    }
+    for name, content in settings.items():
+        path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(content))
     command = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={root}"),
@@ -154,7 +163,7 @@ def jupyterlab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]
     finally:
         server.terminate()
         try:
-            server.wait(20)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -166,7 +175,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log_path: Path) ->
         if server.poll() is not None:
             break
         try:
-            with urllib.request.urlopen(f"{url}/api/status", timeout=5) as reply:
+            with urllib.request.urlopen(f"{url}/api/status", timeout=60) as reply:
                 if reply.status == 200:
                     return
         except (urllib.error.URLError, ConnectionError, TimeoutError):

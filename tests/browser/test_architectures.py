@@ -21,6 +21,7 @@ from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.views import architecture_samples as samples
 from tests.views.summaries import HOSTILE
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -282,8 +283,4 @@ def test_bars_follow_the_width(opened):
     before = sum(segments(page, 2))
     page.set_viewport_size({"width": 700, "height": 900})
     expect(page.locator(".pf-plane svg")).to_have_attribute("width", re.compile(r"^6\d\d$"))
-    for _ in range(50):  # they are drawn anew when the browser finds time
-        if sum(segments(page, 2)) < before:
-            break
-        page.wait_for_timeout(100)
-    assert sum(segments(page, 2)) < before
+    wait_until(lambda: sum(segments(page, 2)) < before)  # they are drawn anew when the browser finds time

@@ -13,13 +13,14 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import JupyterLab, end_kernels
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).parents[2]
-START_MS = 60_000
+START_MS = 120_000
 CELLS = [
     f"import sys, time\nsys.path.insert(0, {str(REPOSITORY)!r})\n%load_ext perfnb\n%gpuwatch --interval 0.1 --into w",
-    "for _ in range(80):\n    time.sleep(0.05)\n    sum(range(300_000))",
+    # Goes on until the test has seen it drawn.
+    "import os\nwhile not os.path.exists('seen'):\n    time.sleep(0.05)\n    sum(range(300_000))",
     "time.sleep(1.0)",
 ]
 
@@ -46,6 +47,7 @@ def test_the_panel_draws_while_a_cell_runs_and_leaves_its_history(page: Page, ju
     expect(line).to_have_attribute("d", _longer_than(len(before) + 20))
     panel.get_by_role("button", name="Pause").click()
     expect(panel.get_by_role("status")).to_have_text("paused")
+    (jupyterlab.root / "seen").touch()
     expect(page.get_by_text("| Idle")).to_be_visible(timeout=START_MS)
     panel.get_by_role("button", name="Resume").click()
     expect(panel.get_by_role("status")).to_have_text("watching")

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import JupyterLab, end_kernels
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = f"""\
@@ -26,7 +26,7 @@ with Progress() as advance:
     advance("timed", 1, 2)
 show(summaries.small_cnn())
 """
-START_MS = 60_000
+START_MS = 120_000
 
 
 @pytest.mark.smoke

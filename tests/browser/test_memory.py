@@ -25,6 +25,7 @@ from tests.browser.test_report import CONTRAST
 from tests.views import memory_samples, roofline_samples
 from tests.views.pages import spaced
 from tests.views.summaries import HOSTILE
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -287,8 +288,8 @@ def test_the_chart_follows_its_width(opened):
     before = page.locator(".pf-plot svg").bounding_box()["width"]
     page.set_viewport_size({"width": 700, "height": 900})
     expect(page.locator(".pf-plot svg")).to_have_attribute("width", re.compile(r"^6\d\d$"))
-    assert page.locator(".pf-plot svg").bounding_box()["width"] < before
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    wait_until(lambda: page.locator(".pf-plot svg").bounding_box()["width"] < before)
+    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.smoke

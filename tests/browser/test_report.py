@@ -19,6 +19,7 @@ from perfnb.views.assets import report_script
 from perfnb.views.page import standalone_page
 from tests.browser.conftest import OpenPage
 from tests.views import summaries
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -161,7 +162,7 @@ def test_a_layer_shows_its_ops(report):
     assert switch.is_checked()
     with_inside = details.locator("tbody tr").count()
     switch.uncheck()
-    assert 0 < details.locator("tbody tr").count() < with_inside
+    wait_until(lambda: 0 < details.locator("tbody tr").count() < with_inside)
     details.get_by_role("button", name="Close").click()
     expect(details).to_be_hidden()
 
@@ -171,11 +172,11 @@ def test_tabs_obey_the_keyboard_and_ops_lead_back_to_layers(report):
     page.get_by_role("tab", name="Layers").focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="Ops")).to_have_attribute("aria-selected", "true")
-    assert names(page)[0] == "aten::addmm_backward"
+    wait_until(lambda: names(page)[:1] == ["aten::addmm_backward"])
     page.get_by_role("columnheader", name="Op", exact=True).get_by_role("button").click()
-    assert names(page) == sorted(names(page))
+    wait_until(lambda: names(page) == sorted(names(page)))
     page.get_by_role("searchbox", name="Search ops").fill("embed")
-    assert len(names(page)) == 2
+    wait_until(lambda: len(names(page)) == 2)
     row(page, "aten::embedding").click()
     page.get_by_role("button", name="transformer.wte").click()
     expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
@@ -205,7 +206,7 @@ def test_two_thousand_layers_scroll_and_only_those_in_sight_are_drawn(report):
     grid = page.get_by_role("treegrid")
     expect(grid).to_have_attribute("aria-rowcount", "1910")
     drawn = page.locator("tr[data-row]:visible")
-    assert drawn.count() < 100
+    wait_until(lambda: drawn.count() < 100)
     scroller = page.locator(".pf-scroll:visible")
     for _ in range(3):
         scroller.evaluate("(element) => { element.scrollTop = element.scrollHeight / 2; }")
@@ -214,7 +215,7 @@ def test_two_thousand_layers_scroll_and_only_those_in_sight_are_drawn(report):
     page.keyboard.press("End")
     expect(page.locator(":focus")).to_contain_text("(unattributed)")
     expect(page.locator(":focus")).to_be_in_viewport()
-    assert drawn.count() < 100
+    wait_until(lambda: drawn.count() < 100)
     page.get_by_role("searchbox").first.fill("gelu")
     expect(page.get_by_role("status").first).to_have_text("190 of 1,905 layers")
 

@@ -15,6 +15,7 @@ from tests.views import timeline_samples as samples
 from tests.views.pages import spaced
 from tests.views.timeline_pages import page_with
 from tests.views.timeline_samples import Event, Track
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -209,12 +210,12 @@ def test_a_track_folds_to_one_line_and_opens_for_a_jump(opened):
     before = below.bounding_box()["y"]
     title.press("Enter")
     expect(title).to_have_attribute("aria-expanded", "false")
-    assert below.bounding_box()["y"] == before - 2 * ROW
+    wait_until(lambda: below.bounding_box()["y"] == before - 2 * ROW)
     expect(title).to_be_focused()
     t.click(GPU, 60 + 80)
     t.details.get_by_role("button", name="cudaLaunchKernel").click()
     expect(title).to_have_attribute("aria-expanded", "true")
-    assert below.bounding_box()["y"] == before
+    wait_until(lambda: below.bounding_box()["y"] == before)
 
 
 def test_a_marked_time_is_measured(opened):

@@ -76,12 +76,16 @@ def test_phases_show_where_zoomed_in(tab):
     expect(page.locator(".pf-machine .pf-legend")).to_contain_text("zoom in on the strip below")
     zoomed(page)
     expect(page.locator(".pf-machine .pf-legend")).to_contain_text("lighter: placed as in the traced steps")
-    looks = strips.evaluate_all(
-        "(rects) => rects.map((rect) => [rect.getAttribute('fill'), rect.getAttribute('opacity')])"
+    # The strips follow one after the other as the window moves.
+    page.wait_for_function(
+        """() => {
+          const rects = [...document.querySelectorAll("[data-chart=cpu] svg rect")].
+            .filter((one) => one.checkVisibility());
+          const looks = (name) => new Set(rects.map((one) => one.getAttribute(name)));
+          const opacities = [...looks("opacity")].sort().join(" ");
+          return rects.length > 8 && opacities === "0.5 1" && looks("fill").size === 6;
+        }"""
     )
-    assert len(looks) > 8
-    assert {opacity for _, opacity in looks} == {"0.5", "1"}
-    assert len({fill for fill, _ in looks}) == 6
     plot = page.locator("[data-chart=cpu] .pf-plot")
     plot.focus()
     page.keyboard.press("End")

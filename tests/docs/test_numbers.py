@@ -11,13 +11,13 @@ from perfnb.analysis.findings import doubt
 from perfnb.frames.schema import SCHEMA
 from perfnb.views import timeline_data
 from tests.accuracy.test_distortion import POINTS
+from tests.accuracy.test_findings_planted import QUIET_BAND
 from tests.docs.pages import DOCS, README
-from tests.test_findings_planted import QUIET_BAND
 
 PAGE = (DOCS / "numbers.md").read_text("utf-8")
 LABELS = ["How", "Uncertainty", "Limits", "Source"]
 #: Sections that speak of no figure.
-APART = {"The passes", "What `NA` means"}
+APART = {"The passes", "Accuracy, as measured", "What `NA` means"}
 
 _SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 SECTIONS = dict(_SECTION.findall(PAGE))
@@ -50,7 +50,7 @@ def test_every_frame_of_a_profile_has_its_section() -> None:
         f"each of {timeline_coarse._MOMENTS:,} stretches",
         f"({timeline_data.NOTEBOOK_BYTES / 1e6:g} MB packed in a notebook,",
         f"{timeline_data.PAGE_BYTES / 1e6:g} MB in a page)",
-        f"the tests allow {100 * POINTS:g}",
+        f"`make accuracy` allows {100 * POINTS:g}",
         f"within {100 * QUIET_BAND:g} % of what removing them saves",
         f"more than a factor of {doubt._APART:g} apart",
         f"timed ones took {doubt._HELD_UP:g} times as long",
@@ -64,4 +64,4 @@ def test_the_readme_claims_no_more_of_bounds_and_shares_than_is_tested() -> None
     text = " ".join(README.read_text("utf-8").split())
 
     assert f"within {100 * QUIET_BAND:g} % of what removing them saves" in text
-    assert f"the tests allow {100 * POINTS:g}" in text
+    assert f"`make accuracy` allows {100 * POINTS:g}" in text

@@ -7,7 +7,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tests.magics.kernel import Kernel
+from tests.magics.kernel import CELL_TIMEOUT_S, Kernel
 from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ def test_out_of_memory_shows_the_profile_up_to_it_and_the_error(kernel: Kernel) 
 def test_run_all_stops(kernel: Kernel) -> None:
     sources = ["before = 1", f"%%profile_step {SHORT}\ntrain()\n1 / 0", "after = 1"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = NotebookClient(notebook, km=kernel.manager, timeout=90)
+    client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
     client.kc = kernel.client
 
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):

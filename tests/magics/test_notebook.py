@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.magics.conftest import SETUP, SharedKernel, checked
-from tests.magics.kernel import WIDGET_VIEW, Kernel, environment
+from tests.magics.kernel import CELL_TIMEOUT_S, WIDGET_VIEW, Kernel, environment
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def saved(shared_kernel: SharedKernel, tmp_path_factory: pytest.TempPathFactory)
     path = tmp_path_factory.mktemp("notebook") / "saved.ipynb"
     with checked(shared_kernel) as kernel:
         notebook = notebook_of(CELL)
-        client = NotebookClient(notebook, km=kernel.manager, timeout=90)
+        client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
         client.kc = kernel.client
         client.execute()
         client.set_widgets_metadata()
@@ -124,7 +124,7 @@ def test_nbval_runs_a_notebook(tmp_path: Path) -> None:
     notebook["cells"][2]["execution_count"] = 3
     notebook["cells"][2]["outputs"] = [nbformat.v4.new_output("stream", name="stdout", text=printed)]
     nbformat.write(notebook, tmp_path / "tiny.ipynb")
-    options = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=90", "-p", "no:cacheprovider", "-q"]
+    options = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=150", "-p", "no:cacheprovider", "-q"]
 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "tiny.ipynb"],
@@ -132,7 +132,7 @@ def test_nbval_runs_a_notebook(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=170,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,11 +68,12 @@ def say(
 
 @linux
 @pytest.mark.usefixtures("every_disk_is_whole")
-def test_the_figures_follow_from_the_files(proc: Path) -> None:
+def test_the_figures_follow_from_the_files(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.25, 9.0, 9.0))
     source = HostSource()
     first = source.read("host", S)
     assert first["memory_bytes"] == 600 * 1024
-    assert first["load"] == pytest.approx(os.getloadavg()[0], abs=1)
+    assert first["load"] == 1.25
     assert [first[name] for name in ("cpu_percent", *RATES)] == [None] * 5
 
     disks = ("vda 1 1 20 1 1 1 40 1", "loop0 1 1 999 1 1 1 999 1", "dm-0 1 1 999 1 1 1 999 1", "zram0 1 1 9 1 1 1 9 1")
@@ -186,62 +184,10 @@ def test_partitions_and_stacked_disks_are_no_disks_of_their_own(
     assert whole == ["sda", "nvme0n1", "cciss/c0d0"]
 
 
-BURN = """
-import os, sys, time
-until = time.perf_counter() + 1
-while time.perf_counter() < until: pass
-with open(sys.argv[1], "wb") as file:
-    for _ in range(100): file.write(os.urandom(1000) * 1000)
-    file.flush(); os.fsync(file.fileno())
-print(time.process_time())
-"""
-
-
-@pytest.fixture
-def watched(tmp_path: Path) -> Iterator[tuple[dict[str, float], float, HostSource]]:
-    """The host's integrals over a process that burns a core and writes 100 MB, and the CPU seconds that it got."""
+def test_psutil_is_asked_for_the_same_of_this_machine() -> None:
     source = HostSource()
-    before = time.perf_counter_ns()
-    source.read("host", before)
-    sums: dict[str, float] = {}
-    command = [sys.executable, "-S", "-c", BURN, str(tmp_path / "x")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        ended = False
-        while not ended:
-            time.sleep(0.1)
-            ended = process.poll() is not None
-            now = time.perf_counter_ns()
-            for name, value in source.read("host", now).items():
-                sums[name] = sums.get(name, 0) + (value or 0) * (now - before) / 1e9
-            before = now
-        cpu_s = float(process.communicate()[0])
-    yield sums, cpu_s, source
-    (tmp_path / "x").unlink()
-    source.close()
-
-
-@pytest.mark.alone
-def test_what_one_process_does_is_in_the_machines_figures(
-    watched: tuple[dict[str, float], float, HostSource], tmp_path: Path
-) -> None:
-    sums, cpu_s, source = watched
-    assert sums["cpu_percent"] / 100 >= cpu_s - 0.1
-    assert source.notes == [] or sys.platform != "linux"
-    mounts = {Path(each.mountpoint): each.device for each in psutil.disk_partitions(all=True)}
-    device = next((mounts[folder] for folder in (tmp_path, *tmp_path.parents) if folder in mounts), "")
-    if os.path.basename(device) in host_meters._whole_disks:
-        assert sums["disk_write_bytes_per_s"] >= 0.9e8
-
-
-@pytest.mark.alone
-def test_what_is_measured_of_this_machine_is_what_psutil_says() -> None:
-    source = HostSource()
-    values = source.read("host", S)
-    memory = psutil.virtual_memory()
-    assert values["memory_bytes"] == pytest.approx(memory.total - memory.available, rel=0.1, abs=100 * 2**20)
-    assert source.facts("host")["memory_bytes"] == memory.total
-    ours, theirs = source._meters.busy_s(), host_meters._busy_s()
-    assert ours == pytest.approx(theirs, abs=1)
+    assert source.read("host", S)["memory_bytes"] > 0
+    assert source.facts("host")["memory_bytes"] == psutil.virtual_memory().total
     for name in ("disks", "interfaces"):
         ours, theirs = getattr(source._meters, name), getattr(host_meters, f"_{name}")
         try:

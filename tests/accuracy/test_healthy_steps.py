@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
 
 import perfnb
+from tests.accuracy.judging import Figures
 from tests.healthy_steps import inference, models, training
-
-pytestmark = pytest.mark.alone
 
 FALSE = {
     "input pipeline",
@@ -24,27 +21,21 @@ FALSE = {
 MODELS = {name: (model, batch) for name, model, batch in models()}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of two cores that others use too wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("kind", [inference, training])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_healthy_step_gives_no_alarm(name: str, kind: object) -> None:
+def test_a_healthy_step_gives_no_alarm(name: str, kind: object, figure: Figures) -> None:
     model, batch = MODELS[name]
     step = (inference if kind is inference else training)(model)
 
     p = perfnb.profile_step(step, [batch] * 4, warmup=3, steps=15, memory=False, flops=False)
 
-    assert FALSE.isdisjoint(p.findings["bottleneck"]), p.findings["evidence"].tolist()
+    what = "inference" if kind is inference else "training"
+    false = FALSE & set(p.findings["bottleneck"])
+    print(p.findings["evidence"].tolist())
+    figure(f"healthy {what}, {name}: false findings", len(false), at_most=0)
 
 
-def test_a_healthy_step_says_what_it_is_bound_by() -> None:
+def test_a_healthy_step_says_what_it_is_bound_by(figure: Figures) -> None:
     model, batch = nn.Linear(1024, 1024), torch.randn(512, 1024)
 
     def step() -> torch.Tensor:
@@ -55,6 +46,7 @@ def test_a_healthy_step_says_what_it_is_bound_by() -> None:
 
     found = p._summary.findings
     assert found is not None
-    assert found.table.empty or found.table["bound_share"].max() < 0.1
-    assert found.verdict.verdict == "Nothing stands out. The step is bound by the forward pass."
-    assert "% of the step" in found.verdict.why
+    largest = 0.0 if found.table.empty else float(found.table["bound_share"].max())
+    figure("a large product: largest bound of a finding", largest, at_most=0.1, unit="%")
+    bound = found.verdict.verdict == "Nothing stands out. The step is bound by the forward pass."
+    figure("a large product: bound by the forward pass (1 is yes)", bound, at_least=1)
