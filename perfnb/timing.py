@@ -14,6 +14,7 @@ from perfnb.analysis.planning import plan_steps
 from perfnb.analysis.timing import timing_of_batches
 from perfnb.errors import RecordingError
 from perfnb.frames import measurements
+from perfnb.frames.text import TEXT
 from perfnb.views.progress import Progress
 from perfnb.views.timing import timing_html, timing_text
 
@@ -41,7 +42,7 @@ class Timing(analysis.Timing):
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
         return measurements.save_timing(
-            steps.astype({"pass": "str", "wall_ms": "float64"}), {name: getattr(self, name) for name in _FACTS}, path
+            steps.astype({"pass": TEXT, "wall_ms": "float64"}), {name: getattr(self, name) for name in _FACTS}, path
         )
 
     def __str__(self) -> str:

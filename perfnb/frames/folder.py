@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
+from perfnb.frames.text import TEXT, with_text
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
@@ -201,14 +202,19 @@ def decoded(name: str, source: Path, data: bytes) -> pd.DataFrame:
         frame: pd.DataFrame = table.to_pandas(use_threads=threads)
     except (OSError, ValueError) as error:
         raise _unreadable(name, source, error) from error
+    frame = with_text(frame, [field.name for field in table.schema if _is_text(field.type)])
     if not len(frame):  # of a frame without rows Parquet keeps no categories
-        empty = pd.CategoricalDtype(pd.Index([], dtype="str"))
+        empty = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
         kept = (table.schema.pandas_metadata or {}).get("columns", [])
         frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
     for column in frame.select_dtypes("category"):
         if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
-            frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype="str"))
+            frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype=TEXT))
     return frame
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _file(name: str, source: Path) -> Path:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from perfnb.analysis.device_work import COLLECTIVE
 from perfnb.analysis.findings.attention import attention_layers
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Confidence, Finding, Row, part, time
+from perfnb.analysis.labels import found
 from perfnb.analysis.roofline import COMPUTE, MEMORY
 
 _WORTH = 0.05
@@ -254,9 +256,8 @@ def _kernels(facts: Facts) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Kernels that multiply, and the others that compute."""
     assert facts.gpu is not None
     work = facts.gpu.work
-    name = work["name"].astype("str")
-    multiplies = name.str.contains(_PRODUCTS) & ~name.str.contains(_MOVES)
-    sends = name.str.contains("nccl|rccl", case=False)
+    multiplies = found(work["name"], _PRODUCTS.search) & ~found(work["name"], _MOVES.search)
+    sends = found(work["name"], COLLECTIVE.search)
     return work[multiplies & ~sends], work[~multiplies & ~sends]
 
 
@@ -298,7 +299,7 @@ def _products_of_trace(facts: Facts) -> list[Finding]:
 
 def _float32_ms(products: pd.DataFrame) -> float:
     """Time of those kernels whose names tell that they multiply in float32 without units for lower precision."""
-    return float(products.loc[products["name"].astype("str").str.contains(_FLOAT32), "ms"].sum())
+    return float(products.loc[found(products["name"], _FLOAT32.search), "ms"].sum())
 
 
 def _moves_of_trace(facts: Facts) -> list[Finding]:
@@ -328,7 +329,7 @@ def _float32_of_trace(facts: Facts) -> list[Finding]:
     if facts.gpu is None or not len(facts.gpu.work):
         return []
     products, _ = _kernels(facts)
-    single = products[products["name"].astype("str").str.contains(_FLOAT32)]
+    single = products[found(products["name"], _FLOAT32.search)]
     ms = _float32_ms(products)
     if facts.share(ms) < _MUCH:
         return []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfnb.analysis.device_work import COLLECTIVE
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, part, time
+from perfnb.analysis.labels import found
 
 if TYPE_CHECKING:
     from perfnb.analysis.ranks import RanksSummary
@@ -19,7 +21,7 @@ def exposed_communication(facts: Facts) -> list[Finding]:
     if gpu is None or facts.share(gpu.exposed_ms) < _WORTH:
         return []
     hidden = 1 - gpu.exposed_ms / gpu.communication_ms
-    names = gpu.work[gpu.work["name"].str.contains("nccl|rccl", case=False)]["name"].head(3)
+    names = gpu.work[found(gpu.work["name"], COLLECTIVE.search)]["name"].head(3)
     return [
         Finding(
             "collectives",

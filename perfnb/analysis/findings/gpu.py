@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,13 @@ from perfnb.analysis.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS,
 from perfnb.analysis.gpu_idle import idle_gaps
 from perfnb.analysis.gpu_time import gpu_time, gpu_time_by_step
 from perfnb.analysis.interval_sets import IntervalSet
+from perfnb.analysis.labels import found
 from perfnb.analysis.launches import launches
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
+
+_COPIED, _PAGEABLE = re.compile("HtoD|DtoH"), re.compile("Pageable")
+_NO_KERNEL = re.compile("Memcpy|Memset")
 
 
 @dataclass(frozen=True)
@@ -141,8 +147,6 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     sums = {name: float(whole[name].sum()) / steps for name in _SUMS}
     kernels = rows[rows["short"].notna()]
     known = rows[rows["call_ns"].notna()]
-    name = rows["name"].astype("str")
-    copied = name.str.contains("HtoD|DtoH", regex=True)
     per_step = 1e-6 / steps
     idle_ms = idle.idle_ns * per_step
     return GpuFacts(
@@ -166,8 +170,8 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
         graph_share=float((known["shared"] > 1).mean()) if len(known) else 0.0,
         before=_before(gaps, steps),
         work=_work(rows, steps),
-        pageable=int(name.str.contains("Pageable").sum()),
-        copies=int(copied.sum()),
+        pageable=int(found(rows["name"], _PAGEABLE.search).sum()),
+        copies=int(found(rows["name"], _COPIED.search).sum()),
     )
 
 
@@ -191,14 +195,14 @@ def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
 
 def _before(gaps: pd.DataFrame, steps: int) -> pd.DataFrame:
     late = gaps[gaps["host_ns"] > 0]
-    sums = late.groupby(late["op"].astype("str"))["host_ns"].sum().sort_values(ascending=False, kind="stable")
+    sums = late.groupby(late["op"].astype(TEXT))["host_ns"].sum().sort_values(ascending=False, kind="stable")
     sums = sums[~sums.index.isin(["nan", "<NA>"])]
     return pd.DataFrame({"op": sums.index, "ms": sums.to_numpy() / 1e6 / steps})
 
 
 def _work(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    kernels = rows[~rows["name"].astype("str").str.startswith(("Memcpy", "Memset"))]
-    sums = kernels.groupby(kernels["name"].astype("str"))["duration_ns"].agg(["sum", "size"])
+    kernels = rows[~found(rows["name"], _NO_KERNEL.match)]
+    sums = kernels.groupby(kernels["name"].astype(TEXT))["duration_ns"].agg(["sum", "size"])
     sums = sums.sort_values("sum", ascending=False, kind="stable")
     return pd.DataFrame(
         {"name": sums.index, "ms": sums["sum"].to_numpy() / 1e6 / steps, "calls": sums["size"].to_numpy() / steps}

@@ -10,11 +10,14 @@ import pandas as pd
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, time
+from perfnb.analysis.labels import found
 from perfnb.analysis.nesting import Bools
+from perfnb.frames.text import TEXT
 
 _WORTH = 0.05
 #: Fewest operators of an update that make a loop.
 _FEWEST = 40
+_READ = re.compile("aten::_local_scalar")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
 #: Bytes that an update moves for each byte of a parameter: read it and its gradient, write it; with two moments more.
 _MOVED, _MOVED_WITH_STATE = 3, 7
@@ -32,11 +35,11 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
     phase_ms = facts.phases_ms["optimizer"]
     if by_hand:
         own, phase_ms = _after_backward(facts)
-    own = own[~own["op"].astype("str").str.startswith("aten::_local_scalar")]
+    own = own[~found(own["op"], _READ.match)]
     count = len(own) / max(facts.attribution.steps, 1)
     if count < _FEWEST or facts.share(phase_ms) < _WORTH:
         return []
-    at_once = own["op"].astype("str").str.match(_AT_ONCE)
+    at_once = found(own["op"], _AT_ONCE.match)
     if float(own.loc[at_once, "whole_ns"].sum()) > 0.5 * float(own["whole_ns"].sum()):
         return []
     floor = _least_ms(facts, own)
@@ -108,7 +111,7 @@ def _literal(value: object) -> str:
 def _embeddings(facts: Facts) -> tuple[list[str], float]:
     """The embeddings, the largest first, and their share of all parameters."""
     modules = facts.recording.modules
-    tables = modules[modules["module"].astype("str").isin(("Embedding", "EmbeddingBag"))]
+    tables = modules[modules["module"].astype(TEXT).isin(("Embedding", "EmbeddingBag"))]
     whole = float(modules.loc[modules["parent"] < 0, "parameters"].sum())
     names = tables.sort_values("parameters", ascending=False, kind="stable")["name"]
     return [str(name) for name in names], float(tables["parameters"].sum()) / whole if whole else 0.0
@@ -144,7 +147,7 @@ def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
 
 def _least_ms(facts: Facts, own: pd.DataFrame) -> float:
     """How long the update takes at least where it is done at once: its traffic, and what each parameter costs."""
-    moments = bool(own["op"].astype("str").str.match(_ADAM).any())
+    moments = bool(found(own["op"], _ADAM.match).any())
     steps = max(facts.attribution.steps, 1)
     tensors = facts.optimizer.get("tensors") or float(own["op"].value_counts().max()) / steps
     bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
