@@ -5,25 +5,29 @@
 #   make test VENV=.venv-312        in another environment
 #   make lab LAB_FLAGS=--no-browser; as root, as in a container, LAB_FLAGS=--allow-root
 #   make test WORKERS=4             with more processes side by side
+#   make test-lowest VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   with another version than the lowest
 
 PYTHON ?= python3
 VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
 WORKERS ?= 2
+LOWEST ?=
+VENV_LOWEST ?= .venv-lowest
 
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lab docs bench buttons picture lint style types side-by-side quick clean distclean
+.PHONY: help demo test test-fast test-lowest lab docs bench buttons picture lint style types side-by-side quick clean distclean
 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
 	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
 	@echo "make test       lint, run the tests, run the notebooks"
 	@echo "make test-fast  lint, run the tests that are quick and need no browser; says what it leaves out"
+	@echo "make test-lowest  test-fast's tests with the lowest versions that pyproject.toml promises"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make lint       ruff and mypy only"
 	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
@@ -78,12 +82,28 @@ test: style
 	@$(PY) -m pytest $(PYTEST_FLAGS) -m "alone and not simulation and not outside" $(ALONE)
 	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) $(NBVAL) notebooks/
 
+QUICK := -m "not slow and not browser and not alone and not simulation and not outside" tests
+
 quick: $(VENV)/.perfnb-test
-	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "not slow and not browser and not alone and not simulation and not outside" tests
+	@$(ONE_THREAD) $(PY) -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) $(QUICK)
 
 test-fast: style
 	@$(MAKE) --no-print-directory --jobs 2 types quick
 	@echo "Left out as well: the notebooks. make test runs all but pytest -m 'simulation or outside'."
+
+# Without lint and types: those belong to the versions of constraints.txt.
+test-lowest: $(VENV_LOWEST)/.perfnb-lowest
+	@$(ONE_THREAD) $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) $(QUICK)
+
+# torch comes with its libraries for CUDA here, some 6 GB: a build for the CPU alone is on no index of packages.
+$(VENV_LOWEST)/.perfnb-lowest: pyproject.toml constraints.txt tests/lowest.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "The lowest versions have wheels for Python 3.11, and this is " + sys.version.split()[0] + "; name one as in: make test-lowest PYTHON=python3.11")'
+	@echo "Installing the lowest versions into $(VENV_LOWEST) (some minutes)"
+	@$(PYTHON) -m venv --clear $(VENV_LOWEST)
+	@$(PYTHON) -m tests.lowest $(VENV_LOWEST) $(LOWEST)
+	@$(VENV_LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --only-binary :all: --requirement $(VENV_LOWEST)/requirements.txt
+	@$(VENV_LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
 
 # pip is what the venv module writes last: where it is, the environment is whole.
 $(VENV)/bin/pip:
@@ -104,7 +124,7 @@ $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
 
 clean:
 	@rm -rf build dist docs/_build demo.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find . -name '$(VENV)' -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) $(VENV_LOWEST)
