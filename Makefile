@@ -5,12 +5,15 @@
 #   make test VENV=.venv-312        in another environment
 #   make lab LAB_FLAGS=--no-browser; as root, as in a container, LAB_FLAGS=--allow-root
 #   make test WORKERS=4             with more processes side by side
+#   make test-lowest VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   with another version than the lowest
 
 PYTHON ?= python3
 VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
 WORKERS ?= 2
+LOWEST ?=
+VENV_LOWEST ?= .venv-lowest
 
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
@@ -24,6 +27,7 @@ help:
 	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
 	@echo "make test       lint, tests, a browser test of each view, three notebooks; at most 8 minutes on two cores"
 	@echo "make test-fast  lint and the tests that need neither browser nor kernel; says what it leaves out"
+	@echo "make test-lowest  the fast tests with the lowest versions that pyproject.toml promises"
 	@echo "make test-all   everything that is deterministic, with the lowest versions too; at most 40 minutes"
 	@echo "make accuracy   measure what perfnb promises of its figures, beside their limits; wants a quiet machine"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
@@ -107,6 +111,20 @@ accuracy: $(VENV)/.perfnb-test
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy tests/accuracy
 	@$(PY) -m pytest -p no:xdist $(NBVAL) --measured $(ALL_NOTEBOOKS)
 
+# Without lint and types: those belong to the versions of constraints.txt.
+test-lowest: $(VENV_LOWEST)/.perfnb-lowest
+	@OMP_NUM_THREADS=1 $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
+
+# torch comes with its libraries for CUDA here, some 6 GB: a build for the CPU alone is on no index of packages.
+$(VENV_LOWEST)/.perfnb-lowest: pyproject.toml constraints.txt tests/lowest.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "The lowest versions have wheels for Python 3.11, and this is " + sys.version.split()[0] + "; name one as in: make test-lowest PYTHON=python3.11")'
+	@echo "Installing the lowest versions into $(VENV_LOWEST) (some minutes)"
+	@$(PYTHON) -m venv --clear $(VENV_LOWEST)
+	@$(PYTHON) -m tests.lowest $(VENV_LOWEST) $(LOWEST)
+	@$(VENV_LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --only-binary :all: --requirement $(VENV_LOWEST)/requirements.txt
+	@$(VENV_LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
 # pip is what the venv module writes last: where it is, the environment is whole.
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perfnb needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; name one as in: make PYTHON=python3.12")'
@@ -126,7 +144,7 @@ $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
 
 clean:
 	@rm -rf build dist docs/_build demo.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find . -name '$(VENV)' -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) $(VENV_LOWEST)

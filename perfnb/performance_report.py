@@ -26,6 +26,7 @@ from perfnb.analysis.quality import limits_of, losses_of, require_quality
 from perfnb.comparison import ABTest, ab_test
 from perfnb.errors import RecordingError
 from perfnb.frames import measurements, storage
+from perfnb.frames.text import TEXT
 from perfnb.profile import Profile
 from perfnb.profiling import profile_step
 from perfnb.views.performance_report import report_html, report_line, report_markdown, report_page, report_text
@@ -122,7 +123,7 @@ class PerformanceReport:
         """
         ab, quality = self._ab, self._quality
         names = [field.name for field in fields(Loss)]
-        types = {name: "str" if name == "name" else "float64" for name in names}
+        types = {name: TEXT if name == "name" else "float64" for name in names}
         losses = pd.DataFrame([astuple(loss) for loss in quality.losses], columns=names).astype(types)
         experiment = {name: getattr(ab, name) for name in _EXPERIMENT} | {
             "equal_within": ab.comparison.equal_within,

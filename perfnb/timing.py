@@ -15,6 +15,7 @@ from perfnb.analysis.planning import plan_steps, steps_in_block, still_needed
 from perfnb.analysis.timing import timing_of_batches
 from perfnb.errors import RecordingError
 from perfnb.frames import measurements
+from perfnb.frames.text import TEXT
 from perfnb.views.progress import Progress
 from perfnb.views.timing import timing_html, timing_text
 
@@ -46,7 +47,7 @@ class Timing(analysis.Timing):
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
         return measurements.save_timing(
-            steps.astype({"pass": "str", "wall_ms": "float64"}),
+            steps.astype({"pass": TEXT, "wall_ms": "float64"}),
             {name: getattr(self, name) for name in (*_FACTS, *_LATER)},
             path,
         )

@@ -19,6 +19,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.lowest import EXTRAS, bound, lowest
 from tests.test_architecture import PACKAGE, imports, sources
 
 ROOT = PACKAGE.parent
@@ -126,6 +127,28 @@ def test_constraints_pin_what_is_declared() -> None:
         version = versions.get(canonicalize_name(requirement.name))
         assert version, f"{requirement.name} is not pinned"
         assert requirement.specifier.contains(version), f"{requirement} excludes the pinned {version}"
+
+
+def test_the_lowest_versions_are_those_that_are_promised() -> None:
+    tested = (ROOT / "constraints.txt").read_text("utf-8")
+    lines, constraints = lowest(PROJECT, tested, {"torch": "2.99"})
+
+    wanted = dict(line.split("==") for line in lines)
+    for requirement in requirements(*EXTRAS):
+        (least,) = (each.version for each in requirement.specifier if each.operator == ">=")
+        assert wanted.pop(requirement.name) == ("2.99" if requirement.name == "torch" else least)
+    tools = {canonicalize_name(requirement.name) for requirement in requirements("test")}
+    assert {canonicalize_name(name) for name in wanted} < tools
+    assert {"pytest", "hypothesis", "nbval"} <= set(wanted)
+    assert not {"ruff", "mypy", "scipy-stubs"} & set(wanted)
+    assert {f"{name}=={version}" for name, version in wanted.items()} < set(tested.splitlines())
+    assert set(constraints) < set(tested.splitlines())
+    assert not {line.split("==")[0] for line in lines} & {line.split("==")[0] for line in constraints}
+
+
+def test_a_requirement_without_a_lower_bound_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'torch<3' in pyproject.toml has no lower bound"):
+        bound("torch<3")
 
 
 def test_the_citation_names_this_version() -> None:

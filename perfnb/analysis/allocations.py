@@ -19,6 +19,7 @@ from perfnb.analysis.nesting import NONE, Bools, Ints, innermost, nest, outermos
 from perfnb.analysis.ops import owner_names
 from perfnb.frames.recording import MemoryRecord, Recording
 from perfnb.frames.schema import CATEGORIES, conform
+from perfnb.frames.text import TEXT
 
 #: Times of what was made before, or is freed after, all that was watched.
 BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -190,7 +191,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
             "key": known["device"].map(codes).astype("int64").to_numpy(),
             "address": known["address"].to_numpy(),
             "bytes": known["bytes"].to_numpy(),
-            "device": known["device"].astype("str").to_numpy(dtype=object),
+            "device": known["device"].astype(TEXT).to_numpy(dtype=object),
             "rank": known["category"].map({name: rank for rank, name in enumerate(_CLAIMS)}).astype("int64").to_numpy(),
             "owner": names[known["layer"].to_numpy()],
             "called": known["name"].to_numpy(dtype=object),
@@ -260,7 +261,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
             "claim": added["rank"].astype("object"),
         }
     )
-    blocks["device"] = blocks["device"].astype("str").astype("object")
+    blocks["device"] = blocks["device"].astype(TEXT).astype("object")
     return pd.concat([blocks, resident.reindex(columns=blocks.columns)], ignore_index=True)
 
 

@@ -17,6 +17,7 @@ from perfnb.analysis.labels import is_one_of, of_labels, whole_sums
 from perfnb.analysis.nesting import NONE, Bools, Floats, Ints, nest, outermost
 from perfnb.analysis.ops import op_times, owner_names
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 
 #: What the name of a counted operator's span begins with; its number follows.
 OP_SPAN = "pf_op#"
@@ -49,8 +50,8 @@ def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFr
     else:
         owners = owner_names(recording, attribution)
     return calls.assign(
-        op=calls["op"].astype("str"),
-        dtype=calls["dtype"].astype("str"),
+        op=calls["op"].astype(TEXT),
+        dtype=calls["dtype"].astype(TEXT),
         flops=calls["flops"].astype("Int64"),
         bytes=calls["bytes"].astype("int64"),
         block=block,
@@ -142,7 +143,7 @@ def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
             "bytes": pd.array(whole_sums(codes, moved, len(names)), dtype="Int64"),
             "dtype": _heaviest_dtype(codes, counted["dtype"], flops, moved, len(names)),
         },
-        index=pd.Index(names, dtype="str", name=by),
+        index=pd.Index(names, dtype=TEXT, name=by),
     )
 
 
@@ -156,7 +157,7 @@ def _heaviest_dtype(codes: Ints, dtype: pd.Series, flops: Ints, moved: Ints, len
     owner, first = np.unique(pairs[order] // max(len(words), 1), return_index=True)
     result = np.full(length, None, dtype=object)
     result[owner] = np.asarray(words, dtype=object)[pairs[order][first] % max(len(words), 1)]
-    return pd.array(result, dtype="str")
+    return pd.array(result, dtype=TEXT)
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:
@@ -188,7 +189,7 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
     calls = op_times(recording, attribution.host)
     around = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
     inside = calls[around != NONE]
-    owner = calls["op"].astype("str").reindex(around[around != NONE]).to_numpy()
+    owner = calls["op"].astype(TEXT).reindex(around[around != NONE]).to_numpy()
     sums = inside.groupby(owner)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
     return pd.DataFrame({"ms": sums["self_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("op")
 
@@ -223,7 +224,7 @@ def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *
     ms = times["gpu_ms" if on_gpu else "ms"].reindex(unknown.index)
     table = pd.DataFrame(
         {
-            "op": unknown.index.astype("str"),
+            "op": unknown.index.astype(TEXT),
             "calls": unknown["sum"].to_numpy(dtype=np.int64),
             "ms": pd.array((ms * unknown["mean"]).to_numpy(dtype=float), dtype="Float64"),
         }

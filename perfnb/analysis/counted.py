@@ -44,7 +44,7 @@ def with_arithmetic(
     own = special_arithmetic(counted).reindex(special.index)
     for way in _WAYS:
         own[f"{way}_flops"] = own[f"{way}_flops"].mask(special[f"{way}_ms"].isna())
-    whole = pd.concat([table, own])
+    whole = pd.concat([table, own], ignore_index=True)
     for way in _WAYS:
         unknown = (whole[f"{way}_flops"] == 0) & (whole[f"{way}_uncounted"] > 0)
         whole[f"{way}_flops"] = whole[f"{way}_flops"].mask(unknown.fillna(False))

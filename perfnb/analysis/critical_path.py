@@ -28,6 +28,7 @@ from perfnb.analysis.device_work import (
 from perfnb.analysis.gpu_dependencies import EVENT, LAUNCH, UNKNOWN, HeldUp, Waits, held_up, host_waits
 from perfnb.analysis.host_timeline import Handovers, HostTimeline, handovers, host_timeline
 from perfnb.analysis.nesting import NONE, Ints
+from perfnb.frames.text import TEXT
 
 #: Kinds of segment. The host: in an operator, in a call of the GPU's runtime, in neither; returning from waiting for a
 #: device; from the end of one thread's work to the begin of the next one's. A launch, from the begin of the call to
@@ -304,7 +305,7 @@ def _known(values: Ints) -> pd.Series:
 
 
 def _no_segments() -> pd.DataFrame:
-    texts, integers = pd.Series([], dtype="str"), pd.Series([], dtype="Int64")
+    texts, integers = pd.Series([], dtype=TEXT), pd.Series([], dtype="Int64")
     times = pd.Series([], dtype="int64")
     return pd.DataFrame(
         {

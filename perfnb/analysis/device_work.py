@@ -21,7 +21,7 @@ SORTS = ("computation", "communication", "memcpy")
 CALLS = ("cuda_runtime", "cuda_driver")
 OPS = ("cpu_op",)
 #: Names of the collectives' kernels, also as mangled by a compiler.
-_COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl)", re.IGNORECASE)
+COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl)", re.IGNORECASE)
 _STEP = re.compile(r"(?:ProfilerStep#|pf_step#)([0-9]{1,18})$")
 _STEP_CATEGORIES = ("user_annotation", "cpu_op")
 #: How often intervals that cross are cut before what still crosses counts as lying beside each other.
@@ -222,7 +222,7 @@ def step_windows(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sorts(events: pd.DataFrame) -> Ints:
-    collective = of_labels(events["name"], lambda name: _COLLECTIVE.search(name) is not None)
+    collective = of_labels(events["name"], lambda name: COLLECTIVE.search(name) is not None)
     is_copy, is_kernel = is_in(events, ("gpu_memcpy",)), is_in(events, ("kernel",))
     return np.where(is_copy, SORTS.index("memcpy"), np.where(is_kernel & collective, 1, 0)).astype(np.int64)
 

@@ -16,6 +16,7 @@ from perfnb.analysis.ops import owner_names
 from perfnb.frames.foreign import rows_of_trace
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
+from perfnb.frames.text import TEXT
 
 _STEP, _DATA, _SPAN_CATEGORY = "pf_step#", "pf_data", "cpu_op"
 _AS_IT_IS = ("start_ns", "duration_ns", "thread")
@@ -89,7 +90,7 @@ def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[
         codes, labels = pd.factorize(np.append(values, ""), sort=True)  # at NONE stands what is empty
         empty = int(codes[-1])
         codes = codes[block]
-        kept = pd.Index(labels.astype(object), dtype="str").delete(empty)
+        kept = pd.Index(labels.astype(object), dtype=TEXT).delete(empty)
         found[name] = pd.Categorical.from_codes(np.where(codes == empty, NONE, codes - (codes > empty)), kept)
     return found
 
@@ -130,7 +131,7 @@ def _replaced(
     texts: pd.Categorical, rows: npt.NDArray[np.bool_], labels: Sequence[str], codes: Ints | None = None
 ) -> pd.Categorical:
     """The texts with other labels in some rows."""
-    new: pd.Index = pd.Index(list(labels), dtype="str")
+    new: pd.Index = pd.Index(list(labels), dtype=TEXT)
     whole = texts.categories.append(new.difference(texts.categories))
     places = whole.get_indexer(new)
     changed = texts.codes.astype(np.int32)

@@ -14,6 +14,7 @@ import pandas as pd
 from perfnb.analysis.arithmetic import main_dtype
 from perfnb.analysis.nesting import NONE
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 
 #: Bytes of a parameter in single precision.
 _WHOLE = 4
@@ -47,7 +48,7 @@ def fitting_options(
         *_half_precision(by_category, recording),
     ]
     frame = pd.DataFrame([option for option in options if option[1] > 0], columns=_COLUMNS)
-    frame = frame.astype({"option": "str", "frees_bytes": "Int64", "basis": "str", "detail": "str"})
+    frame = frame.astype({"option": TEXT, "frees_bytes": "Int64", "basis": TEXT, "detail": TEXT})
     return frame.sort_values("frees_bytes", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -107,7 +108,7 @@ def _half_precision(by_category: Mapping[str, int], recording: Recording) -> Ite
             "Parameters, gradients and optimizer state in bfloat16 take half the bytes of float32.",
         )
     counted = recording.arithmetic
-    if counted is None or main_dtype(counted.calls.astype({"dtype": "str"})) not in ("bfloat16", "float16"):
+    if counted is None or main_dtype(counted.calls.astype({"dtype": TEXT})) not in ("bfloat16", "float16"):
         yield (
             "half precision for activations",
             by_category["activations"] // 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from perfnb.analysis.gpu_events import GpuEvents, gpu_events
 from perfnb.analysis.gpu_idle import REASONS, idle_time
 from perfnb.analysis.gpu_time import gpu_time
 from perfnb.analysis.kernels import kernels_of_ops
+from perfnb.analysis.labels import found
 from perfnb.analysis.launch_facts import LaunchFacts, QueueChart, launch_facts, queue_chart
 from perfnb.analysis.launches import launches
 from perfnb.analysis.nesting import NONE
@@ -32,7 +34,7 @@ MOST_SEGMENTS = 150_000
 PARTS = ("computation", "communication", "memcpy", *REASONS)
 #: Parts of these, beside them: of ``host`` in the launching call and after it, of ``other`` without a known launch.
 _WITHIN = ("call", "latency", "unknown")
-_GRAPH = "GraphLaunch"
+_GRAPH = re.compile("GraphLaunch")
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ def _notes(gpu: GpuEvents, rows: pd.DataFrame) -> Iterator[str]:
             f"The launches of {unknown:,} of {len(rows):,} kernels, copies and fills are not in the trace: what these "
             "waited for is not known, and they are in no queue."
         )
-    of_graphs = rows["call"].astype("str").str.contains(_GRAPH, regex=False, na=False)
+    of_graphs = found(rows["call"], _GRAPH.search)
     if of_graphs.any():
         yield (
             f"{int(of_graphs.sum()):,} of {len(rows):,} kernels, copies and fills were launched as CUDA graphs: one "

@@ -13,6 +13,7 @@ from perfnb.analysis.kernels import kernels_by_op
 from perfnb.analysis.launches import launches_by_op, queue_lengths
 from perfnb.analysis.path_savings import By, savings_in
 from perfnb.frames.schema import conform
+from perfnb.frames.text import TEXT
 
 _KEY = ["rank", "device", "step"]
 #: What makes the parts of a critical path in the frame ``path_savings``.
@@ -85,7 +86,7 @@ def saving_table(gpu: GpuEvents) -> pd.DataFrame:
         path = path_in(run, window)
         for by in _PARTS:
             table = savings_in(run, window, by, path=path).rename(columns={by: "part"})
-            table["part"] = table["part"].astype("str")
+            table["part"] = table["part"].astype(TEXT)
             parts.append(table.assign(rank=gpu.events["rank"].iloc[0], step=number, by=by))
     whole = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if len(whole):

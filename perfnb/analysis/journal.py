@@ -11,13 +11,14 @@ import pandas as pd
 
 from perfnb.analysis.unpaired import compare_medians
 from perfnb.frames.journal import Entry
+from perfnb.frames.text import TEXT
 
 #: Columns of the history and their types, after the index ``entry``.
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "number": "int64",
         "at": "datetime64[us, UTC]",
-        **dict.fromkeys(("kind", "name", "hypothesis", "change", "decision", "reason"), "str"),
+        **dict.fromkeys(("kind", "name", "hypothesis", "change", "decision", "reason"), TEXT),
         "accepted": "bool",
         **dict.fromkeys(("median_ms", "ci_low_ms", "ci_high_ms"), "Float64"),
         **dict.fromkeys(("baseline_ms", "baseline_ci_low_ms", "baseline_ci_high_ms"), "Float64"),
@@ -26,15 +27,15 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
         "peak_memory_bytes": "Int64",
         "steps": "int64",
         "batch_size": "Int64",
-        "against": "str",
+        "against": TEXT,
         **dict.fromkeys(("ratio", "ratio_ci_low", "ratio_ci_high"), "Float64"),
-        "verdict": "str",
+        "verdict": TEXT,
         "regression": "bool",
-        "also_changed": "str",
+        "also_changed": TEXT,
         "two_changes": "bool",
         "comparable": "bool",
-        "not_compared": "str",
-        **dict.fromkeys(("disturbed", "host", "torch", "commit"), "str"),
+        "not_compared": TEXT,
+        **dict.fromkeys(("disturbed", "host", "torch", "commit"), TEXT),
     }
 )
 
@@ -88,18 +89,14 @@ def journal_history(entries: Mapping[str, Entry], equal_within: float = 0.02) ->
         records.append(_facts(number, entry) | _against(entry, against, equal_within))
         if (found := _in_effect(name, entry, reference is None)) is not None:
             last[entry.name] = [*(one for one in known if not one.comparable(entry)), found]
-    index = pd.Index(list(entries), name="entry", dtype="str")
+    index = pd.Index(list(entries), name="entry", dtype=TEXT)
     return pd.DataFrame({column: _typed(records, column, index) for column in COLUMNS}, index=index)
 
 
 def _typed(records: list[dict[str, Any]], column: str, index: pd.Index) -> pd.Series:
     dtype: Any = COLUMNS[column]
-    values = [record[column] for record in records]
-    if dtype != "str":
-        numbers: pd.Series = pd.Series(values, index=index, dtype=dtype)
-        return numbers
-    text: pd.Series = pd.Series(["" if value is None else value for value in values], index=index, dtype="str")
-    return text.mask(pd.Series([value is None for value in values], index=index, dtype=bool))
+    values: pd.Series = pd.Series([record[column] for record in records], index=index, dtype=dtype)
+    return values
 
 
 def _facts(number: int, entry: Entry) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pandas.api.typing import SeriesGroupBy
 
 from perfnb.analysis.device_work import DeviceWork, device_work, named
 from perfnb.analysis.nesting import NONE
+from perfnb.frames.text import TEXT
 
 
 def kernels_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
@@ -56,7 +57,7 @@ def _work(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     if "shapes" in events.columns:
         frame["shapes"] = named(events, work.op, "shapes")
     else:
-        frame["shapes"] = pd.Categorical.from_codes(np.full(len(work), NONE), categories=pd.Index([], dtype="str"))
+        frame["shapes"] = pd.Categorical.from_codes(np.full(len(work), NONE), categories=pd.Index([], dtype=TEXT))
     if "layer" in events.columns:
         frame["layer"] = named(events, work.rows, "layer")
     return pd.DataFrame({**frame, "op_row": work.op, "duration_ns": work.end - work.start})
@@ -66,7 +67,7 @@ def _layers(rows: pd.DataFrame) -> pd.DataFrame:
     """For each operator with some shapes the layer in which most of its time was launched, and its share."""
     key = ["op", "shapes"]
     if "layer" not in rows:
-        rows = rows.assign(layer=pd.Categorical([None] * len(rows), categories=pd.Index([], dtype="str")))
+        rows = rows.assign(layer=pd.Categorical([None] * len(rows), categories=pd.Index([], dtype=TEXT)))
     sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
     total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
     sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")

@@ -31,6 +31,14 @@ def whole_sums(codes: npt.NDArray[Any], values: npt.NDArray[np.int64], count: in
     return sums
 
 
+def found(texts: pd.Series, find: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    """Whether a pattern's `search` or `match` finds itself in the text of each row; not where there is none.
+
+    Series.str takes other patterns, and says other things of a missing text, under each pandas.
+    """
+    return of_labels(texts, lambda text: find(text) is not None)
+
+
 def is_one_of(texts: pd.Series, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
     """Whether the text of each row is one of some."""
     return of_labels(texts, frozenset(wanted).__contains__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from perfnb.analysis.labels import found
 from perfnb.analysis.nesting import Ints
 
 #: Pieces of time in which the length of the queue is told.
 QUEUE_PIECES = 240
-_COPY = "Memcpy"
+_COPY = re.compile("Memcpy")
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
     """
     known = rows[rows["call_ns"].notna()]
     # A call that launched several pieces of work counts once; a copy whose call returned when it was done is waiting.
-    waited = known["call"].astype("str").str.contains(_COPY, regex=False, na=False)
-    waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False)
+    waited = found(known["call"], _COPY.search)
+    waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False).to_numpy(dtype=bool)
     launching = known[~waited]
     calls, weight = _floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"])
     delays = np.sort(_floats(rows["delay_ns"].dropna()) / 1e3)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from perfnb.analysis.architectures import KINDS
 from perfnb.frames.schema import SPECIAL_ROWS
+from perfnb.frames.text import TEXT
 
 #: What the class of a layer of each kind is called; the first that fits counts.
 _CLASSES = {
@@ -63,7 +64,7 @@ def kinds_of_layers(layers: pd.DataFrame) -> pd.Series:
         inside = own == "attention" or bool(around and around[-1][1])
         around.append((int(depth), inside))
         kinds.append("attention" if inside else own)
-    return pd.Series(kinds, index=layers.index, dtype="str")
+    return pd.Series(kinds, index=layers.index, dtype=TEXT)
 
 
 def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
@@ -81,4 +82,4 @@ def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
     ops = {str(name): kind_of_op(str(name)) for name in layer_ops["op"].unique()}
     kind = kind.where(kind.notna(), layer_ops["op"].map(ops))
     ms = layer_ops["gpu_ms" if on_gpu else "self_cpu_ms"].astype("Float64").fillna(0.0)
-    return ms.groupby(kind.astype("str")).sum().reindex(list(KINDS), fill_value=0.0)
+    return ms.groupby(kind.astype(TEXT)).sum().reindex(list(KINDS), fill_value=0.0)

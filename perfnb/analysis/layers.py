@@ -12,6 +12,7 @@ from perfnb.analysis.blocks import Kind
 from perfnb.analysis.nesting import NONE, Bools, Floats, Ints, subtree_sums
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import SPECIAL_ROWS, UNATTRIBUTED_ROW, conform
+from perfnb.frames.text import TEXT
 
 _DIRECTIONS = ("forward", "backward", "recompute")
 _KNOWN_WITHOUT_SPANS = ("module", "depth", "parameters", "parameter_bytes")
@@ -55,7 +56,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
             **({"kernels": sums["kernels"] / steps, "gpu_ms": sums["gpu"] / 1e6 / steps} if on_gpu else {}),
             **({"self_gpu_ms": own["gpu"] / 1e6 / steps} if on_gpu else {}),
         },
-        index=pd.Index(modules["name"], dtype="str"),
+        index=pd.Index(modules["name"], dtype=TEXT),
     )
     hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
     table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA

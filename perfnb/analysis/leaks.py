@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.slope import Slope, memory_slope
+from perfnb.frames.text import TEXT
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -131,7 +132,7 @@ def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) 
 
 
 def _no_survivors() -> pd.DataFrame:
-    columns = {**dict.fromkeys(_OWNER, "str"), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
+    columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
     return surviving(pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in columns.items()}), 0)
 
 

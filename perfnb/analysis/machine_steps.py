@@ -16,6 +16,7 @@ from perfnb.analysis.machine_charts import without_limits
 from perfnb.analysis.phases import phase_stretches
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import METRICS, PHASES
+from perfnb.frames.text import TEXT
 
 #: Readings of a phase below which their mean is not told.
 FEWEST_READINGS = 5
@@ -56,7 +57,7 @@ def steps_watched(recording: Recording, attribution: Attribution | None) -> Step
 def _passes(steps: pd.DataFrame) -> pd.DataFrame:
     if "start_s" not in steps or steps.empty:
         return pd.DataFrame(columns=["pass", "start_s", "end_s", "steps"])
-    names = steps["pass"].astype("str")
+    names = steps["pass"].astype(TEXT)
     runs = (names != names.shift()).cumsum().to_numpy()
     ends = steps["start_s"] + steps["wall_ms"] / 1e3
     rows = steps.assign(name=names, end_s=ends).groupby(runs)

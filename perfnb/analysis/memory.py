@@ -13,6 +13,7 @@ from perfnb.analysis.fits import fitting_options
 from perfnb.analysis.nesting import NONE, Ints
 from perfnb.analysis.phases import phase_stretches
 from perfnb.frames.schema import CATEGORIES, conform
+from perfnb.frames.text import TEXT
 
 #: Greatest number of instants in a summary's timeline.
 INSTANTS = 1500
@@ -154,7 +155,7 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
             **{name: alive[:, code] for code, name in enumerate(CATEGORIES)},
             "total": alive.sum(axis=1),
             "reserved": pd.arrays.IntegerArray(reserved, reserved == NONE),
-            "process": _process_at(watched, moments) if device == "cpu" else pd.NA,
+            "process": _process_at(watched, moments, device),
         }
     )
 
@@ -174,13 +175,13 @@ def _allocator_totals(watched: Watched, device: str, moments: Ints) -> tuple[Int
     return at("allocated"), at("reserved")
 
 
-def _process_at(watched: Watched, moments: Ints) -> pd.arrays.IntegerArray:
-    """The process's resident memory as last read at each moment."""
+def _process_at(watched: Watched, moments: Ints, device: str) -> pd.arrays.IntegerArray:
+    """The process's resident memory as last read at each moment; it is the host's, and missing for other devices."""
     record = watched.recording.memory
     assert record is not None
     times, sizes = record.resident["time_ns"].to_numpy(), np.append(record.resident["bytes"].to_numpy(), 0)
     place = np.searchsorted(times, moments, side="right") - 1
-    return pd.arrays.IntegerArray(sizes[place], place < 0)
+    return pd.arrays.IntegerArray(sizes[place], (place < 0) | (device != "cpu"))
 
 
 def _thinned(line: pd.DataFrame, top: int) -> pd.DataFrame:
@@ -212,7 +213,7 @@ def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> p
     unowned = by_category["other"] - int(table.loc[table["category"] == "other", "bytes"].sum())
     if unowned > 0:
         rest = pd.DataFrame({"category": ["other"], "layer": [""], "bytes": [unowned], "count": [0]})
-        table = pd.concat([table.astype({"category": "str"}), rest])
+        table = pd.concat([table.astype({"category": TEXT}), rest])
         table = table.groupby(["category", "layer"], as_index=False, sort=False).sum()
     table["layer"] = table["layer"].mask(table["layer"] == "", pd.NA)
     table["share"] = table["bytes"] / max(peak, 1)

@@ -16,6 +16,7 @@ import pandas as pd
 from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, nest_cutting
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 from perfnb.frames.trace_size import refuse_odd_layers
 
 _CALL = "nn.Module: "
@@ -131,8 +132,8 @@ def _with_layers(
     unknown = pd.array([pd.NA] * len(kept), dtype="Int64")
     modules = pd.DataFrame(
         {
-            "name": pd.Series(names, dtype="str"),
-            "module": pd.Series([None if classes is None else classes[old] for old in kept.tolist()], dtype="str"),
+            "name": pd.Series(names, dtype=TEXT),
+            "module": pd.Series([None if classes is None else classes[old] for old in kept.tolist()], dtype=TEXT),
             "parent": parent,
             "depth": np.array(depth, dtype=np.int64),
             "parameters": unknown,

@@ -20,6 +20,7 @@ from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, children_sums, fo
 from perfnb.analysis.ops import owner_names
 from perfnb.analysis.owners import makers
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 
 _NODES = ("cpu_op", "user_annotation")
 #: Ranges that older versions of torch traced as operators.
@@ -139,12 +140,12 @@ def _of_blocks(texts: np.ndarray, block: Ints) -> pd.Categorical:
     empty = int(codes[-1])
     codes = codes[block]
     return pd.Categorical.from_codes(
-        np.where(codes == empty, NONE, codes), pd.Index(labels.astype(object), dtype="str")
+        np.where(codes == empty, NONE, codes), pd.Index(labels.astype(object), dtype=TEXT)
     ).remove_unused_categories()
 
 
 def _nothing(length: int) -> pd.Categorical:
-    return pd.Categorical.from_codes(np.full(length, NONE), categories=pd.Index([], dtype="str"))
+    return pd.Categorical.from_codes(np.full(length, NONE), categories=pd.Index([], dtype=TEXT))
 
 
 def _work(events: pd.DataFrame, node_of: Ints) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from perfnb.analysis.labels import is_one_of
 from perfnb.analysis.nesting import NONE, Bools, Ints, children_sums, innermost, nest
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
+from perfnb.frames.text import TEXT
 
 
 def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[np.object_]:
@@ -32,8 +33,8 @@ def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     calls = op_times(recording, attribution.host)
     block = calls.pop("block").to_numpy()
     return calls.assign(
-        layer=pd.array(np.append(owner_names(recording, attribution), "")[block], dtype="str"),
-        direction=pd.array(np.append(attribution.cells["direction"].to_numpy(dtype=object), "")[block], dtype="str"),
+        layer=pd.array(np.append(owner_names(recording, attribution), "")[block], dtype=TEXT),
+        direction=pd.array(np.append(attribution.cells["direction"].to_numpy(dtype=object), "")[block], dtype=TEXT),
     )
 
 
@@ -78,7 +79,7 @@ def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
             "total_cpu_ms": sums["total_ns"],
         }
     )
-    table.index = table.index.astype("str")
+    table.index = table.index.astype(TEXT)
     if on_gpu:
         table["gpu_ms"] = sums["gpu_ns"].to_numpy()
     order = ["gpu_ms", "self_cpu_ms"] if on_gpu else ["self_cpu_ms"]
@@ -94,7 +95,7 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
     ).reset_index()
     table["calls"] = table["calls"] / steps
     table[["self_cpu_ms", "gpu_ms"]] = table[["self_cpu_ms", "gpu_ms"]] / 1e6 / steps
-    table["op"] = table["op"].astype("str")
+    table["op"] = table["op"].astype(TEXT)
     if not on_gpu:
         table = table.drop(columns="gpu_ms")
     return conform(table.sort_values("self_cpu_ms", ascending=False, kind="stable", ignore_index=True), "layer_ops")
@@ -113,7 +114,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
             "max_us": duration["max"] / 1e3,
         }
     )
-    table.index = table.index.astype("str")
+    table.index = table.index.astype(TEXT)
     return conform(table.sort_values("total_ms", ascending=False, kind="stable"), "kernels")
 
 

@@ -15,6 +15,7 @@ from perfnb.analysis.decision import Decision, Evidence, Loss, Resource, decide
 from perfnb.analysis.intervals import quantile_interval
 from perfnb.analysis.summary import Summary
 from perfnb.analysis.timing import Timing
+from perfnb.frames.text import TEXT
 
 #: What `limits` may hold beside losses: figures of the candidate that a larger value makes worse.
 RESOURCES = ("peak_memory_bytes", "median_ms", "p95_ms")
@@ -24,7 +25,7 @@ DIFFERENCE = "difference"
 #: Columns of `PerformanceFigures.table` and their types, after the index ``metric``.
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
-        "unit": "str",
+        "unit": TEXT,
         **dict.fromkeys(("baseline", "candidate", "difference", "ratio", "ci_low", "ci_high", "limit"), "Float64"),
     }
 )
@@ -225,7 +226,7 @@ def _table(
         difference = None if first is None or second is None else second - first
         low, high = ci or (None, None)
         records.append((unit, first, second, difference, ratio, low, high, limit))
-    index = pd.Index(list(rows), name="metric", dtype="str")
+    index = pd.Index(list(rows), name="metric", dtype=TEXT)
     return pd.DataFrame(records, index=index, columns=list(COLUMNS)).astype(dict(COLUMNS))
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from perfnb.analysis.summary import Summary
 from perfnb.frames.schema import SPECIAL_ROWS
+from perfnb.frames.text import TEXT
 
 #: What is set side by side of each layer.
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
@@ -72,7 +73,7 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         {
             "a": left["name"],
             "b": right["name"],
-            "matched": pd.Series([how for _, _, how in pairs], dtype="str"),
+            "matched": pd.Series([how for _, _, how in pairs], dtype=TEXT),
             "module": left["module"].where(left["module"].notna(), right["module"]),
             "depth": left["depth"].where(left["depth"].notna(), right["depth"]),
         }

@@ -17,6 +17,7 @@ from perfnb.analysis.arithmetic import main_dtype, time_by_layer, time_by_op, un
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.nesting import NONE
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 
 COMPUTE, MEMORY = "compute", "memory"
 #: Share of a ceiling above which it was measured too low.
@@ -25,10 +26,10 @@ _TOO_LOW = 1.02
 _MANY_OTHERS = 0.1
 
 #: Columns of `Roofline.points` and their types.
-POINTS: Mapping[str, str] = MappingProxyType(
+POINTS: Mapping[str, Any] = MappingProxyType(
     {
-        "kind": "str",
-        "name": "str",
+        "kind": TEXT,
+        "name": TEXT,
         "flops": "Int64",
         "bytes": "Int64",
         "ms": "Float64",
@@ -36,8 +37,8 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "achieved_flops_per_s": "Float64",
         "attainable_flops_per_s": "Float64",
         "efficiency": "Float64",
-        "bound": "str",
-        "dtype": "str",
+        "bound": TEXT,
+        "dtype": TEXT,
     }
 )
 
@@ -194,7 +195,7 @@ def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth
     table = pd.DataFrame(
         {
             "kind": kind,
-            "name": work.index.astype("str"),
+            "name": work.index.astype(TEXT),
             "flops": work["flops"].astype("Int64").to_numpy(),
             "bytes": work["bytes"].astype("Int64").to_numpy(),
             "ms": ms.array,
@@ -206,8 +207,4 @@ def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth
             "dtype": work["dtype"].to_numpy(dtype=object),
         }
     )
-    typed = table.astype({name: dtype for name, dtype in POINTS.items() if dtype != "str"})
-    for name in ("kind", "name", "bound", "dtype"):
-        # pandas 2 would write what is missing as a word.
-        typed[name] = typed[name].astype("str").mask(typed[name].isna())
-    return typed
+    return table.astype(dict(POINTS))

@@ -14,6 +14,7 @@ import pandas as pd
 from perfnb.analysis.labels import whole_sums
 from perfnb.analysis.lifetimes import ACTIVE, STATES, lifetimes_of, words
 from perfnb.frames.schema import CATEGORIES
+from perfnb.frames.text import TEXT
 from perfnb.traces.snapshot import MISSING, Ints, SnapshotColumns
 
 _GROWS = ("segment_alloc", "segment_map")
@@ -93,7 +94,7 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
                 ~np.isin(numbers, events.device),
             ),
         },
-        index=pd.Index(_devices(numbers), dtype="str", name="device"),
+        index=pd.Index(_devices(numbers), dtype=TEXT, name="device"),
     )
 
 
@@ -162,7 +163,7 @@ def _instants(times: pd.arrays.IntegerArray, device: str, total: Ints, reserved:
     return pd.DataFrame(
         {
             "t_ms": pd.Series(times, index=rows).astype("Float64") / 1e6,
-            "device": pd.Series(device, index=rows, dtype="str"),
+            "device": pd.Series(device, index=rows, dtype=TEXT),
             **dict.fromkeys(CATEGORIES, nothing),
             "total": pd.arrays.IntegerArray(total, total < 0),
             "reserved": pd.arrays.IntegerArray(reserved, reserved < 0),
@@ -205,7 +206,5 @@ def _integers(values: Ints) -> pd.arrays.IntegerArray:
 
 
 def _text(values: npt.NDArray[np.object_] | pd.Series) -> pd.Series:
-    """Texts with ``NA`` for none, of the type that pandas uses for text."""
-    series = pd.Series(values, dtype=object)
-    text: pd.Series = series.astype("str")
-    return text.mask(series.isna())
+    """Texts, missing where there is none."""
+    return pd.Series(values, dtype=object).astype(TEXT)

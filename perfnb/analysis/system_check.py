@@ -12,6 +12,7 @@ from perfnb.analysis.system_disk import CHECKS as OF_THE_DISK
 from perfnb.analysis.system_finding import Check, Facts, Finding, NotRead
 from perfnb.analysis.system_gpus import CHECKS as OF_GPUS
 from perfnb.analysis.system_host import CHECKS as OF_THE_HOST
+from perfnb.frames.text import TEXT
 
 #: The columns of a table of checks, and the verdicts from the one to be read first on.
 COLUMNS = ("check", "found", "expected", "verdict", "why", "how")
@@ -39,7 +40,7 @@ def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
     for check in CHECKS:
         found = _judged(check, asked)
         rows.append((check.name, found.found, check.expected, found.verdict, check.why, found.how or check.how))
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype("str")
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(TEXT)
 
 
 def _judged(check: Check, facts: Facts) -> Finding:

@@ -12,6 +12,7 @@ from perfnb.analysis.owners import accumulates
 from perfnb.analysis.timeline_rows import KINDS, Labels, apart, joined, kinds_of, layer_names, layers_of, rows_of
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import LOSS_ROW
+from perfnb.frames.text import TEXT
 
 _RECOMPUTE, _BACKWARD = KINDS.index("recompute"), KINDS.index("backward")
 
@@ -100,7 +101,7 @@ def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
 
 def _short_names(recording: Recording) -> list[str]:
     """What a layer adds to the name of the one around it."""
-    whole, parents = recording.modules["name"].astype(str).tolist(), recording.modules["parent"].tolist()
+    whole, parents = recording.modules["name"].astype(TEXT).tolist(), recording.modules["parent"].tolist()
     return [
         name.removeprefix(f"{whole[above]}.") if above != NONE else name
         for name, above in zip(whole, parents, strict=True)

@@ -12,6 +12,7 @@ from perfnb.analysis.nesting import NONE, Bools
 from perfnb.analysis.timeline import Timeline, Track
 from perfnb.analysis.timeline_memory import MemoryCurve
 from perfnb.analysis.timeline_rows import lanes
+from perfnb.frames.text import TEXT
 
 #: What counts as being at work: no spans that stand around others, no Python calls.
 _WORK = {
@@ -78,7 +79,7 @@ def step_timeline(timeline: Timeline) -> StepTimeline | None:
 
 
 _COLUMNS = {
-    "track": "str", "kind": "str", "events": "int64", "busy_ms": "float64", "share": "float64", "longest": "str",
+    "track": TEXT, "kind": TEXT, "events": "int64", "busy_ms": "float64", "share": "float64", "longest": TEXT,
     "layer": "object", "longest_ms": "float64",
 }  # fmt: skip
 

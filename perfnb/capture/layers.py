@@ -165,8 +165,10 @@ class LayerSpans:
         span.__enter__()
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
+        if is_compiling():  # asked first: a compiler that reads on would compile the stack too
+            return
         stack: Stack | None = getattr(self._local, "stack", None)
-        if not stack or is_compiling():
+        if not stack:
             return
         if stack[-1][0] is not module:
             # Either a span was left open inside this call, or this module was given none.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from perfnb.frames.text import TEXT
 from perfnb.traces.columns import MISSING, Ints, TraceColumns
 
 #: What a layer span of perfnb's is called in a trace; the number of the call follows.
@@ -63,7 +64,7 @@ def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
     unique, merged = np.unique(np.array([labels[code] for code in used], dtype=object), return_inverse=True)
     place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last is for what is missing
     place[used] = merged
-    return pd.Categorical.from_codes(place[codes], categories=pd.Index(unique, dtype="str"))
+    return pd.Categorical.from_codes(place[codes], categories=pd.Index(unique, dtype=TEXT))
 
 
 def inside(times: Ints, begins: Ints, ends: Ints) -> np.ndarray:

@@ -11,6 +11,7 @@ from perfnb.capture.layers import SPAN_CATEGORY
 from perfnb.capture.tracer import STEP_SPAN, Tracer
 from perfnb.errors import CaptureError, TraceError
 from perfnb.frames.event_frame import NUMBERS, TEXTS, event_frame, inside, span_names
+from perfnb.frames.text import TEXT
 from perfnb.frames.trace_steps import ON_DEVICE
 from perfnb.traces import kineto
 from perfnb.traces.kineto import MISSING, Ints, TraceColumns
@@ -76,7 +77,7 @@ def steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
 
 def no_events() -> pd.DataFrame:
     """The events of a recording without a traced step."""
-    text = pd.Categorical.from_codes([], categories=pd.Index([], dtype="str"))
+    text = pd.Categorical.from_codes([], categories=pd.Index([], dtype=TEXT))
     empty = np.array([], dtype=np.int64)
     return pd.DataFrame(
         {"name": text, "category": text} | dict.fromkeys((*NUMBERS, "span"), empty) | dict.fromkeys(TEXTS, text)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from perfnb.errors import RecordingError
 from perfnb.frames.beside import put_folder, sweep, workplace
 from perfnb.frames.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame
+from perfnb.frames.text import TEXT, with_text
 from perfnb.traces.regular_file import read_regular
 
 #: Version of the form on disk; a reader refuses a newer one.
@@ -217,13 +218,14 @@ def decoded(name: str, columns: Columns | None, source: Path, data: bytes) -> pd
         threads = len(data) >= _THREADS_PAY
         table = _opened(data).read(use_threads=threads)
         frame: pd.DataFrame = table.to_pandas(use_threads=threads)
+        frame = with_text(frame, [field.name for field in table.schema if _is_text(field.type)])
         if not len(frame):  # of a frame without rows Parquet keeps no categories
-            empty = pd.CategoricalDtype(pd.Index([], dtype="str"))
+            empty = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
             kept = (table.schema.pandas_metadata or {}).get("columns", [])
             frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
         for column in frame.select_dtypes("category"):
             if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
-                frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype="str"))
+                frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype=TEXT))
         return frame if columns is None else check_frame(frame, columns, ROWS_NUMBERED.get(name))
 
 
@@ -250,6 +252,10 @@ def _faults_told(name: str, source: Path) -> Iterator[None]:
         raise RecordingError(f"{_file(name, source)} is damaged: {error}.") from error
     except _FAULTS as error:
         raise _unreadable(name, source, error) from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _file(name: str, source: Path) -> Path:

@@ -12,6 +12,7 @@ from perfnb.frames.device_ranges import with_places
 from perfnb.frames.event_frame import event_frame, span_names
 from perfnb.frames.own_layers import layers_read
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 from perfnb.frames.trace_steps import ON_DEVICE, TraceSteps, belongs_to_steps, is_in, steps_of
 from perfnb.traces.columns import MISSING, Ints, TraceColumns
 
@@ -73,7 +74,7 @@ def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:
         if isinstance(kind, pd.CategoricalDtype):
             text = WHOLE_TRACE if column in ("name", "category") else None
             labels = kind.categories if text is None or text in kind.categories else [*kind.categories, text]
-            dtype = pd.CategoricalDtype(pd.Index(labels, dtype="str"))
+            dtype = pd.CategoricalDtype(pd.Index(labels, dtype=TEXT))
             code = MISSING if text is None else dtype.categories.get_loc(text)
             codes = np.concatenate([[code], events[column].cat.codes.to_numpy()])
             values[column] = pd.Categorical.from_codes(codes, dtype=dtype)
@@ -121,7 +122,7 @@ def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
 
 
 def _no_modules() -> pd.DataFrame:
-    text = pd.Series([], dtype="str")
+    text = pd.Series([], dtype=TEXT)
     whole, flag = np.array([], dtype=np.int64), np.array([], dtype=bool)
     columns = {"name": text, "module": text, "parent": whole, "depth": whole, "parameters": whole}
     return pd.DataFrame({**columns, "parameter_bytes": whole, "compiled": flag})

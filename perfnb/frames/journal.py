@@ -181,7 +181,7 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
         except (FileNotFoundError, NotADirectoryError):
             if _NAME.fullmatch(name):  # else it is something of the user's
                 damaged[name] = f"it has no {FACTS}"
-        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are of the second kind
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             damaged[name] = " ".join(str(error).split())
     return dict(sorted(entries.items(), key=lambda each: (each[1].time, each[0]))), damaged
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 from perfnb.traces.columns import MISSING
 
 #: Under this key it stands beside the events.
@@ -23,7 +24,7 @@ def layers_written(recording: Recording) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "modules": {
-            "name": modules["name"].astype(str).tolist(),
+            "name": modules["name"].astype(TEXT).tolist(),
             "module": [None if pd.isna(kind) else str(kind) for kind in modules["module"]],
             "parent": modules["parent"].tolist(),
             **{name: [None if pd.isna(n) else int(n) for n in unknown[name]] for name in unknown},
@@ -64,8 +65,8 @@ def _modules(columns: Any) -> pd.DataFrame:
     numbers = {name: pd.array(_list(columns[name], int, type(None)), dtype="Int64") for name in optional}
     return pd.DataFrame(
         {
-            "name": pd.Series(names, dtype="str"),
-            "module": pd.Series(classes, dtype="str"),
+            "name": pd.Series(names, dtype=TEXT),
+            "module": pd.Series(classes, dtype=TEXT),
             "parent": np.array(parent, dtype=np.int64),
             "depth": np.array(depth, dtype=np.int64),
             **numbers,

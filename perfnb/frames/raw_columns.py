@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perfnb.frames.schema import SCHEMA
+from perfnb.frames.text import TEXT
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,8 @@ def _told(metadata: pq.FileMetaData) -> dict[str, tuple[int, object, object]]:
 
 
 def _typed(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    text = pd.CategoricalDtype(pd.Index([], dtype="str"))
-    types = {"whole": "int64", "count": "Int64", "number": "float64", "flag": "bool", "label": text, "text": "str"}
+    text = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
+    types = {"whole": "int64", "count": "Int64", "number": "float64", "flag": "bool", "label": text, "text": TEXT}
     kept = {"whole": ("int64",), "count": ("int64", "Int64"), "number": ("float64", "Float64")}
     wrong = {
         name: types[columns[name].kind]

@@ -12,6 +12,7 @@ from perfnb.capture.marks import Mark
 from perfnb.capture.sampler.nvml_throttle import throttle_words
 from perfnb.frames.recording import WatchRecord
 from perfnb.frames.schema import conform
+from perfnb.frames.text import TEXT
 
 Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 
@@ -45,14 +46,14 @@ def _device_frame(device: str, columns: Mapping[str, NDArray[np.float64]]) -> pd
         frame[name] = frame[name].astype("int64")
     if "throttle_reasons" in columns:
         words = {bits: ", ".join(throttle_words(int(bits))) for bits in set(columns["throttle_reasons"]) if bits >= 0}
-        frame["throttle_reasons"] = pd.Series([words.get(bits) for bits in columns["throttle_reasons"]], dtype="str")
+        frame["throttle_reasons"] = pd.Series([words.get(bits) for bits in columns["throttle_reasons"]], dtype=TEXT)
     numbers = [name for name in frame.columns if name not in ("throttle_reasons", "t_s")]
     # What was not read is missing, whatever pandas holds for a number that is none.
     frame[numbers] = frame[numbers].astype("Float64").mask(frame[numbers].isna())
     return frame.assign(device=device)
 
 
-def _mark_at(times: NDArray[np.float64], marks: Sequence[Mark]) -> pd.Series:
+def _mark_at(times: NDArray[np.float64], marks: Sequence[Mark]) -> NDArray[np.object_]:
     """The name of the innermost mark at each time."""
     order = np.argsort(times, kind="stable")
     ordered = times[order]
@@ -61,4 +62,4 @@ def _mark_at(times: NDArray[np.float64], marks: Sequence[Mark]) -> pd.Series:
         first = np.searchsorted(ordered, mark.start_s, side="left")
         last = len(ordered) if mark.end_s is None else np.searchsorted(ordered, mark.end_s, side="right")
         names[order[first:last]] = mark.name
-    return pd.Series(names, dtype="str").mask(pd.isna(names))
+    return names

@@ -161,7 +161,7 @@ class SavedProfile:
         except (RecordingError, KeyError, ValueError, TypeError):
             return None  # it can be computed again
         # Another pandas may read types in its own way.
-        same = list(table.columns) == list(columns) and all(str(table[c].dtype) == t for c, t in columns.items())
+        same = list(table.columns) == list(columns) and all(table[c].dtype == t for c, t in columns.items())
         return table if same and table.index.name == INDEX.get(name) else None
 
     def _frame(self, name: str) -> pd.DataFrame:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from perfnb.frames.text import TEXT, with_text
+
 #: Phases of a step, in the order in which a step usually goes through them.
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "other")
 
@@ -33,13 +35,13 @@ SPECIAL_ROWS = (LOSS_ROW, ACCUMULATION_ROW, ENGINE_ROW, UNATTRIBUTED_ROW)
 #: Row of ``diff_ops`` for work on the GPU that no operator is known to have launched.
 NO_OP_ROW = "(no known op)"
 
-_TEXT, _INT, _FLOAT, _CATEGORY = "str", "Int64", "Float64", "category"
+_TEXT, _INT, _FLOAT, _CATEGORY = TEXT, "Int64", "Float64", "category"
 
 #: What an operator that was looked for in two traces is, and how it was found.
 _MATCHED = {**dict.fromkeys(("op", "shapes", "layer"), _TEXT), "phase": _CATEGORY, "matched": _CATEGORY}
 
 
-def _both(dtype: str, *names: str) -> dict[str, str]:
+def _both(dtype: Any, *names: str) -> dict[str, Any]:
     """Columns of what two runs have: ``<name>_a`` and ``<name>_b``."""
     return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
 
@@ -65,7 +67,7 @@ _GPU_TIMES = {
 }
 
 #: Column types of every frame, by frame and column, in the order of the columns.
-SCHEMA: Mapping[str, Mapping[str, str]] = MappingProxyType(
+SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "layers": {
             "module": _TEXT,
@@ -277,24 +279,21 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     if unknown:
         raise ValueError(f"frame {table!r} has no column {unknown[0]!r}; its columns are {', '.join(columns)}")
     typed = {name: _typed(frame, name, dtype) for name, dtype in columns.items()}
-    result = pd.DataFrame(typed, index=frame.index)
+    result = with_text(pd.DataFrame(typed, index=frame.index))
     if table in INDEX:
-        result.index = result.index.rename(INDEX[table])
+        index = result.index.astype(TEXT) if result.index.dtype == object else result.index
+        result.index = index.rename(INDEX[table])
     return result
 
 
-def _typed(frame: pd.DataFrame, name: str, dtype: str) -> Any:
+def _typed(frame: pd.DataFrame, name: str, dtype: Any) -> Any:
     """The values of a column as `dtype`; without an index, which would be compared with that of each other column."""
     if name not in frame.columns:
         return _missing(len(frame), dtype)
-    if dtype == _TEXT:
-        # pandas 2 would write what is missing as a word.
-        text, missing = frame[name].astype("str"), frame[name].isna()
-        return (text.mask(missing | text.isna()) if missing.any() else text).array
-    return frame[name].astype(dtype).array  # type: ignore[call-overload]
+    return frame[name].astype(dtype).array
 
 
-def _missing(count: int, dtype: str) -> Any:
+def _missing(count: int, dtype: Any) -> Any:
     if dtype == _CATEGORY:
-        return pd.Categorical.from_codes([-1] * count, pd.Index([], dtype="str"))
-    return pd.array([pd.NA] * count, dtype=dtype)  # type: ignore[call-overload]
+        return pd.Categorical.from_codes([-1] * count, pd.Index([], dtype=TEXT))
+    return pd.array([pd.NA] * count, dtype=dtype)

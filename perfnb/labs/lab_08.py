@@ -8,6 +8,8 @@ from typing import Any
 
 from perfnb import Profile
 from perfnb.analysis.findings.idle import ALLOCATES
+from perfnb.analysis.labels import found
+from perfnb.frames.text import TEXT
 from perfnb.labs.exercise import Exercise, Facts, Hint, as_number, as_numbers, close, slip
 from perfnb.labs.gpu_work import (
     CALLS,
@@ -181,7 +183,7 @@ def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Fac
     if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
         raise Hint("The answer is a dictionary with op, a name as in by_op, and op_ratio and busy_ratio, numbers.")
     compared = loaded_profile(profile, H100).compare(loaded_profile(other, MI300))
-    by_op = compared.by_op.groupby(compared.by_op["op"].astype(str))[["gpu_ms_a", "gpu_ms_b"]].sum()
+    by_op = compared.by_op.groupby(compared.by_op["op"].astype(TEXT))[["gpu_ms_a", "gpu_ms_b"]].sum()
     return {
         "op": answer["op"],
         **as_numbers(answer, ("op_ratio", "busy_ratio")),
@@ -244,7 +246,7 @@ def _bounds(profile: Profile) -> dict[str, float]:
     steps = len(profile.steps)
     late = float(profile.gpu_idle["host_ms"].sum()) / steps
     calls = events.loc[events["category"].isin(CALLS), ["name", "duration_ns"]]
-    in_calls = float(calls.loc[calls["name"].astype("str").str.match(ALLOCATES), "duration_ns"].sum()) / 1e6 / steps
+    in_calls = float(calls.loc[found(calls["name"], ALLOCATES.match), "duration_ns"].sum()) / 1e6 / steps
     allocating = min(late, in_calls)
     bounds = (
         float(path.loc[path["device"].notna(), "duration_ns"].sum()) / 1e6 / steps,

@@ -140,6 +140,6 @@ def _layers(diff: ProfileDiff) -> Iterator[_Layer]:
 
 def _phases(diff: ProfileDiff) -> Iterator[tuple[str, str, str, str]]:
     for phase, row in diff.phases.iterrows():
-        if row[["ms_a", "ms_b"]].fillna(0).gt(0).any():
+        if (row[["ms_a", "ms_b"]].dropna() > 0).any():
             word = palette.mark(str(phase)).word
             yield word, fmt.duration(row["ms_a"]), fmt.duration(row["ms_b"]), signed(row["grew_ms"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from perfnb.frames.text import TEXT
 from perfnb.views import escape, tables
 from perfnb.views import format as fmt
 from perfnb.views.frame import header
@@ -93,7 +94,7 @@ def roofline_facts(roofline: Roofline) -> list[str]:
     if roofline.utilisation is not None:
         facts.append(f"utilisation {fmt.share(roofline.utilisation)} of what the device could do in a timed step")
     layers = roofline.points[roofline.points["kind"] != "op"]
-    bounds = layers["bound"].dropna().astype(str)
+    bounds = layers["bound"].dropna().astype(TEXT)
     counted = [(int((bounds == key).sum()), word) for key, word in _BOUND_WORDS.items()]
     if any(number for number, _ in counted):
         facts.append("layers: " + ", ".join(f"{number:,} {word}" for number, word in counted if number))

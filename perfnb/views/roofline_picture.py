@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from perfnb.frames.text import TEXT
 from perfnb.views import escape
 from perfnb.views import format as fmt
 from perfnb.views.memory_data import heaviest_points
@@ -74,7 +75,7 @@ def _roofs(axes: Axes, peaks: dict[str, float], bandwidth: float | None, left: f
 
 
 def _dots(axes: Axes, points: pd.DataFrame) -> None:
-    bounds = points["bound"].fillna("").astype(str).where(lambda bound: bound.isin(["compute", "memory"]), "")
+    bounds = points["bound"].fillna("").astype(TEXT).where(lambda bound: bound.isin(["compute", "memory"]), "")
     # Ops sum over layers: each kind is weighed by itself, and no square hides a dot.
     for kind, marker, most, order in (("layer", "o", 260.0, 3), ("op", "s", 110.0, 2)):
         times = points["ms"][(points["kind"] == "op") == (kind == "op")].fillna(0)

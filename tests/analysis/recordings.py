@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.frames.recording import MemoryRecord, Recording
+from perfnb.frames.text import TEXT
 
 US = 1000
 NODE = "autograd::engine::evaluate_function: "
@@ -142,8 +143,8 @@ SEEN = {
     "name": "object",
 }
 MODULES = {
-    "name": "str",
-    "module": "str",
+    "name": TEXT,
+    "module": TEXT,
     "parent": "int64",
     "depth": "int64",
     "parameters": "int64",

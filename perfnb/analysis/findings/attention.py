@@ -11,7 +11,7 @@ import pandas as pd
 from perfnb.analysis.device_work import device_work
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, time
-from perfnb.analysis.labels import of_labels
+from perfnb.analysis.labels import found, of_labels
 from perfnb.analysis.nesting import NONE
 
 _WORTH = 0.03
@@ -90,7 +90,7 @@ def attention_ops(facts: Facts) -> np.ndarray:
 
 
 def _that_works(chosen: pd.DataFrame) -> pd.DataFrame:
-    return chosen[~chosen["op"].astype("str").str.match(_FREE)]
+    return chosen[~found(chosen["op"], _FREE.match)]
 
 
 def _layers(chosen: pd.DataFrame) -> list[str]:
@@ -180,7 +180,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
     A product of many matrices first makes copies of what does not lie in order: they count as what lies between.
     """
     ops = facts.ops
-    products = ops[_with_inside(facts, used) & ops["op"].astype("str").str.match(_BATCHED).to_numpy()]
+    products = ops[_with_inside(facts, used) & found(ops["op"], _BATCHED.match)]
     if facts.gpu is None:
         return tuple(facts.per_step(float(part["whole_ns"].sum())) for part in (used, products))  # type: ignore[return-value]
     ns = [_device_ns(facts, part) for part in (used, products)]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from perfnb.analysis.device_work import COLLECTIVE
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, part, time
+from perfnb.analysis.labels import found
 
 if TYPE_CHECKING:
     from perfnb.analysis.ranks import RanksSummary
 
 _WORTH = 0.05
+_SHARDED = re.compile("AllGather|ReduceScatter")
 
 
 def exposed_communication(facts: Facts) -> list[Finding]:
@@ -19,8 +23,8 @@ def exposed_communication(facts: Facts) -> list[Finding]:
     if gpu is None or facts.share(gpu.exposed_ms) < _WORTH:
         return []
     hidden = 1 - gpu.exposed_ms / gpu.communication_ms
-    names = gpu.work[gpu.work["name"].str.contains("nccl|rccl", case=False)]["name"].head(3)
-    sharded = bool(gpu.work["name"].str.contains("AllGather|ReduceScatter").any())
+    names = gpu.work[found(gpu.work["name"], COLLECTIVE.search)]["name"].head(3)
+    sharded = bool(found(gpu.work["name"], _SHARDED.search).any())
     how = (
         "fetch the next layer's weights ahead (prefetching of FSDP), shard fewer layers apart"
         if sharded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.hardware import NEEDS, has_units
+from perfnb.frames.text import TEXT
 
 
 def compiling(facts: Facts, layers: list[str] | tuple[str, ...], mode: str = "") -> tuple[str, str]:
@@ -14,7 +15,7 @@ def compiling(facts: Facts, layers: list[str] | tuple[str, ...], mode: str = "")
     modules = facts.recording.modules
     layer = layers[0] if layers else None
     root = facts.root(layer)
-    compiled = modules.loc[modules["compiled"].fillna(False).astype(bool), "name"].astype("str")
+    compiled = modules.loc[modules["compiled"].fillna(False).astype(bool), "name"].astype(TEXT)
     if any(name == root or name.startswith(f"{root}.") for name in compiled):
         return " The model is compiled already, at least in part: look at what is left outside.", ""
     if facts.gpu is not None and has_units(facts.recording, "torch.compile") is False:

@@ -21,6 +21,7 @@ import pandas as pd
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.findings.code import MODULES, root_of
 from perfnb.analysis.findings.gpu import GpuFacts, gpu_facts
+from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, children_sums, nest, subtree_sums
 from perfnb.analysis.ops import owner_names
 from perfnb.analysis.owners import makers
@@ -264,7 +265,7 @@ class Facts:
 
     def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
         """The layers in which some operators take most time."""
-        owned = chosen[(chosen["layer"] != "") & ~chosen["layer"].astype("str").str.startswith("(")]
+        owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
         sums = owned.groupby("layer")[weight].sum().sort_values(ascending=False, kind="stable")
         return [str(name) for name in sums.index[:most]]
 

@@ -18,10 +18,14 @@ from perfnb.analysis.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS,
 from perfnb.analysis.gpu_idle import idle_gaps
 from perfnb.analysis.gpu_time import gpu_time, gpu_time_by_step
 from perfnb.analysis.interval_sets import IntervalSet, difference, union
-from perfnb.analysis.labels import of_labels
+from perfnb.analysis.labels import found
 from perfnb.analysis.launches import launches
 from perfnb.analysis.nesting import NONE, Bools, Ints
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
+
+_PAGEABLE, _PINNED = re.compile("Pageable"), re.compile("Pinned")
+_NO_KERNEL = re.compile("Memcpy|Memset")
 
 #: Copies between host and device, by where they lead.
 TO_DEVICE = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
@@ -54,7 +58,7 @@ class Runs:
 
     def named(self, pattern: re.Pattern[str]) -> Bools:
         """Which have a name in which the pattern is found."""
-        return of_labels(pd.Series(self.names), lambda name: pattern.search(name) is not None)
+        return found(pd.Series(self.names), pattern.search)
 
     def time(self, chosen: Bools) -> IntervalSet:
         """The time in which at least one of them ran."""
@@ -268,12 +272,12 @@ def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
 
 def _copies(events: pd.DataFrame, rows: pd.DataFrame, chosen: Bools, steps: int) -> Copies:
     of_these = rows[chosen]
-    name = of_these["name"].astype("str")
+    name = of_these["name"]
     moved = column(events, "bytes")[of_these.index.to_numpy()]
     return Copies(
         count=len(of_these),
-        pageable=int(name.str.contains("Pageable").sum()),
-        pinned=int(name.str.contains("Pinned").sum()),
+        pageable=int(found(name, _PAGEABLE.search).sum()),
+        pinned=int(found(name, _PINNED.search).sum()),
         each_bytes=float(np.median(moved[moved >= 0])) if (moved >= 0).any() else None,
         call_ms=float(of_these["call_ns"].astype("Float64").fillna(0.0).sum()) / 1e6 / steps,
     )
@@ -287,23 +291,23 @@ def _of(frame: pd.DataFrame, device: Any) -> pd.DataFrame:
 def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
     patterns = {"allocator": ALLOCATES, "copies": COPIES, "synchronisation": WAITS}
     duration = column(events, "duration_ns")
-    found = {}
+    spent = {}
     for cause, pattern in patterns.items():
         chosen = matching(events, pattern) & is_in(events, CALLS)
-        found[cause] = (float(duration[chosen].sum()) / 1e6 / steps, int(chosen.sum()))
-    return found
+        spent[cause] = (float(duration[chosen].sum()) / 1e6 / steps, int(chosen.sum()))
+    return spent
 
 
 def _before(gaps: pd.DataFrame, steps: int) -> pd.DataFrame:
     late = gaps[gaps["host_ns"] > 0]
-    sums = late.groupby(late["op"].astype("str"))["host_ns"].sum().sort_values(ascending=False, kind="stable")
+    sums = late.groupby(late["op"].astype(TEXT))["host_ns"].sum().sort_values(ascending=False, kind="stable")
     sums = sums[~sums.index.isin(["nan", "<NA>"])]
     return pd.DataFrame({"op": sums.index, "ms": sums.to_numpy() / 1e6 / steps})
 
 
 def _work(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    kernels = rows[~rows["name"].astype("str").str.startswith(("Memcpy", "Memset"))]
-    sums = kernels.groupby(kernels["name"].astype("str"))["duration_ns"].agg(["sum", "size"])
+    kernels = rows[~found(rows["name"], _NO_KERNEL.match)]
+    sums = kernels.groupby(kernels["name"].astype(TEXT))["duration_ns"].agg(["sum", "size"])
     sums = sums.sort_values("sum", ascending=False, kind="stable")
     return pd.DataFrame(
         {"name": sums.index, "ms": sums["sum"].to_numpy() / 1e6 / steps, "calls": sums["size"].to_numpy() / steps}

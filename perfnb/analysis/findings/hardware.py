@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfnb.frames.recording import Recording
+from perfnb.frames.text import TEXT
 
 Capability = tuple[int, int]
 
@@ -42,7 +43,7 @@ def has_units(recording: Recording, what: str) -> bool | None:
 
 def is_amd(recording: Recording) -> bool:
     """Whether the work ran on a GPU of AMD's: its runtime's calls begin with ``hip``."""
-    names = recording.events["name"].cat.categories.astype("str")
+    names = recording.events["name"].cat.categories.astype(TEXT)
     return bool(names.str.startswith("hip").any()) or any(_OTHERS.search(name) for name, _ in _devices(recording))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from perfnb.analysis.findings.elementwise import chains_of
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, part, time
 from perfnb.analysis.findings.synchronisation import after_reads_ms
+from perfnb.analysis.labels import found
 
 _WORTH, _LEAST_MS = 0.1, 0.2
 #: Nanoseconds of Python that calling an op or a layer costs anyway, and from which on a stretch without ops is more.
@@ -17,14 +20,14 @@ _PHASES = ("loss", "other")
 _WORDS = {"loss": "beside the loss", "other": "outside of model, loss and optimizer"}
 #: Bytes at the peak from which on giving them back may take long.
 _LARGE = 256 * 2**20
-_COMPILED = r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph"
+_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
 
 
 def host_code(facts: Facts) -> list[Finding]:
     """Time of a step in which no op of torch runs, where it is too long to be the cost of calling ops."""
     events, modules = facts.recording.events, facts.recording.modules
-    names = events["name"].cat.categories.astype("str")
-    if not facts.live or facts.gpu is not None or modules["compiled"].any() or names.str.contains(_COMPILED).any():
+    compiled = modules["compiled"].any() or found(events["name"], _COMPILED.search).any()
+    if not facts.live or facts.gpu is not None or compiled:
         return []  # compiled code runs as no op
     cells, ops = facts.attribution.cells, facts.ops
     inside = np.zeros(len(cells))

@@ -10,6 +10,7 @@ import pandas as pd
 from perfnb.analysis.device_work import CALLS, DeviceWork, column, is_in, named, step_rows, thread_keys
 from perfnb.analysis.interval_sets import IntervalSet, difference, intersection, union
 from perfnb.analysis.nesting import NONE
+from perfnb.frames.text import TEXT
 
 #: Where the host can be seen, from what says most.
 PLACES = {"calls": CALLS, "ops": ("cpu_op",), "functions": ("python_function",)}
@@ -59,7 +60,7 @@ def doing(events: pd.DataFrame, work: DeviceWork, time: IntervalSet) -> Doing:
         spans = union(begin[rows], end[rows])
         by[place] = float(intersection(rest, spans).length)
         rest = difference(rest, spans)
-        lengths = pd.DataFrame({"name": named(events, rows).astype(str), "ns": overlap}).groupby("name")["ns"]
+        lengths = pd.DataFrame({"name": named(events, rows).astype(TEXT), "ns": overlap}).groupby("name")["ns"]
         whole, each = lengths.sum(), lengths.mean()
         longest[place] = str(each[whole >= _SAME * whole.max()].idxmin())
     return Doing(float(time.length), by, longest)

@@ -12,11 +12,13 @@ import pandas as pd
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, time
+from perfnb.analysis.labels import found
 from perfnb.analysis.nesting import Bools
 
 _WORTH = 0.05
 #: Fewest operators of an update that make a loop.
 _FEWEST = 40
+_READ = re.compile("aten::_local_scalar")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
 #: Bytes that an update moves for each byte of a parameter: read it and its gradient, write it; with two moments more.
 _MOVED, _MOVED_WITH_STATE = 3, 7
@@ -37,11 +39,11 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
     phase_ms = facts.phases_ms["optimizer"]
     if by_hand:
         own, phase_ms = _after_backward(facts)
-    own = own[~own["op"].astype("str").str.startswith("aten::_local_scalar")]
+    own = own[~found(own["op"], _READ.match)]
     count = len(own) / max(facts.attribution.steps, 1)
     if count < _FEWEST or facts.share(phase_ms) < _WORTH:
         return []
-    at_once = own["op"].astype("str").str.match(_AT_ONCE)
+    at_once = found(own["op"], _AT_ONCE.match)
     if float(own.loc[at_once, "whole_ns"].sum()) > 0.5 * float(own["whole_ns"].sum()):
         return []
     floor = _least_ms(facts, own)
@@ -188,7 +190,7 @@ def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
 
 def _least_ms(facts: Facts, own: pd.DataFrame) -> float:
     """How long the update takes at least where it is done at once: its traffic, and what each parameter costs."""
-    moments = bool(own["op"].astype("str").str.match(_ADAM).any())
+    moments = bool(found(own["op"], _ADAM.match).any())
     steps = max(facts.attribution.steps, 1)
     known = sum(int(one.get("tensors") or 0) for one in facts.optimizers)
     tensors = known or float(own["op"].value_counts().max()) / steps

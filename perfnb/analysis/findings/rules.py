@@ -80,7 +80,7 @@ class Findings:
 
 
 def find(recording: Recording, attribution: Attribution, summary: Summary) -> Findings:
-    """Ask every rule. Code is shown only if each name in it is known; no finding is surer than the timed steps allow."""
+    """Ask every rule. Code is shown only if all its names are known; no finding is surer than the timed steps allow."""
     facts = facts_of(recording, attribution, summary)
     variables, few = facts.variables, too_few_steps(facts)
     found = [_no_surer(replace(one, code=shown(one.code, variables)), few) for one in said_by_rules(facts)]

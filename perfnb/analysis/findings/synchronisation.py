@@ -11,6 +11,7 @@ from perfnb.analysis.findings.facts import Facts, typical
 from perfnb.analysis.findings.finding import Finding, Row, many, part, time
 from perfnb.analysis.findings.idle import READS
 from perfnb.analysis.labels import of_labels
+from perfnb.frames.text import TEXT
 
 _WORTH, _LEAST_MS = 0.04, 0.05
 #: Nanoseconds of Python between a read and the next operator that would be there without it, and for each operator of
@@ -56,7 +57,7 @@ def _on_gpu(facts: Facts) -> list[Finding]:
             "low" if gpu.is_unsure("synchronisation") else "medium",
             "Idle time that began while the host waited; without the wait the host might still be too slow to fill it.",
             "Which line of the program waited.",
-            tuple(Row("op", str(name)) for name in reads["op"].astype("str").unique()[:3]),
+            tuple(Row("op", str(name)) for name in reads["op"].astype(TEXT).unique()[:3]),
         )
     ]
 
@@ -87,7 +88,7 @@ def _on_cpu(facts: Facts) -> list[Finding]:
     count = len(reads) / max(facts.attribution.steps, 1)
     layers = facts.heaviest_layers(reads)
     rows = [Row("layer", name) for name in layers]
-    rows += [Row("op", str(name)) for name in reads["op"].astype("str").unique()[:3]]
+    rows += [Row("op", str(name)) for name in reads["op"].astype(TEXT).unique()[:3]]
     printing = taken - read_ms > read_ms
     after_ms = taken - read_ms
     then = f", and after them Python for {time(after_ms)} before the next op begins" if after_ms > 0 else ""
@@ -129,5 +130,5 @@ def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarr
 
 
 def _words(reads: pd.DataFrame) -> str:
-    names = [str(name) for name in reads["op"].astype("str").unique()]
+    names = [str(name) for name in reads["op"].astype(TEXT).unique()]
     return ", ".join(dict.fromkeys(_PYTHON_NAME.get(name, re.sub(r"^aten::", "", name)) for name in names))

@@ -1,0 +1,40 @@
+"""Text in frames: one type for it under every pandas, in which a missing text is ``NaN`` and stays missing.
+
+That type is pandas 3's ``str``. In pandas 2 the same word means Python objects: there ``None``, ``NaN`` and ``NA``
+stand side by side, and a conversion turns each into a word. It has the type under another name, which needs pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def _text_type() -> Any:
+    if int(pd.__version__.partition(".")[0]) >= 3:
+        return "str"
+    try:
+        return pd.StringDtype(na_value=np.nan)
+    except TypeError:  # before pandas 2.3
+        return pd.StringDtype("pyarrow_numpy")
+
+
+#: The type of a column or an index of text: for ``dtype=`` and for ``astype()``.
+TEXT: Any = _text_type()
+
+
+def with_text(frame: pd.DataFrame, columns: Collection[str] = ()) -> pd.DataFrame:
+    """The frame with these columns, or its index of that name, and all categories that are objects, as text.
+
+    A frame that another pandas wrote says for itself of what type they are.
+    """
+    typed: dict[Any, Any] = {name: TEXT for name in columns if name in frame.columns}
+    for name in frame.select_dtypes("category"):
+        kind = frame[name].dtype
+        if isinstance(kind, pd.CategoricalDtype) and kind.categories.dtype == object:
+            typed[name] = pd.CategoricalDtype(kind.categories.astype(TEXT), kind.ordered)
+    frame = frame.astype(typed) if typed else frame
+    return frame.set_axis(frame.index.astype(TEXT)) if frame.index.name in columns else frame

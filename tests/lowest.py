@@ -1,0 +1,73 @@
+"""The oldest versions that pyproject.toml promises, for pip: ``python -m tests.lowest FOLDER [NAME=VERSION ...]``.
+
+Writes ``requirements.txt`` and ``constraints.txt`` into the folder. What perfnb and its extras for labs and executors
+declare gets its lower bound. The tools of the tests, and what comes along, keep the versions of the project's own
+constraints.txt, but for what an old version pins itself. Linters and stubs belong to the tested versions and stay out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+#: Extras whose lower bounds are tried, beside the package's own.
+EXTRAS = ("lab", "dask", "ipyparallel")
+_NOT_RUN = re.compile(r"ruff|mypy.*|types-.*|.*-stubs|optype|numpy-typing-compat")
+#: What an old distributed and an old torch pin themselves.
+_PINNED_BY_OTHERS = {"dask", "sympy"}
+
+
+def bound(requirement: str) -> tuple[str, str]:
+    """The name of a requirement, and its lower bound.
+
+    Raises
+    ------
+    ValueError
+        If it has none.
+    """
+    found = re.match(r"([\w.-]+) *>= *([\w.]+)", requirement)
+    if not found:
+        raise ValueError(f"{requirement!r} in pyproject.toml has no lower bound")
+    return found[1], found[2]
+
+
+def lowest(project: dict[str, Any], tested: str, chosen: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Requirements and constraints, a line each.
+
+    Parameters
+    ----------
+    project : dict
+        The table ``project`` of pyproject.toml.
+    tested : str
+        The text of constraints.txt.
+    chosen : dict of str to str
+        Versions to take instead of the lower bound.
+    """
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
+    oldest = dict(map(bound, declared)) | chosen
+    names = {re.match(r"[\w.-]+", each)[0] for each in extras["test"]} - {project["name"]}  # type: ignore[index]
+    versions = {
+        name: version
+        for name, version in re.findall(r"^([\w.-]+)==(.+)$", tested, re.MULTILINE)
+        if name not in oldest and name not in _PINNED_BY_OTHERS and not _NOT_RUN.fullmatch(name)
+    }
+    tools = {name: version for name, version in versions.items() if name.lower() in names}
+    requirements = [f"{name}=={version}" for name, version in (oldest | tools).items()]
+    return requirements, [f"{name}=={version}" for name, version in versions.items() if name not in tools]
+
+
+def main(folder: str, *chosen: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    tested = (ROOT / "constraints.txt").read_text("utf-8")
+    requirements, constraints = lowest(project, tested, dict(each.split("=") for each in chosen))
+    Path(folder, "requirements.txt").write_text("\n".join(["--constraint constraints.txt", *requirements, ""]), "utf-8")
+    Path(folder, "constraints.txt").write_text("\n".join([*constraints, ""]), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
