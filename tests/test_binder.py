@@ -18,8 +18,6 @@ from packaging.utils import canonicalize_name
 
 from benchmarks import notebook_memory
 from notebooks.publish import COLAB_CELL
-from perfnb.labs.public_traces import FOLDER
-from tests.labs import traces_at_hand
 from tests.test_project import IMPORT_NAMES, PROJECT, ROOT, requirements
 
 BINDER = ROOT / "binder"
@@ -142,11 +140,7 @@ def test_a_session_begins_below_a_gigabyte(environment: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("notebook", [path for path in CODE if "solutions" in path.parts or path.stem == "quickstart"])
-def test_a_notebook_runs_there_below_two_gigabytes(
-    notebook: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if folder := traces_at_hand.folder():  # else lab 8 fetches them
-        monkeypatch.setenv(FOLDER, str(folder))
+def test_a_notebook_runs_there_below_two_gigabytes(notebook: Path, environment: Path) -> None:
     peak = notebook_memory.peak(str(environment), notebook)
 
     print(f"{notebook}: {peak.reading.total_bytes / 1e6:,.0f} MB")

@@ -7,10 +7,15 @@ answer is ``# %% answer 2.3``, that of its check ``# %% check 2.3 points=2``, an
 solutions that every check has passed, ``# %% progress``; nbgrader's metadata is made from these. In code, a line such
 as ``# %load_ext perfnb`` is a magic. What stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION``, or between
 ``### BEGIN HIDDEN TESTS`` and its end, is left out for students.
+
+What a check needs beside the answer is made by cells above it, which may fail. So the cell that imports `labs` gets a
+placeholder for each such name, by which the check says which cell to run first.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -28,6 +33,8 @@ DELIMITER = re.compile(
 )
 SOLUTION = re.compile(r"^(?P<indent> *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION$", re.DOTALL | re.MULTILINE)
 HIDDEN = re.compile(r"^ *### BEGIN HIDDEN TESTS\n.*?^ *### END HIDDEN TESTS\n?", re.DOTALL | re.MULTILINE)
+MAGIC_LINE = re.compile(r"^%.*", re.MULTILINE)
+IMPORTS_LABS = re.compile(r"^from perfnb import labs$", re.MULTILINE)
 MAGIC = re.compile(r"^# (?=%%?[a-z])", re.MULTILINE)
 
 
@@ -74,9 +81,64 @@ def for_students(source: str) -> str:
     return HIDDEN.sub("", SOLUTION.sub(lambda found: textwrap.indent(STUB, found["indent"]), source)).rstrip("\n")
 
 
+def placeholders(every: list[dict[str, Any]]) -> str:
+    """Lines that bind what checks need from other cells than answers, until those cells have run."""
+    needed: dict[str, None] = {}
+    made: dict[str, str] = {}
+    there, section = set(), ""
+    for cell in every:
+        if cell["cell_type"] == "markdown":
+            section = (re.findall(r"^## (.*)", cell["source"], re.MULTILINE) or [section])[-1]
+            continue
+        marks = cell["metadata"].get("nbgrader", {})
+        if marks.get("points"):
+            needed |= dict.fromkeys(_read(cell["source"]))
+        elif IMPORTS_LABS.search(cell["source"]):
+            there |= {name for name, _ in _bound(cell["source"])}
+        elif not marks:
+            for name, line in _bound(cell["source"]):
+                made.setdefault(name, f"labs.from_cell({_quoted(section)}, {_quoted(line)})")
+    lines = [f"{name} = {made[name]}" for name in needed if name in made and name not in there]
+    return "\n".join(["# Until the cells below that make these have run, a check says which one to run.", *lines])
+
+
+def _read(source: str) -> list[str]:
+    """Names that a cell reads and does not bind itself."""
+    names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    return [name.id for name in names if name.id not in own]
+
+
+def _bound(source: str) -> Iterator[tuple[str, str]]:
+    """What a cell binds, and by which line of it the reader knows the cell."""
+    if found := re.match(r"%%profile_step\b.* --into (\w+)", source):
+        yield found[1], found[0]
+    if source.startswith("%%"):
+        return
+    lines = MAGIC_LINE.sub("pass", source).splitlines()
+    for node in ast.parse("\n".join(lines)).body:
+        line = re.split(r"[(:]", lines[node.lineno - 1])[0].rstrip()
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name, line
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((each.asname or each.name, line) for each in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from ((each.id, line) for target in node.targets for each in ast.walk(target) if _stored(each))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _stored(node: ast.AST) -> Any:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
 def notebook(text: str, lab: str, *, solved: bool, published: str = "") -> str:
     """A notebook, as the text of its file; of a copy that is published as OWNER/REPO, with its cell for Colab."""
     every = list(cells(text, lab))
+    if first := next((cell for cell in every if IMPORTS_LABS.search(cell["source"])), None):
+        first["source"] += f"\n\n{placeholders(every)}"
     for cell in every:
         if not solved:
             cell["source"] = for_students(cell["source"])

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.labs.ledger import Ledger, Progress, exercise_of
+from perfnb.labs.placeholders import FromCell
 from perfnb.labs.results_file import Verification, verify_results, write_results
 
-__all__ = ["check", "export", "progress", "verify"]
+__all__ = ["check", "export", "from_cell", "progress", "verify"]
 
 _ledger = Ledger()
 
@@ -42,10 +43,27 @@ def check(number: str, answer: Any, **evidence: Any) -> None:
     lab = _ledger.progress(int(number.partition(".")[0]))
     about = f"{number} {result.title.rstrip('?')}"
     if result.right:
-        said = exercise_of(number).accepted
+        exercise = exercise_of(number)
+        doubts = exercise.doubts(result.facts) if exercise.doubts else ""
+        said = f"{exercise.accepted}, but inconclusive: {doubts}" if doubts else exercise.accepted
         print(f"{about}: {said}. Lab {number.partition('.')[0]}: {lab.right} of {len(lab.rows)}.")
     else:
         print(f"{about}: not yet. {result.hint}", file=sys.stderr)
+
+
+def from_cell(section: str, line: str) -> Any:
+    """Stand in for what a cell further down makes, until it has run: ``p = from_cell("2.2 Ratio", "%%profile_step")``.
+
+    A check that is given it, and a cell that uses it, say which cell to run first.
+
+    Parameters
+    ----------
+    section : str
+        The heading that the cell stands under.
+    line : str
+        A line of the cell, or as much of it as tells it from other cells.
+    """
+    return FromCell(section, line)
 
 
 def progress(lab: int | None = None) -> Progress:

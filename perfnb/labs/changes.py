@@ -11,12 +11,14 @@ from types import CodeType
 from typing import Any
 
 from perfnb import PerformanceReport
-from perfnb.labs.exercise import Facts, Hint, as_function, as_number, close, outcome
+from perfnb.labs.exercise import Facts, Hint, all_there, as_function, as_number, close, outcome
 from perfnb.labs.workloads import one_thread
 
 #: The factors of a training that are told apart, and rounds of a trial.
 FACTORS = ("fused", "foreach", "autocast", "compiled", "weights", "optimizer", "rate", "other settings")
 ROUNDS = 12
+#: Losses that are compared.
+KEPT = 4
 #: The loss by which every report of lab 7 judges quality.
 LOSS = "added wrong share"
 #: The method of the script that a factor belongs to, and what is so where it was not changed.
@@ -49,7 +51,7 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
     return {
         "factors": {name: [factors[0][name], factors[1][name]] for name in FACTORS},
         "written": _written(type(before), type(after)),
-        "losses": [series[:4] for series in losses],
+        "losses": [series[:KEPT] for series in losses],
         "moved": not same_state(kept, state(_net(after))),
         "trial": statistics.median(times[1][3:]) / max(statistics.median(times[0][3:]), 1e-9),
     }
@@ -222,7 +224,8 @@ def judge_report(report: Facts | None, name: str, trial: float | None = None) ->
 
 
 def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
-    changed = [name for name, (before, after) in facts["factors"].items() if before != after]
+    factors = all_there(facts["factors"], len(FACTORS))
+    changed = [name for name, (before, after) in factors.items() if before != after]
     if not changed and facts["written"]["anew"] and METHODS[wanted][0] not in facts["written"]["anew"]:
         raise Hint(_why(facts["written"], wanted))
     if not changed:
@@ -233,12 +236,17 @@ def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
         raise Hint(f"More than one thing was changed ({', '.join(changed)}), so that no report can tell which helped.")
     if not facts["moved"]:
         raise Hint("The weights do not change: the step returns a loss and learns nothing.")
-    for before, after in zip(*facts["losses"], strict=True):
+    for before, after in zip(*losses_of(facts), strict=True):
         if not close(after, before, apart):
             raise Hint(
                 f"On the same batches the script's losses are {_words(facts['losses'][0])}, yours "
                 f"{_words(facts['losses'][1])}: it learns otherwise than the script, or not from the batch given."
             )
+
+
+def losses_of(facts: Facts) -> list[list[float]]:
+    """The script's first losses and those of the change; raises `Hint` if some are missing."""
+    return [all_there(series, KEPT) for series in all_there(facts["losses"], 2)]
 
 
 def _words(losses: Sequence[float]) -> str:

@@ -17,6 +17,33 @@ class Hint(Exception):
     """What is wrong with an answer, and where to look; never the answer."""
 
 
+#: Characters of somebody else's text that a hint repeats.
+LONGEST_QUOTE = 80
+
+
+def quoted(value: Any, longest: int = LONGEST_QUOTE) -> str:
+    """The repr of an answer, short and printable, even if its class has a repr that raises."""
+    try:
+        text = repr(value)
+    except (Exception, SystemExit):
+        return f"a {type(value).__name__} that cannot be shown"
+    return _short(text, longest)
+
+
+def what_was_raised(error: BaseException) -> str:
+    """An exception from the reader's code in a few words, even if its own text cannot be had."""
+    try:
+        text = str(error)
+    except (Exception, SystemExit):
+        text = ""
+    return _short(f"{type(error).__name__}: {text}".removesuffix(": "), 300)
+
+
+def _short(text: str, longest: int) -> str:
+    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One exercise of a lab.
@@ -33,6 +60,10 @@ class Exercise:
         repeat it on the facts alone.
     accepted : str
         The word for an answer that passes: ``noted`` for a prediction, of which only the form is judged.
+    doubts : callable, optional
+        ``doubts(facts)`` says why a right answer rests on a measurement that went wrong; empty where it did not.
+    timed : bool
+        Whether a right answer can be refused on a machine that is busy with other things, for times are judged.
     """
 
     number: str
@@ -40,6 +71,8 @@ class Exercise:
     measure: Callable[..., Facts]
     judge: Callable[[Facts], None]
     accepted: str = "right"
+    doubts: Callable[[Facts], str] | None = None
+    timed: bool = False
 
 
 def as_number(value: Any, what: str) -> float:
@@ -53,10 +86,12 @@ def as_number(value: Any, what: str) -> float:
     if value is None or value is ...:
         raise Hint(f"{what} has no value yet.")
     if isinstance(value, (bool, str, bytes)):
-        raise Hint(f"{what} must be a number, not {value!r}.")
+        raise Hint(f"{what} must be a number, not {quoted(value)}.")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except OverflowError:
+        raise Hint(f"{what} is too large to be a measurement.") from None
+    except (Exception, SystemExit):
         raise Hint(f"{what} must be one number, not a {type(value).__name__}.") from None
     if not math.isfinite(number):
         raise Hint(f"{what} is {number}, which is no measurement.")
@@ -88,6 +123,17 @@ def require_test(given: Any, called: str = "test") -> ABTest:
     return given
 
 
+def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
+    """The cases of a check, a list or a mapping, if there are `count` of them; raises `Hint` otherwise.
+
+    A check always measures the same number of cases. Facts with fewer come from a file that somebody changed, and a
+    judge that went through an empty list would accept them.
+    """
+    if not isinstance(cases, (list, dict)) or len(cases) < count or (len(cases) > count and not or_more):
+        raise Hint("The facts are incomplete.")
+    return cases
+
+
 def ratio_of(given: Any) -> Facts:
     """The ratio and interval of an `ab_test`; raises `Hint` where there are none."""
     test = require_test(given)
@@ -102,8 +148,8 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except Hint:
         raise
-    except Exception as error:
-        raise Hint(f"Your code raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise Hint(f"Your code raised {what_was_raised(error)}") from error
 
 
 def close(value: float, wanted: float, relative: float) -> bool:
@@ -124,7 +170,7 @@ def slip(value: float, wanted: float, relative: float, otherwise: str = "") -> s
 
 _SLIPS = (
     (2.0, "It is twice what it should be: is something counted twice?"),
-    (0.5, "It is half of what it should be: is something left out, or only one direction counted?"),
+    (0.5, "It is half of what it should be: is something left out?"),
     (100.0, "It looks like percent where a share or ratio is asked for."),
     (0.01, "It looks like a share where percent is asked for."),
     (1e3, "It is a thousand times too large: look at the units."),

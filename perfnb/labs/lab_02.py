@@ -12,6 +12,7 @@ from perfnb.labs.exercise import (
     Exercise,
     Facts,
     Hint,
+    all_there,
     as_function,
     as_number,
     as_numbers,
@@ -76,6 +77,7 @@ TREE = {
     "net.body2.conv": 30.0,
     "(loss)": 5.0,
 }
+MADE_UP = "the other tree, which you have not seen"
 ITS_SELF = {
     "net": 10.0,
     "net.body": 5.0,
@@ -109,9 +111,9 @@ def measure_self_times(answer: Any, profile: Any = None) -> Facts:
 
 
 def judge_self_times(facts: Facts) -> None:
-    for tree, case in zip(("your profile", "the other tree, which you have not seen"), facts["cases"], strict=True):
+    for tree, case in zip(("your profile", MADE_UP), facts["cases"], strict=True):
         step = sum(row["self"] for row in case.values())
-        for name, row in case.items():
+        for name, row in all_there(case, len(TREE) if tree is MADE_UP else 1, or_more=True).items():
             if row["said"] is None:
                 raise Hint(
                     f"In {tree}, the row {name} is missing; rows without layers inside have a time of their own too."
@@ -311,6 +313,6 @@ EXERCISES = (
     Exercise("2.4", "Arithmetic of backward", measure_arithmetic, judge_arithmetic),
     Exercise("2.5", "A frozen body", measure_frozen, judge_frozen),
     Exercise("2.6", "The suspect", measure_suspect, judge_suspect),
-    Exercise("2.7", "The same, faster", measure_rewritten, judge_rewritten),
-    Exercise("2.8", "Did it help?", measure_verified, judge_verified),
+    Exercise("2.7", "The same, faster", measure_rewritten, judge_rewritten, timed=True),
+    Exercise("2.8", "Did it help?", measure_verified, judge_verified, timed=True),
 )

@@ -8,7 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfnb import Profile, Roofline, Timing
-from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.exercise import (
+    Exercise,
+    Facts,
+    Hint,
+    all_there,
+    as_function,
+    as_number,
+    as_numbers,
+    close,
+    outcome,
+    slip,
+)
 from perfnb.labs.libraries_used import libraries_used
 from perfnb.labs.workloads import interleaved, one_thread
 from perfnb.views.format import share
@@ -39,19 +50,21 @@ def _cases(function: Callable[..., Any], every: Sequence[Any], count: Callable[.
     return {"cases": cases}
 
 
-def _judge_cases(facts: Facts, arguments: str) -> None:
-    for case in facts["cases"]:
+def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training: bool = False) -> None:
+    for case in all_there(facts["cases"], len(every)):
         said, wanted = case["said"], case["counted"]
         if not close(said, wanted, 1e-9):
             where = f"For ({arguments}) = {tuple(case['sizes'])}: "
-            raise Hint(where + _miscounted(said, wanted))
+            raise Hint(where + _miscounted(said, wanted, training=training))
 
 
-def _miscounted(said: float, wanted: float) -> str:
-    if close(said, wanted * 3, 1e-9) or close(said, wanted / 3, 1e-9):
-        return "It is off by a factor of three, that between forward alone and a whole training step."
-    if close(said, wanted * 1.5, 1e-9) or close(said, wanted / 1.5, 1e-9):
-        return "It is off by a factor of 1.5, that between two products and three."
+def _miscounted(said: float, wanted: float, *, training: bool) -> str:
+    if training and (close(said, wanted * 3, 1e-9) or close(said, wanted / 3, 1e-9)):
+        return "It is off by a factor of three, the one between a forward pass and a whole training step."
+    if training and (close(said, wanted * 1.5, 1e-9) or close(said, wanted / 1.5, 1e-9)):
+        return "It is off by a factor of 1.5, the one between two products and three."
+    if not training and close(said, wanted / 2, 1e-9):
+        return "It is half of what it should be: each product of two numbers is added to a sum. Is that counted?"
     return slip(said, wanted, 1e-9, "It does not agree with the count: does every size enter as often as it should?")
 
 
@@ -69,7 +82,7 @@ def judge_linear(facts: Facts) -> None:
         batch, _, outputs = case["sizes"]
         if batch * outputs > 1 and close(case["said"], case["counted"] + batch * outputs, 1e-9):
             raise Hint("The additions of the bias are counted too; by convention they are left out.")
-    _judge_cases(facts, "batch, inputs, outputs")
+    _judge_cases(facts, LINEAR, "batch, inputs, outputs")
 
 
 def measure_convolution(answer: Any) -> Facts:
@@ -86,7 +99,7 @@ def measure_convolution(answer: Any) -> Facts:
 
 
 def judge_convolution(facts: Facts) -> None:
-    _judge_cases(facts, "batch, inputs, outputs, kernel, height, width")
+    _judge_cases(facts, CONVOLUTIONS, "batch, inputs, outputs, kernel, height, width")
 
 
 def measure_training(answer: Any) -> Facts:
@@ -112,7 +125,7 @@ def judge_training(facts: Facts) -> None:
             raise Hint("That is the forward pass alone.")
         if close(case["said"], case["counted"] + products[0], 1e-9):
             raise Hint("One product too many: which layer's input needs no gradient?")
-    _judge_cases(facts, "batch, widths")
+    _judge_cases(facts, NETWORKS, "batch, widths", training=True)
 
 
 def measure_bytes(answer: Any, profile: Any = None, network: Any = None) -> Facts:
@@ -161,8 +174,8 @@ def judge_bytes(facts: Facts) -> None:
         for left_out, count in (("output", batch * outputs), ("input", batch * inputs), ("weight", inputs * outputs)):
             if close(case["said"], case["counted"] - 4 * count, 1e-9):
                 raise Hint(f"The {left_out} is left out; it is moved as well.")
-    _judge_cases(facts, "batch, inputs, outputs")
-    for layer in facts["layers"]:
+    _judge_cases(facts, LINEAR, "batch, inputs, outputs")
+    for layer in all_there(facts["layers"], 1, or_more=True):
         batch, _, outputs = layer["sizes"]
         # Forward reads the bias; for its gradient that of the output is read once more, and as much as itself written.
         bias = 4 * (outputs + batch * outputs + outputs)
@@ -199,7 +212,7 @@ def measure_least_time(answer: Any, roofline: Any = None) -> Facts:
 
 
 def judge_least_time(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], len(ROOFS), or_more=True):
         flops, moved, peak, bandwidth = case["sizes"]
         said, wanted = case["said"], case["wanted"]
         computing, moving = flops / peak, moved / bandwidth
@@ -286,12 +299,11 @@ def measure_loops(answer: Any) -> Facts:
         cases.append(
             {
                 "sizes": [rows, inner, columns],
-                "right": _same_lists(returned, wanted),
-                "nothing": returned is None,
+                "wrong": _wrong_with(returned, wanted),
                 "changed": (a, b) != kept,
             }
         )
-    if not all(case["right"] for case in cases):
+    if any(case["wrong"] for case in cases):
         return {"cases": cases}  # what is wrong is not timed
     inputs = []
     for _ in range(ROUNDS + 1):
@@ -302,28 +314,50 @@ def measure_loops(answer: Any) -> Facts:
     return {"cases": cases, "uses": libraries_used(matmul), "ratio": min(slow) / min(fast)}
 
 
-def _same_lists(returned: Any, wanted: list[list[float]]) -> bool:
-    if not isinstance(returned, Sequence) or len(returned) != len(wanted):
-        return False
-    for row, other in zip(returned, wanted, strict=True):
-        if not isinstance(row, Sequence) or len(row) != len(other):
-            return False
-        if not all(
-            isinstance(one, (int, float)) and abs(one - two) < 1e-4 for one, two in zip(row, other, strict=True)
-        ):
-            return False
-    return True
+def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
+    """What is wrong with a product, in a word or two; empty where it is right."""
+    rows, columns = len(wanted), len(wanted[0])
+    if returned is None:
+        return "nothing"
+    if not isinstance(returned, Sequence) or not all(isinstance(row, Sequence) for row in returned):
+        return f"type {type(returned).__name__}"
+    if len(returned) != rows or any(len(row) != columns for row in returned):
+        widths = sorted({len(row) for row in returned})
+        return f"shape {len(returned)} x {' or '.join(map(str, widths))}"
+    if len({id(row) for row in returned}) < rows:
+        return "one row"
+    if any(not isinstance(value, (int, float)) for row in returned for value in row):
+        return "values"
+    near = all(
+        abs(value - right) < 1e-4
+        for row, other in zip(returned, wanted, strict=True)
+        for value, right in zip(row, other, strict=True)
+    )
+    return "" if near else "numbers"
 
 
 def judge_loops(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], len(PRODUCTS) + 1):
         rows, inner, columns = case["sizes"]
-        if case["nothing"]:
+        what = f"The product of a {rows} x {inner} and a {inner} x {columns} matrix"
+        kind, _, found = case["wrong"].partition(" ")
+        if kind == "nothing":
             raise Hint("The function returns nothing yet.")
         if case["changed"]:
             raise Hint("The function changes the matrices that it is given.")
-        if not case["right"]:
-            raise Hint(f"The product of a {rows} x {inner} and a {inner} x {columns} matrix is wrong, or no list.")
+        if kind == "type":
+            raise Hint(f"{what} must be a list of rows, each a list of numbers; you return a {found}.")
+        if kind == "shape":
+            raise Hint(f"{what} has {rows} rows and {columns} columns; yours is {found}.")
+        if case["wrong"] == "one row":
+            raise Hint(
+                f"{what}: several rows of your result are one and the same list, so whatever is written to one row is "
+                "written to all of them. `[[0] * columns] * rows` does that: make a new list for each row."
+            )
+        if kind == "values":
+            raise Hint(f"{what} must hold plain numbers.")
+        if kind:
+            raise Hint(f"{what} has the right shape and wrong numbers: which row meets which column?")
     if facts["uses"]:
         raise Hint(
             f"The result is right, but your code makes use of {' and '.join(facts['uses'])}. Here you want to find out "
@@ -342,6 +376,6 @@ EXERCISES = (
     Exercise("3.3", "A training step", measure_training, judge_training),
     Exercise("3.4", "Bytes", measure_bytes, judge_bytes),
     Exercise("3.5", "Under the roof", measure_least_time, judge_least_time),
-    Exercise("3.6", "A hundred times smaller", measure_small, judge_small),
-    Exercise("3.7", "Loops of your own", measure_loops, judge_loops),
+    Exercise("3.6", "A hundred times smaller", measure_small, judge_small, timed=True),
+    Exercise("3.7", "Loops of your own", measure_loops, judge_loops, timed=True),
 )

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from perfnb import ArchitectureComparison, ScalingStudy, Timing
-from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb import ArchitectureComparison
+from perfnb.labs.exercise import (
+    Exercise,
+    Facts,
+    Hint,
+    all_there,
+    as_function,
+    as_number,
+    as_numbers,
+    close,
+    outcome,
+    slip,
+)
+from perfnb.labs.growth import judge_held_out, judge_law, measure_held_out, measure_law
 from perfnb.labs.lab_03 import counted
+from perfnb.views.format import share
 
 PIXELS, DIGITS = 64, 10
 #: Parameters of the lab's CNN.
@@ -55,7 +69,7 @@ def measure_uses(answer: Any, comparison: Any = None, images: Any = None) -> Fac
 
 
 def judge_uses(facts: Facts) -> None:
-    for name, said in facts["said"].items():
+    for name, said in all_there(facts["said"], 1, or_more=True).items():
         model, batch = facts["models"][name], facts["batch"]
         wanted = model["forward_flops"] / 2 / model["parameters"] / batch
         if close(said, wanted, 0.01):
@@ -145,7 +159,7 @@ def measure_accuracy(answer: Any) -> Facts:
 
 
 def judge_accuracy(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], 2 * len(TRIED)):
         right, images, said = case["right"], case["images"], case["said"]
         wanted = right / images
         if not case["unchanged"]:
@@ -204,7 +218,7 @@ def _counted_block(length: int, width: int) -> list[int]:
 
 
 def judge_block(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], len(BLOCKS)):
         length, width = case["sizes"]
         (linear, square), (all_linear, all_square) = case["said"], case["counted"]
         where = f"For a length of {length} and a width of {width}: "
@@ -244,7 +258,7 @@ def measure_share(answer: Any, comparison: Any = None) -> Facts:
     return {
         "said": said,
         "longest": longest,
-        "shares": {str(name): float(share) for name, share in shares.items()},
+        "shares": {str(name): float(found) for name, found in shares.items()},
         "arithmetic": float(inside.sum() / flops[longest]),
         "products": float(products / flops[longest]),
         "forward": float(layers["forward_flops"][inside.index].sum() / flops[longest]),
@@ -255,7 +269,7 @@ def judge_share(facts: Facts) -> None:
     said, shares, arithmetic = facts["said"], facts["shares"], facts["arithmetic"]
     time = shares[facts["longest"]]
     if not close(said["time"], time, 0.02):
-        others = [name for name, share in shares.items() if close(said["time"], share, 0.005)]
+        others = [name for name, found in shares.items() if close(said["time"], found, 0.005)]
         if others:
             raise Hint(f"time is the share at a length of {others[0]}; that at the longest is asked for.")
         raise Hint(f"time is not the share of the kind attention. {slip(said['time'], time, 0.02)}")
@@ -275,110 +289,19 @@ def judge_share(facts: Facts) -> None:
     raise Hint(f"per_flop does not follow from the two shares. {slip(said['per_flop'], wanted, 0.05)}")
 
 
-#: The lengths to which the law is fitted, and the one at which it is put to the test.
-FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
+#: By how much a share may fall from one length to the next and still count as rising.
+FLAT = 0.02
 
 
-def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Facts:
-    if not isinstance(study, ScalingStudy):
-        raise Hint("Give the study as well: study=study, what perfnb.scaling_study returned.")
-    if not isinstance(held_out, Timing):
-        raise Hint("Give the timing as well: held_out=held_out, what perfnb.time_step returned.")
-    said = as_numbers(answer, ("off_by",))
-    if not isinstance(answer.get("inside"), (bool, np.bool_)):
-        raise Hint("inside must be True or False.")
-    foretold = study.predict(HELD_OUT)
-    return {
-        **said,
-        "inside": bool(answer["inside"]),
-        "sizes": study.table["size"].astype(float).tolist(),
-        "medians_ms": study.table["median_ms"].astype(float).tolist(),
-        "last_residual": float(study.fit["residual"].iloc[-1]),
-        "predicted_ms": foretold.median_ms,
-        "ci_ms": [min(float(end), 1e300) for end in foretold.ci_ms],  # JSON knows no infinity
-        "measured_ms": held_out.median_ms,
-    }
-
-
-def judge_held_out(facts: Facts) -> None:
-    sizes, predicted, measured = facts["sizes"], facts["predicted_ms"], facts["measured_ms"]
-    if max(sizes) >= HELD_OUT:
-        raise Hint(
-            f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: a law is tested on what "
-            "it has not seen."
-        )
-    if len(sizes) < 5:
-        raise Hint(f"A law fitted to {len(sizes)} sizes has no test of its own; use all of FITTED.")
-    if sorted(sizes) != list(FITTED):
-        raise Hint(f"The law was fitted to the sizes {', '.join(f'{size:g}' for size in sizes)}; fit it to FITTED.")
-    if measured <= facts["medians_ms"][-1]:
-        raise Hint(f"held_out takes no longer than size {max(sizes):g} did: is it the step of make_step({HELD_OUT})?")
-    wanted, said = measured / predicted - 1, facts["off_by"]
-    if abs(said - wanted) > 0.01 * max(1.0, abs(wanted)):
-        for value, words in (
-            (measured / predicted, "off_by is the ratio; what of it is more than what was foretold?"),
-            (1 - predicted / measured, "off_by is a share of what was measured; take that of what was foretold."),
-            (predicted / measured - 1, "off_by is turned round: measured by foretold is asked for."),
-            (measured - predicted, "off_by is in milliseconds; a share is asked for."),
-            (facts["last_residual"], "That is how far off the law is at a size to which it was fitted."),
-        ):
-            if abs(said - value) <= 0.01 * max(1.0, abs(value)):
-                raise Hint(words)
-        raise Hint(f"off_by does not follow. {slip(said, wanted, 0.02)}")
-    low, high = facts["ci_ms"]
-    if facts["inside"] != (low <= measured <= high):
-        raise Hint("inside does not follow: is the measured median between the two ends of the prediction's ci_ms?")
-
-
-#: Laws that the reader's function is tried on (constant, per position, per pair of positions), the lengths at which it
-#: gets times, the share by which these deviate, and the lengths that are asked for.
-LAWS = ((0.9, 0.012, 2e-5), (0.0, 0.02, 1e-5), (900.0, 3.0, 0.05), (2.0, 0.0, 4e-5))
-LENGTHS, DEVIATIONS = (32, 64, 128, 192, 256, 512), (0.03, -0.03, 0.02, -0.02, 0.03, -0.03)
-PLACES = (48, 512, 1024, 2048)
-#: Largest relative error where times deviate: at most 7 % with each size weighted as asked for, at least 12 % without.
-NOISY = 0.09
-
-
-def measure_law(answer: Any) -> Facts:
-    foretell = as_function(answer, "foretell(lengths, times_ms, length)")
-    return {"cases": list(_tried(foretell))}
-
-
-def _tried(foretell: Callable[..., Any]) -> Iterable[Facts]:
-    for constant, position, pair in LAWS:
-        for noisy in (False, True):
-            lengths = np.array(LENGTHS[::-1] if noisy else LENGTHS, dtype=float)
-            true = constant + position * lengths + pair * lengths**2
-            times = true * (1 + np.array(DEVIATIONS) * noisy)
-            for place in PLACES:
-                said = outcome(foretell, lengths.copy(), times.copy(), place)
-                wanted = constant + position * place + pair * place**2
-                slope, level = np.polyfit(np.log(lengths), np.log(times), 1)
-                yield {
-                    "length": place,
-                    "noisy": noisy,
-                    "said": as_number(said, "The result of your function"),
-                    "wanted": wanted,
-                    "power": float(np.exp(level + slope * np.log(place))),
-                }
-
-
-def judge_law(facts: Facts) -> None:
-    for case in sorted(facts["cases"], key=lambda case: case["noisy"]):
-        said, wanted, length = case["said"], case["wanted"], case["length"]
-        if close(said, wanted, NOISY if case["noisy"] else 0.01):
-            continue
-        if close(said, case["power"], 0.01):
-            raise Hint(
-                "That is one power of the length again. Fit a constant, a part that grows with it, and a square."
-            )
-        if case["noisy"]:
-            raise Hint(
-                "Exact times you foretell, but where they deviate by 3 % you are "
-                f"{100 * (said / wanted - 1):+.0f} % off at a length of {length}. Does each size count by its relative "
-                "deviation, and is no part negative?"
-            )
-        raise Hint(f"At a length of {length} a made-up step takes {wanted:.4g} ms; you say {said:.4g}.")
+def doubts_of_share(facts: Facts) -> str:
+    """What speaks against a measurement in which attention's share does not rise with the length."""
+    shares = [facts["shares"][name] for name in sorted(facts["shares"], key=float)]
+    if all(later > earlier - FLAT for earlier, later in itertools.pairwise(shares)):
+        return ""
+    return (
+        f"attention's share of the arithmetic rises with the length, and so must its share of the time; yours goes "
+        f"{', '.join(map(share, shares))}. Other programs disturbed the measurement: run its cell once more"
+    )
 
 
 def _comparison(given: Any) -> ArchitectureComparison:
@@ -393,7 +316,7 @@ EXERCISES = (
     Exercise("5.3", "Time by arithmetic", measure_decomposition, judge_decomposition),
     Exercise("5.4", "What was learned", measure_accuracy, judge_accuracy),
     Exercise("5.5", "Arithmetic of a block", measure_block, judge_block),
-    Exercise("5.6", "Attention's share", measure_share, judge_share),
-    Exercise("5.7", "A size held out", measure_held_out, judge_held_out),
+    Exercise("5.6", "Attention's share", measure_share, judge_share, doubts=doubts_of_share),
+    Exercise("5.7", "A size held out", measure_held_out, judge_held_out, timed=True),
     Exercise("5.8", "A law that knows more", measure_law, judge_law),
 )

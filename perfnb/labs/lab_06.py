@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_numbers, close, outcome, ratio_of, slip
+from perfnb.labs.exercise import (
+    Exercise,
+    Facts,
+    Hint,
+    all_there,
+    as_function,
+    as_numbers,
+    close,
+    outcome,
+    ratio_of,
+    slip,
+)
 from perfnb.labs.feeding import (
     BATCHES,
     Feed,
@@ -53,9 +64,9 @@ def measure_stopwatches(answer: Any) -> Facts:
 
 
 def judge_stopwatches(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], len(FEEDS)):
         wanted = case["usual"] | {name: took[0] for name, took in case["took"].items() if took}
-        for name, said in case["said"].items():
+        for name, said in all_there(case["said"], 3).items():
             if any(close(said, took, NEAR) for took in case["took"][name]):
                 continue
             if close(1e3 * said, wanted[name], NEAR):
@@ -138,6 +149,7 @@ def judge_parsed(facts: Facts) -> None:
                 "shift was drawn anew each time, and this is what the model learns from: what may be remembered, and "
                 "what may not?"
             )
+    all_there(facts["cases"], len(LINES))
     if facts["ratio"] > MOST:
         raise Hint(
             f"The samples are right, and take {100 * facts['ratio']:.0f} % of the time before; get below "
@@ -211,7 +223,7 @@ def measure_at_once(answer: Any) -> Facts:
 
 
 def judge_at_once(facts: Facts) -> None:
-    first, *others = facts["rows"]
+    first, *others = all_there(facts["rows"], DRAWN)
     if first and not all(others):
         raise Hint("The second epoch is empty: return something that can be run through more than once.")
     if not facts["labels"]:
@@ -253,7 +265,7 @@ def measure_workers(answer: Any) -> Facts:
 
 
 def judge_workers(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], len(PACES)):
         make_ms, use_ms = case["pace"]
         needed = int(-(-make_ms // use_ms))
         first, second = case["workers"]
@@ -261,7 +273,7 @@ def judge_workers(facts: Facts) -> None:
         where = f"For make_ms={make_ms:g} and use_ms={use_ms:g}"
         if first_rows and not second_rows:
             raise Hint("The second epoch is empty: return the loader, not its iterator.")
-        judge_orders(case["rows"], ASKED, ASKED_BATCH)
+        judge_orders(all_there(case["rows"], 2), ASKED, ASKED_BATCH)
         if set(case["batches"]) != {ASKED // ASKED_BATCH}:
             raise Hint(f"An epoch has {case['batches'][0]} batches: is batch_size used?")
         if not first:
@@ -351,12 +363,12 @@ def judge_helped(facts: Facts) -> None:
 
 
 EXERCISES = (
-    Exercise("6.1", "Three stopwatches", measure_stopwatches, judge_stopwatches),
+    Exercise("6.1", "Three stopwatches", measure_stopwatches, judge_stopwatches, timed=True),
     Exercise("6.2", "A perfect loader", measure_perfect, judge_perfect),
-    Exercise("6.3", "Parse once", measure_parsed, judge_parsed),
+    Exercise("6.3", "Parse once", measure_parsed, judge_parsed, timed=True),
     Exercise("6.4", "Copies", measure_copies, judge_copies),
-    Exercise("6.5", "One index for a batch", measure_at_once, judge_at_once),
+    Exercise("6.5", "One index for a batch", measure_at_once, judge_at_once, timed=True),
     Exercise("6.6", "Enough workers", measure_workers, judge_workers),
     Exercise("6.7", "Out of a file", measure_file, judge_file),
-    Exercise("6.8", "Did it help?", measure_helped, judge_helped),
+    Exercise("6.8", "Did it help?", measure_helped, judge_helped, timed=True),
 )

@@ -8,17 +8,30 @@ from typing import Any
 
 from perfnb.labs.changes import (
     APART,
+    FACTORS,
     compared,
     earlier_reports,
     judge_change,
     judge_report,
+    losses_of,
     of_earlier,
     report_facts,
     same_state,
     state,
     training_of,
 )
-from perfnb.labs.exercise import Exercise, Facts, Hint, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.exercise import (
+    Exercise,
+    Facts,
+    Hint,
+    all_there,
+    as_function,
+    as_number,
+    as_numbers,
+    close,
+    outcome,
+    slip,
+)
 from perfnb.labs.quantising import judge_int8, measure_int8
 
 #: How far two losses may be apart, relative, where numbers of three digits were computed with.
@@ -38,8 +51,9 @@ def judge_prediction(facts: Facts) -> None:
             raise Hint(f"{name}: is {facts[name]:g} percent? Write a factor; 1.2 takes a sixth off the time.")
 
 
-#: Images of made-up models that know every so many-th answer wrong.
+#: Images of made-up models; every so many-th answer of theirs is wrong, and some come in training mode.
 IMAGES = 60
+MISTAKEN = ((3, True), (4, False), (IMAGES, True))
 
 
 def measure_quality(answer: Any) -> Facts:
@@ -48,13 +62,20 @@ def measure_quality(answer: Any) -> Facts:
     wrong = as_function(answer, "wrong(model, x, y)")
     generator = torch.Generator().manual_seed(7)
     cases = []
-    for every, training in ((3, True), (4, False), (IMAGES, True)):
+    for every, training in MISTAKEN:
         x = torch.eye(10)[torch.randint(0, 10, (IMAGES,), generator=generator)]
         y = x.argmax(1)
         y[::every] = (y[::every] + 1) % 10
         model = _forgetful().train(training)
-        kept, graded = state(model), []
-        handle = model.register_forward_hook(lambda *_: graded.append(torch.is_grad_enabled()))  # noqa: B023
+        kept = state(model)
+        graded: list[bool] = []
+        modes: list[bool] = []
+
+        def seen(net: Any, *_: Any, graded: list[bool] = graded, modes: list[bool] = modes) -> None:
+            graded.append(torch.is_grad_enabled())
+            modes.append(any(part.training for part in net.modules()))
+
+        handle = model.register_forward_hook(seen)
         said = as_number(outcome(wrong, model, x, y), "The result of your function")
         handle.remove()
         cases.append(
@@ -63,6 +84,7 @@ def measure_quality(answer: Any) -> Facts:
                 "wanted": len(range(0, IMAGES, every)) / IMAGES,
                 "one_for_all": float((x.argmax() != y).float().mean()),
                 "graded": any(graded),
+                "asked_in_training": any(modes),
                 "same_mode": model.training == training,
                 "unchanged": same_state(kept, state(model)),
                 "gradients": any(each.grad is not None for each in model.parameters()),
@@ -83,7 +105,7 @@ def _forgetful() -> Any:
 
 
 def judge_quality(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], len(MISTAKEN)):
         said, wanted = case["said"], case["wanted"]
         if not close(said, wanted, 1e-5):
             if close(said, 1 - wanted, 1e-5):
@@ -92,11 +114,19 @@ def judge_quality(facts: Facts) -> None:
                 raise Hint("It is the number of wrong digits; asked for is their share, 0 to 1.")
             if close(said, case["one_for_all"], 1e-5):
                 raise Hint("argmax() without a dimension is one index for all images; each image has its own answer.")
-            if said > wanted and not case["same_mode"]:
-                raise Hint("Too many are wrong, and the model is left in another mode than it came in.")
+            if case["asked_in_training"]:
+                raise Hint(
+                    "Not the share of wrong digits of a model with dropout: it is in training mode while it answers."
+                )
+            if said > 0 and wanted > 0:
+                count = round(wanted * facts["images"] / said)
+                if count not in (0, facts["images"]) and close(said * count, wanted * facts["images"], 1e-5):
+                    raise Hint(
+                        f"The wrong digits are counted rightly, and then divided by {count}. How many images are there?"
+                    )
             raise Hint(
-                "Not the share of wrong digits of a model with dropout. "
-                + slip(said, wanted, 1e-5, "Is the model in the mode for evaluation while it answers?")
+                "The model answers in evaluation mode, but this is not the share of wrong digits. "
+                + slip(said, wanted, 1e-5, "Is each answer compared with its own label, and is every image counted?")
             )
         if not case["same_mode"]:
             raise Hint("The share is right, but the model is left in another mode than it came in; it still learns.")
@@ -169,7 +199,7 @@ class _Steps:
 
 
 def judge_larger(facts: Facts) -> None:
-    for case in facts["cases"]:
+    for case in all_there(facts["cases"], len(PORTIONS)):
         count, size, steps = case["count"], case["size"], case["steps"]
         where = f"{count} samples in batches of {size}"
         if not steps:
@@ -235,7 +265,7 @@ def _compiles() -> bool:
 
 
 def judge_compiled(facts: Facts) -> None:
-    for first_s, before_ms, ratio, verdict, said in facts["cases"]:
+    for first_s, before_ms, ratio, verdict, said in all_there(facts["cases"], len(REPORTED)):
         where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, the ratio {ratio:g} and {verdict!r}: "
         if verdict != "faster":
             if said is not None:
@@ -253,7 +283,7 @@ def judge_compiled(facts: Facts) -> None:
             raise Hint(f"{where}a negative number of steps. A compiled step takes ratio times as long: what is saved?")
         raise Hint(f"{where}not the time of the first step by what one step saves. {slip(said, wanted, 0.02)}")
     if facts["first_s"] is None:
-        if facts["can"]:
+        if facts["can"] is not False:
             raise Hint(
                 "A small function was compiled on this machine just now, so it can be had: run the cell of the first "
                 "step again, and look at the error if there is one."
@@ -290,7 +320,7 @@ def measure_best(
 
 def judge_best(facts: Facts) -> None:
     reports = {name: judge_report(facts["reports"][name], name) for name in PARTS.values()}
-    changed = {name for name, (before, after) in facts["factors"].items() if before != after}
+    changed = {name for name, (before, after) in all_there(facts["factors"], len(FACTORS)).items() if before != after}
     product = 1.0
     for factor, name in PARTS.items():
         decision = reports[name]["decision"]
@@ -306,7 +336,7 @@ def judge_best(facts: Facts) -> None:
         raise Hint(f"Best changes something that was not tried by itself: {', '.join(extra)}.")
     apart = APART_BF16 if "autocast" in changed else APART
     if not facts["moved"] or not all(
-        close(after, before, apart) for before, after in zip(*facts["losses"], strict=True)
+        close(after, before, apart) for before, after in zip(*losses_of(facts), strict=True)
     ):
         raise Hint("Best does not learn as the script does: the same weights, the same batches, other losses.")
     best = judge_report(facts["reports"]["best"], "best", facts["trial"])
@@ -327,10 +357,10 @@ def judge_best(facts: Facts) -> None:
 EXERCISES = (
     Exercise("7.1", "A prediction", measure_prediction, judge_prediction, accepted="noted"),
     Exercise("7.2", "What would be worse?", measure_quality, judge_quality),
-    Exercise("7.3", "The fused optimizer", measure_fused, judge_fused),
-    Exercise("7.4", "bfloat16", measure_bf16, judge_bf16),
-    Exercise("7.5", "Larger batches", measure_larger, judge_larger),
-    Exercise("7.6", "Compiled, and paid back", measure_compiled, judge_compiled),
-    Exercise("7.7", "int8 for inference", measure_int8, judge_int8),
-    Exercise("7.8", "All that held", measure_best, judge_best),
+    Exercise("7.3", "The fused optimizer", measure_fused, judge_fused, timed=True),
+    Exercise("7.4", "bfloat16", measure_bf16, judge_bf16, timed=True),
+    Exercise("7.5", "Larger batches", measure_larger, judge_larger, timed=True),
+    Exercise("7.6", "Compiled, and paid back", measure_compiled, judge_compiled, timed=True),
+    Exercise("7.7", "int8 for inference", measure_int8, judge_int8, timed=True),
+    Exercise("7.8", "All that held", measure_best, judge_best, timed=True),
 )

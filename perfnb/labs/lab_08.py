@@ -10,12 +10,12 @@ from perfnb import Profile
 from perfnb.analysis.findings.idle import ALLOCATES
 from perfnb.analysis.labels import found
 from perfnb.frames.text import TEXT
-from perfnb.labs.exercise import Exercise, Facts, Hint, as_number, as_numbers, close, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, as_number, as_numbers, close, slip
 from perfnb.labs.gpu_work import (
     CALLS,
-    H100,
-    MI300,
+    FIRST,
     RANK,
+    SECOND,
     TRAINING,
     judge_busy,
     judge_late,
@@ -62,8 +62,8 @@ def judge_origin(facts: Facts) -> None:
 
 def measure_faster(answer: Any, profile: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
-        raise Hint("The answer is a dictionary with op, a name as in h.launches, and two numbers, share and saves_ms.")
-    h = loaded_profile(profile, H100)
+        raise Hint("The answer is a dictionary with op, a name as in a.launches, and two numbers, share and saves_ms.")
+    h = loaded_profile(profile, FIRST)
     path = h.critical_path
     on_gpu = path[(path["op"] == answer["op"]) & path["device"].notna()]
     on_host = path[(path["op"] == answer["op"]) & path["device"].isna()]
@@ -81,7 +81,7 @@ def measure_faster(answer: Any, profile: Any = None) -> Facts:
 def judge_faster(facts: Facts) -> None:
     op, gpu_ms, share, saves = facts["op"], facts["gpu_ms"], facts["share"], facts["saves_ms"]
     if op not in gpu_ms:
-        raise Hint(f"h.launches has no row {op!r}; an op's name begins with aten::, and a kernel is none.")
+        raise Hint(f"a.launches has no row {op!r}; an op's name begins with aten::, and a kernel is none.")
     if gpu_ms[op] < max(gpu_ms.values()):
         raise Hint(f"op: another one than {op} launched work that took longer on the GPU.")
     wanted = gpu_ms[op] / sum(gpu_ms.values())
@@ -182,7 +182,7 @@ def judge_straggler(facts: Facts) -> None:
 def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
         raise Hint("The answer is a dictionary with op, a name as in by_op, and op_ratio and busy_ratio, numbers.")
-    compared = loaded_profile(profile, H100).compare(loaded_profile(other, MI300))
+    compared = loaded_profile(profile, FIRST).compare(loaded_profile(other, SECOND))
     by_op = compared.by_op.groupby(compared.by_op["op"].astype(TEXT))[["gpu_ms_a", "gpu_ms_b"]].sum()
     return {
         "op": answer["op"],
@@ -215,7 +215,7 @@ LEVERS = ("faster kernels", "fewer launches", "no allocation", "hidden communica
 
 
 def measure_verdict(answer: Any, profile: Any = None, training: Any = None, ranks: Any = None) -> Facts:
-    names = (H100, TRAINING, RANK)
+    names = (FIRST, TRAINING, RANK)
     if not isinstance(answer, Mapping) or any(name not in answer for name in names):
         raise Hint(f"The answer is a dictionary with {', '.join(names)}, each a lever and a number of ms.")
     said = {}
@@ -229,7 +229,7 @@ def measure_verdict(answer: Any, profile: Any = None, training: Any = None, rank
         said[name] = [lever, as_number(at_most, name)]
     several = loaded_ranks(ranks)
     own = several[several.ranks[0]]
-    profiles = dict(zip(names, (loaded_profile(profile, H100), loaded_profile(training, TRAINING), own), strict=True))
+    profiles = dict(zip(names, (loaded_profile(profile, FIRST), loaded_profile(training, TRAINING), own), strict=True))
     return {
         "said": said,
         "bounds": {name: _bounds(each) for name, each in profiles.items()},
@@ -263,7 +263,7 @@ def _not_busy_ms(profile: Profile) -> float:
 
 
 def judge_verdict(facts: Facts) -> None:
-    for name, (lever, ms) in facts["said"].items():
+    for name, (lever, ms) in all_there(facts["said"], 3).items():
         bounds, wall = facts["bounds"][name], facts["wall_ms"][name]
         right = max(LEVERS, key=bounds.__getitem__)
         if lever != right:

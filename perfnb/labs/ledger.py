@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.errors import LabError
-from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.exercise import Exercise, Facts, Hint, quoted, what_was_raised
+from perfnb.labs.placeholders import FromCell
 
 #: Characters kept of an answer, for a teacher to read.
 LONGEST_ANSWER = 4000
+#: Characters of a hint.
+LONGEST_HINT = 1200
 
 
 @dataclass(frozen=True)
@@ -95,24 +98,65 @@ class Ledger:
 
 
 def judged(exercise: Exercise, answer: Any, evidence: dict[str, Any]) -> tuple[Facts, str]:
-    """The facts of an answer, and what is wrong with it; empty where nothing is."""
-    parts = list(answer.values()) if isinstance(answer, dict) else []
-    if _absent(answer) or (parts and all(map(_absent, parts))):
-        return {}, "There is no answer yet."
-    absent = [name for name, value in evidence.items() if _absent(value)]
-    if absent:
-        return {}, f"There is no {', '.join(absent)} yet."
+    """The facts of an answer, and what is wrong with it; empty where nothing is.
+
+    Whatever the answer and the evidence are, what is wrong is said in a sentence. Only `KeyboardInterrupt` goes
+    through.
+    """
     facts: Facts = {}
     try:
+        _require_cells(answer, *evidence.values())
+        if _absent(answer) or _only_absent(answer):
+            return {}, "There is no answer yet."
+        if absent := [name for name, value in evidence.items() if _absent(value)]:
+            return {}, f"There is no {', '.join(absent)} yet: run the cell that makes it, then this one again."
         facts = exercise.measure(answer, **evidence)
         exercise.judge(facts)
     except Hint as hint:
-        return facts, str(hint)
+        return facts, _bounded(str(hint))
+    except (Exception, SystemExit) as error:
+        return facts, _bounded(_not_judged(exercise, evidence, error))
     return facts, ""
 
 
 def _absent(value: Any) -> bool:
     return value is None or value is ...
+
+
+def _only_absent(answer: Any) -> bool:
+    return isinstance(answer, dict) and bool(answer) and all(map(_absent, answer.values()))
+
+
+def _require_cells(*values: Any) -> None:
+    """Raise a `Hint` if something is still to be made by a cell that was not run, or failed."""
+    for value in values:
+        inside = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
+        for part in (value, *inside):
+            if isinstance(part, FromCell):
+                raise Hint(part.what_to_run())
+
+
+def _not_judged(exercise: Exercise, evidence: dict[str, Any], error: BaseException) -> str:
+    """Why a check came to no judgement: most often what it is given with the answer is missing, or of another kind."""
+    _, *needed = inspect.signature(exercise.measure).parameters
+    missing, unknown = (
+        [name for name in needed if name not in evidence],
+        [name for name in evidence if name not in needed],
+    )
+    if missing or unknown:
+        given = "".join(f", {name}=..." for name in needed)
+        return f"Run the check as its cell has it: labs.check({exercise.number!r}, your answer{given})."
+    besides = f" and in {', '.join(needed)}" if needed else ""
+    return (
+        f"The check cannot read what it was given ({what_was_raised(error)}). Look for a value of the wrong kind in "
+        f"your answer{besides}."
+    )
+
+
+def _bounded(hint: str) -> str:
+    """A hint of which no text from an answer makes a flood, or more than plain text."""
+    cut = hint if len(hint) <= LONGEST_HINT else f"{hint[:LONGEST_HINT]}..."
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)
 
 
 def exercise_of(number: str) -> Exercise:
@@ -152,10 +196,15 @@ def _lab(number: str) -> str:
 def _text(answer: Any) -> str:
     """An answer for a teacher to read: the source where it is code."""
     try:
-        text = inspect.getsource(answer) if callable(answer) else repr(answer)
-    except (OSError, TypeError):
-        text = _class_text(answer) or repr(answer)
-    return text[:LONGEST_ANSWER]
+        text = inspect.getsource(answer) if callable(answer) else ""
+    except (Exception, SystemExit):
+        text = ""
+    if not text:
+        try:
+            text = _class_text(answer)
+        except (Exception, SystemExit):
+            text = ""
+    return text[:LONGEST_ANSWER] or quoted(answer, LONGEST_ANSWER)
 
 
 def _class_text(answer: Any) -> str:

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from perfnb.labs.changes import judge_report, report_facts, same_state, state
-from perfnb.labs.exercise import Facts, Hint, as_function, outcome
+from perfnb.labs.exercise import Facts, Hint, all_there, as_function, outcome
 
 #: The most that int8 weights may take of the bytes before, and how far the largest output may move.
 SMALLER, MOVED = 0.4, 0.15
@@ -74,14 +74,14 @@ def _quantises() -> bool:
 
 
 def judge_int8(facts: Facts) -> None:
-    if not facts["can"]:
+    if facts["can"] is False:
         return
     before, after = facts["bytes"]
     if not facts["unchanged"]:
         raise Hint("The model that your function was given is another one afterwards; somebody may still train it.")
     if after > SMALLER * before:
         raise Hint(f"Saved, it takes {100 * after / before:.0f} % of the bytes before; int8 takes about a quarter.")
-    if any(each is None or each > MOVED for each in facts["moved"]):
+    if any(each is None or each > MOVED for each in all_there(facts["moved"], 2)):
         raise Hint("Its answers are not those of the model given, or not for other images.")
     for name, report in zip(INT8, facts["reports"], strict=True):
         judge_report(report, name)

@@ -17,7 +17,7 @@ from perfnb.labs.exercise import Hint
 from perfnb.labs.ledger import Result, exercise_of
 from perfnb.traces.regular_file import open_regular
 
-FORMAT = "perfnb labs 1"
+FORMAT = "perfnb labs 2"
 #: Bytes beyond which a file is not read: a full one has some ten thousand.
 LARGEST = 4_000_000
 

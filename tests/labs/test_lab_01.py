@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfnb.labs import lab_01
 from tests.labs.judging import an_ab_test, hint
+from tests.labs.planted import Clock
 
 Number = Callable[..., Any]
+
+
+class Works(Clock):
+    """One that spins is done after some hundred looks at the clock."""
+
+    def perf_counter(self) -> float:
+        self.now += 1e-4
+        self.used += 1e-4
+        return self.now
+
+
+CLOCK = Works()
+
+
+@pytest.fixture
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_01, "time", CLOCK)
 
 
 def clocked(clock: Callable[[], float], factor: float, runs: int = 1) -> Number:
@@ -32,13 +50,14 @@ def remembering() -> Number:
 
     def time_ms(step: Callable[[], None]) -> float:
         if not known:
-            known.append(clocked(time.perf_counter, 1e3)(step))
+            known.append(clocked(CLOCK.perf_counter, 1e3)(step))
         return known[0]
 
     return time_ms
 
 
-@pytest.mark.parametrize("clock", [time.perf_counter, time.monotonic])
+@pytest.mark.usefixtures("_clock")
+@pytest.mark.parametrize("clock", [CLOCK.perf_counter, CLOCK.monotonic])
 def test_a_stopwatch_is_accepted(clock: Callable[[], float]) -> None:
     assert hint("1.1", clocked(clock, 1e3)) == ""
 
@@ -46,18 +65,19 @@ def test_a_stopwatch_is_accepted(clock: Callable[[], float]) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (clocked(time.perf_counter, 1.0), "seconds"),
-        (clocked(time.perf_counter, 1e6), "microseconds"),
-        (clocked(time.process_time, 1e3), "waits"),
-        (clocked(time.perf_counter, 1e3, runs=2), "2 times"),
-        (clocked(time.perf_counter, 5e2), "difference"),
-        (clocked(time.perf_counter, -1e3), "difference"),
+        (clocked(CLOCK.perf_counter, 1.0), "seconds"),
+        (clocked(CLOCK.perf_counter, 1e6), "microseconds"),
+        (clocked(CLOCK.process_time, 1e3), "waits"),
+        (clocked(CLOCK.perf_counter, 1e3, runs=2), "2 times"),
+        (clocked(CLOCK.perf_counter, 5e2), "difference"),
+        (clocked(CLOCK.perf_counter, -1e3), "difference"),
         (remembering(), "0 times"),
         (lambda step: None, "no value"),
         (0.25, "function itself"),
         (lambda: 1.0, "TypeError"),
     ],
 )
+@pytest.mark.usefixtures("_clock")
 def test_a_wrong_stopwatch_is_not(answer: Any, says: str) -> None:
     assert says in hint("1.1", answer)
 
@@ -127,6 +147,22 @@ def about(spread: Callable[[list[float]], float], middle: Callable[[list[float]]
 @pytest.mark.parametrize("answer", [order_statistics, bootstrap, by_tosses])
 def test_an_interval_of_the_median_is_accepted(answer: Number) -> None:
     assert hint("1.3", answer) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        about(lambda times: 1.96 * statistics.stdev(times) / len(times) ** 0.5),
+        about(lambda times: 2 * statistics.stdev(times) / len(times) ** 0.5),
+        about(lambda times: 1.2533 * 1.96 * statistics.stdev(times) / len(times) ** 0.5),
+    ],
+)
+def test_the_standard_error_of_the_mean_is_no_interval_of_the_median(answer: Number) -> None:
+    """Where no step is very slow, it comes near one; a few slow steps tell them apart."""
+    found = hint("1.3", answer)
+
+    assert "every 9th step takes 6 times as long" in found
+    assert "any interval of the *mean*" in found
 
 
 @pytest.mark.parametrize(
@@ -252,19 +288,31 @@ def test_a_test_is_needed() -> None:
     assert "test=aa" in hint("1.5", answer, test=0.037)
 
 
-@pytest.fixture(scope="module")
-def claims() -> dict[str, Any]:
-    def rows() -> tuple[Any]:
-        return (np.random.default_rng(0).standard_normal((128, 512)),)
-
-    return {
-        "mean": (lambda x: np.stack([row.mean() for row in x]), lambda x: x.mean(1), rows),
-        "square": (lambda x: (x * x).sum(1), lambda x: (x * x).sum(1), rows),
-        "spread": (lambda x: x.std(1), lambda x: x[:, ::8].std(1), rows),
-    }
+def mean_by_row(x: Any) -> Any:
+    return np.stack([row.mean() for row in x])
 
 
+def squares(x: Any) -> Any:
+    return (x * x).sum(1)
+
+
+CLAIMED: dict[str, Any] = {
+    "mean": (mean_by_row, lambda x: x.mean(1), lambda: (np.random.default_rng(0).standard_normal((4, 16)),)),
+    "square": (squares, lambda x: (x * x).sum(1), lambda: (np.random.default_rng(0).standard_normal((4, 16)),)),
+    "spread": (lambda x: x.std(1), lambda x: x[:, ::8].std(1), lambda: (np.arange(64.0).reshape(4, 16) ** 2,)),
+}
 RIGHT = {"mean": "faster", "square": "not shown", "spread": "wrong result"}
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The second function of the first claim takes a tenth of the time, and those of the second as long."""
+
+    def interleaved(a: Any, b: Any, inputs: Any) -> tuple[list[float], list[float]]:
+        return [10.0] * len(inputs), [1.0 if a is mean_by_row else 10.0] * len(inputs)
+
+    monkeypatch.setattr(lab_01, "interleaved", interleaved)
+    return CLAIMED
 
 
 def test_the_three_claims_are_judged(claims: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,11 @@ import torch
 from torch import nn
 
 from perfnb import Profile, Roofline, Timing, profile_step
+from perfnb.labs import lab_03
 from perfnb.labs.lab_03 import LINEAR
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import hint, said_of
+from tests.labs.planted import plant
 
 Count = Callable[..., Any]
 
@@ -31,7 +32,7 @@ def linear(batch: int, inputs: int, outputs: int) -> int:
         (lambda b, i, o: float(linear(b, i, o)), ""),
         (lambda b, i, o: b * i * o, "half"),
         (lambda b, i, o: 2 * linear(b, i, o), "twice"),
-        (lambda b, i, o: 3 * linear(b, i, o), "factor of three"),
+        (lambda b, i, o: 3 * linear(b, i, o), "does not agree"),
         (lambda b, i, o: linear(b, i, o) + b * o, "bias"),
         (lambda b, i, o: 2 * i * o, "does not agree"),
         (lambda b, i, o: linear(b, i, o) / 1e6, "units"),
@@ -55,7 +56,7 @@ def conv(batch: int, inputs: int, outputs: int, kernel: int, height: int, width:
     [
         (conv, ""),
         (lambda *sizes: conv(*sizes) // 2, "half"),
-        (lambda *sizes: 3 * conv(*sizes), "factor of three"),
+        (lambda *sizes: 3 * conv(*sizes), "does not agree"),
         (lambda b, i, o, k, h, w: conv(b, i, o, 1, h, w), "does not agree"),
         (lambda b, i, o, k, h, w: 2 * b * h * w * i * o * k, "does not agree"),
         (lambda b, i, o, k, h, w: conv(b, 1, o, k, h, w), "does not agree"),
@@ -67,6 +68,15 @@ def test_arithmetic_of_a_convolution(answer: Count, says: str) -> None:
 
     assert says in found
     assert bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(("number", "of"), [("3.1", linear), ("3.2", conv)])
+@pytest.mark.parametrize("factor", [0.5, 1 / 3, 2 / 3, 1.5, 2, 3])
+def test_of_a_forward_pass_no_direction_is_spoken(number: str, of: Count, factor: float) -> None:
+    found = hint(number, lambda *sizes: factor * of(*sizes))
+
+    assert found
+    assert not [word for word in ("direction", "backward", "training", "forward") if word in found]
 
 
 def forward(batch: int, widths: Sequence[int]) -> int:
@@ -185,19 +195,23 @@ def test_a_roofline_is_needed() -> None:
     assert "roofline=p.roofline" in hint("3.5", max, roofline=3)
 
 
-def step_of(rows: int, columns: int, ms: float) -> Callable[[], None]:
-    """A step of so many times 20 FLOPs, which lasts so long."""
+def step_of(rows: int, columns: int) -> Callable[[], None]:
+    """A step of so many times 20 FLOPs."""
     a, b = torch.ones(rows, 10), torch.ones(10, columns)
 
     def step() -> None:
-        time.sleep(ms / 1e3)
         a @ b
 
     return step
 
 
+@pytest.fixture
+def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lab_03, 5.0, 0.2)
+
+
 BIG, SMALL = Timing((5.0,)), Timing((0.2,))
-STEPS = step_of(10, 10, 5.0), step_of(1, 1, 0.2)
+STEPS = step_of(10, 10), step_of(1, 1)
 RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
 
 
@@ -217,6 +231,7 @@ RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
         ({"not_arithmetic": ...}, "no value"),
     ],
 )
+@pytest.mark.usefixtures("_timed")
 def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
     found = hint("3.6", RIGHT | change, big=BIG, small=SMALL, steps=STEPS)
 
@@ -236,6 +251,7 @@ def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
         ({"big": SimpleNamespace(median_ms=5.0)}, "perfnb.time_step"),
     ],
 )
+@pytest.mark.usefixtures("_timed")
 def test_timings_of_other_steps(given: dict[str, Any], says: str) -> None:
     evidence = {"big": BIG, "small": SMALL, "steps": STEPS} | given
     ratio = evidence["big"].median_ms / evidence["small"].median_ms
@@ -243,15 +259,17 @@ def test_timings_of_other_steps(given: dict[str, Any], says: str) -> None:
     assert says in hint("3.6", {"arithmetic": 100, "time": ratio, "not_arithmetic": 1 - ratio / 100}, **evidence)
 
 
+@pytest.mark.usefixtures("_timed")
 def test_arithmetic_is_counted() -> None:
     """Not taken for a hundred: of layers of other sizes it is another."""
-    steps = step_of(10, 5, 5.0), STEPS[1]
+    steps = step_of(10, 5), STEPS[1]
 
     assert hint("3.6", {"arithmetic": 50, "time": 25.0, "not_arithmetic": 0.5}, big=BIG, small=SMALL, steps=steps) == ""
     assert "arithmetic is not" in hint("3.6", RIGHT, big=BIG, small=SMALL, steps=steps)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_timed")
 def test_facts_hold_in_json(profile: Profile) -> None:
     """So that a teacher can judge them again."""
     every: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from perfnb.labs import lab_03
+from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from perfnb.labs.libraries_used import libraries_used
 from tests.labs.judging import hint, said_of
+from tests.labs.planted import plant
 
 Count = Callable[..., Any]
 Matrix = list[list[float]]
@@ -23,6 +26,21 @@ Matrix = list[list[float]]
 
 def matmul(a: Matrix, b: Matrix) -> Matrix:
     return [[sum(a[i][k] * b[k][j] for k in range(len(b))) for j in range(len(b[0]))] for i in range(len(a))]
+
+
+@pytest.fixture(autouse=True)
+def _slow_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops take fifty times as long as torch, and less is computed."""
+    plant(monkeypatch, lab_03, 1.0, 50.0)
+    monkeypatch.setattr(lab_03, "TIMED", 2)
+
+
+def one_row_repeated(a: Matrix, b: Matrix) -> Matrix:
+    product = [[0.0] * len(b[0])] * len(a)
+    for i, row in enumerate(matmul(a, b)):
+        for j, value in enumerate(row):
+            product[i][j] = value
+    return product
 
 
 def remembering() -> Callable[[Matrix, Matrix], Matrix]:
@@ -41,9 +59,13 @@ def in_place(a: Matrix, b: Matrix) -> Matrix:
         (matmul, ""),
         (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "use of torch"),
         (lambda a, b: [[float(np.dot(row, column)) for column in zip(*b, strict=True)] for row in a], "use of numpy"),
-        (lambda a, b: torch.tensor(a) @ torch.tensor(b), "wrong"),
-        (lambda a, b: [list(row) for row in zip(*matmul(a, b), strict=True)], "wrong"),
-        (lambda a, b: [row[:-1] for row in matmul(a, b)], "wrong"),
+        (one_row_repeated, "`[[0] * columns] * rows` does that"),
+        (lambda a, b: torch.tensor(a) @ torch.tensor(b), "a list of rows, each a list of numbers; you return a Tensor"),
+        (lambda a, b: sum(map(sum, matmul(a, b))), "you return a float"),
+        (lambda a, b: [list(row) for row in zip(*matmul(a, b), strict=True)], "3 rows and 2 columns; yours is 2 x 3"),
+        (lambda a, b: [row[:-1] for row in matmul(a, b)], "yours is 3 x 1"),
+        (lambda a, b: [[], *matmul(a, b)[1:]], "yours is 3 x 0 or 2"),
+        (lambda a, b: [[str(each) for each in row] for row in matmul(a, b)], "plain numbers"),
         (lambda a, b: [[x * y for x, y in zip(r, s, strict=False)] for r, s in zip(a, b, strict=False)], "wrong"),
         (lambda a, b: [[2 * value for value in row] for row in matmul(a, b)], "wrong"),
         (remembering(), "wrong"),
@@ -61,8 +83,10 @@ def test_loops(answer: Count, says: str) -> None:
 
 def test_what_is_as_fast_as_torch_is_no_loop() -> None:
     """A library that nobody has thought of."""
-    assert "only 0.9 times as long" in said_of("3.7", {"cases": [], "uses": [], "ratio": 0.9})
-    assert said_of("3.7", {"cases": [], "uses": [], "ratio": 2.0}) == ""
+    facts: Facts = exercise_of("3.7").measure(matmul)
+
+    assert "only 0.9 times as long" in said_of("3.7", facts | {"ratio": 0.9})
+    assert said_of("3.7", facts | {"ratio": 2.0}) == ""
 
 
 def dot(row: Any, column: Any) -> float:

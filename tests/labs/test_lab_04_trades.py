@@ -135,8 +135,8 @@ def test_a_function_is_no_tower(blocks: nn.ModuleList) -> None:
 
 
 PRICE: Facts = {
-    "plain": {"peak": 12_000_000, "flops": [100, 200, 0]},
-    "checkpointed": {"peak": 4_000_000, "flops": [100, 200, 50]},
+    "plain": {"peak": 12_000_000, "with_others": 42_000_000, "flops": [100, 200, 0]},
+    "checkpointed": {"peak": 4_000_000, "with_others": 33_180_000, "flops": [100, 200, 50]},
     "time": 1.2,
     "check": "",
 }
@@ -149,6 +149,8 @@ RATIOS = {"memory": 1 / 3, "arithmetic": 350 / 300, "time": 1.2}
     ("change", "says"),
     [
         ({}, ""),
+        ({"arithmetic": 1.17}, ""),
+        ({"memory": 0.79}, "Use peak_bytes"),
         ({"memory": 3.0}, "memory is the inverse"),
         ({"memory": 2 / 3}, "only what changed"),
         ({"memory": 33.3}, "percent"),
@@ -211,7 +213,7 @@ def found_leaks(verdict: str = "leak") -> Leaks:
             verdict=verdict,
             reason="kept",
             allocator=Slope(131076.0, None, None, 40),
-            process=None,
+            process=Slope(136533.0, 133376.0, 140799.0, 40),
             beyond_bytes=None,
             survivors=pd.DataFrame(rows, columns=["layer", "bytes_per_step"]),
             garbage_bytes=0.0,
@@ -229,6 +231,8 @@ def found_leaks(verdict: str = "leak") -> Leaks:
         ("net.body.3", 0.125, "another unit"),
         ("net.body.3", 128 * 40, "all the steps"),
         ("net.body.3", 4 / 1024, "what the list holds"),
+        ("net.body.3", 134, "growth of the whole process"),
+        ("net.body.3", 133.3, "growth of the whole process"),
         ("net.body.3", 64, "half"),
         ("net.body.3", 256, "twice"),
         ("net", 128, "not most of what stays"),
@@ -321,12 +325,12 @@ def test_a_monitor_that_does_not_do_its_work(monitor: Callable[..., Any], says: 
         ({"allocated": None}, "still grows"),
         ({"allocated": 512.0}, "still grows"),
         ({"process": 30_000.0}, "outside torch"),
-        ({"said": [1.0, 4.0]}, "other values"),
+        ({"said": [1.0, 4.0] * 6}, "other values"),
         ({"training": False}, "learns something else"),
     ],
 )
 def test_what_a_monitor_leaves(facts: Facts, says: str) -> None:
-    quiet = {"wanted": [1.0, 2.0], "said": [1.0, 2.0], "training": True, "allocated": 0.0, "process": -976.0}
+    quiet = {"wanted": [1.0, 2.0] * 6, "said": [1.0, 2.0] * 6, "training": True, "allocated": 0.0, "process": -976.0}
     found = said_of("4.8", quiet | {"batch": 32768} | facts)
 
     assert says in found

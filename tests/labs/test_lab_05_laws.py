@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import pandas as pd
 import pytest
 from scipy.optimize import nnls
 
-from perfnb import ArchitectureComparison, ScalingStudy, Timing
+from perfnb import ArchitectureComparison, ScalingStudy, Timing, labs
 from perfnb.analysis.scaling import scaling_figures
+from perfnb.labs import lab_05
 from perfnb.labs.ledger import exercise_of, judged
 from tests.labs.judging import hint
 from tests.labs.lab_05_answers import CNN, RATIO, SHARES, USES, accuracy, figures_of, says
@@ -110,6 +112,41 @@ def test_attention_s_share(
     answer = {"time": time, "arithmetic": arithmetic, "per_flop": per_flop}
 
     says("5.6", words, answer, comparison=at_lengths)
+
+
+@pytest.mark.parametrize(
+    ("shares", "inconclusive"),
+    [
+        ({"64": 0.74, "128": 0.29, "256": 0.53, "512": 0.95}, True),
+        ({"64": 0.55, "128": 0.61, "256": 0.72, "512": 0.83}, False),
+        ({"512": 0.83, "64": 0.55, "256": 0.615, "128": 0.62}, False),  # out of order, and flat
+        ({"64": 0.9, "512": 0.83}, True),
+    ],
+)
+def test_shares_that_do_not_rise_are_inconclusive(
+    at_lengths: ArchitectureComparison,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    shares: dict[str, float],
+    inconclusive: bool,
+) -> None:
+    """The answer follows from them and is right, but they cannot be: by the lab's own conclusion they rise."""
+    measured = exercise_of("5.6").measure
+
+    def measure(*given: Any, **evidence: Any) -> Any:
+        return measured(*given, **evidence) | {"shares": shares}
+
+    changed = replace(exercise_of("5.6"), measure=measure)
+    monkeypatch.setattr(lab_05, "EXERCISES", tuple(changed if e.number == "5.6" else e for e in lab_05.EXERCISES))
+    time = shares["512"]
+    per_flop = (time / (1 - time)) / (ARITHMETIC / (1 - ARITHMETIC))
+
+    labs.check("5.6", {"time": time, "arithmetic": ARITHMETIC, "per_flop": per_flop}, comparison=at_lengths)
+
+    told = capsys.readouterr().out
+    assert "5.6 Attention's share: right" in told
+    assert ("inconclusive" in told) == inconclusive
+    assert ("74 %, 29 %, 53 %, 95 %" in told) == (shares["64"] == 0.74)
 
 
 def test_the_comparison_of_lengths_is_needed(comparison: ArchitectureComparison) -> None:

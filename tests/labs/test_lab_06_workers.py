@@ -18,6 +18,7 @@ from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import an_ab_test, hint, said_of
 from tests.labs.lab_06_answers import Loader, Parsed, Text, at_once
+from tests.labs.planted import plant
 
 
 def make_loader(dataset: Any, batch_size: int, make_ms: float, use_ms: float, **options: Any) -> Loader:
@@ -225,8 +226,9 @@ def test_a_speed_up_in_blocks(speedup: Any, shown: Any, test: Any, says: str) ->
     assert bool(says) == bool(found)
 
 
-def test_facts_hold_in_json() -> None:
+def test_facts_hold_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a teacher can judge them again."""
+    plant(monkeypatch, lab_06, 10.0, 2.0)
 
     def facts_of(number: str, answer: Any, **evidence: Any) -> Facts:
         return exercise_of(number).measure(answer, **evidence)

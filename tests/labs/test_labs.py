@@ -61,6 +61,41 @@ def test_no_such_exercise(number: str, says: str) -> None:
         labs.check(number, 1)
 
 
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        lambda cell: {"profile": cell},
+        lambda cell: {"profile": cell.layers["total_ms"]},
+        lambda cell: {"profile": [1, cell()]},
+    ],
+)
+def test_a_check_names_the_cell_to_run_first(capsys: pytest.CaptureFixture[str], evidence: Any) -> None:
+    """Also before it says that there is no answer: whoever needs the cell for that cannot have one."""
+    cell = labs.from_cell("2.1 A prediction", "%%profile_step --into p")
+    for answer in (1.7, ..., cell, {"ratio": cell}):
+        labs.check("2.2", answer, **evidence(cell))
+
+        assert capsys.readouterr().err == (
+            '2.2 Backward by forward: not yet. First run the cell with "%%profile_step --into p" in the section '
+            '"2.1 A prediction", then this one again. If that cell failed, its error says why.\n'
+        )
+
+
+def test_what_stands_for_a_cell_says_so_wherever_it_is_used() -> None:
+    cell = labs.from_cell("2.1 A prediction", "%%profile_step --into p")
+
+    assert repr(cell.layers.head(3)).startswith('First run the cell with "%%profile_step --into p"')
+    for use in (iter, len, bool, float):
+        with pytest.raises(LabError, match="First run the cell"):
+            use(cell)
+    assert not hasattr(cell, "_repr_html_")
+
+    class Own(cell):  # type: ignore[misc, valid-type]
+        pass
+
+    assert Own.__mro__ == (Own, object)
+
+
 def test_progress_counts_what_was_right() -> None:
     labs.check("1.2", None)
     assert labs.progress(1).right == 0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +18,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from notebooks.conftest import demand_silence
+from notebooks.conftest import demand_silence, lacks_only_times
 from notebooks.labs import build
+from perfnb.errors import LabError
 from perfnb.labs.ledger import exercises_of
-from perfnb.labs.public_traces import FOLDER
-from tests.labs import traces_at_hand
 from tests.magics.kernel import Kernel, started
 
 BUILT = build.built()
@@ -155,20 +156,15 @@ def test_nbgrader_makes_the_same_notebook_for_students(path: Path) -> None:
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """One for all, with what each of them imports; that they run in a fresh one is seen of the solutions."""
-    with pytest.MonkeyPatch.context() as patch:
-        if folder := traces_at_hand.folder():
-            patch.setenv(FOLDER, str(folder))
-        with started(tmp_path_factory.mktemp("labs")) as running:
-            running.ok(QUICK)
-            yield running
+    with started(tmp_path_factory.mktemp("labs")) as running:
+        running.ok(QUICK)
+        yield running
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
 def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> None:
-    if "trace_file(" in BUILT[path] and traces_at_hand.folder() is None:
-        pytest.skip(traces_at_hand.MISSING)
     kernel.ok("%reset -f")
     replies = []
     for cell in code(path):
@@ -183,6 +179,50 @@ def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> Non
         assert re.match(r"\d\.\d [^:]+: not yet\. \S.*\.\n?$", said["text"], re.DOTALL), said["text"]
         assert "Traceback" not in said["text"]
     assert len(checks) == len(exercises_of(lab_of(path)))
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_a_check_says_which_cell_to_run_first(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """All cells but the imports, the answers and the checks failed: no `NameError`, and each cell named is there."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    every = code(path)
+    names: dict[str, Any] = {}
+    (imports,) = [cell for cell in every if "from_cell(" in "".join(cell["source"])]
+    exec(build.MAGIC_LINE.sub("", "".join(imports["source"])), names)
+    other = "".join(line for cell in every if cell is not imports for line in cell["source"])
+    headings = "".join("".join(cell["source"]) for cell in json.loads(BUILT[path])["cells"])
+    capsys.readouterr()
+
+    for cell in every:
+        if is_marked(cell, "solution"):
+            with suppress(NameError, LabError):  # it needs what the cells above make, as its reader sees
+                exec("".join(cell["source"]), names)
+        elif is_marked(cell, "points"):
+            exec("".join(cell["source"]), names)
+
+    if "folder" in names:
+        names["folder"].cleanup()
+    said = capsys.readouterr().err
+    assert len(re.findall(r"^\d\.\d .*: not yet\. ", said, re.MULTILINE)) == len(exercises_of(lab_of(path)))
+    first = re.findall(r'First run the cell with "(.*?)" in the section "(.*?)", then', said)
+    assert first or lab_of(path) not in "2345678"
+    for line, section in first:
+        assert line in other
+        assert f"## {section}\n" in headings
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_what_checks_need_has_a_placeholder(path: Path) -> None:
+    every = code(path)
+    before: set[str] = {"labs"}
+    for cell in every:
+        source = "".join(cell["source"])
+        if "from_cell(" in source or is_marked(cell, "solution"):
+            before |= {name for name, _ in build._bound(source)}
+        if is_marked(cell, "points"):
+            assert set(build._read(source)) <= before, source
 
 
 class Ran:
@@ -203,6 +243,41 @@ def test_a_graded_cell_may_not_write_to_the_error_stream() -> None:
     demand_silence(Ran("2.3: right", name="stdout"))
     demand_silence(Ran("UserWarning: careful", grade=False))
     demand_silence(SimpleNamespace(name="a test that is no cell"))
+
+
+@pytest.mark.parametrize(
+    ("text", "silent"), [("2.8 Did it help?: not yet. No.", True), ("2.6 The: not yet. No.", False)]
+)
+def test_times_are_not_judged_here(monkeypatch: pytest.MonkeyPatch, text: str, silent: bool) -> None:
+    """A busy machine refuses a right answer where times are judged; `PERFNB_JUDGE_TIMES` judges them all the same."""
+    monkeypatch.delenv("PERFNB_JUDGE_TIMES", raising=False)
+    if silent:
+        demand_silence(Ran(text))
+        monkeypatch.setenv("PERFNB_JUDGE_TIMES", "1")
+    with pytest.raises(AssertionError, match="no points for it"):
+        demand_silence(Ran(text))
+
+
+@pytest.mark.parametrize(
+    ("left", "excused"),
+    [
+        (["not yet    2.8  Did it help?"], True),
+        (["not yet    2.7  The same, faster", "not yet    2.8  Did it help?"], True),
+        (["not yet    2.6  The suspect", "not yet    2.8  Did it help?"], False),
+        (["not tried  2.8  Did it help?"], False),
+        ([], False),
+    ],
+)
+def test_a_lab_may_lack_what_judges_times(monkeypatch: pytest.MonkeyPatch, left: list[str], excused: bool) -> None:
+    monkeypatch.delenv("PERFNB_JUDGE_TIMES", raising=False)
+    ran = Ran("")
+    text = "\n".join(["Lab 2: some of 8 right", "  right      2.5  A frozen body", *(f"  {line}" for line in left)])
+    ran.test_outputs.append({"output_type": "error", "ename": "AssertionError", "evalue": text})
+
+    assert lacks_only_times(ran) == excused
+    assert not lacks_only_times(SimpleNamespace(cell=None))
+    monkeypatch.setenv("PERFNB_JUDGE_TIMES", "1")
+    assert not lacks_only_times(ran)
 
 
 def test_the_index_leads_to_every_notebook() -> None:

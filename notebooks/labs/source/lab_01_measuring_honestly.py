@@ -151,8 +151,9 @@ print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the
 # these two numbers? (Python counts from 0.)
 #
 # **Exercise 1.3.** Write `interval(times_ms)`: the low and the high end of a 95 % interval of the **median**. It is
-# tried on 300 series of 61 times whose true median is known. Do it as above, or by the bootstrap: draw 61 of the
-# times with replacement a thousand times, and see where the middle 95 % of the medians lie.
+# tried on 300 series of 61 times whose true median is known; in a third of them every ninth step is six times as slow.
+# Do it as above, or by the bootstrap: draw 61 of the times with replacement a thousand times, and see where the middle
+# 95 % of the medians lie.
 
 
 # %% answer 1.3

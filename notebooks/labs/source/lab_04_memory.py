@@ -261,9 +261,9 @@ pd.Series(peaks, name="peak, MiB").rename_axis("batch").div(MIB).round(2).to_fra
 # somewhere else: where the gradients are complete, and Adam computes its update. How many rows you have does not matter
 # *there*.
 #
-# **Exercise 4.4.** How many rows, at most, does a step have whose peak is not above 16 MiB (`16 * MIB` bytes; the dict
-# `peaks` holds bytes too)? The check runs your batch and measures it; it also runs one that is 3 % larger, which must
-# not fit.
+# **Exercise 4.4.** How many rows (an `int`), at most, does a step have whose peak is not above 16 MiB (`16 * MIB`
+# bytes; the dict `peaks` holds bytes too)? The check runs your batch and measures it; it also runs one that is 3 %
+# larger, which must not fit.
 
 # %% answer 4.4
 largest = ...
@@ -282,7 +282,7 @@ labs.check("4.4", largest, make_step=make_step)
 # on a layer.)
 
 # %%
-if isinstance(largest, int):
+if hasattr(largest, "__index__"):
     estimate = perfnb.estimate_memory(model, (x[:16], y[:16]), "adam", loss=loss_fn)
     print("your answer:    ", largest)
     print("by the estimate:", estimate.largest_batch(16 * MIB))

@@ -361,7 +361,8 @@ shares = at_lengths.shares.query("by == 'kind' and part == 'attention'").set_ind
 shares.round(3).to_frame("share of the time in attention")
 
 # %% [markdown]
-# (Each share comes from a few traced steps. If a row falls out of line, other programs disturbed it: run it again.)
+# (Each share comes from a few traced steps. If a row falls out of line, other programs disturbed it: run the cell
+# again. The check says so too: *inconclusive*.)
 #
 # Each of the four also has a whole profile. Here is that of the longest:
 

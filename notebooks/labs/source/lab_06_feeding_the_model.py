@@ -323,15 +323,15 @@ made.groupby(["bytes", "op"], observed=True).size().rename("allocations").reset_
 readings, labels = torch.tensor(numbers), torch.arange(1024) % 10
 test_loader = DataLoader(TensorDataset(readings, labels), batch_size=64)
 
-# %%
-# %%profile_step --into q --name "a test set" --steps 10 --budget 3 --no-memory --no-flops for x, y in test_loader
-with torch.no_grad():
-    model(x)
 
 # %%
+def evaluate(batch):
+    with torch.no_grad():
+        model(batch[0])
+
+
+q = perfnb.profile_step(evaluate, test_loader, name="a test set", steps=10, budget_s=3, memory=False, flops=False)
 print(f"waiting for data: {q.phases.loc['data', 'share']:.0%}")
-for finding in q.findings.head(1).to_dict("records"):
-    print(f"{finding['bottleneck']}: at most {finding['bound_share']:.0%}\n{finding['lever']}\n\n{finding['code']}")
 
 # %% [markdown]
 # The loader takes 64 rows one by one, makes 64 pairs of them, and puts these together again, where *one* index,
@@ -339,9 +339,11 @@ for finding in q.findings.head(1).to_dict("records"):
 #
 # **Exercise 6.5.** Write `at_once(dataset, batch_size)`: from a `TensorDataset`, a loader that can be run through again
 # and again. Each epoch gives every sample once, in an order that is **drawn anew**, in batches of `batch_size` (the
-# last may be smaller), as `DataLoader(dataset, batch_size, shuffle=True)` does, in less than half of its time. The line
-# of code in the finding shows a way: another loader's `batch_sampler` draws the rows of each batch. Let that be a
-# loader that shuffles.
+# last may be smaller), as `DataLoader(dataset, batch_size, shuffle=True)` does, in less than half of its time.
+#
+# What may help: `dataset[rows]`, with a list or tensor of row numbers, is one index for all of them. Write a class
+# whose `__iter__` draws an order and cuts it into batches, or look up in `help(DataLoader)` what it asks the data set
+# for where `batch_size=None`, and what it takes from its `sampler`.
 
 
 # %% answer 6.5
@@ -355,6 +357,14 @@ def at_once(dataset, batch_size):
 
 # %% check 6.5 points=2
 labs.check("6.5", at_once)
+
+# %% [markdown]
+# The profile `q` has a finding on this. Compare its recommendation with your loader: it keeps the order of the loader
+# that it was given, and yours has to shuffle.
+
+# %%
+for finding in q.findings.head(1).to_dict("records"):
+    print(f"{finding['bottleneck']}: at most {finding['bound_share']:.0%}\n{finding['lever']}\n\n{finding['code']}")
 
 # %% [markdown]
 # ## 6.6 Enough workers

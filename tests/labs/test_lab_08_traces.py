@@ -1,0 +1,295 @@
+"""Lab 8 on its own traces: what is planted is in the plain JSON, the right answers pass, and the text says the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfnb
+from notebooks.labs import build
+from perfnb import Profile
+from perfnb.errors import LabError
+from perfnb.labs.ledger import exercise_of, judged
+from perfnb.labs.made_traces import NOTE, TRACES, trace_file
+from tests.labs.judging import hint
+from tests.labs.lab_08_answers import WORK, bounds, late, union
+
+Event = dict[str, Any]
+
+
+class Made:
+    """The lab's traces, loaded, and the plain JSON of each."""
+
+    def __init__(self) -> None:
+        files = {name: trace_file(name) for name in TRACES}
+        self.json = {name: json.loads(gzip.decompress(path.read_bytes())) for name, path in files.items()}
+        self.a, self.b, self.training = (perfnb.load(files[n]) for n in ("encoder_a", "encoder_b", "training_b"))
+        self.ranks = perfnb.load([files["rank_0"], files["rank_1"]])
+
+    def events(self, name: str, *categories: str) -> list[Event]:
+        return [event for event in self.json[name]["traceEvents"] if not categories or event["cat"] in categories]
+
+    def gpu_ms(self, name: str) -> dict[str, float]:
+        """By operator: what it launched, found by correlation and by the innermost span around the call."""
+        calls = {
+            e["args"]["correlation"]: e["ts"]
+            for e in self.events(name, "cuda_runtime", "cuda_driver")
+            if "correlation" in e["args"]
+        }
+        ops = self.events(name, "cpu_op")
+        total: Counter[str] = Counter()
+        for work in self.events(name, *WORK):
+            called = calls[work["args"]["correlation"]]
+            around = [op for op in ops if op["ts"] <= called <= op["ts"] + op["dur"]]
+            inner = min(around, key=lambda op: op["dur"], default={"name": ""})
+            total[inner["name"]] += work["dur"] / 1e3
+        return dict(total)
+
+    def step_ms(self, name: str) -> float:
+        (step,) = (event for event in self.events(name) if event["name"].startswith("ProfilerStep"))
+        return step["dur"] / 1e3
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PERFNB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield Made()
+
+
+FIRST = {"iterations": 6, "batch": 256, "ranks": 64}
+CALLED = {"call": "hipFree", "per_iteration": 24, "share": 0.983}
+
+
+def faster(made: Made, **change: Any) -> dict[str, Any]:
+    gpu_ms = made.gpu_ms("encoder_a")
+    return {"op": "aten::addmm", "share": gpu_ms["aten::addmm"] / sum(gpu_ms.values()), "saves_ms": 0} | change
+
+
+def machines(made: Made, **change: Any) -> dict[str, Any]:
+    op = "aten::scaled_dot_product_attention"
+    busy = [sum(made.gpu_ms(name).values()) for name in ("encoder_a", "encoder_b")]  # one stream: nothing overlaps
+    ratio = made.gpu_ms("encoder_b")[op] / made.gpu_ms("encoder_a")[op]
+    return {"op": op, "op_ratio": ratio, "busy_ratio": busy[1] / busy[0]} | change
+
+
+def straggler(made: Made, **change: Any) -> dict[str, Any]:
+    return {"rank": 1, "waits_ms": sum(waits(made)) / 2} | change
+
+
+def waits(made: Made) -> list[float]:
+    """By step, for how long rank 0 waits in collectives of all ranks; the clock of rank 1 is ahead."""
+    starts = []
+    for rank in (0, 1):
+        found = [
+            (e["ts"] - 150.0 * rank, e["ts"] + e["dur"] - 150.0 * rank)
+            for e in made.events(f"rank_{rank}", "kernel")
+            if len(json.loads(e["args"].get("Process Group Ranks", "[]"))) == 64
+        ]
+        starts.append(sorted(found))
+    both = list(zip(*starts, strict=True))
+    assert len(both) == 10
+    assert all(one[1] == pytest.approx(other[1], abs=0.01) for one, other in both)  # they end together
+    late_us = [max(other[0] - one[0], 0.0) for one, other in both]
+    return [sum(late_us[:5]) / 1e3, sum(late_us[5:]) / 1e3]
+
+
+def verdict(made: Made, **change: Any) -> dict[str, Any]:
+    own = made.ranks.times.query("rank == 0")
+    return {
+        "encoder_a": ("fewer launches", made.a.gpu_idle["host_ms"].sum()),
+        "training_b": ("no allocation", made.training.gpu_idle["host_ms"].sum()),
+        "rank_0": ("hidden communication", own["exposed_ms"].mean()),
+    } | change
+
+
+def evidence(made: Made, number: str) -> dict[str, Any]:
+    return {
+        "8.1": {"profile": made.training, "ranks": made.ranks},
+        "8.2": {"ranks": made.ranks},
+        "8.3": {"profile": made.a, "other": made.b},
+        "8.4": {"profile": made.a},
+        "8.5": {"profile": made.training},
+        "8.6": {"ranks": made.ranks},
+        "8.7": {"profile": made.a, "other": made.b},
+        "8.8": {"profile": made.a, "training": made.training, "ranks": made.ranks},
+    }[number]
+
+
+Answer = Callable[[Made], Any]
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        ("8.1", lambda made: FIRST),
+        ("8.2", lambda made: union),
+        ("8.3", lambda made: late),
+        ("8.4", faster),
+        ("8.5", lambda made: CALLED),
+        ("8.6", straggler),
+        ("8.7", machines),
+        ("8.8", verdict),
+    ],
+)
+def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) -> None:
+    facts, found = judged(exercise_of(number), answer(made), evidence(made, number))
+
+    assert found == ""
+    exercise_of(number).judge(json.loads(json.dumps(facts)))  # as a teacher can from the exported file
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "says"),
+    [
+        ("8.1", lambda made: FIRST | {"iterations": 1}, "whole trace"),
+        ("8.1", lambda made: FIRST | {"batch": 64}, "another dimension"),
+        ("8.1", lambda made: FIRST | {"ranks": 2}, "loaded"),
+        ("8.2", lambda made: lambda work: 547.656, "made up"),
+        ("8.2", lambda made: lambda work: work["duration_ns"].sum() / 1e6, "It is the sum"),
+        ("8.3", lambda made: lambda e: late(e, calls=["cuda_runtime"]), "left out"),
+        ("8.4", lambda made: faster(made, op="aten::scaled_dot_product_attention"), "took longer"),
+        ("8.4", lambda made: faster(made, share=float(made.a.kernels["total_ms"].max()) / on_gpu(made)), "one kernel"),
+        ("8.4", lambda made: faster(made, share=on_gpu(made, "aten::addmm") / a_ms(made)), "of the step"),
+        ("8.4", lambda made: faster(made, saves_ms=on_gpu(made, "aten::addmm") / 2), "wait for"),
+        ("8.4", lambda made: faster(made, saves_ms=float(saved(made.a, "aten::addmm"))), "host's time"),
+        ("8.5", lambda made: CALLED | {"per_iteration": 144}, "whole trace"),
+        ("8.5", lambda made: CALLED | {"call": "hipMalloc"}, "more time in another one"),
+        ("8.5", lambda made: CALLED | {"call": "hipExtModuleLaunchKernel", "per_iteration": 36}, "called most often"),
+        ("8.5", lambda made: CALLED | {"share": 98.3}, "percent"),
+        ("8.6", lambda made: straggler(made, rank=0), "waits inside it"),
+        ("8.6", lambda made: straggler(made, waits_ms=sum(waits(made))), "all steps together"),
+        ("8.6", lambda made: straggler(made, waits_ms=waits(made)[1]), "one step"),
+        ("8.6", lambda made: straggler(made, waits_ms=talked(made, 0)), "how much of it"),
+        ("8.6", lambda made: straggler(made, waits_ms=talked(made, 0) - talked(made, 1)), "is not waiting"),
+        ("8.7", lambda made: machines(made, op="aten::linear", op_ratio=1.2), "grew less"),
+        ("8.7", lambda made: machines(made, op="aten::native_layer_norm", op_ratio=0.72), "shrank"),
+        ("8.7", lambda made: machines(made, busy_ratio=made.step_ms("encoder_b") / a_ms(made)), "steps'"),
+        ("8.8", lambda made: verdict(made, encoder_a=("faster kernels", 0.685)), "What does the GPU do"),
+        ("8.8", lambda made: verdict(made, encoder_a=("fewer launches", a_ms(made))), "What would be left"),
+        ("8.8", lambda made: verdict(made, training_b=("fewer launches", 273.0)), "In which call"),
+        ("8.8", lambda made: verdict(made, training_b=("no allocation", 364.9)), "that work remains"),
+        ("8.8", lambda made: verdict(made, rank_0=("fewer launches", 5.0)), "busy longest"),
+        ("8.8", lambda made: verdict(made, rank_0=("hidden communication", talked(made, 0))), "already hides"),
+    ],
+)  # fmt: skip
+def test_wrong_answers_from_the_traces(made: Made, number: str, answer: Answer, says: str) -> None:
+    assert says in hint(number, answer(made), **evidence(made, number))
+
+
+def a_ms(made: Made) -> float:
+    return made.step_ms("encoder_a")
+
+
+def on_gpu(made: Made, op: str = "") -> float:
+    found = made.gpu_ms("encoder_a")
+    return found[op] if op else sum(found.values())
+
+
+def saved(profile: Profile, op: str) -> float:
+    return profile.path_savings.query("by == 'op' and part == @op")["saves_ms"].iloc[0]  # type: ignore[no-any-return]
+
+
+def talked(made: Made, rank: int) -> float:
+    """Milliseconds of a step in communication, by the plain JSON: one at a time."""
+    found = [e["dur"] for e in made.events(f"rank_{rank}", "kernel") if e["name"].startswith("nccl")]
+    return sum(found) / 2e3
+
+
+def test_another_trace_is_not_taken(made: Made) -> None:
+    assert "profile of training_b is needed" in hint("8.1", FIRST, profile=made.a, ranks=made.ranks)
+    assert "profile of training_b is needed" in hint("8.5", CALLED, profile=made.a)
+
+
+def test_the_levers_bounds_in_the_traces(made: Made) -> None:
+    """By other tables than those of the check: the ranks' and the findings'."""
+    found = exercise_of("8.8").measure(verdict(made), **evidence(made, "8.8"))["bounds"]
+    own = made.ranks.times.query("rank == 0")
+
+    assert found["encoder_a"] == pytest.approx(bounds(0.004, 3.46, 0.0, 0.0), abs=0.01)
+    assert found["training_b"]["no allocation"] == pytest.approx(
+        made.training.findings.set_index("bottleneck")["bound_ms"]["allocator"], rel=0.01
+    )
+    assert found["rank_0"]["hidden communication"] == pytest.approx(own["exposed_ms"].mean())
+    assert 2 * found["rank_0"]["fewer launches"] < found["rank_0"]["hidden communication"]
+    assert found["rank_0"]["faster kernels"] == 0.0
+
+
+def test_what_the_text_says_of_the_traces(made: Made) -> None:
+    a, training, ranks = made.a, made.training, made.ranks
+    assert (made.step_ms("encoder_a"), made.step_ms("encoder_b")) == (
+        pytest.approx(4.3, abs=0.05),
+        pytest.approx(3.9, abs=0.05),
+    )
+    assert a.gpu_time["idle_pct"].sum() == pytest.approx(84, abs=0.6)
+    assert training.gpu_time["idle_pct"].sum() == pytest.approx(74, abs=0.5)
+    assert a.launches["call_ms"].sum() < 1 < 3 < a.gpu_idle["host_ms"].sum()
+    kernels = made.events("encoder_a", "kernel")
+    assert made.step_ms("encoder_a") / len(kernels) == pytest.approx(0.024, abs=0.001)
+    assert np.mean([kernel["dur"] for kernel in kernels]) == pytest.approx(4, abs=0.4)
+    assert faster(made)["share"] == pytest.approx(2 / 3, abs=0.02)
+    frees = [event for event in made.events("training_b", "cuda_runtime") if event["name"] == "hipFree"]
+    assert len(frees) == 24 * 6
+    assert 1_800 < np.median([event["dur"] for event in frees]) < 2_200
+    assert talked(made, 0) > talked(made, 1)  # the straggler is not the one that communicates longest
+    assert set(waits(made)) > {0} or min(waits(made)) > 2
+    assert "communication" not in set(ranks[0].critical_path["kind"])
+    calls = ranks[0].events.query("category in ['cuda_runtime', 'cuda_driver']")["name"]
+    assert set(calls) == {"cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync"}
+    own = ranks.times.query("rank == 0")
+    assert own["exposed_ms"].mean() == pytest.approx(11, abs=0.6)
+    assert ranks[0].gpu_idle["host_ms"].mean() == pytest.approx(5, abs=0.6)
+    assert ranks.clocks.loc[1, "ahead_us"] == pytest.approx(150, abs=1)
+
+
+def test_some_launches_come_in_time(made: Made) -> None:
+    """Else a function that returns 1 would be right."""
+    for profile in (made.a, made.b):
+        assert 0.5 < late(profile.events) < 0.9
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_says_that_it_is_made_up_and_is_small(made: Made, name: str) -> None:
+    assert made.json[name]["note"] == NOTE
+    assert "(made up)" in made.json[name]["deviceProperties"][0]["name"]
+    assert trace_file(name).stat().st_size < 50_000
+    ids = Counter(event["args"]["correlation"] for event in made.events(name, *WORK))
+    assert set(ids.values()) == {1}
+
+
+def test_the_same_trace_is_written_each_time(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trace_file("encoder_b").read_bytes()
+    monkeypatch.setenv("PERFNB_CACHE", str(tmp_path / "another folder"))
+
+    path = trace_file("encoder_b")
+
+    assert path == tmp_path / "another folder" / "lab_traces" / "encoder_b.json.gz"
+    assert path.read_bytes() == first
+    assert [each.name for each in path.parent.iterdir()] == ["encoder_b.json.gz"]
+    assert trace_file("encoder_b").read_bytes() == first
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PERFNB_CACHE", str(tmp_path / "file"))
+
+    with pytest.raises(LabError, match=r"rank_0 could not be written to .*lab_traces .*PERFNB_CACHE\.$"):
+        trace_file("rank_0")
+    with pytest.raises(LabError, match="There is no trace 'h100'; there are encoder_a, "):
+        trace_file("h100")
+
+
+def test_the_lab_needs_no_network() -> None:
+    text = build.built()[build.HERE / "08_someone_elses_trace.ipynb"]
+
+    assert set(re.findall(r"trace_file\(\\\"(\w+)\\\"\)", text)) == set(TRACES)
+    assert "download" not in text
+    assert "github.com" not in text
