@@ -163,7 +163,7 @@ def test_it_shows_itself(journal: perfnb.Journal) -> None:
         (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be words"),
         (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
         (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "entry.json is larger than 1,048,576 bytes"),
-        (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate pair"),
+        (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate"),
         (lambda j: j.load(1), ValueError, "there is no entry 1"),
         (lambda j: j.load("x"), ValueError, "no entry begins with 'x'"),
         (lambda j: perfnb.journal(j.path, equal_within=2), ValueError, "equal_within must lie"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +83,8 @@ class OpCounter(TorchDispatchMode):
         # torch leaves compiled regions uncompiled under a mode, but refuses those with `fullgraph` unless told so.
         compiles = not self._stances and "torch._dynamo" in sys.modules
         self._stances.append(torch.compiler.set_stance("force_eager") if compiles else None)
+        if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            _told_one_by_one()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -119,6 +121,17 @@ class OpCounter(TorchDispatchMode):
             moved = 0
         flops = 0 if _only_views(func) else flops_of(func, args, kwargs, out)
         self.calls.append(OpCall(number, operator_name(func), flops, moved, _dtype(args, kwargs, out)))
+
+
+def _told_one_by_one() -> None:
+    """Tell each operator that takes functions of the counter: an older torch refuses modes that it does not know."""
+    for op in torch._ops._higher_order_ops.values():
+        if OpCounter not in op.python_key_table:
+            op.python_key_table[OpCounter] = partial(_dispatched, op)
+
+
+def _dispatched(op: Any, counter: OpCounter, *args: Any, **kwargs: Any) -> Any:
+    return counter.__torch_dispatch__(op, (), args, kwargs)
 
 
 def _dispatches(kind: type) -> bool:
