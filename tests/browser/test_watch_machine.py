@@ -79,8 +79,8 @@ def test_phases_show_where_zoomed_in(tab):
     # The strips follow one after the other as the window moves.
     page.wait_for_function(
         """() => {
-          const rects = [...document.querySelectorAll("[data-chart=cpu] svg rect")].
-            .filter((one) => one.checkVisibility());
+          const shown = (one) => one.checkVisibility() && one.getBoundingClientRect().width > 0;
+          const rects = [...document.querySelectorAll("[data-chart=cpu] svg rect")].filter(shown);
           const looks = (name) => new Set(rects.map((one) => one.getAttribute(name)));
           const opacities = [...looks("opacity")].sort().join(" ");
           return rects.length > 8 && opacities === "0.5 1" && looks("fill").size === 6;
