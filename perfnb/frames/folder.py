@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
+from perfnb.frames.paths import usable
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
@@ -55,7 +56,7 @@ def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
     RecordingError
         If something else stands at `path`, or it cannot be written.
     """
-    target = Path(path).expanduser()
+    target = usable(path)
     return _put(kind, target, _may_replace(kind, target), lambda fresh: _write(kind, frames, meta, fresh))
 
 
@@ -78,7 +79,7 @@ def save_all(
     frames : mapping, optional
         Of the whole.
     """
-    target = Path(path).expanduser()
+    target = usable(path)
     earlier = is_one(kind, target) and not target.is_symlink()
     inside = list(target.iterdir()) if earlier else []
     own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
@@ -150,7 +151,7 @@ def _may_replace(kind: Kind, target: Path) -> bool:
 
 def is_one(kind: Kind, path: str | Path) -> bool:
     """Whether something of the kind stands at `path`."""
-    return (Path(path).expanduser() / kind.meta).is_file()
+    return (usable(path) / kind.meta).is_file()
 
 
 def has_frame(name: str, source: Path) -> bool:
@@ -261,7 +262,7 @@ def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
     RecordingError
         If it cannot be written.
     """
-    target = Path(path).expanduser()
+    target = usable(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".perfnb-", dir=target.parent) as work:

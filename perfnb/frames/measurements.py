@@ -11,6 +11,7 @@ import pandas as pd
 from perfnb.errors import RecordingError
 from perfnb.frames import folder, storage
 from perfnb.frames.folder import Kind
+from perfnb.frames.paths import usable
 from perfnb.frames.recording import Recording
 from perfnb.frames.saved import PROFILE
 
@@ -35,7 +36,7 @@ def save_timing(steps: pd.DataFrame, meta: Mapping[str, Any], path: str | Path) 
 
 def load_timing(path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read step times that `save_timing` wrote."""
-    source = Path(path).expanduser()
+    source = usable(path)
     meta = folder.load_meta(_TIMING, source)
     return folder.load_frame("steps", _STEPS, source), meta
 
@@ -63,7 +64,7 @@ def save_report(
 
 def load_report(path: str | Path) -> tuple[dict[str, pd.DataFrame], dict[str, Recording], dict[str, Any]]:
     """Read a report that `save_report` wrote."""
-    source = Path(path).expanduser()
+    source = usable(path)
     meta = folder.load_meta(_REPORT, source)
     frames = {
         name: folder.load_frame(name, columns, source) for name, columns in {"pairs": _PAIRS, "losses": _LOSSES}.items()

@@ -11,6 +11,7 @@ import pandas as pd
 from perfnb.errors import RecordingError
 from perfnb.frames import folder
 from perfnb.frames.folder import VERSION, Kind, write_parts, write_text
+from perfnb.frames.paths import usable
 from perfnb.frames.recording import Recording, WatchRecord
 from perfnb.frames.saved import PROFILE, WATCH_COLUMNS, SavedProfile, content
 from perfnb.frames.schema import SCHEMA, conform
@@ -95,7 +96,7 @@ def save_ranks(
 
 def load_ranks(path: str | Path) -> list[SavedProfile]:
     """The profiles that `save_ranks` wrote; as `load`."""
-    source = Path(path).expanduser()
+    source = usable(path)
     return [SavedProfile(source / f"rank_{int(rank)}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
 
 
@@ -116,7 +117,7 @@ def is_watch(path: str | Path) -> bool:
 
 def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
     """Read a watch that `save_watch` wrote; as `load`."""
-    source = Path(path).expanduser()
+    source = usable(path)
     meta = folder.load_meta(_WATCH, source)
     frames = {name: folder.load_frame(name, columns, source) for name, columns in WATCH_COLUMNS.items()}
     try:
