@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -151,5 +152,5 @@ def time_step(
 def _run(bench: Any, count: int, pass_name: str, until: float | None = None) -> list[float]:
     """Milliseconds of `count` steps."""
     __tracebackhide__ = True
-    (durations,) = bench.rounds([(0,)] * count, pass_name=pass_name, planned=count, until=until)
+    (durations,) = bench.rounds(itertools.repeat((0,), count), pass_name=pass_name, planned=count, until=until)
     return [duration / 1e6 for duration in durations]
