@@ -12,12 +12,18 @@ import pandas as pd
 from perfnb.analysis.architecture_table import architecture_figures
 from perfnb.analysis.architectures import ArchitectureFigures
 from perfnb.analysis.summary import device_words
-from perfnb.analysis.timing import times_in_words
 from perfnb.comparison import planned_rounds, warm_up
 from perfnb.frames import storage
+from perfnb.frames.storable import storable
 from perfnb.profile import Profile
 from perfnb.profiling import run_profile
-from perfnb.views.architectures import architectures_html, architectures_page, architectures_text, show_architectures
+from perfnb.views.architectures import (
+    architectures_html,
+    architectures_line,
+    architectures_page,
+    architectures_text,
+    show_architectures,
+)
 from perfnb.views.progress import Progress
 
 if TYPE_CHECKING:
@@ -65,8 +71,7 @@ class ArchitectureComparison:
         return architectures_text(self._figures)
 
     def __repr__(self) -> str:
-        times = ", ".join(f"{name} {times_in_words([ms])}" for name, ms in self._figures.table["median_ms"].items())
-        return f"<perfnb.ArchitectureComparison: {times}>"
+        return f"<perfnb.ArchitectureComparison: {architectures_line(self._figures)}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": architectures_html(self._figures)}
@@ -173,7 +178,7 @@ def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
             raise TypeError(f"models[{name!r}] is no torch module but {type(model).__name__}.")
         if own is None:
             raise ValueError(f"models[{name!r}] has no batch: give one for all, or a pair (model, batch).")
-        pairs[str(name)] = (model, own)
+        pairs[storable(str(name))] = (model, own)
     return pairs
 
 

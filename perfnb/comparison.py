@@ -159,6 +159,7 @@ def ab_test(
     Exception
         Whatever the steps raise, after everything that perfnb installed has been removed.
     """
+    from perfnb.capture.amounts import finite, shown
     from perfnb.capture.bench import Bench
     from perfnb.capture.budget import Plan
     from perfnb.capture.given import require_steps
@@ -169,8 +170,9 @@ def ab_test(
     given: Any = check
     if isinstance(given, bool) or not (given is None or callable(given) or isinstance(given, Real)):
         raise TypeError(f"check must be a tolerance such as 1e-5, or a function of the two results, not {check!r}.")
-    if not 0 < equal_within < 1:
-        raise ValueError(f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {equal_within!r}.")
+    within = finite(equal_within)
+    if within is None or not 0 < within < 1:
+        raise ValueError(f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {shown(equal_within)}.")
     begin = time.perf_counter()
     with Progress() as progress, Bench([a, b], batches, progress) as bench:
         steady = warm_up(bench, begin, budget_s)

@@ -6,6 +6,10 @@ from __future__ import annotations
 class PerfnbError(Exception):
     """Base of every error that perfnb raises on purpose."""
 
+    def __str__(self) -> str:
+        # A sentence may quote the name of a file, a layer or an operator, and ends in a terminal.
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in super().__str__())
+
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback through perfnb's own code."""
         return [f"{type(self).__name__}: {self}"]

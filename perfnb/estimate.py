@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from perfnb.analysis.batch_size import largest_fitting
@@ -73,9 +73,11 @@ class MemoryEstimate:
         CaptureError
             Where the need of memory does not depend on the batch.
         """
-        room: Any = bytes
-        if isinstance(room, bool) or not isinstance(room, Real) or not float(room) >= 0:
-            raise ValueError(f"bytes must be a number that is not negative, not {bytes!r}.")
+        from perfnb.capture.amounts import finite, shown
+
+        room = math.inf if bytes == math.inf else finite(bytes)
+        if room is None or room < 0:
+            raise ValueError(f"bytes must be a number that is not negative, not {shown(bytes)}.")
         if self.batch_size is None:
             raise CaptureError("this batch has no first dimension that could be made larger or smaller.")
         found = largest_fitting(self._need, bytes, self.batch_size)

@@ -15,6 +15,7 @@ from perfnb.analysis import timing as analysis
 from perfnb.analysis.journal import journal_history
 from perfnb.frames import journal as storage
 from perfnb.frames.journal import Entry
+from perfnb.frames.paths import usable
 from perfnb.frames.storage import write_text
 from perfnb.loading import load
 from perfnb.performance_report import PerformanceReport
@@ -200,7 +201,7 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
     """
     if not 0 < equal_within < 1:
         raise ValueError(f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {equal_within!r}.")
-    folder = Path(path).expanduser()
+    folder = usable(path)
     storage.read_entries(folder)
     return Journal(folder, equal_within)
 

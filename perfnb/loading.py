@@ -10,6 +10,7 @@ from typing import Any
 from perfnb.analysis.module_layers import with_module_layers
 from perfnb.errors import RecordingError, TraceError
 from perfnb.frames import measurements, storage
+from perfnb.frames.paths import usable
 from perfnb.frames.reading import rank_of_name, read_recording, read_recordings, trace_files
 from perfnb.frames.saved import SavedProfile
 from perfnb.performance_report import PerformanceReport, load_report
@@ -74,7 +75,7 @@ def load(
     _check(limits, executor)
     if not isinstance(path, str | Path):
         return _ranks(_paths(path), limits, executor)
-    source = storage.standing(Path(path).expanduser())
+    source = storage.standing(usable(path))
     if storage.is_watch(source):
         return load_watch(source)
     if measurements.is_report(source):
@@ -117,7 +118,7 @@ def _paths(path: object) -> list[Path]:
     for one in path:
         if not isinstance(one, str | Path):
             raise TypeError(f"path must be a list of paths; one in it is {one!r}.")
-        found.append(Path(one).expanduser())
+        found.append(usable(one))
     return found
 
 

@@ -36,6 +36,7 @@ from perfnb.profile_diff import ProfileComparison, not_comparable
 from perfnb.roofline import Roofline
 from perfnb.timing import Timing, shown
 from perfnb.traces.chrome_writer import gzipped
+from perfnb.views import escape
 from perfnb.views.display import show, static_bundle
 from perfnb.views.page import standalone_page
 from perfnb.views.text import summary_text
@@ -364,9 +365,9 @@ class Profile:
         if trace is not None:
             steps = self._recording.traced_steps
             words = f"{trace['events']:,} events, {steps} step{'s' * (steps != 1)}"
-            return f"<perfnb.Profile of {trace['file']!r}: {words}>"
+            return f"<perfnb.Profile of {escape.plain(trace['file'], 60)!r}: {words}>"
         step = "" if timing.median_ms is None else f"{times_in_words([timing.median_ms])} a step, "
-        return f"<perfnb.Profile {self.meta['name']!r}: {step}{timing.steps} steps timed>"
+        return f"<perfnb.Profile {escape.plain(self.meta['name'], 60)!r}: {step}{timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return static_bundle(self._summary, self._timeline())

@@ -78,15 +78,17 @@ def profile_step(
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
+    from perfnb.capture.amounts import shown
     from perfnb.capture.budget import Plan
     from perfnb.capture.given import require_steps
     from perfnb.capture.namespace import chosen_models, namespace_of
     from perfnb.capture.parts import name_of_batches
 
     __tracebackhide__ = True
-    given: Any = watch
-    if not isinstance(given, bool):
-        raise TypeError(f"watch must be True or False, not {given!r}.")
+    options: dict[str, Any] = {"stacks": stacks, "watch": watch}
+    for option, given in options.items():
+        if not isinstance(given, (bool, int)) or given not in (0, 1):
+            raise TypeError(f"{option} must be True or False, not {shown(given)}.")
     require_steps({"step": step}, batches, "profile_step(step, loader)")
     models, names = chosen_models(model)
     variables = namespace_of(step)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import pandas as pd
@@ -84,6 +82,10 @@ class ScalingStudy:
 
     def predict(self, size: float) -> Prediction:
         """What a step of that size will need."""
+        from perfnb.capture.amounts import finite, shown
+
+        if (finite(size) or 0.0) <= 0:
+            raise ValueError(f"size must be a number above 0, not {shown(size)}.")
         found, memory = self._figures.law.predict(size), self._figures.memory_law
         peak = None if memory is None else round(memory.predict(size).median)
         return Prediction(float(size), found.median, (found.low, found.high), peak)
@@ -129,6 +131,7 @@ def scaling_study(
     Exception
         Whatever `make_step` or a step raise, after everything that perfnb installed has been removed.
     """
+    from perfnb.capture.amounts import finite, shown
     from perfnb.capture.bench import Bench
     from perfnb.capture.budget import Plan
     from perfnb.capture.device import describe_environment
@@ -136,9 +139,9 @@ def scaling_study(
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
     chosen: list[Any] = list(set(sizes))
-    numbers = all(isinstance(size, Real) and 0 < float(size) < math.inf for size in chosen)
+    numbers = all((finite(size) or 0.0) > 0 for size in chosen)
     if len(chosen) < 2 or not numbers:
-        raise ValueError(f"sizes must be at least two different numbers above 0, not {chosen}.")
+        raise ValueError(f"sizes must be at least two different numbers above 0, not {shown(chosen)}.")
     chosen.sort()
     given: Any = make_step
     if not callable(given):

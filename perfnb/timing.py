@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -194,5 +195,7 @@ def _until_known(
 def _run(bench: Any, count: int, pass_name: str, until: float | None = None, block: int = 1) -> list[float]:
     """Milliseconds of `count` steps, or of one in each of as many blocks."""
     __tracebackhide__ = True
-    (durations,) = bench.rounds([(0,)] * count, pass_name=pass_name, planned=count, until=until, repeat=block)
+    (durations,) = bench.rounds(
+        itertools.repeat((0,), count), pass_name=pass_name, planned=count, until=until, repeat=block
+    )
     return [duration / block / 1e6 for duration in durations]

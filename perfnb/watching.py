@@ -22,6 +22,7 @@ from perfnb.cell_marks import CellMarks
 from perfnb.frames import storage
 from perfnb.frames.recording import WatchRecord
 from perfnb.frames.samples import watch_record
+from perfnb.frames.storable import storable
 from perfnb.views.live import LivePanel
 from perfnb.views.watch import watch_figure, watch_html, watch_text
 
@@ -123,7 +124,7 @@ class Watch:
         __tracebackhide__ = True
         if self._watcher is None or self._kept is not None:
             warnings.warn(f"The watch has ended: the mark {name!r} is not kept.", stacklevel=3)
-        number = self._marks.begin(str(name), self._now())
+        number = self._marks.begin(storable(str(name)), self._now())
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 from perfnb.analysis.decision import Loss
 from perfnb.analysis.performance_report import DIFFERENCE, RESOURCES
+from perfnb.frames.storable import storable
 
 _BOTH = {"baseline", "candidate"}
 _EXAMPLE = "{'loss': 0.31}"
@@ -120,7 +121,7 @@ def _numbers(given: Any, what: str, wanted: str) -> dict[str, float]:
             if isinstance(value, (str, bytes, bool)):
                 raise TypeError
             # A tensor of one element is a number too.
-            numbers[name] = float(value.detach() if hasattr(value, "detach") else value)
+            numbers[storable(name)] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"{name!r} in {what} must be a number, not {type(value).__name__}.") from error
     return numbers

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
 
 import numpy as np
 
+from perfnb.capture.amounts import require_count, require_seconds, shown
 from perfnb.capture.steady import FEWEST, is_steady
 
 #: Fewest steps of an automatic warm-up, without and with a GPU.
@@ -44,13 +43,15 @@ class Plan:
     flops: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("warmup", 0), ("steps", 1), ("traced", 1)):
+        for name, least in (("warmup", 0), ("steps", 1)):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name), least)
+        require_count("traced", self.traced, 1)
+        require_seconds("budget_s", self.budget_s)
+        for name in ("memory", "flops"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
-                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-        seconds: Any = self.budget_s
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise ValueError(f"budget_s must be a number of seconds above 0, not {self.budget_s!r}.")
+            if not isinstance(value, (bool, int, np.bool_)) or value not in (0, 1):
+                raise TypeError(f"{name} must be True or False, not {shown(value)}.")
 
     def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:
         """Whether the warm-up runs another step after steps of these durations."""

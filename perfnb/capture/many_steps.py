@@ -6,7 +6,6 @@ what stays must keep nothing himself: no live object is noted here, and the modu
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from perfnb.capture.amounts import MOST
 from perfnb.capture.budget import Plan
 from perfnb.capture.device import describe_environment
 from perfnb.capture.gate import InterruptGate
@@ -26,7 +26,7 @@ from perfnb.capture.session import Progress, Session
 from perfnb.capture.steps import BatchSource, StepRunner
 
 #: As many steps are run as were asked for, however long they take.
-_NO_BUDGET_S = float(sys.maxsize)
+_NO_BUDGET_S = float(MOST)
 
 
 @dataclass

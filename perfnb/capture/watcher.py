@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any
 
 from perfnb.capture import torch_devices
+from perfnb.capture.amounts import shown
 from perfnb.capture.gate import InterruptGate
 from perfnb.capture.history import History
 from perfnb.capture.sampler_process import SamplerProcess
@@ -59,10 +60,11 @@ class Watcher:
     def __init__(self, interval_s: float) -> None:
         given: Any = interval_s
         if isinstance(given, bool) or not isinstance(given, Real):
-            raise TypeError(f"interval_s must be a number of seconds, not {interval_s!r}.")
+            raise TypeError(f"interval_s must be a number of seconds, not {shown(interval_s)}.")
         if not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
             raise ValueError(
-                f"interval_s must lie between {LEAST_INTERVAL_S:g} and {MOST_INTERVAL_S:g} seconds, not {interval_s:g}."
+                f"interval_s must lie between {LEAST_INTERVAL_S:g} and {MOST_INTERVAL_S:g} seconds, "
+                f"not {shown(interval_s)}."
             )
         self.interval_s, self.zero_ns, self.renamed = float(interval_s), 0, 0
         self.history = History(1)

@@ -13,6 +13,7 @@ from perfnb.frames.events import no_events, read_trace, steps_of_trace
 from perfnb.frames.memory import memory_record
 from perfnb.frames.recording import ArithmeticRecord, Recording, WatchRecord
 from perfnb.frames.samples import watch_record
+from perfnb.frames.storable import storable
 from perfnb.frames.text import TEXT
 from perfnb.traces.kineto import MISSING
 
@@ -84,8 +85,8 @@ def _modules(capture: Capture) -> pd.DataFrame:
         depth.append(0 if layer.parent is None else depth[layer.parent] + 1)
     return pd.DataFrame(
         {
-            "name": pd.Series([layer.name for layer in layers], dtype=TEXT),
-            "module": pd.Series([layer.module for layer in layers], dtype=TEXT),
+            "name": pd.Series([storable(layer.name) for layer in layers], dtype=TEXT),
+            "module": pd.Series([storable(layer.module) for layer in layers], dtype=TEXT),
             "parent": np.array([MISSING if layer.parent is None else layer.parent for layer in layers], dtype=np.int64),
             "depth": np.array(depth, dtype=np.int64),
             "parameters": np.array([layer.parameters for layer in layers], dtype=np.int64),

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
 from perfnb.frames.beside import put_folder, sweep, workplace
+from perfnb.frames.paths import usable
 from perfnb.frames.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame
 from perfnb.frames.text import TEXT, with_text
 from perfnb.traces.regular_file import read_regular
@@ -74,7 +75,7 @@ def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
     RecordingError
         If something else stands at `path`, or it cannot be written.
     """
-    target = Path(path).expanduser()
+    target = usable(path)
     sweep(target.parent)
     return _put(kind, target, _may_replace(kind, target), lambda fresh: _write(kind, frames, meta, fresh))
 
@@ -98,7 +99,7 @@ def save_all(
     frames : mapping, optional
         Of the whole.
     """
-    target = Path(path).expanduser()
+    target = usable(path)
     sweep(target.parent)
     earlier = is_one(kind, target) and not target.is_symlink()
     inside = list(target.iterdir()) if earlier else []
@@ -162,7 +163,7 @@ def _may_replace(kind: Kind, target: Path) -> bool:
 
 def is_one(kind: Kind, path: str | Path) -> bool:
     """Whether something of the kind stands at `path`."""
-    return (Path(path).expanduser() / kind.meta).is_file()
+    return (usable(path) / kind.meta).is_file()
 
 
 def has_frame(name: str, source: Path) -> bool:
@@ -320,7 +321,7 @@ def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
     RecordingError
         If it cannot be written.
     """
-    target = Path(path).expanduser()
+    target = usable(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with workplace(target.parent) as work:

@@ -22,6 +22,7 @@ import msgspec
 from perfnb.errors import RecordingError
 from perfnb.frames.beside import workplace
 from perfnb.frames.folder import FORMAT, VERSION
+from perfnb.frames.paths import usable
 from perfnb.traces.regular_file import open_regular
 
 #: What may be an entry's thing, which stands in a folder of that name in the entry.
@@ -142,7 +143,7 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
     RecordingError
         If it cannot be written, or could not be read again.
     """
-    target = Path(journal).expanduser()
+    target = usable(journal)
     try:
         content = json.dumps(asdict(_File(FORMAT, VERSION, entry)), indent=1, allow_nan=False)
         _decoded(content.encode())
@@ -165,7 +166,7 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
     RecordingError
         If `journal` is no folder, or cannot be listed. One that does not exist yet has no entries.
     """
-    source = Path(journal).expanduser()
+    source = usable(journal)
     try:
         # What begins with a dot is being written, or was when its writer was killed.
         names = [each.name for each in os.scandir(source) if not each.name.startswith(".")]

@@ -11,6 +11,7 @@ import pandas as pd
 from perfnb.errors import RecordingError
 from perfnb.frames import folder, raw_columns, storage
 from perfnb.frames.folder import Kind
+from perfnb.frames.paths import usable
 from perfnb.frames.recording import Recording
 from perfnb.frames.saved import PROFILE
 from perfnb.frames.saved_facts import ReportFacts, TimingFacts
@@ -34,7 +35,7 @@ def save_timing(steps: pd.DataFrame, meta: Mapping[str, Any], path: str | Path) 
 
 def load_timing(path: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read step times that `save_timing` wrote."""
-    source = Path(path).expanduser()
+    source = usable(path)
     meta = folder.load_meta(_TIMING, source)
     return folder.load_frame("steps", raw_columns.TIMED, source), meta
 
@@ -62,7 +63,7 @@ def save_report(
 
 def load_report(path: str | Path) -> tuple[dict[str, pd.DataFrame], dict[str, Recording], dict[str, Any]]:
     """Read a report that `save_report` wrote."""
-    source = Path(path).expanduser()
+    source = usable(path)
     meta = folder.load_meta(_REPORT, source)
     columns = {"pairs": raw_columns.PAIRS, "losses": raw_columns.LOSSES}
     frames = {name: folder.load_frame(name, its, source) for name, its in columns.items()}

@@ -12,6 +12,7 @@ import pandas as pd
 from perfnb.errors import RecordingError
 from perfnb.frames import folder, raw_columns
 from perfnb.frames.folder import Kind
+from perfnb.frames.paths import usable
 from perfnb.frames.raw_columns import Columns
 from perfnb.frames.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
 from perfnb.frames.saved_facts import ProfileFacts
@@ -87,7 +88,7 @@ class SavedProfile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        source = Path(path).expanduser()
+        source = usable(path)
         self.meta = folder.load_meta(PROFILE, source)
         self._made_by = self.meta.pop(_MADE_BY, None)
         self._files = {name: folder.read(name, source) for name in PROFILE.frames if folder.has_frame(name, source)}

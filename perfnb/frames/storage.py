@@ -11,6 +11,7 @@ import pandas as pd
 from perfnb.frames import folder, raw_columns
 from perfnb.frames.beside import standing
 from perfnb.frames.folder import VERSION, Kind, write_parts, write_text
+from perfnb.frames.paths import usable
 from perfnb.frames.recording import Recording, WatchRecord
 from perfnb.frames.saved import PROFILE, SavedProfile, content, watch_of
 from perfnb.frames.saved_facts import RanksFacts, WatchFacts
@@ -99,7 +100,7 @@ def save_ranks(
 
 def load_ranks(path: str | Path) -> list[SavedProfile]:
     """The profiles that `save_ranks` wrote; as `load`."""
-    source = Path(path).expanduser()
+    source = usable(path)
     return [SavedProfile(source / f"rank_{rank}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
 
 
@@ -120,7 +121,7 @@ def is_watch(path: str | Path) -> bool:
 
 def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
     """Read a watch that `save_watch` wrote; as `load`."""
-    source = Path(path).expanduser()
+    source = usable(path)
     meta = folder.load_meta(_WATCH, source)
     samples = folder.load_frame("samples", raw_columns.SAMPLES, source)
     marks = folder.load_frame("marks", raw_columns.MARKS, source)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perfnb.analysis.timing import times_in_words
 from perfnb.views import bars, escape, tables
 from perfnb.views import format as fmt
 from perfnb.views.architectures_data import (
@@ -63,6 +64,12 @@ _TEXT_COLUMNS = (
 )
 _TIME_WIDTH = 23
 _NAMES = 24
+
+
+def architectures_line(figures: ArchitectureFigures) -> str:
+    """Each model's step time, in a line for a repr."""
+    times = figures.table["median_ms"].items()
+    return ", ".join(f"{escape.plain(name, 60)} {times_in_words([ms])}" for name, ms in times)
 
 
 def architectures_html(figures: ArchitectureFigures) -> str:

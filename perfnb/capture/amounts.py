@@ -1,0 +1,58 @@
+"""Numbers that the user gives: seconds, counts, shares. One that makes no sense is refused in a sentence."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+#: Nothing is run more often, or for more seconds, than this.
+MOST = 10**9
+_LONGEST_SHOWN = 60
+
+
+def finite(value: object) -> float | None:
+    """The value as a float; ``None`` if it is no number, or one that no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def require_count(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number from `least` to `MOST`.
+
+    Raises
+    ------
+    ValueError
+    """
+    given: Any = value
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not least <= given <= MOST:
+        most = f" and at most {MOST:.0e}" if whole and given > MOST else ""
+        raise ValueError(f"{name} must be a whole number of at least {least}{most}, not {shown(value)}.")
+
+
+def require_seconds(name: str, value: object) -> None:
+    """Refuse what is no number of seconds above 0, or more than `MOST`.
+
+    Raises
+    ------
+    ValueError
+    """
+    number = finite(value)
+    if number is None or not 0 < number <= MOST:
+        most = "" if number is None or number <= MOST else f" and at most {MOST:.0e}"
+        raise ValueError(f"{name} must be a number of seconds above 0{most}, not {shown(value)}.")
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it, shortened."""
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of thousands of digits has no text, and anything may be given
+        return f"such a {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 10]}…{text[-9:]}"
