@@ -158,11 +158,12 @@ def check_file(file: pq.ParquetFile, columns: Columns) -> bool:
         elif rows and not _is(schema.field(name).type, column):
             raise Odd(f"its column {name!r} is of another type ({schema.field(name).type})")
     if rows:
-        _check_types(schema.empty_table().to_pandas(), columns)
+        known = {name: its for name, its in columns.items() if name in schema.names and not _is_null(schema, name)}
+        _check_types(schema.empty_table().to_pandas(), known)
     told = _told(file.metadata)
     for name, column in columns.items():
-        if name in schema.names and rows and (known := told.get(name)) is not None:
-            missing, low, high = known
+        if name in schema.names and rows and (seen := told.get(name)) is not None:
+            missing, low, high = seen
             _check_range(name, column, bool(missing), low, high)
     return not rows or all(name in told for name in columns if name in schema.names)
 
@@ -183,6 +184,10 @@ def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None)
     if lost:
         raise Odd(f"it has no column {lost[0]!r}")
     frame = frame[[name for name in columns if name in frame]].reset_index(drop=True)
+    labels = [name for name in frame if columns[name].kind == "label" and columns[name].missing]
+    for name in labels:
+        if frame[name].isna().all():
+            frame = frame.assign(**{name: pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype="str"))})
     if len(frame):
         _check_values(frame, columns)
     else:
@@ -209,11 +214,15 @@ def _is(kind: pa.DataType, column: Column) -> bool:
         return bool(pa.types.is_float64(kind))
     if column.kind == "flag":
         return bool(pa.types.is_boolean(kind))
+    if pa.types.is_null(kind):  # what has no value has no type
+        return column.missing
     if column.kind == "label":
-        if not pa.types.is_dictionary(kind):
-            return False
-        kind = kind.value_type
-    return _is_text(kind) or (column.missing and bool(pa.types.is_null(kind)))
+        return bool(pa.types.is_dictionary(kind)) and (column.missing or _is_text(kind.value_type))
+    return _is_text(kind)
+
+
+def _is_null(schema: pa.Schema, name: str) -> bool:
+    return bool(pa.types.is_null(schema.field(name).type))
 
 
 def _is_text(kind: pa.DataType) -> bool:

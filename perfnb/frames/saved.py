@@ -95,6 +95,7 @@ class SavedProfile:
         self._parts = [
             part for part, (_, tables) in _PARTS.items() if any(f"{part}_{name}" in self._files for name in tables)
         ]
+        self._check_facts()
         self._columns = self._needed()
         told = {name: folder.check(name, its, source, self._files.get(name)) for name, its in self._columns.items()}
         self._decoded: dict[str, pd.DataFrame] = {}
@@ -109,6 +110,18 @@ class SavedProfile:
         for part in self._parts:
             needed |= {f"{part}_{name}": columns for name, columns in _PARTS[part][1].items()}
         return needed | {name: columns for name, columns in _OF_TRACE.items() if name in self._files}
+
+    def _check_facts(self) -> None:
+        """Refuse facts that lack others which they need."""
+        needed = [
+            *(("options.warmup", "options.budget_s") if "trace" not in self.meta else ()),
+            *(("failed_in",) if "failure" in self.meta else ()),
+            *(("watch",) if "watch" in self._parts else ()),
+        ]
+        for name in needed:
+            above, _, key = name.rpartition(".")
+            if key not in (self.meta[above] if above else self.meta):
+                raise RecordingError(f"{self._source / PROFILE.meta} is damaged: it has no meta.{name}.")
 
     def _check_places(self) -> None:
         """Refuse rows that point to none."""
