@@ -46,7 +46,7 @@ Columns = Mapping[str, Column]
 
 _FAR = 2**62
 _WHOLE, _FROM_NONE = Column("whole"), Column("whole", low=-1)
-_TIME, _LENGTH = Column("whole", low=-_FAR, high=_FAR), Column("whole", low=0, high=_FAR)
+_LENGTH = Column("whole", low=0)
 _LABEL, _MAYBE_LABEL = Column("label"), Column("label", missing=True)
 _COUNT = Column("count", missing=True, low=0, high=_FAR)
 _MS = Column("number", low=0, high=1e15)
@@ -55,7 +55,7 @@ _OLD = {"needed": False}  # what earlier versions did not write
 _NUMBER_OF_ROW = Column("whole", low=0, needed=False)
 
 EVENTS: Columns = {
-    **{"name": _LABEL, "category": _LABEL, "start_ns": _TIME, "duration_ns": _LENGTH},
+    **{"name": _LABEL, "category": _LABEL, "start_ns": _WHOLE, "duration_ns": _LENGTH},
     **dict.fromkeys(("thread", "device", "stream", "correlation", "sequence", "forward_thread"), _WHOLE),
     "span": _FROM_NONE,
     **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation"), replace(_WHOLE, **_OLD)),
@@ -81,20 +81,20 @@ MODULES: Columns = {
 }
 SPANS: Columns = {"layer": _FROM_NONE, "loss": Column("flag"), "span": _NUMBER_OF_ROW}
 TRACE_MEMORY: Columns = {
-    **{"time_ns": _TIME, "process": _WHOLE, "thread": _WHOLE, "address": _WHOLE},
-    "bytes": Column("whole", low=-_FAR, high=_FAR),
+    **{"time_ns": _WHOLE, "process": _WHOLE, "thread": _WHOLE, "address": _WHOLE},
+    "bytes": _WHOLE,
     **dict.fromkeys(("device_type", "device", "allocated", "reserved"), _WHOLE),
 }
 CHANGES: Columns = {
-    **{"event": Column("whole", low=0), "time_ns": _TIME, "address": _WHOLE},
-    "bytes": Column("whole", low=-_FAR, high=_FAR),
+    **{"event": Column("whole", low=0), "time_ns": _WHOLE, "address": _WHOLE},
+    "bytes": _WHOLE,
     **{"device": _LABEL, "allocated": _WHOLE, "reserved": _WHOLE},
 }
 KNOWN: Columns = {
-    **{"time_ns": _TIME, "address": _WHOLE, "bytes": _LENGTH, "device": _LABEL, "category": _LABEL},
+    **{"time_ns": _WHOLE, "address": _WHOLE, "bytes": _LENGTH, "device": _LABEL, "category": _LABEL},
     **{"layer": _FROM_NONE, "name": Column("text", missing=True)},
 }
-RESIDENT: Columns = {"time_ns": _TIME, "bytes": _LENGTH}
+RESIDENT: Columns = {"time_ns": _WHOLE, "bytes": _LENGTH}
 CALLS: Columns = {
     **{"op": _LABEL, "flops": _COUNT, "bytes": _COUNT, "dtype": _MAYBE_LABEL},
     "number": _NUMBER_OF_ROW,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,20 @@ class SavedProfile:
         ]
         self._check_facts()
         self._columns = self._needed()
-        told = {name: folder.check(name, its, source, self._files.get(name)) for name, its in self._columns.items()}
+        told = {name: self._check(name) for name in self._columns}
         self._decoded: dict[str, pd.DataFrame] = {}
         self._decoded = {name: self._frame(name) for name in told if name not in _LONG}
+        if not len(self._decoded["modules"]) + len(self._decoded["spans"]):
+            events = raw_columns.EVENTS
+            self._columns["events"] = {**events, "span": replace(events["span"], high=MISSING)}
+            told["events"] = self._check("events")
         for name in _LONG:
             if not told.get(name, True):
                 self._frame(name)
         self._check_places()
+
+    def _check(self, name: str) -> bool:
+        return folder.check(name, self._columns[name], self._source, self._files.get(name))
 
     def _needed(self) -> dict[str, Columns]:
         needed = dict(_FRAMES)

@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
     warmup: Count | None
     steps: Count | None
     traced: Count
-    budget_s: Amount
+    budget_s: Annotated[float, Meta(ge=0)]
     memory: bool
     flops: bool
 
@@ -262,7 +262,7 @@ class ReportFacts(TypedDict, total=False):
     """Of a report on a change."""
 
     change: Required[str]
-    limits: Required[dict[str, Number]]
+    limits: Required[dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]]
     environment: Required[Environment]
     options: Required[dict[str, Any]]
     experiment: Required[Experiment]

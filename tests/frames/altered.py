@@ -53,7 +53,7 @@ def trace(path: Path, rank: int = 0) -> Path:
     for number in range(2):
         at = 100.0 + 1000 * number
         made.step(number, at, at + 900)
-        made.event("nn.Module: Linear_0", at + 1, at + 60, category="python_function")
+        made.module("Linear_0", at + 1, at + 60)
         made.event("aten::mm", at + 2, at + 50, **{"Input Dims": [[8, 16], [16, 4]]})
         made.kernel("gemm", at + 10, at + 60 + rank, at + 90)
     return made.write(path)
