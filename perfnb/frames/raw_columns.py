@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,9 +49,11 @@ _FAR = 2**62
 _WHOLE, _FROM_NONE = Column("whole"), Column("whole", low=-1)
 _LENGTH = Column("whole", low=0)
 _LABEL, _MAYBE_LABEL = Column("label"), Column("label", missing=True)
+#: What earlier versions did not write.
+_OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
+_OLD_LABEL = replace(_MAYBE_LABEL, needed=False)
 _COUNT = Column("count", missing=True, low=0, high=_FAR)
 _MS = Column("number", low=0, high=1e15)
-_OLD = {"needed": False}  # what earlier versions did not write
 #: An index, which is no column of the file where it counts from 0.
 _NUMBER_OF_ROW = Column("whole", low=0, needed=False)
 
@@ -58,9 +61,9 @@ EVENTS: Columns = {
     **{"name": _LABEL, "category": _LABEL, "start_ns": _WHOLE, "duration_ns": _LENGTH},
     **dict.fromkeys(("thread", "device", "stream", "correlation", "sequence", "forward_thread"), _WHOLE),
     "span": _FROM_NONE,
-    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation"), replace(_WHOLE, **_OLD)),
-    **dict.fromkeys(("shapes", "collective", "group"), replace(_MAYBE_LABEL, **_OLD)),
-    "marks_step": replace(_FROM_NONE, **_OLD),
+    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation"), _OLD_WHOLE),
+    **dict.fromkeys(("shapes", "collective", "group"), _OLD_LABEL),
+    "marks_step": _OLD_FROM_NONE,
 }
 STEPS: Columns = {
     "pass": _LABEL,
@@ -184,9 +187,8 @@ def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None)
     if lost:
         raise Odd(f"it has no column {lost[0]!r}")
     frame = frame[[name for name in columns if name in frame]].reset_index(drop=True)
-    labels = [name for name in frame if columns[name].kind == "label" and columns[name].missing]
-    for name in labels:
-        if frame[name].isna().all():
+    for name, column in columns.items():
+        if name in frame and column.kind == "label" and column.missing and frame[name].isna().all():
             frame = frame.assign(**{name: pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype="str"))})
     if len(frame):
         _check_values(frame, columns)
@@ -280,9 +282,9 @@ def _typed(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     text = pd.CategoricalDtype(pd.Index([], dtype="str"))
     types = {"whole": "int64", "count": "Int64", "number": "float64", "flag": "bool", "label": text, "text": "str"}
     kept = {"whole": ("int64",), "count": ("int64", "Int64"), "number": ("float64", "Float64")}
-    wrong = {
-        name: types[columns[name].kind]
-        for name in frame
-        if str(frame[name].dtype) not in kept.get(columns[name].kind, ())
+    wrong: dict[str, Any] = {
+        name: types[its.kind]
+        for name, its in columns.items()
+        if name in frame and str(frame[name].dtype) not in kept.get(its.kind, ())
     }
     return frame.astype(wrong)

@@ -145,7 +145,7 @@ class SavedProfile:
             rows = folder.rows("memory_events", self._source, self._files["memory_events"])
             self._require("memory_changes", "event", (changes["event"] < rows).all())
 
-    def _require(self, frame: str, column: str, holds: bool) -> None:
+    def _require(self, frame: str, column: str, holds: bool | np.bool_) -> None:
         if not holds:
             raise RecordingError(
                 f"{self._source / f'{frame}.parquet'} is damaged: its column {column!r} names a row that there is not."

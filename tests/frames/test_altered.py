@@ -154,7 +154,8 @@ def test_values_out_of_range_are_damage(tmp_path: Path, frame: str, column: str,
 
 
 def test_calls_of_layers_that_are_nowhere_told_of_are_damage(tmp_path: Path) -> None:
-    saved = perfnb.load(Written().step(1, 0, 90).op("aten::mm", 1, 9).write(tmp_path / "t.json")).save(tmp_path / "run")
+    made = Written().step(1, 0, 90).op("aten::mm", 1, 9)
+    saved = perfnb.load(made.write(tmp_path / "trace.json")).save(tmp_path / "run")
     table = pd.read_parquet(saved / "events.parquet")
     table.assign(span=np.arange(len(table))).to_parquet(saved / "events.parquet")
 
