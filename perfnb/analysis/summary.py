@@ -200,5 +200,6 @@ def device_words(environment: Mapping[str, Any]) -> str:
         return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in count.items())
     if "processor" not in environment:
         return "CPU"
-    threads = environment["threads"]
+    if (threads := environment.get("threads")) is None:
+        return f"CPU ({environment['processor']})"
     return f"CPU ({environment['processor']}), {threads} thread{'' if threads == 1 else 's'}"

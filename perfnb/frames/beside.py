@@ -134,12 +134,10 @@ def _locked(folder: Path) -> tuple[Path, int | None]:
 
 def _take(lock: int) -> bool | None:
     """Lock a file; ``False`` where somebody holds it, ``None`` where that cannot be told."""
-    if fcntl is None:
-        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except (OSError, AttributeError):  # a file system or a platform without locks
         return None
     return True

@@ -17,7 +17,9 @@ from perfnb.frames.saved import PROFILE
 from perfnb.frames.saved_facts import ReportFacts, TimingFacts
 
 _TIMING = Kind("timing", frozenset({"steps"}), frozenset({"noise"}), TimingFacts)
-_REPORT = Kind("report", frozenset({"pairs", "losses", "table"}), frozenset({"change", "experiment", "quality"}), ReportFacts)
+_REPORT = Kind(
+    "report", frozenset({"pairs", "losses", "table"}), frozenset({"change", "experiment", "quality"}), ReportFacts
+)
 #: Folders of the two profiles.
 SIDES = ("baseline", "candidate")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,21 +48,23 @@ Columns = Mapping[str, Column]
 
 _FAR = 2**62
 _WHOLE, _FROM_NONE = Column("whole"), Column("whole", low=-1)
-_TIME, _LENGTH = Column("whole", low=-_FAR, high=_FAR), Column("whole", low=0, high=_FAR)
+_LENGTH = Column("whole", low=0)
 _LABEL, _MAYBE_LABEL = Column("label"), Column("label", missing=True)
+#: What earlier versions did not write.
+_OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
+_OLD_LABEL = replace(_MAYBE_LABEL, needed=False)
 _COUNT = Column("count", missing=True, low=0, high=_FAR)
 _MS = Column("number", low=0, high=1e15)
-_OLD = {"needed": False}  # what earlier versions did not write
 #: An index, which is no column of the file where it counts from 0.
 _NUMBER_OF_ROW = Column("whole", low=0, needed=False)
 
 EVENTS: Columns = {
-    **{"name": _LABEL, "category": _LABEL, "start_ns": _TIME, "duration_ns": _LENGTH},
+    **{"name": _LABEL, "category": _LABEL, "start_ns": _WHOLE, "duration_ns": _LENGTH},
     **dict.fromkeys(("thread", "device", "stream", "correlation", "sequence", "forward_thread"), _WHOLE),
     "span": _FROM_NONE,
-    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation"), replace(_WHOLE, **_OLD)),
-    **dict.fromkeys(("shapes", "collective", "group"), replace(_MAYBE_LABEL, **_OLD)),
-    "marks_step": replace(_FROM_NONE, **_OLD),
+    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation"), _OLD_WHOLE),
+    **dict.fromkeys(("shapes", "collective", "group"), _OLD_LABEL),
+    "marks_step": _OLD_FROM_NONE,
 }
 STEPS: Columns = {
     "pass": _LABEL,
@@ -82,20 +85,20 @@ MODULES: Columns = {
 }
 SPANS: Columns = {"layer": _FROM_NONE, "loss": Column("flag"), "span": _NUMBER_OF_ROW}
 TRACE_MEMORY: Columns = {
-    **{"time_ns": _TIME, "process": _WHOLE, "thread": _WHOLE, "address": _WHOLE},
-    "bytes": Column("whole", low=-_FAR, high=_FAR),
+    **{"time_ns": _WHOLE, "process": _WHOLE, "thread": _WHOLE, "address": _WHOLE},
+    "bytes": _WHOLE,
     **dict.fromkeys(("device_type", "device", "allocated", "reserved"), _WHOLE),
 }
 CHANGES: Columns = {
-    **{"event": Column("whole", low=0), "time_ns": _TIME, "address": _WHOLE},
-    "bytes": Column("whole", low=-_FAR, high=_FAR),
+    **{"event": Column("whole", low=0), "time_ns": _WHOLE, "address": _WHOLE},
+    "bytes": _WHOLE,
     **{"device": _LABEL, "allocated": _WHOLE, "reserved": _WHOLE},
 }
 KNOWN: Columns = {
-    **{"time_ns": _TIME, "address": _WHOLE, "bytes": _LENGTH, "device": _LABEL, "category": _LABEL},
+    **{"time_ns": _WHOLE, "address": _WHOLE, "bytes": _LENGTH, "device": _LABEL, "category": _LABEL},
     **{"layer": _FROM_NONE, "name": Column("text", missing=True)},
 }
-RESIDENT: Columns = {"time_ns": _TIME, "bytes": _LENGTH}
+RESIDENT: Columns = {"time_ns": _WHOLE, "bytes": _LENGTH}
 CALLS: Columns = {
     **{"op": _LABEL, "flops": _COUNT, "bytes": _COUNT, "dtype": _MAYBE_LABEL},
     "number": _NUMBER_OF_ROW,
@@ -159,11 +162,12 @@ def check_file(file: pq.ParquetFile, columns: Columns) -> bool:
         elif rows and not _is(schema.field(name).type, column):
             raise Odd(f"its column {name!r} is of another type ({schema.field(name).type})")
     if rows:
-        _check_types(schema.empty_table().to_pandas(), columns)
+        known = {name: its for name, its in columns.items() if name in schema.names and not _is_null(schema, name)}
+        _check_types(schema.empty_table().to_pandas(), known)
     told = _told(file.metadata)
     for name, column in columns.items():
-        if name in schema.names and rows and (known := told.get(name)) is not None:
-            missing, low, high = known
+        if name in schema.names and rows and (seen := told.get(name)) is not None:
+            missing, low, high = seen
             _check_range(name, column, bool(missing), low, high)
     return not rows or all(name in told for name in columns if name in schema.names)
 
@@ -184,6 +188,9 @@ def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None)
     if lost:
         raise Odd(f"it has no column {lost[0]!r}")
     frame = frame[[name for name in columns if name in frame]].reset_index(drop=True)
+    for name, column in columns.items():
+        if name in frame and column.kind == "label" and column.missing and frame[name].isna().all():
+            frame = frame.assign(**{name: pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype="str"))})
     if len(frame):
         _check_values(frame, columns)
     else:
@@ -210,11 +217,15 @@ def _is(kind: pa.DataType, column: Column) -> bool:
         return bool(pa.types.is_float64(kind))
     if column.kind == "flag":
         return bool(pa.types.is_boolean(kind))
+    if pa.types.is_null(kind):  # what has no value has no type
+        return column.missing
     if column.kind == "label":
-        if not pa.types.is_dictionary(kind):
-            return False
-        kind = kind.value_type
-    return _is_text(kind) or (column.missing and bool(pa.types.is_null(kind)))
+        return bool(pa.types.is_dictionary(kind)) and (column.missing or _is_text(kind.value_type))
+    return _is_text(kind)
+
+
+def _is_null(schema: pa.Schema, name: str) -> bool:
+    return bool(pa.types.is_null(schema.field(name).type))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -272,9 +283,9 @@ def _typed(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     text = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
     types = {"whole": "int64", "count": "Int64", "number": "float64", "flag": "bool", "label": text, "text": TEXT}
     kept = {"whole": ("int64",), "count": ("int64", "Int64"), "number": ("float64", "Float64")}
-    wrong = {
-        name: types[columns[name].kind]
-        for name in frame
-        if str(frame[name].dtype) not in kept.get(columns[name].kind, ())
+    wrong: dict[str, Any] = {
+        name: types[its.kind]
+        for name, its in columns.items()
+        if name in frame and str(frame[name].dtype) not in kept.get(its.kind, ())
     }
     return frame.astype(wrong)

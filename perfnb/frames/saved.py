@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,20 +97,40 @@ class SavedProfile:
         self._parts = [
             part for part, (_, tables) in _PARTS.items() if any(f"{part}_{name}" in self._files for name in tables)
         ]
+        self._check_facts()
         self._columns = self._needed()
-        told = {name: folder.check(name, its, source, self._files.get(name)) for name, its in self._columns.items()}
+        told = {name: self._check(name) for name in self._columns}
         self._decoded: dict[str, pd.DataFrame] = {}
         self._decoded = {name: self._frame(name) for name in told if name not in _LONG}
+        if not len(self._decoded["modules"]) + len(self._decoded["spans"]):
+            events = raw_columns.EVENTS
+            self._columns["events"] = {**events, "span": replace(events["span"], high=MISSING)}
+            told["events"] = self._check("events")
         for name in _LONG:
             if not told.get(name, True):
                 self._frame(name)
         self._check_places()
+
+    def _check(self, name: str) -> bool:
+        return folder.check(name, self._columns[name], self._source, self._files.get(name))
 
     def _needed(self) -> dict[str, Columns]:
         needed = dict(_FRAMES)
         for part in self._parts:
             needed |= {f"{part}_{name}": columns for name, columns in _PARTS[part][1].items()}
         return needed | {name: columns for name, columns in _OF_TRACE.items() if name in self._files}
+
+    def _check_facts(self) -> None:
+        """Refuse facts that lack others which they need."""
+        needed = [
+            *(("options.warmup", "options.budget_s") if "trace" not in self.meta else ()),
+            *(("failed_in",) if "failure" in self.meta else ()),
+            *(("watch",) if "watch" in self._parts else ()),
+        ]
+        for name in needed:
+            above, _, key = name.rpartition(".")
+            if key not in (self.meta[above] if above else self.meta):
+                raise RecordingError(f"{self._source / PROFILE.meta} is damaged: it has no meta.{name}.")
 
     def _check_places(self) -> None:
         """Refuse rows that point to none."""
@@ -125,7 +146,7 @@ class SavedProfile:
             rows = folder.rows("memory_events", self._source, self._files["memory_events"])
             self._require("memory_changes", "event", (changes["event"] < rows).all())
 
-    def _require(self, frame: str, column: str, holds: bool) -> None:
+    def _require(self, frame: str, column: str, holds: bool | np.bool_) -> None:
         if not holds:
             raise RecordingError(
                 f"{self._source / f'{frame}.parquet'} is damaged: its column {column!r} names a row that there is not."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Required, TypedDict
 
-from msgspec import Meta
+from msgspec import Meta, Struct, field
 
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
     warmup: Count | None
     steps: Count | None
     traced: Count
-    budget_s: Amount
+    budget_s: Annotated[float, Meta(ge=0)]
     memory: bool
     flops: bool
 
@@ -83,24 +83,35 @@ class Ceilings(TypedDict, total=False):
     others: Amount
 
 
-Optimizer = TypedDict(
-    "Optimizer",
-    {
-        **{"name": Required[str], "class": Required[str], "tensors": Required[Count], "elements": Required[Count]},
-        **{"groups": Required[Count], "at_once": Required[list[str]], "arguments": dict[str, Any] | None},
-        **dict.fromkeys(("foreach", "fused", "capturable"), Plain),
-    },
-    total=False,
-)
-Loader = TypedDict(
-    "Loader",
-    {
-        **{"name": Required[str | None], "class": Required[str], "dataset": str, "iterable": bool, "collates": bool},
-        **dict.fromkeys(("num_workers", "prefetch_factor", "batch_size"), Number),
-        **dict.fromkeys(("pin_memory", "persistent_workers", "drop_last"), bool | Number),
-    },
-    total=False,
-)
+class Optimizer(Struct):
+    """Name and settings of an optimizer."""
+
+    name: str
+    class_: str = field(name="class")
+    tensors: Count
+    elements: Count
+    groups: Count
+    at_once: list[str]
+    arguments: dict[str, Any] | None = None
+    foreach: Plain = None
+    fused: Plain = None
+    capturable: Plain = None
+
+
+class Loader(Struct):
+    """Name and settings of what feeds the step."""
+
+    name: str | None
+    class_: str = field(name="class")
+    dataset: str = ""
+    iterable: bool = False
+    collates: bool = False
+    num_workers: Number = 0.0
+    prefetch_factor: Number = 0.0
+    batch_size: Number = 0.0
+    pin_memory: bool | Number = False
+    persistent_workers: bool | Number = False
+    drop_last: bool | Number = False
 
 
 class Parts(TypedDict, total=False):
@@ -207,11 +218,11 @@ class RanksFacts(TypedDict):
 class TimingFacts(TypedDict, total=False):
     """Of step times."""
 
-    batch_size: Count | None
-    samples: Count | None
-    steady: bool | None
+    batch_size: Required[Count | None]
+    samples: Required[Count | None]
+    steady: Required[bool | None]
     noise: Required[Noise]
-    wanted: Count | None
+    wanted: Required[Count | None]
 
 
 class Blocks(TypedDict):
@@ -251,7 +262,7 @@ class ReportFacts(TypedDict, total=False):
     """Of a report on a change."""
 
     change: Required[str]
-    limits: Required[dict[str, Number]]
+    limits: Required[dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]]
     environment: Required[Environment]
     options: Required[dict[str, Any]]
     experiment: Required[Experiment]

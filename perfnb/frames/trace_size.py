@@ -19,6 +19,8 @@ MOST_THREADS = 2_000
 MOST_STREAMS = 2_000
 MOST_DEVICES = 256
 MOST_STEPS = 5_000
+#: Steps times devices: each pair has a row of its own in the tables of GPUs.
+MOST_STEPS_OF_DEVICES = 20_000
 #: Events on one thread that run inside each other: Python itself allows about 1,000 calls.
 MOST_NESTED = 2_000
 #: Layers inside each other, and letters of the names of all layers, in which those around each one are repeated.
@@ -38,13 +40,15 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
     thread, threads = _numbered(trace.process[host], trace.thread[host])
     _, streams = _numbered(trace.device[device], trace.stream[device])
-    memory = trace.memory
-    devices = max(len(np.unique(trace.device[device])), _numbered(memory.device_type, memory.device)[1])
+    memory, working = trace.memory, len(np.unique(trace.device[device]))
+    devices = max(working, _numbered(memory.device_type, memory.device)[1])
+    steps = len(steps_of(trace).starts)
     for count, most, what in (
         (threads, MOST_THREADS, "threads"),
         (streams, MOST_STREAMS, "streams of devices"),
         (devices, MOST_DEVICES, "devices"),
-        (len(steps_of(trace).starts), MOST_STEPS, "steps"),
+        (steps, MOST_STEPS, "steps"),
+        (steps * working, MOST_STEPS_OF_DEVICES, "steps of devices"),
         (_deepest(thread, trace.start_ns[host], trace.duration_ns[host]), MOST_NESTED, "events inside each other"),
     ):
         if count > most:

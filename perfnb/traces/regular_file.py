@@ -16,7 +16,7 @@ def open_regular(path: str | Path, buffering: int = -1) -> BinaryIO:
     OSError
         If it cannot be opened, or is a pipe, a device or a socket.
     """
-    file: BinaryIO = open(path, "rb", buffering, opener=_open_at_once)
+    file: BinaryIO = open(path, "rb", buffering, opener=_open_at_once)  # noqa: SIM115 the caller's to close
     mode = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(mode):
         file.close()

@@ -67,7 +67,7 @@ def test_no_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def refuse(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(trace_file, "open_regular", refuse)
 
     assert error_of(tmp_path / "trace.json") == " cannot be read as a trace: Permission denied."
 

@@ -1,0 +1,223 @@
+"""A saved folder that somebody altered is refused when it is loaded, with the file and the place, or works whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import perfnb
+from perfnb.errors import PerfnbError, RecordingError
+from perfnb.frames import folder as folders
+from tests.capture.models import three_linears, training_step
+from tests.frames.altered import VALUES, Harm, columns_altered, keys_altered, outcome, shows, trace
+from tests.written_traces import Written
+
+
+def live(folder: Path) -> Path:
+    step = training_step(three_linears(), torch.ones(4, 8))
+    return perfnb.profile_step(step, warmup=1, steps=6, traced=1).save(folder / "live")
+
+
+def traced(folder: Path) -> Path:
+    return perfnb.load(trace(folder / "trace.json")).save(folder / "traced")
+
+
+def ranks(folder: Path) -> Path:
+    return perfnb.load([trace(folder / f"rank{rank}.json", rank) for rank in range(2)]).save(folder / "ranks")
+
+
+def watch(folder: Path) -> Path:
+    with perfnb.watch(0.05) as watched, watched.mark("work"):
+        pass
+    return watched.save(folder / "watch")
+
+
+def timing(folder: Path) -> Path:
+    return perfnb.Timing((1.0, 1.1, 1.2) * 3, warmup_ms=(2.0,)).save(folder / "timing")
+
+
+def report(folder: Path) -> Path:
+    step = training_step(three_linears(), torch.ones(4, 8))
+    made = perfnb.report({"old": step}, {"new": step}, quality=lambda: {"loss": 0.0}, change="none", budget_s=2.0)
+    return made.save(folder / "report")
+
+
+#: What the quick test alters a part of, and the deep one in every way.
+QUICK: dict[str, Callable[[Path], Path]] = {"traced": traced, "ranks": ranks, "timing": timing}
+ALL = QUICK | {"live": live, "watch": watch, "report": report}
+
+
+def altered_in_turn(folder: Path) -> list[Harm]:
+    """Of each column and key one of the ways in which it may be altered, of each another one."""
+    every: dict[tuple[str, str], list[Harm]] = {}
+    for harm in (*columns_altered(folder), *keys_altered(folder, VALUES)):
+        every.setdefault((harm.file, harm.what.split(" ")[0]), []).append(harm)
+    return [harms[place % len(harms)] for place, harms in enumerate(every.values())]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", QUICK)
+def test_altered_columns_and_keys_are_refused_or_work(tmp_path: Path, kind: str) -> None:
+    saved = QUICK[kind](tmp_path)
+    shows(perfnb.load(saved), tmp_path)
+
+    wrong = [
+        said
+        for harm in altered_in_turn(saved)[:: 1 if kind == "timing" else 16]
+        if (said := outcome(saved, harm, tmp_path))
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", [columns_altered, lambda folder: keys_altered(folder, VALUES)], ids=["columns", "keys"])
+@pytest.mark.parametrize("kind", ALL)
+def test_every_column_and_key_altered_in_every_way(tmp_path: Path, kind: str, way: Callable[[Path], Any]) -> None:
+    saved = ALL[kind](tmp_path)
+    shows(perfnb.load(saved), tmp_path)
+
+    wrong = [said for harm in way(saved) if (said := outcome(saved, harm, tmp_path))]
+
+    assert wrong == []
+
+
+def edited(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize("version", [1e400, "1", None, [1], 1.0, True])
+def test_a_version_that_is_none_is_damage(tmp_path: Path, version: Any) -> None:
+    saved = timing(tmp_path)
+    edited(saved / "timing.json", version=version)
+    if version is True:
+        assert perfnb.load(saved)
+        return
+
+    with pytest.raises(RecordingError, match=r"timing\.json is damaged: .*version"):
+        perfnb.load(saved)
+
+
+@pytest.mark.parametrize("ranks", [5, [5.5], ["../x"], [-1], [None], {"0": 0}])
+def test_ranks_that_are_none_are_damage(tmp_path: Path, ranks: Any) -> None:
+    saved = tmp_path / "ranks"
+    saved.mkdir()
+    (saved / "ranks.json").write_text(json.dumps({"format": "perfnb", "version": 1, "meta": {"ranks": ranks}}))
+
+    with pytest.raises(RecordingError, match=r"ranks\.json is damaged: .*meta\.ranks"):
+        perfnb.load(saved)
+
+
+def test_the_message_names_the_file_the_key_and_what_it_should_be(tmp_path: Path) -> None:
+    saved = traced(tmp_path)
+    content = json.loads((saved / "profile.json").read_text("utf-8"))
+    content["meta"]["trace"]["events"] = "many"
+    (saved / "profile.json").write_text(json.dumps(content))
+
+    with pytest.raises(RecordingError, match=r"profile\.json .*: Expected `int`, got `str` - at `meta.trace.events`"):
+        perfnb.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("frame", "column", "values"),
+    [
+        ("modules", "parent", 7),
+        ("modules", "depth", 1),
+        ("spans", "layer", 7),
+        ("spans", "layer", -2),
+        ("events", "duration_ns", -1),
+        ("steps", "wall_ms", float("inf")),
+    ],
+)
+def test_values_out_of_range_are_damage(tmp_path: Path, frame: str, column: str, values: float) -> None:
+    saved = traced(tmp_path)
+    file = saved / f"{frame}.parquet"
+    table = pd.read_parquet(file)
+    table.assign(**{column: np.array([values] * len(table), dtype=table[column].dtype)}).to_parquet(file)
+
+    with pytest.raises(RecordingError, match=rf"{frame}\.parquet is damaged: its column '{column}' "):
+        perfnb.load(saved)
+
+
+def test_calls_of_layers_that_are_nowhere_told_of_are_damage(tmp_path: Path) -> None:
+    made = Written().step(1, 0, 90).op("aten::mm", 1, 9)
+    saved = perfnb.load(made.write(tmp_path / "trace.json")).save(tmp_path / "run")
+    table = pd.read_parquet(saved / "events.parquet")
+    table.assign(span=np.arange(len(table))).to_parquet(saved / "events.parquet")
+
+    with pytest.raises(
+        RecordingError, match=r"events\.parquet is damaged: its column 'span' holds a value that is out"
+    ):
+        perfnb.load(saved)
+
+
+def test_what_a_file_tells_of_itself_is_not_believed(tmp_path: Path) -> None:
+    """A file without figures of its columns, and with a type that only pandas' notes tell."""
+    saved = traced(tmp_path)
+    file = saved / "events.parquet"
+    table = pq.read_table(file)
+    place = table.schema.get_field_index("duration_ns")
+    broken = pa.array([-1] * len(table), pa.int64())
+    pq.write_table(table.set_column(place, "duration_ns", broken), file, write_statistics=False)
+    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: its column 'duration_ns' holds a"):
+        perfnb.load(saved)
+
+    notes = json.loads(table.schema.metadata[b"pandas"])
+    for one in notes["columns"]:
+        one["numpy_type"] = "Int64" if one["name"] == "thread" else one["numpy_type"]
+    pq.write_table(table.replace_schema_metadata({b"pandas": json.dumps(notes).encode()}), file)
+    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: its column 'thread' is of another type"):
+        perfnb.load(saved)
+
+
+def test_rows_are_counted_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = traced(tmp_path)
+    names = pq.read_schema(saved / "events.parquet").names
+    many = pa.array(np.zeros(200_000, dtype=np.int64))
+    pq.write_table(pa.table(dict.fromkeys(names, many)), saved / "events.parquet", compression="zstd")
+    monkeypatch.setattr(folders, "_ROWS_OF_ANY", 1_000)
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it was read"))
+
+    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: it claims to hold 200,000 rows in "):
+        perfnb.load(saved)
+
+
+@pytest.mark.parametrize("name", ["events.parquet", "profile.json"])
+@pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
+def test_a_pipe_or_a_device_in_a_saved_folder_is_refused(tmp_path: Path, name: str, device: str) -> None:
+    saved = traced(tmp_path)
+    (saved / name).unlink()
+    if device == "pipe":
+        os.mkfifo(saved / name)
+    else:
+        (saved / name).symlink_to(device)
+
+    with pytest.raises(RecordingError, match=name.replace(".", r"\.")):
+        perfnb.load(saved)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
+def test_a_pipe_or_a_device_is_no_trace(tmp_path: Path, as_list: bool, device: str) -> None:
+    path = tmp_path / "trace.json"
+    if device == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(device)
+
+    with pytest.raises(PerfnbError, match=r"trace\.json"):
+        perfnb.load([path] if as_list else path)
