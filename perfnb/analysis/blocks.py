@@ -122,12 +122,16 @@ def host_blocks(events: pd.DataFrame) -> Host:
     start = host["start_ns"].to_numpy()
     thread = _threads(host)
     kind = _kinds(host)
-    steps = _Steps.of(kind, thread, start, start + host["duration_ns"].to_numpy())
+    end = start + host["duration_ns"].to_numpy()
+    steps = _Steps.of(kind, thread, start, end)
+    around = steps.around(thread, start)
+    step_end = np.append(steps.ends, 0)[around]
+    rounded = (around != NONE) & (end > step_end) & (end - step_end <= _ROUNDING_NS)
     # A step's mark may fall in the middle of a call; it is no part of the call stack.
     beside = np.where(kind == Kind.STEP, thread.min(initial=0) - 1, thread)
-    forest, end = nest_cutting(beside, start, start + host["duration_ns"].to_numpy())
+    forest, end = nest_cutting(beside, start, np.where(rounded, step_end, end))
     end[steps.at] = steps.ends
-    _mark_copies(events, host, kind, forest, steps.around(thread, start) != NONE)
+    _mark_copies(events, host, kind, forest, around != NONE)
     node_above = innermost(forest, kind == Kind.NODE)
     _mark_losses(host, kind, forest, node_above)
     silent = is_one_of(host["category"], ("memory",))  # what is freed between two nodes is no doing of the step's
@@ -159,7 +163,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     position[place[first]] = first
     parts = np.bincount(place[place != NONE], minlength=len(host))
     nearest = np.where(kind != Kind.OP, np.arange(len(host)), innermost(forest, kind != Kind.OP))
-    nearest = np.where(nearest != NONE, nearest, np.append(steps.at, NONE)[steps.around(thread, start)])
+    nearest = np.where(nearest != NONE, nearest, np.append(steps.at, NONE)[around])
     later = np.clip(
         steps.at_time(start) - np.append(first_step, 0)[position[nearest]], 0, np.append(parts, 1)[nearest] - 1
     )
