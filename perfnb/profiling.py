@@ -51,10 +51,11 @@ def profile_step(
         The models to break into layers. By default every module that the step calls, named by the variables that
         `step` uses.
     warmup, steps, traced : int, optional
-        Steps to warm up, to time, and to trace. By default warm-up runs until the step time is steady, and as many
-        steps are timed as the spread asks for, 20 to 200.
+        Steps to warm up, to time, and to trace at most. By default warm-up runs until the step time is steady, and as
+        many steps are timed as the spread asks for, 20 to 200.
     budget_s : float
-        Seconds that all steps together may take; each pass runs at least one step.
+        Seconds that all steps together may take; each pass runs at least one step. Where steps are long, timing comes
+        first: it gets six steps before a second one is traced.
     memory, flops : bool
         Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
         operator counted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,7 @@ def crossed(draw: st.DrawFn) -> Written:
     trace = Written()
     cuts = sorted(draw(st.sets(st.integers(0, 400), min_size=2, max_size=8)))
     apart = draw(st.booleans())
-    for number, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (begin, end) in enumerate(pairwise(cuts)):
         trace.step(number, begin, end - (apart and end - begin > 2))
 
     def fill(tid: int, begin: int, end: int, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""`time_step` measures until the time is known as well as promised, or until the budget is spent; by a made-up clock."""
+"""`time_step` measures until the time is known as promised, or until the budget is spent; by a made-up clock."""
 
 from __future__ import annotations
 

@@ -30,11 +30,13 @@ _LOADER = "enumerate(DataLoader)#"
 _OPTIMIZER = ("Optimizer.", "aten::_amp_")
 _COPY_TO_DEVICE = "HtoD"
 _TORCH_OP = "aten::"
+_LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_logits)?|kl_div)")
 
 
 class Kind(IntEnum):
     """What a block is: `NODE` is one node of the backward graph, `ENGINE` a run of autograd's engine over nodes,
-    `GAP` what lies between the blocks of a step. `OP` is no block."""
+    `GAP` what lies between the blocks of a step, `LOSS` the op of a loss that a model computes itself. `OP` is no
+    block."""
 
     OP = 0
     STEP = 1
@@ -43,8 +45,9 @@ class Kind(IntEnum):
     SPAN = 4
     OPTIMIZER = 5
     GAP = 6
-    NODE = 7
-    ENGINE = 8
+    LOSS = 7
+    NODE = 8
+    ENGINE = 9
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Host:
     block : ndarray
         Position in `blocks` of the innermost block around or at each host event; -1 outside all.
     is_op : ndarray of bool
-        Whether each host event is an operator: no block, or one that copies to a device.
+        Whether each host event is an operator: no block, or one that copies to a device or is a loss.
     starts, ends : ndarray
         Of each host event in nanoseconds; what ends later than the event that it began in ends with it here.
     thread : ndarray
@@ -119,13 +122,18 @@ def host_blocks(events: pd.DataFrame) -> Host:
     start = host["start_ns"].to_numpy()
     thread = _threads(host)
     kind = _kinds(host)
-    steps = _Steps.of(kind, thread, start, start + host["duration_ns"].to_numpy())
+    end = start + host["duration_ns"].to_numpy()
+    steps = _Steps.of(kind, thread, start, end)
+    around = steps.around(thread, start)
+    step_end = np.append(steps.ends, 0)[around]
+    rounded = (around != NONE) & (end > step_end) & (end - step_end <= _ROUNDING_NS)
     # A step's mark may fall in the middle of a call; it is no part of the call stack.
     beside = np.where(kind == Kind.STEP, thread.min(initial=0) - 1, thread)
-    forest, end = nest_cutting(beside, start, start + host["duration_ns"].to_numpy())
+    forest, end = nest_cutting(beside, start, np.where(rounded, step_end, end))
     end[steps.at] = steps.ends
-    _mark_copies(events, host, kind, forest, steps.around(thread, start) != NONE)
+    _mark_copies(events, host, kind, forest, around != NONE)
     node_above = innermost(forest, kind == Kind.NODE)
+    _mark_losses(host, kind, forest, node_above)
     silent = is_one_of(host["category"], ("memory",))  # what is freed between two nodes is no doing of the step's
     runs = _engine_runs(kind, start, end, thread, node_above, silent)
 
@@ -155,13 +163,13 @@ def host_blocks(events: pd.DataFrame) -> Host:
     position[place[first]] = first
     parts = np.bincount(place[place != NONE], minlength=len(host))
     nearest = np.where(kind != Kind.OP, np.arange(len(host)), innermost(forest, kind != Kind.OP))
-    nearest = np.where(nearest != NONE, nearest, np.append(steps.at, NONE)[steps.around(thread, start)])
+    nearest = np.where(nearest != NONE, nearest, np.append(steps.at, NONE)[around])
     later = np.clip(
         steps.at_time(start) - np.append(first_step, 0)[position[nearest]], 0, np.append(parts, 1)[nearest] - 1
     )
     position = position[nearest] + np.where(nearest != NONE, later, 0)
 
-    is_op = np.isin(kind, (Kind.OP, Kind.COPY)) & is_one_of(host["category"], ("cpu_op",))
+    is_op = np.isin(kind, (Kind.OP, Kind.COPY, Kind.LOSS)) & is_one_of(host["category"], ("cpu_op",))
     return Host(rows, position, is_op, start, end, thread, blocks, tree)
 
 
@@ -246,6 +254,16 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
         inside = (above != NONE) & is_op[above]
         kind[launch[~inside]] = Kind.COPY
         launch = np.unique(above[inside])
+
+
+def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Ints) -> None:
+    """Mark the outermost ops of losses inside the calls of modules: of a model that returns its own loss."""
+    is_loss = of_labels(host["name"], lambda name: _LOSS.fullmatch(name) is not None)
+    is_loss &= is_one_of(host["category"], ("cpu_op",)) & (kind == Kind.OP) & (node_above == NONE)
+    if is_loss.any():
+        around = innermost(forest, kind != Kind.OP)
+        is_loss &= (around != NONE) & (kind[around] == Kind.SPAN) & (innermost(forest, is_loss) == NONE)
+        kind[is_loss] = Kind.LOSS
 
 
 def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools) -> pd.DataFrame:

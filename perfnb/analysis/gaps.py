@@ -21,6 +21,7 @@ _PHASE_OF = {
     Kind.COPY: "host_to_device",
     Kind.SPAN: "forward",
     Kind.OPTIMIZER: "optimizer",
+    Kind.LOSS: "loss",
     Kind.NODE: "backward",
     Kind.ENGINE: "backward",
 }

@@ -31,9 +31,9 @@ def with_module_layers(recording: Recording) -> Recording:
     """The recording of a trace with the layers that its module calls tell; the same where it holds none.
 
     A module is one layer however often it is called, and lies in the one that first called it. Its name is the way to
-    it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own where Lightning tells it. Of perfnb's own spans, whose modules the trace does not
-    name, those at the same place in each step are one layer, ``call_0.call_2``. A module whose class is called a loss,
-    called by no other, is the loss.
+    it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own where Lightning tells it. Of perfnb's own
+    spans, whose modules the trace does not name, those at the same place in each step are one layer, ``call_0.call_2``.
+    A module whose class is called a loss, called by no other, is the loss.
     """
     if len(recording.modules):
         return recording  # perfnb wrote the trace, and told of its layers

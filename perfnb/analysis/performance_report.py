@@ -47,6 +47,8 @@ class Side:
         The most memory alive in a step, of what torch allocated.
     flops : int or None
         Of a step.
+    ceiling : str or None
+        The dtype whose ceiling `utilisation` is a share of.
     """
 
     name: str
@@ -54,6 +56,12 @@ class Side:
     utilisation: float | None = None
     peak_memory_bytes: int | None = None
     flops: int | None = None
+    ceiling: str | None = None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Arithmetic done a second, at the median."""
+        return None if self.flops is None else self.flops / self.median_ms * 1e3
 
     @property
     def median_ms(self) -> float:
@@ -196,7 +204,14 @@ def _side(name: str, timing: Timing, profile: Summary | None) -> Side:
         utilisation,
         None if memory is None else memory.peak_bytes,
         None if roofline is None else roofline.flops,
+        None if roofline is None else roofline.dtype,
     )
+
+
+def of_two_ceilings(baseline: Side, candidate: Side) -> bool:
+    """Whether the utilisations of both are shares of different things, so that they do not compare."""
+    known = baseline.utilisation is not None and candidate.utilisation is not None
+    return known and baseline.ceiling != candidate.ceiling
 
 
 def _table(
@@ -212,7 +227,7 @@ def _table(
             "steps/s" if ab.batch_size is None else "samples/s",
             *(baseline.throughput_per_s, candidate.throughput_per_s, 1 / time, inverse, None),
         ),
-        "utilisation": ("", baseline.utilisation, candidate.utilisation, *_work_ratio(baseline, candidate, ab), None),
+        **_utilisation(baseline, candidate, ab),
         "peak_memory_bytes": (
             *("bytes", baseline.peak_memory_bytes, candidate.peak_memory_bytes),
             *(_ratio(baseline.peak_memory_bytes, candidate.peak_memory_bytes), None, limits.get("peak_memory_bytes")),
@@ -222,8 +237,9 @@ def _table(
     for loss in losses:
         rows[loss.name] = ("", loss.baseline, loss.candidate, _ratio(loss.baseline, loss.candidate), None, loss.largest)
     records = []
-    for unit, first, second, ratio, ci, limit in rows.values():
-        difference = None if first is None or second is None else second - first
+    for metric, (unit, first, second, ratio, ci, limit) in rows.items():
+        together = metric != "utilisation" or not of_two_ceilings(baseline, candidate)
+        difference = second - first if together and first is not None and second is not None else None
         low, high = ci or (None, None)
         records.append((unit, first, second, difference, ratio, low, high, limit))
     index = pd.Index(list(rows), name="metric", dtype=TEXT)
@@ -245,9 +261,20 @@ def _tail_ratio(ab: ABFigures) -> tuple[float | None, tuple[float, float] | None
     return ratio, None if first is None or second is None else (second[0] / first[1], second[1] / first[0])
 
 
-def _work_ratio(baseline: Side, candidate: Side, ab: ABFigures) -> tuple[float | None, tuple[float, float] | None]:
-    """Of the utilisations: that of the work, which is certain, by that of the times in pairs."""
-    apart = _ratio(baseline.utilisation, candidate.utilisation)
+def _utilisation(baseline: Side, candidate: Side, ab: ABFigures) -> dict[str, tuple[Any, ...]]:
+    """The row of the utilisation; where it is of two ceilings, with no ratio but a row of FLOP/s to compare."""
+    both, rates = (baseline.utilisation, candidate.utilisation), (baseline.flops_per_s, candidate.flops_per_s)
+    if not of_two_ceilings(baseline, candidate):
+        return {"utilisation": ("", *both, *_work_ratio(*both, baseline, candidate, ab), None)}
+    work = _work_ratio(*rates, baseline, candidate, ab)
+    return {"flops_per_s": ("FLOP/s", *rates, *work, None), "utilisation": ("", *both, None, None, None)}
+
+
+def _work_ratio(
+    first: float | None, second: float | None, baseline: Side, candidate: Side, ab: ABFigures
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Of two rates of work: that of the work, which is certain, by that of the times in pairs."""
+    apart = _ratio(first, second)
     if apart is None:
         return None, None
     work = apart * candidate.median_ms / baseline.median_ms

@@ -107,7 +107,7 @@ def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
     return tuple(Loss(name, value, baseline.get(name), limits.get(name)) for name, value in candidate.items())
 
 
-_MEASURED = {*RESOURCES, "throughput_per_s", "utilisation", "flops"}
+_MEASURED = {*RESOURCES, "throughput_per_s", "utilisation", "flops", "flops_per_s"}
 
 
 def _numbers(given: Any, what: str, wanted: str) -> dict[str, float]:

@@ -69,6 +69,8 @@ class Roofline:
         Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; the heaviest first.
     others : float
         Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
+    dtype : str or None
+        The one whose ceiling `utilisation` is a share of.
     """
 
     device: str
@@ -79,6 +81,7 @@ class Roofline:
     flops: int | None
     uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
     others: float = 0.0
+    dtype: str | None = None
 
     @property
     def ceilings_doubted(self) -> bool:
@@ -172,7 +175,8 @@ def roofline_of(
         utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
     device = str(ceilings.get("device", ""))
     others = float(ceilings.get("others") or 0.0)
-    return Roofline(device, MappingProxyType(peaks), bandwidth, points, utilisation, flops, uncounted, others)
+    dtype = None if utilisation is None else main_dtype
+    return Roofline(device, MappingProxyType(peaks), bandwidth, points, utilisation, flops, uncounted, others, dtype)
 
 
 def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:

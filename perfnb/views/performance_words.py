@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfnb.analysis import decision
-from perfnb.analysis.performance_report import DIFFERENCE, PerformanceFigures
+from perfnb.analysis.performance_report import DIFFERENCE, PerformanceFigures, of_two_ceilings
 from perfnb.analysis.summary import device_words
 from perfnb.views import escape
 from perfnb.views import format as fmt
@@ -24,6 +24,7 @@ _LABELS = {
     "utilisation": "utilisation",
     "peak_memory_bytes": "peak memory",
     "flops": "arithmetic",
+    "flops_per_s": "arithmetic rate",
 }
 _FAR = 2.0
 #: How far, on the log scale, the ratio of the medians may be from that of the pairs before the reader is told.
@@ -148,6 +149,11 @@ def notes(figures: PerformanceFigures) -> list[str]:
         said.append(f"The 95th percentile needs {needs}.")
     if table["candidate"].notna()["utilisation"]:
         said.append("Utilisation is the step's arithmetic by what this machine could have done meanwhile.")
+    if of_two_ceilings(figures.baseline, figures.candidate):
+        said.append(
+            f"The baseline's utilisation is of the ceiling in {figures.baseline.ceiling}, the candidate's of that in "
+            f"{figures.candidate.ceiling}: the two do not compare, but FLOP/s do."
+        )
     if table["candidate"].isna()["peak_memory_bytes"] and not figures.options.get("profile", True):
         said.append("Memory and utilisation were not measured (profile=False).")
     return said
@@ -233,6 +239,8 @@ def _figure(metric: str, unit: Any, value: Any) -> str:
         return fmt.duration(value)
     if metric == "throughput_per_s":
         return fmt.rate(value, str(unit).removesuffix("/s"))
+    if metric == "flops_per_s":
+        return f"{fmt.flops(value)}/s" if fmt.known(value) is not None else fmt.UNKNOWN
     formats = {"utilisation": fmt.share, "peak_memory_bytes": fmt.size, "flops": fmt.flops}
     return formats[metric](value) if metric in formats else _number(value)
 

@@ -52,7 +52,7 @@ def one_long_op(hand: ByHand | None = None, length: int = 1000, steps: int = STE
 
 
 def test_a_step_of_one_long_op_has_nothing_wrong_and_says_what_it_is_bound_by() -> None:
-    profile = Profile(one_long_op().recording())
+    profile = Profile(timed(one_long_op().recording(), [1.0] * 20))
 
     assert profile.findings.empty
     assert list(profile.findings.columns) == list(SCHEMA["findings"])

@@ -27,6 +27,18 @@ def test_the_wait_for_data_is_that_of_the_timed_steps() -> None:
     assert wait["rows"] == [{"kind": "phase", "name": "data"}]
 
 
+def test_a_mean_step_is_called_one_where_the_headline_has_the_median() -> None:
+    wall, waits = [0.773] * 16 + [2.758] * 4, [0.0] * 16 + [1.985] * 4
+    summary = Profile(timed(one_long_op().recording(), wall, waits))._summary
+
+    assert summary.timing.median_ms == 0.773
+    assert summary.findings is not None
+    assert "0.397 ms of a mean step of 1.17 ms (34 %;" in summary.findings.verdict.verdict
+    even = Profile(timed(one_long_op().recording(), [1.0] * 20, [0.5] * 20))._summary.findings
+    assert even is not None
+    assert "0.500 ms of 1.00 ms (50 %;" in even.verdict.verdict
+
+
 @pytest.mark.parametrize(("workers", "wanted"), [(0, 35), (2, 64)])
 def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(workers: int, wanted: int) -> None:
     loader = {"name": "train_loader", "class": "DataLoader", "num_workers": workers, "batch_size": 8}

@@ -106,3 +106,25 @@ def test_the_engine_owns_the_time_between_its_nodes_but_not_what_the_step_does_b
     assert in_us(p.layers["self_ms"])["(autograd engine)"] == 30
     assert in_us(p.phases["ms"])["backward"] == 270
     assert in_us(p.phases["ms"])["loss"] == 30
+
+
+def test_a_loss_that_the_model_computes_itself_is_loss_and_so_is_its_row() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 500).op("aten::mm", 110, 290, 1)
+    hand.op("aten::cross_entropy_loss", 300, 450, 2).op("aten::nll_loss_nd", 320, 440, 2)
+    hand.node("NllLossBackward0", 600, 700, 2).node("MmBackward0", 700, 800, 1)
+
+    # In forward: 400 less the loss's op; between forward and backward: 100.
+    assert phases(hand) == {"forward": 250, "loss": 250, "backward": 200, "other": 300}
+    layers = Profile(hand.recording()).layers
+    assert in_us(layers["forward_ms"])["model"] == 250
+    assert in_us(layers["backward_ms"]) == {"model": 100, "(loss)": 100}
+    assert in_us(layers["self_ms"]) == {"model": 350, "(loss)": 100}
+
+
+def test_a_loss_that_is_computed_again_in_backward_is_recomputation() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 300).op("aten::mm", 110, 290, 1)
+    hand.node("CheckpointBackward", 400, 900, 1).call(model, 450, 600).op("aten::mse_loss", 460, 590, 3)
+
+    assert phases(hand) == {"forward": 200, "loss": 100, "backward": 500, "other": 200}

@@ -14,13 +14,16 @@ from perfnb.analysis.intervals import quantile_interval
 from perfnb.analysis.performance_report import COLUMNS, Quality, performance_figures
 from perfnb.analysis.roofline import Roofline
 from perfnb.analysis.timing import Timing
+from perfnb.views.performance_words import notes
 from tests.views import summaries
 from tests.views.performance_samples import SAME, experiment
 
 
-def profiled(median_ms: float, utilisation: float | None, flops: int | None, peak: int | None) -> Any:
+def profiled(
+    median_ms: float, utilisation: float | None, flops: int | None, peak: int | None, dtype: str = "float32"
+) -> Any:
     """A summary of a profile that found this."""
-    roofline = Roofline("", {}, None, pd.DataFrame(), utilisation, flops)
+    roofline = Roofline("", {}, None, pd.DataFrame(), utilisation, flops, dtype=dtype)
     memory = None if peak is None else type("Memory", (), {"peak_bytes": peak})()
     timing = Timing((median_ms,) * 3)
     return replace(summaries.small_cnn(), roofline=roofline, memory=memory, timing=timing)
@@ -49,6 +52,24 @@ def test_figures_are_those_of_the_pairs_and_of_the_profiles() -> None:
     assert table.loc["p95_ms", "baseline"] == pytest.approx(np.quantile(ab.a_ms, 0.95))
     assert table.loc["p95_ms", "limit"] == 7.0
     assert found.decision.decision == "accept"
+
+
+def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() -> None:
+    ab = experiment(1.32, pairs=100)
+    profiles = [profiled(10.0, 0.5, 1000, None), profiled(13.2, 0.7, 1000, None, "bfloat16")]
+
+    found = performance_figures(ab, SAME, {}, profiles)
+
+    table = found.table
+    assert table.loc["utilisation", ["baseline", "candidate"]].notna().all()
+    assert table.loc["utilisation", ["difference", "ratio", "ci_low", "ci_high"]].isna().all()
+    assert table.loc["flops_per_s", "baseline"] == pytest.approx(1000 / np.median(ab.a_ms) * 1e3)
+    assert table.loc["flops_per_s", "ratio"] == pytest.approx(1 / ab.comparison.ratio)
+    assert table.loc["flops_per_s", "ci_high"] < 1
+    said = " ".join(notes(found))
+    assert "of the ceiling in float32, the candidate's of that in bfloat16: the two do not compare" in said
+    under_one = performance_figures(ab, SAME, {}, [profiles[0], profiles[0]]).table
+    assert "flops_per_s" not in under_one.index
 
 
 def test_what_is_unknown_is_missing_and_not_zero() -> None:

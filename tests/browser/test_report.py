@@ -186,7 +186,7 @@ def test_tabs_obey_the_keyboard_and_ops_lead_back_to_layers(report):
 def test_the_unknown_says_why(report):
     page = report(summaries.unknown_figures())
     page.locator("tr[data-row]").first.click()
-    expect(page.locator("header")).to_contain_text("too few for an interval")
+    expect(page.locator("header")).to_contain_text("too few for a 95 % interval")
     expect(row(page, "model")).to_have_text(re.compile("(n/a){4}$"))
     made = summaries.small_cnn()
     page = report(made)

@@ -33,7 +33,7 @@ def input_pipeline(facts: Facts) -> list[Finding]:
     return [
         Finding(
             "input pipeline",
-            f"The step waits {time(waited)} for its batch, {part(facts.share(waited))} of {time(facts.step_ms)} "
+            f"The step waits {time(waited)} for its batch, {part(facts.share(waited))} of {facts.step_words} "
             f"({source}){hidden}.{_setting(facts)}",
             bound,
             lever,

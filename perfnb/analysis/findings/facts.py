@@ -20,6 +20,7 @@ import pandas as pd
 
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.findings.code import MODULES, root_of
+from perfnb.analysis.findings.finding import time
 from perfnb.analysis.findings.gpu import GpuFacts, gpu_facts
 from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, children_sums, nest, subtree_sums
@@ -86,6 +87,12 @@ class Facts:
     def live(self) -> bool:
         """Whether steps were run and timed, instead of a trace loaded."""
         return len(self.timed_ms) > 0
+
+    @property
+    def step_words(self) -> str:
+        """The step that bounds are shares of, in words, called a mean where it is not the median of the headline."""
+        whole, median = time(self.step_ms), self.summary.timing.median_ms
+        return whole if median is None or time(median) == whole else f"a mean step of {whole}"
 
     def share(self, ms: float) -> float:
         """A time as a share of the step."""

@@ -140,7 +140,7 @@ def _chosen(table: pd.DataFrame) -> int | None:
 def _of_finding(facts: Facts, table: pd.DataFrame, row: int) -> Verdict:
     found = table.iloc[row]
     share, why, name = float(found["bound_share"]), str(found["evidence"]), str(found["bottleneck"])
-    ms = f"{time(float(found['bound_ms']))} of {time(facts.step_ms)}"
+    ms = f"{time(float(found['bound_ms']))} of {facts.step_words}"
     saved = f"{ms} ({part(share)}; confidence {found['confidence']})"
     what = _WORDS.get(name, name)
     if name == UNEXPLAINED:
@@ -160,7 +160,7 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
     gpu = facts.gpu
     if gpu is not None:
         works = f"The GPU is busy for {part(facts.share(gpu.busy_ms))} of the step ({time(gpu.busy_ms)} of "
-        works += f"{time(facts.step_ms)})"
+        works += f"{facts.step_words})"
         if gpu.busy_ms >= _MOSTLY_IDLE * facts.step_ms:
             return "work on the GPU", f"{works}."
         if 2 * gpu.idle_by["dependency"] > gpu.idle_ms:
