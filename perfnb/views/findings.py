@@ -27,6 +27,7 @@ KINDS = {
 }
 
 _WORDS = 8
+_CODE = 300
 
 
 def verdict_lines(findings: Findings) -> list[tuple[str, str]]:
@@ -54,8 +55,15 @@ def findings_text(findings: Findings, width: int) -> list[str]:
         head = f"{place}. {escape.plain(row['bottleneck'], 60)}: {bound_words(row)}, confidence {row['confidence']}"
         lines += escape.wrapped(head, width)
         for before, words in (("", row["evidence"]), ("Try: ", row["lever"]), ("", row["code"])):
+            if not words:
+                continue
             lines += [f"   {line}" for line in escape.wrapped(escape.plain(f"{before}{words}", 2000), width - 3)]
     return lines
+
+
+def grows(row: Mapping[str, Any] | pd.Series) -> bool:
+    """Whether the bytes of a finding are what a step adds to memory, and not what a change would free."""
+    return str(row["bottleneck"]) == "memory grows"
 
 
 def bound_words(row: Mapping[str, Any] | pd.Series) -> str:
@@ -64,7 +72,8 @@ def bound_words(row: Mapping[str, Any] | pd.Series) -> str:
     if fmt.known(row["bound_ms"]) is not None:
         said.append(f"at most {fmt.duration(row['bound_ms'])} ({fmt.share(row['bound_share'])})")
     if fmt.known(row["bound_bytes"]) is not None:
-        said.append(f"at most {fmt.size(row['bound_bytes'])} of memory")
+        size = fmt.size(row["bound_bytes"])
+        said.append(f"{size} more in use after the step" if grows(row) else f"frees at most {size} of memory")
     return " and ".join(said) or f"{fmt.UNKNOWN} (what it costs cannot be told)"
 
 
@@ -98,7 +107,7 @@ def _item(row: pd.Series) -> str:
         f"{escape.html(row['confidence'])} <em>({escape.html_sentence(row['why'])})</em>",
         escape.html_sentence(row["evidence"]),
         f"Try: {escape.html_sentence(row['lever'])}",
-        f"<code>{escape.html(row['code'], 300)}</code>",
+        *([f"<code>{escape.html(row['code'], _CODE)}</code>"] if row["code"] else []),
         f"<em>Not seen: {escape.html_sentence(row['blind'])}{f' Speaks of: {rows}.' if rows else ''}</em>",
     ]
     return f"<li>{'<br>'.join(lines)}</li>"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.views import escape
 from perfnb.views import format as fmt
-from perfnb.views.findings import row_words, verdict_lines
+from perfnb.views.findings import grows, row_words, verdict_lines
 
 if TYPE_CHECKING:
     from perfnb.analysis.findings import Findings
@@ -36,6 +36,7 @@ def findings_data(findings: Findings, layers: Mapping[str, int], ops: Mapping[st
                 "bound_ms": fmt.known(row["bound_ms"]),
                 "bound_share": fmt.known(row["bound_share"]),
                 "bound_bytes": fmt.known(row["bound_bytes"]),
+                "grows": grows(row),
                 "confidence": escape.plain(row["confidence"]),
                 **{name: escape.plain(row[name], _SENTENCE) for name in ("evidence", "lever", "why", "blind")},
                 "code": escape.plain(row["code"], _CODE),

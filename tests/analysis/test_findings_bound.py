@@ -128,8 +128,12 @@ def test_a_step_that_leaves_more_than_it_found_grows(left: int, told: bool) -> N
 def test_float64_by_accident_is_told_of_with_what_float32_saves() -> None:
     made = roofline(8 * 10**8, 1000, 1.0, float64=1e12, bfloat16=9e12)
     points = made.points.assign(dtype="float64")
-    (found,) = low_precision(facts(roofline=replace(made, points=points, peaks={"float64": 1e12, "float32": 2e12})))
+    known = facts(roofline=replace(made, points=points, peaks={"float64": 1e12, "float32": 2e12}))
+    (unnamed,) = low_precision(known)
+    meta = {**known.meta, "parts": {"models": [{"name": "model", "called": True}]}}
+    (found,) = low_precision(replace(known, recording=replace(known.recording, meta=meta)))
 
     assert found.bound_ms == pytest.approx(0.4, rel=0.01)
+    assert unnamed.code == ""  # no variable is known to hold it
     assert found.code == "model = model.float()  # and its inputs: x = x.float()"
     assert "2 times as fast in float32" in found.evidence

@@ -111,7 +111,7 @@ def test_host_work_of_which_nothing_is_on_record_is_less_sure_and_asks_for_stack
 
     assert "The trace does not show what." in work["evidence"]
     assert work["confidence"] == "medium"
-    assert "stacks=True" in work["code"]
+    assert "stacks=True" in work["lever"]
 
 
 def test_what_other_threads_do_is_no_host_work() -> None:

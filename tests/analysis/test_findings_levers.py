@@ -77,7 +77,7 @@ def test_the_loader_that_is_proposed_gives_the_same_batches(make: Callable[[], A
     code = waiting_for(train_loader)["code"]
     line = re.sub(r", num_workers=\d+, persistent_workers=True", "", code)
 
-    known = {"train_loader": train_loader, "torch": torch}
+    known = {"train_loader": train_loader}
     exec(line, known)
     assert known["train_loader"] is not train_loader
     after = batches(known["train_loader"])
@@ -92,6 +92,7 @@ def test_the_loader_that_is_proposed_gives_the_same_batches(make: Callable[[], A
 def test_samples_in_memory_are_taken_a_batch_at_a_time() -> None:
     finding = waiting_for(DataLoader(TensorDataset(SAMPLES), batch_size=4, shuffle=True))
 
+    assert finding["code"].startswith("import torch; train_loader = ")
     assert finding["code"].endswith("(train_loader.dataset, sampler=train_loader.batch_sampler, batch_size=None)")
     assert "with one index" in finding["lever"]
 
@@ -110,7 +111,7 @@ def test_a_data_set_that_iterates_must_share_its_samples() -> None:
     assert "get_worker_info" not in waiting_for(DataLoader(Rows(), batch_size=4))["lever"]
 
 
-def loop(**meta: Any) -> Recording:
+def loop(kind: str = "SGD", **meta: Any) -> Recording:
     """Steps in which an optimizer updates one parameter after the other."""
     hand = ByHand()
     net = hand.layer("net")
@@ -118,7 +119,7 @@ def loop(**meta: Any) -> Recording:
         t = 10_000 * number
         hand.step(t, t + 3000)
         hand.call(net, t, t + 500).op("aten::mm", t + 1, t + 499)
-        hand.event("Optimizer.step#SGD.step", t + 1000, t + 3000, "user_annotation")
+        hand.event(f"Optimizer.step#{kind}.step", t + 1000, t + 3000, "user_annotation")
         for place in range(200):
             hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
     return hand.recording(**meta)
@@ -146,9 +147,10 @@ def test_the_optimizer_that_is_proposed_has_the_same_settings(name: str) -> None
     net = nn.Linear(3, 2) if name == "some" else nn.Linear(4, 2)  # 10 parameters, as the layer by hand
     opt = optimizers()[name](net)
     before = [{**group} for group in opt.param_groups]
-    code = found(loop(parts=named_parts({"opt": opt}, None, [net]))).loc["optimizer", "code"]
+    parts = named_parts({"opt": opt}, None, [net]) | {"models": [{"name": "net", "called": True}]}
+    code = found(loop(type(opt).__name__, parts=parts)).loc["optimizer", "code"]
 
-    known = {"opt": opt, "torch": torch, "net": net}
+    known = {"opt": opt, "net": net}
     exec(code, known)
     after = known["opt"]
 
@@ -165,16 +167,18 @@ def test_the_optimizer_that_is_proposed_has_the_same_settings(name: str) -> None
 
 def test_an_optimizer_of_the_user_s_own_is_told_of_the_functions_for_lists() -> None:
     net = nn.Linear(4, 2)
-    code = found(loop(parts=named_parts({"opt": Mine(net.parameters())}, None, [net]))).loc["optimizer", "code"]
+    parts = named_parts({"opt": Mine(net.parameters())}, None, [net])
+    advice = found(loop("Mine", parts=parts)).loc["optimizer"]
 
-    assert code.startswith("torch._foreach_add_(")
+    assert "torch._foreach_add_" in advice["lever"]
+    assert advice["code"] == ""
 
 
 def test_lbfgs_is_no_loop_over_parameters() -> None:
     net = nn.Linear(4, 2)
     parts = named_parts({"opt": torch.optim.LBFGS(net.parameters())}, None, [net])
 
-    assert "optimizer" not in found(loop(parts=parts)).index
+    assert "optimizer" not in found(loop("LBFGS", parts=parts)).index
 
 
 @pytest.mark.parametrize("name", ["x; import os", "a')#", "b\nimport os", "", "c(d)", "\u202eevil"])
@@ -204,5 +208,6 @@ def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
 
     finding = found(hand.recording()).loc["attention unfused"]
 
-    assert finding["code"] == "net.layers[0].get_submodule('a b')(query, key, value, need_weights=False)"
+    assert finding["code"] == ""
+    assert "Call net.layers[0].get_submodule('a b') with need_weights=False." in finding["lever"]
     assert "weights are not asked for" in finding["lever"]

@@ -50,7 +50,9 @@ def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(work
     wait = found(recording).loc["input pipeline"]
 
     assert f"num_workers={wanted}," in wait["code"]
-    assert wait["code"].startswith("train_loader = torch.utils.data.DataLoader(train_loader.dataset, batch_size=8,")
+    assert wait["code"].startswith(
+        "import torch; train_loader = torch.utils.data.DataLoader(train_loader.dataset, batch_size=8,"
+    )
 
 
 def test_a_short_wait_is_no_finding() -> None:
@@ -113,23 +115,29 @@ def test_threads_are_judged_by_steps_that_were_tried_with_others(tried_ms: list[
     if told:
         assert table.loc["threads and cores", "bound_ms"] == pytest.approx(10 - 4.05)
         assert "16 cores, limited to 2 by its cgroup" in table.loc["threads and cores", "evidence"]
-        assert table.loc["threads and cores", "code"] == "torch.set_num_threads(2)"
+        assert table.loc["threads and cores", "code"] == "import torch; torch.set_num_threads(2)"
 
 
-def test_no_bound_exceeds_a_step() -> None:
+def test_what_slow_steps_add_is_a_share_of_a_step_in_the_mean() -> None:
     wall = [1.0 + 0.001 * (n % 7) for n in range(40)]
     wall[3] = wall[20] = wall[21] = 400.0
 
-    uneven = found(timed(one_long_op().recording(), wall)).loc["uneven steps"]
+    profile = Profile(timed(one_long_op().recording(), wall))
+    uneven = profile.findings.set_index("bottleneck").loc["uneven steps"]
 
-    assert uneven["bound_share"] == pytest.approx(1)
+    added = 3 * 399 / 40
+    assert uneven["bound_ms"] == pytest.approx(added, rel=0.01)
+    assert uneven["bound_share"] == pytest.approx(added / (1 + added), rel=0.01)
+    assert "97 % of it" in uneven["evidence"]
+    verdict = profile._summary.findings.verdict.verdict
+    assert "29.9 ms of 30.9 ms (97 %" in verdict
 
 
 def test_more_threads_than_cores_are_told_of_where_there_was_no_time_to_try_fewer() -> None:
     environment = {"processor": "made up", "threads": 64, "cpus": 2, "gpus": []}
     table = found(timed(one_long_op().recording(), [10.0] * 9, environment=environment))
 
-    assert table.loc["threads and cores", "code"] == "torch.set_num_threads(2)"
+    assert table.loc["threads and cores", "code"] == "import torch; torch.set_num_threads(2)"
     assert table.loc["threads and cores", "confidence"] == "low"
     assert pd.isna(table.loc["threads and cores", "bound_ms"])
     environment["threads"] = 2

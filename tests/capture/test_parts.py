@@ -105,3 +105,18 @@ def test_pauses_of_the_garbage_collector_are_known_by_their_step() -> None:
     full = {int(step) for step, _ in p.timing.noise["gc_pauses"]}
     assert full >= {1, 3}  # of the timed steps, after one of warm-up
     assert all(ms >= 0 for _, ms in p.timing.noise["gc_pauses"])
+
+
+def test_settings_that_are_no_plain_values_are_named() -> None:
+    net = nn.Linear(4, 3)
+    made = {"tensor": torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), momentum=0.9)}
+
+    (part,) = named_parts(made, None, [net])["optimizers"]
+
+    assert (part["arguments"], part["untold"]) == ({"momentum": 0.9}, ["lr"])
+
+
+def test_modules_are_told_that_the_step_sees() -> None:
+    import os
+
+    assert named_parts({"torch": torch, "os": os, "gc": 3}, None, [])["imports"] == ["torch", "os"]

@@ -70,6 +70,12 @@ def at_instant(ms: str) -> Findings:
     return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
 
 
+def growing() -> Findings:
+    """One of memory that a step adds, with advice in words alone."""
+    found = Finding("memory grows", "It grows.", None, "Keep less.", "", "low", "Why.", "Blind.", bound_bytes=5 * 2**19)
+    return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
+
+
 def hostile(name: str) -> Findings:
     """Every text that may hold a stranger's name is one."""
     found = Finding(name, name, 1.0, name, name, "low", name, name, (Row("layer", name), Row("op", name)))

@@ -37,13 +37,29 @@ def test_findings_stand_in_their_order_with_what_each_could_save() -> None:
     assert re.findall(r"^\d\. .*", text, re.M) == [
         "1. input pipeline: at most 6.15 ms (50 %), confidence high",
         "2. memory bandwidth: at most 1.23 ms (10 %), confidence low",
-        "3. activation memory: at most 3.00 MiB of memory, confidence medium",
+        "3. activation memory: frees at most 3.00 MiB of memory, confidence medium",
     ]
     assert "   Try: Use 2 workers.\n   loader = DataLoader(dataset, num_workers=2)" in text
     html = findings_html(samples.three())
     assert html.count("<li>") == 3
     assert "layer model.features.1" in html
     assert "memory at 1.50 ms" in html
+
+
+def test_memory_that_grows_is_not_said_to_be_saved() -> None:
+    findings = samples.growing()
+
+    assert "1. memory grows: 2.50 MiB more in use after the step, confidence low" in findings_text(findings, 100)
+    assert "memory grows</strong>: 2.50 MiB more in use after the step" in spaced(findings_html(findings))
+    assert report_data(samples.with_findings(findings))["findings"]["rows"][0]["grows"] is True
+    assert [row["grows"] for row in report_data(samples.with_findings())["findings"]["rows"]] == [False] * 3
+
+
+def test_advice_in_words_alone_leaves_no_empty_line_of_code() -> None:
+    text, html = findings_text(samples.growing(), 100), findings_html(samples.growing())
+
+    assert all(line.strip() for line in text)
+    assert "<code>" not in html
 
 
 def test_where_nothing_was_found_the_verdict_stands_alone() -> None:

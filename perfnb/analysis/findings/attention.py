@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.device_work import device_work
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, time
+from perfnb.analysis.findings.gpu import GpuFacts
+from perfnb.analysis.interval_sets import union
 from perfnb.analysis.labels import found, of_labels
 from perfnb.analysis.nesting import NONE
 
@@ -183,8 +184,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
     products = ops[_with_inside(facts, used) & found(ops["op"], _BATCHED.match)]
     if facts.gpu is None:
         return tuple(facts.per_step(float(part["whole_ns"].sum())) for part in (used, products))  # type: ignore[return-value]
-    ns = [_device_ns(facts, part) for part in (used, products)]
-    return tuple(value / 1e6 / max(facts.attribution.steps, 1) for value in ns)  # type: ignore[return-value]
+    return _on_gpu_ms(facts.gpu, used), _on_gpu_ms(facts.gpu, products)
 
 
 def _with_inside(facts: Facts, used: pd.DataFrame) -> np.ndarray:
@@ -197,13 +197,8 @@ def _with_inside(facts: Facts, used: pd.DataFrame) -> np.ndarray:
     return inside
 
 
-def _device_ns(facts: Facts, used: pd.DataFrame) -> float:
+def _on_gpu_ms(gpu: GpuFacts, used: pd.DataFrame) -> float:
     """Time on the device of what operators launched, those inside them included."""
-    work = device_work(facts.recording.events)
-    known = work.call != NONE
-    launched = facts.recording.events["start_ns"].to_numpy()[work.call[known]]
-    order = np.argsort(launched, kind="stable")
-    total = np.concatenate(([0], np.cumsum((work.end - work.start)[known][order])))
-    at = launched[order]
-    first, last = np.searchsorted(at, used["start"].to_numpy()), np.searchsorted(at, used["end"].to_numpy())
-    return float((total[last] - total[first]).sum())
+    within = union(used["start"].to_numpy(dtype=np.int64), used["end"].to_numpy(dtype=np.int64))
+    called = gpu.runs.called
+    return gpu.ran_ms((called != NONE) & (within.within(called, called + 1) > 0))

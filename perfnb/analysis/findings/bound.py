@@ -94,6 +94,11 @@ def work_under(
     needed, arithmetic = needed[reaches].clip(upper=ms[reaches]), arithmetic[reaches].clip(upper=ms[reaches])
     ms = ms[reaches]
     heaviest = points["name"][ms.sort_values(ascending=False, kind="stable").index[:3]]
+    if facts.gpu is not None and len(ms):
+        # Their kernels may overlap: what they take together is less then, and so is what is needed of it.
+        together = facts.layers_on_gpu_ms(set(points["name"][ms.index]))
+        shorter = together / float(ms.sum())
+        needed, arithmetic, ms = needed * shorter, arithmetic * shorter, ms * shorter
     return Work(float(ms.sum()), float(needed.sum()), float(arithmetic.sum()), tuple(map(str, heaviest)))
 
 
@@ -299,6 +304,7 @@ def _products_of_trace(facts: Facts) -> list[Finding]:
             ms,
             "The GPU works: less arithmetic helps, by "
             + (f"lower precision ({how}), " if how else "")
+            + ("" if how else 'kernels tuned to these sizes (torch.compile with mode="max-autotune"), ')
             + f"another algorithm, or less to compute.{note}",
             code,
             "low",

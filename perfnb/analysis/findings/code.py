@@ -16,7 +16,7 @@ def root_of(name: object) -> str | None:
 
     ``None`` where it is no name that may stand in a line of Python: only attributes and constant keys lead further.
     """
-    if not isinstance(name, str) or not name.isprintable():
+    if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return None
     try:
         tree = ast.parse(name, mode="eval")

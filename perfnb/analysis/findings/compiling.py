@@ -26,8 +26,8 @@ def compiling(facts: Facts, layers: list[str] | tuple[str, ...], mode: str = "")
         return "", ""
     if not facts.is_called(layer):
         return (
-            f" torch.compile({name}) would compile nothing, because the step does not call {name} itself but a method "
-            "of it or layers inside it. Compile the modules that it does call, in place: module.compile().",
+            f" torch.compile({name}) alone would compile nothing, because the step does not call {name} itself but a "
+            "method of it or layers inside it: compile in place the modules that it does call (module.compile()).",
             "",
         )
     how = f', mode="{mode}"' if mode else ""

@@ -136,7 +136,7 @@ def _with_workers(facts: Facts, name: str, count: int) -> str:
     if _batched(facts):
         same += [f"batch_sampler={name}.batch_sampler"]
     else:
-        same += [f"batch_size={known.get('batch_size')}"]
+        same += [f"batch_size={known.get('batch_size')!r}"]
         same += ["drop_last=True"] if known.get("drop_last") else []
     same += [f"collate_fn={name}.collate_fn"] if _collates(facts) else []
     same += ["pin_memory=True"] if facts.gpu is not None or known.get("pin_memory") else []

@@ -67,10 +67,9 @@ def _calling_ms(facts: Facts, small_ns: npt.NDArray[np.float64]) -> float:
     What lasts longer is no overhead: memory that is given back, or other programs that had the core.
     """
     cells, outer = facts.attribution.cells, facts.ops[facts.ops["outer"]]
-    block = outer["block"].to_numpy()
-    inside = np.bincount(block, weights=outer["whole_ns"].to_numpy(), minlength=len(cells))
-    calls = np.bincount(block, minlength=len(cells)) + facts.blocks_inside + 1
-    around = np.maximum(facts.cells_ns - inside, 0.0)[cells["phase"].isin(_PHASES).to_numpy()]
+    line = facts.lines[outer["block"].to_numpy()]
+    calls = np.bincount(line, minlength=len(cells)) + facts.blocks_inside + 1
+    around = facts.left_ns[cells["phase"].isin(_PHASES).to_numpy()]
     each = facts.tiny_ns if facts.busy else _AROUND * facts.tiny_ns
     most = each * calls[cells["phase"].isin(_PHASES).to_numpy()]
     # In time of a timed step: where other programs made threads wait, that is many times a traced one.

@@ -37,7 +37,7 @@ def doubt_of(facts: Facts) -> str:
     reasons = []
     if facts.scale > _APART and not _works_ahead(facts):
         reasons.append(f"timed steps took {_times(facts.scale)} as long as traced ones, which do more")
-    elif facts.scale < 1 / _APART and not facts.meta.get("stacks"):
+    elif 0 < facts.scale < 1 / _APART and not facts.meta.get("stacks"):
         reasons.append(f"traced steps took {_times(1 / facts.scale)} as long as timed ones, more than tracing costs")
     traced = traced_ms(facts.recording)
     if disagree(traced):

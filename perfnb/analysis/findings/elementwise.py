@@ -15,6 +15,7 @@ from perfnb.analysis.findings.compiling import compiling
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, time
 from perfnb.analysis.labels import of_labels
+from perfnb.analysis.nesting import NONE
 
 _WORTH = 0.1
 _ELEMENTWISE = re.compile(
@@ -44,7 +45,8 @@ class Chains:
     count : int
         How many chains.
     gaps_ns : ndarray
-        By block: what passes between two ops of a chain, at most as long as the first took. There memory is given back.
+        By block: what passes between two ops of a chain, at most as long as the first took, and no more than the
+        block's ops leave. There memory is given back.
     """
 
     members: npt.NDArray[np.bool_]
@@ -114,10 +116,14 @@ def chains_of(facts: Facts) -> Chains:
     chosen, number = rows[in_chain], number[in_chain]
     members = np.zeros(len(ops), dtype=bool)
     members[chosen] = True
-    inside = joined & (block[first] == block[second])
-    np.add.at(gaps, block[first[inside]], between[inside])
+    # Between two nodes of the backward pass it is the time of the engine's run around both.
+    here, there, above = block[first], block[second], np.append(facts.attribution.host.forest.parent, NONE)
+    around = np.where(here == there, here, np.where(above[here] == above[there], above[here], NONE))
+    inside = joined & (around != NONE)
+    np.add.at(gaps, facts.lines[around[inside]], between[inside])
+    gaps = np.minimum(gaps, facts.left_ns)
     longest = pd.Series(whole[chosen]).groupby(number).max()
-    total = float(whole[chosen].sum() + between[joined].sum())
+    total = float(whole[chosen].sum() + gaps.sum())
     return Chains(members, total, float(longest.sum()), len(longest), gaps)
 
 

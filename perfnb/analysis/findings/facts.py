@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.analysis.attribution import Attribution
+from perfnb.analysis.attribution import Attribution, blocks_of_events
 from perfnb.analysis.findings.code import MODULES, root_of
 from perfnb.analysis.findings.finding import time
 from perfnb.analysis.findings.gpu import GpuFacts, gpu_facts
 from perfnb.analysis.labels import of_labels
-from perfnb.analysis.nesting import NONE, children_sums, nest, subtree_sums
+from perfnb.analysis.nesting import NONE, children_sums, innermost, nest, subtree_sums
 from perfnb.analysis.ops import owner_names
 from perfnb.analysis.owners import makers
+from perfnb.frames.foreign import rows_of_trace
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import PHASES
 
@@ -117,10 +118,12 @@ class Facts:
 
         ``op``, ``start``, ``end``, ``thread``, ``block``, ``step``, ``phase``, ``layer``, ``direction``, ``outer``
         (in no other operator of its block), ``around`` (row of the operator around it, -1 for none), ``place`` (among
-        the host's events), ``whole_ns`` (typical, corrected, operators inside included).
+        the host's events), ``whole_ns`` (typical, corrected, operators inside included; together no more than the block
+        of the step's thread that they lie in).
         """
         host, cells = self.attribution.host, self.attribution.cells
-        chosen = np.flatnonzero(host.is_op & (host.block != NONE))
+        # What other threads do beside the step's takes no time of it.
+        chosen = np.flatnonzero(host.is_op & (np.append(self.lines, NONE)[host.block] != NONE))
         chosen = chosen[np.lexsort((-host.ends[chosen], host.starts[chosen]))]
         start, end, block = host.starts[chosen], host.ends[chosen], host.block[chosen]
         forest = nest(host.thread[chosen], start, end)
@@ -129,7 +132,11 @@ class Facts:
         above = forest.parent
         names = self.recording.events["name"].array
         codes, step = names.codes[host.rows[chosen]], cells["step"].to_numpy()[block]
-        whole = np.maximum(end - start - inside * cost, 0.0)
+        outer = (above == NONE) | (block[above] != block)
+        whole = typical(np.maximum(end - start - inside * cost, 0.0), step, codes)
+        line = self.lines[block]
+        sums = np.bincount(line[outer], weights=whole[outer], minlength=len(cells))
+        whole = whole * np.minimum(self.cells_ns / np.where(sums > 0, sums, 1.0), 1.0)[line]
         return pd.DataFrame(
             {
                 "op": pd.Categorical.from_codes(codes, names.categories),
@@ -141,12 +148,41 @@ class Facts:
                 "phase": cells["phase"].array[block],
                 "layer": self.owners[block],
                 "direction": cells["direction"].to_numpy(dtype=object)[block],
-                "outer": (above == NONE) | (block[above] != block),
+                "outer": outer,
                 "around": above,
                 "place": chosen,
-                "whole_ns": typical(whole, step, codes),
+                "whole_ns": whole,
             }
         )
+
+    @cached_property
+    def lines(self) -> npt.NDArray[np.int64]:
+        """The innermost block of the step's own thread that each block is or lies in: its time is the step's.
+
+        -1 for what other threads do beside it.
+        """
+        host = self.attribution.host
+        main = host.blocks["main"].to_numpy(dtype=bool)
+        above: npt.NDArray[np.int64] = innermost(host.forest, main)
+        return np.where(main, np.arange(len(main)), above)
+
+    @cached_property
+    def left_ns(self) -> npt.NDArray[np.float64]:
+        """By block of the step's thread: what its operators leave of its time."""
+        outer = self.ops[self.ops["outer"]]
+        line = self.lines[outer["block"].to_numpy()]
+        inside = np.bincount(line, weights=outer["whole_ns"].to_numpy(), minlength=len(self.cells_ns))
+        return np.maximum(self.cells_ns - inside, 0.0)
+
+    def between_ops_ms(self, ns: float) -> float:
+        """Nanoseconds of all traced steps between operators, as milliseconds of a timed one.
+
+        Tracing slows operators and not the Python between them, unless there is more of that than a timed step lasts:
+        then it slowed both alike, as recording Python's calls does.
+        """
+        steps = max(self.attribution.steps, 1)
+        fits = float(self.left_ns.sum()) / 1e6 / steps <= self.per_step(float(self.cells_ns.sum()))
+        return ns / 1e6 / steps if self.scale < 1 and fits else self.per_step(ns)
 
     def backward_of(self, chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
         """The outermost operators of the backward nodes that some of `ops` made."""
@@ -159,6 +195,15 @@ class Facts:
     def layers_ms(self) -> pd.Series:
         """What each row of the layers' table takes of a timed step, layers inside it not counted."""
         return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
+
+    def layers_on_gpu_ms(self, layers: Collection[str]) -> float:
+        """For how much of a step at least one of some layers runs on the GPU, layers inside them not counted."""
+        assert self.gpu is not None
+        events = self.recording.events
+        block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
+        block = np.append(block, NONE)[np.minimum(self.gpu.runs.row, len(block))]
+        chosen = np.isin(np.append(self.owners, "")[block].astype(str), list(layers))
+        return self.gpu.ran_ms(chosen)
 
     @cached_property
     def owners(self) -> npt.NDArray[np.object_]:
@@ -294,6 +339,9 @@ def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -
         if 0 <= step < len(pauses_ms):
             pauses_ms[int(step)] += ms
     if len(timed_ms):
+        waits_ms = np.clip(waits_ms, 0.0, timed_ms)
+        # A pause that the rest of its step has no room for lay within the wait, and is a part of it.
+        pauses_ms = np.where(pauses_ms > timed_ms - waits_ms, 0.0, pauses_ms)
         usual = float(np.median(timed_ms - waits_ms - pauses_ms))
         step_ms = usual + float(waits_ms.mean()) + float(pauses_ms.mean())
         # Waits that the step's own code makes were not timed apart: they are a part of its time.
@@ -304,6 +352,9 @@ def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -
     else:
         wall = float(steps.loc[steps["pass"] == "traced", "wall_ms"].mean())
         step_ms = max(wall, 0.0 if gpu is None else gpu.span_ms)
+        # Medians of parts can add up to more than the mean of the whole.
+        whole = float(cells_ns.sum()) / 1e6 / count
+        scale = min(wall / whole, 1.0) if whole > 0 else 1.0
     return Facts(recording, attribution, summary, step_ms, timed_ms, waits_ms, pauses_ms, cells_ns, scale, gpu)
 
 

@@ -29,15 +29,12 @@ def host_code(facts: Facts) -> list[Finding]:
     compiled = modules["compiled"].any() or found(events["name"], _COMPILED.search).any()
     if not facts.live or facts.gpu is not None or compiled:
         return []  # compiled code runs as no op
-    cells, ops = facts.attribution.cells, facts.ops
-    inside = np.zeros(len(cells))
-    outer = ops[ops["outer"]]
-    np.add.at(inside, outer["block"].to_numpy(), outer["whole_ns"].to_numpy())
+    cells = facts.attribution.cells
+    outer = facts.ops[facts.ops["outer"]]
     calls = np.bincount(outer["block"].to_numpy(), minlength=len(cells)) + facts.blocks_inside
-    free = facts.cells_ns - inside - chains_of(facts).gaps_ns - _USUAL_NS * (calls + 1)
+    free = facts.left_ns - chains_of(facts).gaps_ns - _USUAL_NS * (calls + 1)
     chosen = (free > _STRETCH_NS) & cells["phase"].isin(_PHASES).to_numpy()
-    # Tracing slows ops, not the code between them.
-    ms = facts.per_step(float(free[chosen].sum())) / min(facts.scale, 1.0)
+    ms = facts.between_ops_ms(float(free[chosen].sum()))
     pauses = float(np.median(facts.pauses_ms))
     bound = ms - after_reads_ms(facts) - pauses
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:

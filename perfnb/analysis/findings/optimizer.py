@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
         return ": torch._foreach_add_ and its like take lists of tensors"
     said = {argument for kind in classes if (argument := _argument(facts, kind))}
     if len(said) == 1 and all(_argument(facts, kind) for kind in classes):
-        return f": make {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
+        return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
     if classes and not any(_argument(facts, kind) for kind in classes):
         return ": torch._foreach_add_ and its like take lists of tensors"
     return ": most optimizers of torch take fused=True or foreach=True"
@@ -116,7 +117,7 @@ def _line(facts: Facts, known: Mapping[str, Any]) -> str:
     argument, given = _argument(facts, kind), known.get("arguments")
     if not name or argument is None or argument not in (known.get("at_once") or ()) or given is None:
         return ""
-    if known.get(argument) is True or given.get("differentiable") or not all(str(key).isidentifier() for key in given):
+    if known.get(argument) is True or given.get("differentiable") or not all(_is_argument(key) for key in given):
         return ""
     if known.get("groups", 1) != 1 or known.get("untold"):
         # What a group holds beside its parameters counts for it; nothing else need be told.
@@ -126,6 +127,10 @@ def _line(facts: Facts, known: Mapping[str, Any]) -> str:
     parameters = f"{_whole_of(facts, known)}.parameters()" if _whole_of(facts, known) else ""
     parameters = parameters or f'{name}.param_groups[0]["params"]'
     return f"{name} = torch.optim.{kind}({', '.join([parameters, *arguments, f'{argument}=True'])})"
+
+
+def _is_argument(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not iskeyword(key)
 
 
 def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:

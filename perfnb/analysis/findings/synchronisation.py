@@ -30,7 +30,10 @@ def _reads(facts: Facts) -> pd.DataFrame:
     ops = facts.ops
     is_read = of_labels(ops["op"], lambda name: READS.match(name) is not None)
     around = ops["around"].to_numpy()
-    inner = (around >= 0) & is_read[around]
+    inner, above = np.zeros(len(ops), dtype=bool), around
+    while (above >= 0).any():
+        inner |= (above >= 0) & is_read[above]
+        above = np.where(above >= 0, around[above], -1)
     result: pd.DataFrame = ops[is_read & ~inner]
     return result
 
@@ -70,8 +73,9 @@ def after_reads_ms(facts: Facts) -> float:
     after, last = _until_next(facts, reads)
     usual = np.where(last, _USUAL_NS + _LET_GO_NS * len(facts.ops) / max(facts.attribution.steps, 1), _USUAL_NS)
     follows = np.maximum(typical(after, reads["step"].to_numpy(), reads["op"].cat.codes.to_numpy()) - usual, 0)
-    # Tracing slows operators, not the Python between them: its time shrinks no further.
-    return facts.per_step(float(follows.sum())) / min(facts.scale, 1.0)
+    line = facts.lines[reads["block"].to_numpy()]
+    by_block = np.bincount(line, weights=follows, minlength=len(facts.left_ns))
+    return facts.between_ops_ms(float(np.minimum(by_block, facts.left_ns).sum()))
 
 
 def _of_the_step(facts: Facts) -> pd.DataFrame:

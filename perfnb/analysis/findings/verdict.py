@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isclose
 
 import pandas as pd
 
@@ -42,6 +43,8 @@ _WORDS = {
 }
 #: Work that no change removes as a whole: where all of its time on a GPU is the bound, that is but a ceiling.
 _CEILINGS = ("compute", "memory bandwidth", "low precision unused")
+#: What holds the host up, by the word that the GPU's idle time is laid to it under.
+_HELD = {"host-device copies": "copies", "synchronisation": "synchronisation", "allocator": "allocator"}
 #: What is seen in the timed steps alone, so that traced ones without it do not speak against it.
 _OF_TIMED_STEPS = ("input pipeline", "garbage collection", "uneven steps", "threads and cores")
 #: Share of the step from which on idle time without a reason outweighs every finding; and below which a GPU is idle.
@@ -140,11 +143,19 @@ def _chosen(table: pd.DataFrame) -> int | None:
 def _of_finding(facts: Facts, table: pd.DataFrame, row: int) -> Verdict:
     found = table.iloc[row]
     share, why, name = float(found["bound_share"]), str(found["evidence"]), str(found["bottleneck"])
-    ms = f"{time(float(found['bound_ms']))} of {facts.step_words}"
+    bound = float(found["bound_ms"])
+    whole = bound / share
+    of = facts.step_words if isclose(whole, facts.step_ms, rel_tol=1e-6) else f"a mean step of {time(whole)}"
+    ms = f"{time(bound)} of {of}"
     saved = f"{ms} ({part(share)}; confidence {found['confidence']})"
     what = _WORDS.get(name, name)
     if name == UNEXPLAINED:
         said = f"The GPU is idle for {part(share)} of the step ({ms}), and the trace does not show why."
+    elif name in _HELD and facts.gpu is not None and facts.gpu.is_unsure(_HELD[name]):
+        said = (
+            f"The GPU is idle for {part(share)} of the step ({ms}) while the host is held by {what}, and nothing shows "
+            "that it waited for that."
+        )
     elif name in _CEILINGS and facts.gpu is not None:
         said = f"Bound by {what}. The most that doing it faster or less could save is {saved}."
     else:

@@ -14,7 +14,7 @@ function verdictLines(findings, showFindings) {
 function boundWords(finding) {
   const parts = [];
   if (finding.bound_ms != null) parts.push([h("b", {}, figure(duration(finding.bound_ms))), h("span", { class: "pf-quiet" }, share(finding.bound_share))]);
-  if (finding.bound_bytes != null) parts.push([h("b", {}, figure(byteSize(finding.bound_bytes))), h("span", { class: "pf-quiet" }, "of memory")]);
+  if (finding.bound_bytes != null) parts.push([h("b", {}, figure(byteSize(finding.bound_bytes))), h("span", { class: "pf-quiet" }, finding.grows ? "more in use after the step" : "of memory freed")]);
   return parts.length ? parts.flat() : [h("span", { class: "pf-unknown", title: "What it costs cannot be told" }, UNKNOWN)];
 }
 
@@ -28,13 +28,13 @@ function findingCard(finding, place, show) {
   return h("li", { class: "pf-finding", tabindex: "-1" },
     h("div", { class: "pf-finding-head" },
       h("h3", {}, h("span", { class: "pf-quiet" }, `${place + 1}`), finding.bottleneck),
-      h("span", { class: "pf-bound", title: "The most that removing it could save of a step" }, h("span", { class: "pf-quiet" }, "at most"), boundWords(finding)),
+      h("span", { class: "pf-bound", title: "The most that removing it could save of a step" }, finding.grows ? null : h("span", { class: "pf-quiet" }, "at most"), boundWords(finding)),
       h("span", { class: "pf-sure", title: finding.why }, `${finding.confidence} confidence`)),
     finding.bound_share == null ? null : h("div", { class: "pf-saves", "aria-hidden": "true" }, h("i", { style: width })),
     h("p", {}, finding.evidence),
     links.length ? h("p", { class: "pf-links" }, links) : null,
     h("p", {}, h("b", {}, "Try "), finding.lever),
-    h("pre", { class: "pf-code" }, h("code", {}, finding.code)),
+    finding.code ? h("pre", { class: "pf-code" }, h("code", {}, finding.code)) : null,
     h("p", { class: "pf-quiet" }, h("b", {}, `${finding.confidence} confidence `), finding.why),
     h("p", { class: "pf-quiet" }, h("b", {}, "Not seen "), finding.blind));
 }

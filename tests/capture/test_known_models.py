@@ -1,0 +1,118 @@
+"""Which models a variable holds, whether the step calls them, and which embeddings are nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+
+QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}
+
+
+class Decoder(nn.Module):
+    """A model that is called by a method of its own, as those with ``generate`` are."""
+
+    def __init__(self, tied: bool = False, sparse: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 4, sparse=sparse)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 20, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(self.table(ids)))
+        return out
+
+    @torch.no_grad()
+    def generate(self, ids: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            ids = torch.cat([ids, self(ids)[:, -1:].argmax(-1)], 1)
+        return ids
+
+    def encode(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.body(self.table(ids))
+        return out
+
+
+IDS = torch.zeros(1, 3, dtype=torch.long)
+net = Decoder()
+
+
+def parts(step: Any, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = perfnb.profile_step(step, **QUICK, **options).meta["parts"]
+    return found
+
+
+def test_a_model_that_the_step_calls_is_told_from_one_whose_method_it_calls() -> None:
+    assert parts(lambda: net(IDS))["models"] == [{"name": "net", "called": True}]
+    assert parts(lambda: net.generate(IDS))["models"] == [{"name": "net", "called": False}]
+    assert parts(lambda: net.encode(IDS))["models"] == [{"name": "net", "called": False}]
+    assert parts(net.generate, batches=[IDS] * 20)["models"] == [{"name": "self", "called": False}]
+
+
+def test_a_method_that_profiles_its_own_step_calls_the_model() -> None:
+    class Owner(nn.Module):
+        def profile(self) -> dict[str, Any]:
+            return parts(lambda: net(IDS))
+
+    assert Owner().profile()["models"] == [{"name": "net", "called": True}]
+
+
+def test_what_no_variable_holds_has_no_name() -> None:
+    class Step:
+        __slots__ = ("run",)
+
+        def __init__(self) -> None:
+            model = nn.Sequential(nn.Linear(4, 4))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+            def run() -> None:
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+
+            self.run = run
+
+        def __call__(self) -> None:
+            self.run()
+
+    profile = perfnb.profile_step(Step(), **QUICK)
+
+    assert list(profile.layers.index[:1]) == ["Sequential"]
+    assert profile.meta["parts"]["models"] == []
+    assert profile.meta["parts"]["optimizers"] == []
+
+
+def test_a_name_given_with_a_model_is_no_variable() -> None:
+    assert parts(lambda: net(IDS), model={"mine": net})["models"] == []
+    assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True}]
+
+
+@pytest.mark.parametrize(("tied", "sparse", "own"), [(False, False, ["m.table"]), (True, False, []), (False, True, [])])
+def test_a_table_is_its_own_unless_it_is_tied(tied: bool, sparse: bool, own: list[str]) -> None:
+    m = Decoder(tied, sparse)
+
+    assert parts(lambda: m(IDS))["own_tables"] == own
+
+
+@pytest.mark.slow
+def test_a_model_whose_method_is_called_is_compiled_in_place_alone() -> None:
+    """What advice on compiling rests on: torch.compile(m) compiles nothing of m.generate, and m.compile() does."""
+    graphs: list[Any] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    wrapped: Any = torch.compile(Decoder(), backend=counting)
+    wrapped.generate(IDS)
+    assert graphs == []
+    in_place = Decoder()
+    in_place.compile(backend=counting)
+    in_place.generate(IDS)
+    assert graphs
+    torch.compiler.reset()
