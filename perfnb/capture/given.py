@@ -36,6 +36,18 @@ def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
         _require_arguments(step, name, batches is not None, how)
 
 
+def require_step(step: Any, fed: bool, how: str) -> None:
+    """Refuse what is no step, and one that takes a batch where there is none, or the reverse.
+
+    Raises
+    ------
+    TypeError
+    """
+    __tracebackhide__ = True
+    _require_step(step, "step", how)
+    _require_arguments(step, "step", fed, how)
+
+
 def require_loss(loss: Any, batch: Any) -> None:
     """Refuse what is no loss, or one that cannot be called with what there is after such a batch.
 
