@@ -181,6 +181,7 @@ class Session:
                 if lead_in:
                     self._run("lead_in", 1, lambda: watched(numbered()), watch.inputs)
                 self._run("counted", count, lambda: watched(numbered()), watch.inputs)
+                gc.collect()  # so that cycles of garbage do not pass for what the steps left behind
 
     def count_arithmetic(self) -> None:
         """Run one step with every operator counted; `arithmetic` holds what was seen."""
