@@ -11,6 +11,7 @@ from perfnb.analysis.batch_size import largest_fitting
 from perfnb.errors import CaptureError
 from perfnb.frames.schema import CATEGORIES
 from perfnb.views.estimate import estimate_html, estimate_line, estimate_text
+from perfnb.views.step_output import StepOutput
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +207,8 @@ def estimate_memory(
     def estimate(size: int | None) -> MemoryEstimate:
         __tracebackhide__ = True
         if step is not None:
-            simulation, place = simulate_step(OwnStep(step, batch, samples, size, device))
+            with StepOutput():
+                simulation, place = simulate_step(OwnStep(step, batch, samples, size, device))
         else:
             scaled = batch if size is None or samples is None else resized(batch, samples, size)
             place = device_of(modelled, device)

@@ -154,3 +154,14 @@ def test_a_step_of_no_length_runs_between_20_and_200_times(nothing_left: None) -
 
     assert FEWEST_TIMED <= p.timing.steps <= MOST_TIMED
     assert (p.steps["pass"] == "warmup").sum() >= 6
+
+
+def test_after_the_first_step_a_budget_that_is_too_short_is_told() -> None:
+    told = Plan(budget_s=10).why_longer(12.0, 12.0)
+
+    assert told == (
+        "a step takes 12 s: it will run at least 4 times more, for about 48 s, past the budget of 10 s, because each "
+        "pass needs one (timed, traced, memory, FLOPs)"
+    )
+    assert Plan(budget_s=10).why_longer(1.0, 1.0) is None
+    assert "2 times more" in str(Plan(budget_s=10, memory=False, flops=False).why_longer(6.0, 6.0))
