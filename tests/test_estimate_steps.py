@@ -289,6 +289,26 @@ def test_globals_and_closures_are_put_back() -> None:
     assert model.weight.grad is None
 
 
+def test_a_list_that_several_functions_share_is_one_list_in_the_step_too() -> None:
+    model, pending = nn.Linear(4, 4), []
+
+    def first(x: Tensor) -> None:
+        pending.append(model(x))
+
+    def second() -> None:
+        pending.pop().sum().backward()
+
+    holder = SimpleNamespace(pending=pending)
+
+    def step(x: Tensor) -> None:
+        first(x)
+        assert len(holder.pending) == 1
+        second()
+
+    assert estimate_memory(step=step, batch=torch.randn(3, 4)).training
+    assert pending == []
+
+
 def test_a_step_without_a_batch() -> None:
     model, x = nn.Linear(256, 256), torch.randn(64, 256)
 

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from perfnb.capture.estimate import Simulation, allocator_of, device_among, kind_of, pretending
+from perfnb.capture.gate import InterruptGate
 from perfnb.capture.known import living
 from perfnb.capture.namespace import is_installed
 from perfnb.capture.reachable import reachable
@@ -118,7 +119,7 @@ def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
     allocator, place = allocator_of(device, _StepAllocator)
     modules, optimizers = plan.of_kind(nn.Module), plan.of_kind(Optimizer)
     sized, given = plan.sized()
-    with ExitStack() as stack:
+    with InterruptGate() as gate, ExitStack() as stack:
         stack.enter_context(pretending())
         stand_ins, known = StandIns(place, strict=False), {}  # type: ignore[var-annotated]
         stack.enter_context(replaced(modules, stand_ins, None, known))
@@ -139,7 +140,7 @@ def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
                 fake.register_post_accumulate_grad_hook(allocator.accumulated)
         stack.enter_context(allocator.listening())
         stack.enter_context(allocator)
-        with explained(None):
+        with explained(None), gate.opened():
             plan.step(*batch)
             allocator.steps_again()
             plan.step(*batch)
@@ -298,7 +299,12 @@ def _has_variables(value: Any) -> bool:
     kind = type(value)
     if kind is FunctionType:
         return not is_installed(value.__code__.co_filename)
-    if issubclass(kind, (nn.Module, Optimizer, type, Tensor)) or not isinstance(getattr(value, "__dict__", None), dict):
+    if issubclass(kind, (nn.Module, Optimizer, type, Tensor)):
+        return False
+    try:
+        if not isinstance(vars(value), dict):
+            return False
+    except Exception:  # it has none, or will not tell
         return False
     return kind is SimpleNamespace or str(kind.__module__).partition(".")[0] not in _NO_PART
 

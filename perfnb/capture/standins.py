@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from types import CellType, FunctionType
@@ -68,16 +68,18 @@ class StandIns:
         if not depth or type(value) not in (dict, OrderedDict, defaultdict, list, tuple):
             return value
         if id(value) not in known:
+            copied: Any
             if len(value) > _MOST_ENTRIES:  # a data set's index, or a history
-                known[id(value)] = value, copy(value)
+                copied = copy(value)
             elif isinstance(value, Mapping):
-                copied: Any = copy(value)
-                known[id(value)] = value, copied
+                copied = copy(value)
+                known[id(value)] = value, copied  # it may hold itself
                 for key, item in value.items():
                     copied[key] = self.within(item, depth - 1, known)
             else:
                 copied = type(value)(self.within(item, depth - 1, known) for item in value)
-                known[id(value)] = value, copied
+            known[id(value)] = value, copied
+            known[id(copied)] = copied, copied  # it stands for itself where a variable is met again
         return known[id(value)][1]
 
     def _make(self, real: Tensor) -> Tensor:
@@ -184,27 +186,27 @@ def variables_replaced(values: Iterable[Any], stand_ins: StandIns, known: dict[i
     with ExitStack() as stack:
         for value in values:
             if type(value) is FunctionType:
-                names = names_in(value.__code__)
-                stack.callback(_stand_in(value.__globals__, names, stand_ins, known))
+                stack.enter_context(_stood_in(value.__globals__, names_in(value.__code__), stand_ins, known))
                 for cell in value.__closure__ or ():
-                    stack.callback(_stand_in_cell(cell, stand_ins, known))
+                    stack.enter_context(_cell_stood_in(cell, stand_ins, known))
             else:
-                attributes = vars(value)
-                stack.callback(_stand_in(attributes, None, stand_ins, known))
+                stack.enter_context(_stood_in(vars(value), None, stand_ins, known))
         yield
 
 
-def _stand_in(
+@contextmanager
+def _stood_in(
     space: dict[str, Any], names: Iterable[str] | None, stand_ins: StandIns, known: dict[int, Any]
-) -> Callable[[], None]:
-    """Put stand-ins into some names of a namespace, or into all; what puts everything back."""
+) -> Iterator[None]:
+    """Within this context some names of a namespace, or all, hold stand-ins."""
     kept = {name: space[name] for name in (list(space) if names is None else names) if name in space}
-    for name, value in kept.items():
-        faked = stand_ins.within(value, known=known)
-        if faked is not value:
-            space[name] = faked
-
-    def put_back() -> None:
+    try:
+        for name, value in kept.items():
+            faked = stand_ins.within(value, known=known)
+            if faked is not value:
+                space[name] = faked
+        yield
+    finally:
         for name in list(space) if names is None else names:
             if name not in kept:
                 space.pop(name, None)
@@ -212,19 +214,17 @@ def _stand_in(
             if space.get(name, _ABSENT) is not value:
                 space[name] = value
 
-    return put_back
 
-
-def _stand_in_cell(cell: CellType, stand_ins: StandIns, known: dict[int, Any]) -> Callable[[], None]:
+@contextmanager
+def _cell_stood_in(cell: CellType, stand_ins: StandIns, known: dict[int, Any]) -> Iterator[None]:
     empty = is_empty(cell)
     kept = None if empty else cell.cell_contents
-    if not empty:
-        cell.cell_contents = stand_ins.within(kept, known=known)
-
-    def put_back() -> None:
-        if empty:
-            del cell.cell_contents
-        else:
+    try:
+        if not empty:
+            cell.cell_contents = stand_ins.within(kept, known=known)
+        yield
+    finally:
+        if not empty:
             cell.cell_contents = kept
-
-    return put_back
+        elif not is_empty(cell):
+            del cell.cell_contents
