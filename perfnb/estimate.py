@@ -11,6 +11,7 @@ from perfnb.analysis.batch_size import largest_fitting
 from perfnb.errors import CaptureError
 from perfnb.frames.schema import CATEGORIES
 from perfnb.views.estimate import estimate_html, estimate_line, estimate_text
+from perfnb.views.step_output import StepOutput
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,10 @@ class MemoryEstimate:
         if room is None or room < 0:
             raise ValueError(f"bytes must be a number that is not negative, not {shown(bytes)}.")
         if self.batch_size is None:
-            raise CaptureError("this batch has no first dimension that could be made larger or smaller.")
+            raise CaptureError(
+                "there is no batch whose first dimension could be made larger or smaller: give one, and let your step "
+                "take it."
+            )
         found = largest_fitting(self._need, bytes, self.batch_size)
         if found is None:
             raise CaptureError(
@@ -115,10 +119,11 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    model: nn.Module,
-    batch: Any,
+    model: nn.Module | None = None,
+    batch: Any = None,
     optimizer: str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
     *,
+    step: Callable[..., Any] | None = None,
     loss: Callable[..., Any] | None = None,
     training: bool = True,
     batch_size: int | None = None,
@@ -127,21 +132,34 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Foretell the memory of one step without running it: nothing is computed, nothing of its size allocated.
 
-    The step is ``zero_grad``, forward, loss, backward and the optimizer's step, and not the first one, so that the
-    optimizer's state is there. The model and the optimizer may be on any device, ``meta`` too, and stay as they are.
+    Give either a model, or the step that you train with. Of a model the step is ``zero_grad``, forward, loss, backward
+    and the optimizer's step, and not the first one, so that the optimizer's state is there. The model and the optimizer
+    may be on any device, ``meta`` too, and stay as they are.
+
+    ``estimate_memory(step=step, batch=batch)`` simulates a step of your own, with all that it keeps alive. Its Python
+    really runs, twice for each size of batch, on fake tensors, which have a shape and no data. Afterwards parameters,
+    buffers, gradients, optimizers, schedulers, random numbers, and the variables, lists and dicts that it uses are as
+    they were. What it writes to files or sends to other programs stays written.
 
     Parameters
     ----------
-    model : Module
-    batch : tensor, tuple or mapping
+    model : Module, optional
+        Required without a `step`.
+    batch : tensor, tuple, mapping or DataLoader
         A tensor is the model's input. Of a tuple the last is the target and the rest are the model's inputs. A mapping
-        holds the model's keyword arguments. A small batch will do, also one on the device ``meta``.
+        holds the model's keyword arguments. A small batch will do, also one on the device ``meta``. Of a DataLoader the
+        first batch is taken. A `step` gets the batch whatever it is.
     optimizer : str, Optimizer, callable, optional
         A name from ``torch.optim`` (``"adam"``), an optimizer of this model, or a class or function that makes one from
         parameters.
+    step : callable, optional
+        Your own step: ``step(batch)``, or ``step()`` without a batch, as for `profile_step`. It brings its model, loss,
+        optimizer and autocast, which are found as the profiler finds them: as they are called.
     loss : callable, optional
         ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
-        default ``output.loss`` where there is one, else the sum of the outputs.
+        default ``output.loss`` where there is one, and then the output is held until the next step has its own, as a
+        training loop does; else the sum of the outputs. With a `loss` nothing holds the output, as in
+        ``loss(model(x), y).backward()``: where yours does, pass `step`.
     training : bool
         ``False``: only forward, without gradients.
     batch_size : int, optional
@@ -157,35 +175,52 @@ def estimate_memory(
 
     Raises
     ------
+    TypeError
+        Where `step` and what it brings itself are given, or one thing stands in the place of another.
     CaptureError
         Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
     Exception
-        Whatever the model or the loss raise.
+        Whatever the model, the loss or the step raise.
     """
     from perfnb.capture.estimate import StepPlan, device_of, simulate
-    from perfnb.capture.given import require_loss
-    from perfnb.capture.sizing import resized, samples_in
+    from perfnb.capture.given import require_loss, require_step
+    from perfnb.capture.simulated_step import OwnStep, simulate_step
+    from perfnb.capture.sizing import one_batch, resized, samples_in
 
     __tracebackhide__ = True
-    if not hasattr(model, "named_parameters"):
-        raise TypeError(f"model must be a torch module, not {type(model).__name__}.")
-    if training or not callable(loss):  # only forward, and it is not called
+    modelled: Any = model
+    if step is not None:
+        own = {"model": model, "optimizer": optimizer, "loss": loss, "autocast": autocast}
+        for name in [name for name, value in own.items() if value is not None]:
+            raise TypeError(f"a step brings its own {name}: leave out {name}, or give the model and no step.")
+        require_step(step, batch is not None, "estimate_memory(step=step, batch=batch)")
+    elif not hasattr(modelled, "named_parameters"):
+        advice = ": give a step as step=" if callable(modelled) else ""
+        raise TypeError(f"model must be a torch module, not {type(model).__name__}{advice}.")
+    if step is None and batch is None:
+        raise TypeError("there is no batch: estimate_memory(model, batch).")
+    batch = one_batch(batch)
+    if step is None and (training or not callable(loss)):  # only forward, and it is not called
         require_loss(loss, batch)
     samples = samples_in(batch)
     if batch_size is not None and samples is None:
         raise ValueError("batch_size was given, but the batch holds no tensor whose first dimension it could be.")
-    place = device_of(model, device)
 
     def estimate(size: int | None) -> MemoryEstimate:
         __tracebackhide__ = True
-        scaled = batch if size is None or samples is None else resized(batch, samples, size)
-        plan = StepPlan(model, scaled, batch, optimizer, loss, training, place, autocast)
-        return _read(simulate(plan), plan, samples if size is None else size, estimate)
+        if step is not None:
+            with StepOutput():
+                simulation, place = simulate_step(OwnStep(step, batch, samples, size, device))
+        else:
+            scaled = batch if size is None or samples is None else resized(batch, samples, size)
+            place = device_of(modelled, device)
+            simulation = simulate(StepPlan(modelled, scaled, batch, optimizer, loss, training, place, autocast))
+        return _read(simulation, place, samples if size is None else size, estimate)
 
     return estimate(batch_size)
 
 
-def _read(simulation: Any, plan: Any, samples: int | None, again: Callable[[int], MemoryEstimate]) -> MemoryEstimate:
+def _read(simulation: Any, place: Any, samples: int | None, again: Callable[[int], MemoryEstimate]) -> MemoryEstimate:
     now = dict.fromkeys(CATEGORIES, 0) | simulation.resident
     most, peak, phase, op = dict(now), dict(now), "forward", None
     total = highest = sum(now.values())
@@ -197,10 +232,10 @@ def _read(simulation: Any, plan: Any, samples: int | None, again: Callable[[int]
         if total > highest:
             highest, peak, phase, op = total, dict(now), change.phase, change.op or None
     return MemoryEstimate(
-        model=type(plan.model).__name__,
-        device=str(plan.device),
+        model=simulation.model,
+        device=str(place),
         batch_size=samples,
-        training=plan.training,
+        training=simulation.training,
         optimizer=simulation.optimizer,
         buffers=simulation.buffers,
         by_category=peak,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perfnb.profile import Profile
 from perfnb.views.display import in_notebook
 from perfnb.views.progress import Progress
+from perfnb.views.step_output import StepOutput
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +41,8 @@ def profile_step(
 
     Where torch uses more threads than the process has cores, or far fewer, a few steps are tried with as many as there
     are cores, and the number is put back (pass ``trial``).
+
+    Of what the step prints, the first ten lines are shown, and the last ten where it raises.
 
     Parameters
     ----------
@@ -101,6 +104,7 @@ def profile_step(
         # A name given with a model comes first.
         namespace={**names, **name_of_batches(step, batches), **variables, **names},
         labels=[name for name, value in names.items() if variables.get(name) is not value],
+        used=variables,
         stacks=stacks,
         watch=watch,
         name=name or str(getattr(step, "__name__", "step")),
@@ -115,13 +119,18 @@ def run_profile(
     models: list[nn.Module] | None,
     namespace: Mapping[str, Any],
     labels: Collection[str] = (),
+    used: Mapping[str, Any] | None = None,
     stacks: bool = False,
     watch: bool = False,
     name: str = "step",
     quiet: bool = False,
 ) -> Profile:
-    """What `profile_step` and its magic share: capture, with progress, and read the trace."""
+    """What `profile_step` and its magic share: capture, with progress, and read the trace.
+
+    The models are named by `namespace`; `used` are the variables that the step uses.
+    """
     from perfnb.capture.gate import InterruptGate
+    from perfnb.capture.given import note_on_meta
     from perfnb.capture.run import capture_step
     from perfnb.capture.watcher import Watcher
     from perfnb.frames.build import recording_of
@@ -129,17 +138,22 @@ def run_profile(
     __tracebackhide__ = True
     # Open all the time, and there for an interrupt that Python drops.
     with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet) as progress:
-        with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher:
-            capture = capture_step(
-                step,
-                batches,
-                plan=plan,
-                models=models,
-                namespace=namespace,
-                labels=labels,
-                stacks=stacks,
-                progress=progress,
-            )
+        with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher, StepOutput():
+            try:
+                capture = capture_step(
+                    step,
+                    batches,
+                    plan=plan,
+                    models=models,
+                    namespace=namespace,
+                    labels=labels,
+                    stacks=stacks,
+                    progress=progress,
+                )
+            except (RuntimeError, NotImplementedError) as error:
+                if note := note_on_meta(used or {}):
+                    error.add_note(note)
+                raise
         failure, profile = capture.failure, Profile(recording_of(capture, name, watcher))
         if failure is None:
             return _under_right_ceilings(profile)

@@ -165,3 +165,22 @@ def test_two_profiles_in_one_process_are_alike() -> None:
         "optimizer_state": 2 * PARAMETERS + 4 * 4,
         "inputs": INPUTS,
     }
+
+
+@pytest.mark.slow
+def test_a_larger_output_in_place_of_the_last_one_is_no_growth_and_a_history_is() -> None:
+    model, kept, history = nn.Linear(WIDE, 2**14), {}, []
+    batches = [torch.randn(ROWS * (2 + place), WIDE) for place in range(20)]
+
+    def replaces(x: torch.Tensor) -> None:
+        kept["out"] = model(x)
+
+    def remembers(x: torch.Tensor) -> None:
+        history.append(model(x[:ROWS]))
+
+    found = [
+        perfnb.profile_step(step, batches, warmup=1, steps=1, traced=1, flops=False).findings["bottleneck"].tolist()
+        for step in (replaces, remembers)
+    ]
+
+    assert [any("grow" in name for name in names) for names in found] == [False, True]

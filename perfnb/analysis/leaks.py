@@ -131,6 +131,27 @@ def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) 
     return frame.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
 
 
+def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """Who left something behind in every one of a few steps, the heaviest first.
+
+    What one step makes once (an optimizer's state, a cache), what the next one replaces (an output that a variable
+    holds, of whatever size), and what waits for the garbage collector is not listed.
+
+    Returns
+    -------
+    DataFrame
+        Device, layer, phase, op, and `bytes_per_step`: the least that any step left.
+    """
+    owners, keys = _owners(allocations)
+    made = _steps_of(allocations["made_in_step"], -1)
+    stays = (made >= 0) & (made < steps) & allocations["freed_in_step"].isna().to_numpy()
+    left = np.zeros((len(keys), max(steps, 1)), dtype=np.int64)
+    np.add.at(left, (owners[stays], made[stays]), allocations["bytes"].to_numpy(dtype=np.int64)[stays])
+    found = keys.assign(bytes_per_step=left.min(axis=1))
+    found = found[found["bytes_per_step"] > 0]
+    return found.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
+
+
 def _no_survivors() -> pd.DataFrame:
     columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
     return surviving(pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in columns.items()}), 0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.allocations import Watched
+from perfnb.analysis.allocations import Watched, allocations_by_step
+from perfnb.analysis.blocks import Kind
 from perfnb.analysis.fits import fitting_options
+from perfnb.analysis.leaks import left_by_every_step
 from perfnb.analysis.nesting import NONE, Ints
 from perfnb.analysis.phases import phase_stretches
 from perfnb.frames.schema import CATEGORIES, conform
@@ -55,6 +58,10 @@ class MemorySummary:
         largest free block after the step.
     incomplete : str or None
         The error, where the step failed for want of memory.
+    kept_bytes : int or None
+        What each of the two watched steps left behind; ``None`` where only one was watched.
+    kept_by : str or None
+        Who made most of that.
     """
 
     device: str
@@ -74,6 +81,8 @@ class MemorySummary:
     ooms: int | None = None
     largest_free_bytes: int | None = None
     incomplete: str | None = None
+    kept_bytes: int | None = None
+    kept_by: str | None = None
 
 
 def memory_table(watched: Watched) -> pd.DataFrame:
@@ -127,7 +136,20 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
         ooms=counted.get("ooms"),
         largest_free_bytes=counted.get("largest_free_bytes"),
         incomplete=meta.get("failure"),
+        **_left_behind(watched, device),
     )
+
+
+def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
+    """What every watched step left on a device, and who made most of it; empty where one step was watched alone."""
+    host = watched.attribution.host.blocks
+    steps = int((host["kind"] == Kind.STEP).sum())
+    if steps < 2:
+        return {}
+    allocations = allocations_by_step(watched)
+    left = left_by_every_step(allocations[allocations["device"] == device], steps)
+    top = [str(name) for name in left[["layer", "op"]].iloc[0].dropna()] if len(left) else []
+    return {"kept_bytes": int(left["bytes_per_step"].sum()), "kept_by": ", ".join(top) or None}
 
 
 def _device_table(watched: Watched, device: str) -> pd.DataFrame:

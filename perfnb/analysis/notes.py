@@ -44,6 +44,11 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
     meta = recording.meta
     executed = recording.steps["pass"].value_counts()
     warm = int(executed.get("warmup", 0))
+    if looped := meta.get("optimizer_steps"):
+        yield (
+            f"Your step called {looped['optimizer']}.step() {looped['times']:,} times: profile one iteration, not the "
+            "whole loop. All figures per step are per loop here."
+        )
     if meta.get("steady") is False:
         yield (f"The step time was not steady after {_steps(warm)} of warm-up: it may have drifted while it was timed.")
     elif meta.get("steady") is None and meta["options"]["warmup"] is None:

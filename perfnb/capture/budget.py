@@ -104,6 +104,18 @@ class Plan:
         kept_back = ((self.traced + 1) * TRACED_FACTOR + counted * COUNTED_FACTOR) * step_s
         return done < wanted and spent_s + step_s + kept_back <= self.budget_s
 
+    def why_longer(self, spent_s: float, step_s: float) -> str | None:
+        """After the first step: how often a step will run although the budget is too short for it, and why."""
+        passes = {"timed": True, "traced": True, "memory": self.memory, "FLOPs": self.flops}
+        left = [name for name, wanted in passes.items() if wanted]
+        if spent_s + len(left) * step_s <= self.budget_s:
+            return None
+        return (
+            f"a step takes {step_s:.3g} s: it will run at least {len(left)} times more, for about "
+            f"{len(left) * step_s:.3g} s, past the budget of {self.budget_s:g} s, because each pass needs one "
+            f"({', '.join(left)})"
+        )
+
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
         """How many steps another setting is tried with, after two that are not counted; 0 where time is short."""
         left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)

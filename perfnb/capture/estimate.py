@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from perfnb.capture.bench import random_state, set_random_state
 from perfnb.capture.guard import room_to_nest
-from perfnb.capture.model_step import call_model, loss_of
+from perfnb.capture.model_step import call_model, loss_and_held
 from perfnb.capture.refusals import explained
 from perfnb.capture.simulated import CUDA_GRAIN, Change, Made, SimulatedAllocator
 from perfnb.capture.standins import StandIns, replaced, stepping
@@ -67,6 +67,10 @@ class Simulation:
         Bytes of buffers among the parameters.
     optimizer : str or None
         Class of the optimizer.
+    model : str
+        Class of the model.
+    training : bool
+        Whether the step has a backward pass.
     """
 
     changes: list[Change]
@@ -74,12 +78,18 @@ class Simulation:
     category: dict[int, str]
     buffers: int
     optimizer: str | None
+    model: str
+    training: bool
 
 
 def device_of(model: nn.Module, wanted: str | torch.device | None) -> torch.device:
     """The device to simulate: `wanted`, or the parameters' own; models without one, or on ``meta``, are for the CPU."""
+    return device_among((t for group in (model.parameters(), model.buffers()) for t in group), wanted)
+
+
+def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
+    """The device to simulate: `wanted`, or the first one on which data lies, else the CPU."""
     if wanted is None:
-        tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
         device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
     else:
         device = torch.device(wanted)
@@ -99,18 +109,11 @@ def simulate(plan: StepPlan) -> Simulation:
         Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
     """
     __tracebackhide__ = True
-    # Autograd has no cuda queue where there is no cuda: then sizes come from the CPU's kernels.
     cuda = plan.device.type == "cuda"
-    place = plan.device if not cuda or torch.cuda.is_available() else torch.device("cpu")
-    allocator = SimulatedAllocator(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda)
+    allocator, place = allocator_of(plan.device, SimulatedAllocator)
     modules = [m for m in (plan.model, plan.loss) if isinstance(m, nn.Module)]
     with ExitStack() as stack:
-        stack.enter_context(room_to_nest())
-        stack.enter_context(_random_numbers_kept())
-        stack.enter_context(_no_log())
-        stack.enter_context(_no_fused_layers())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(pretending())
         stand_ins = StandIns(place)
         agrees = plan.model.training == plan.training
         stack.enter_context(replaced(modules, stand_ins, None if agrees else plan.training))
@@ -124,11 +127,36 @@ def simulate(plan: StepPlan) -> Simulation:
         return _Step(plan, allocator, own, stand_ins.all()).run(batch, optimizer)
 
 
+_Allocator = TypeVar("_Allocator", bound=SimulatedAllocator)
+
+
+def allocator_of(device: torch.device, kind: type[_Allocator]) -> tuple[_Allocator, torch.device]:
+    """An allocator of a class like that of a device, and where its tensors pretend to be."""
+    # Autograd has no cuda queue where there is no cuda: then sizes come from the CPU's kernels.
+    cuda = device.type == "cuda"
+    place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
+    return kind(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda), place
+
+
+@contextmanager
+def pretending() -> Iterator[None]:
+    """Within this context operators make fake tensors, and the random numbers are put back at its end."""
+    with ExitStack() as stack:
+        stack.enter_context(room_to_nest())
+        stack.enter_context(_random_numbers_kept())
+        stack.enter_context(_no_log())
+        stack.enter_context(_no_fused_layers())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
 class _Step:
     """A step under way."""
 
     def __init__(self, plan: StepPlan, allocator: SimulatedAllocator, own: list[Tensor], fakes: list[Tensor]) -> None:
         self._plan, self._allocator, self._own, self._fakes = plan, allocator, own, fakes
+        self._output_at = 0
 
     def run(self, batch: Any, optimizer: torch.optim.Optimizer | None) -> Simulation:
         """Forward, loss, backward and the optimizer's second step, the first of which makes its state."""
@@ -143,7 +171,7 @@ class _Step:
         buffers -= allocator.numbers(p for p in self._own if isinstance(p, nn.Parameter))
         begin = len(allocator.changes)
         with explained(self._plan.model):
-            saved, loss = self._forward_and_backward(batch)
+            saved, loss, output = self._forward_and_backward(batch)
         gradients = allocator.numbers(p.grad for p in self._parameters(optimizer))
         changes = allocator.changes[begin:]
         state: set[int] = set()
@@ -157,7 +185,10 @@ class _Step:
                 begin = len(allocator.changes)
                 optimizer.step()
             changes += allocator.changes[begin:]
-        del loss
+        if output is not None:
+            begin = len(allocator.changes)
+            del loss, output
+            changes = self._with_last_output(changes, allocator.changes[begin:])
         resident = {
             "parameters": parameters - inputs,
             "inputs": inputs,
@@ -167,29 +198,38 @@ class _Step:
         kinds |= dict.fromkeys(gradients, "gradients")
         for number in {change.allocation for change in changes}:
             if number not in kinds:
-                kinds[number] = _kind(allocator.made[number], number in saved, self._plan.training)
+                kinds[number] = kind_of(allocator.made[number], number in saved, self._plan.training)
         return Simulation(
             changes=changes,
             resident={name: self._size(numbers) for name, numbers in resident.items()},
             category=kinds,
             buffers=self._size(buffers),
             optimizer=None if optimizer is None else type(optimizer).__name__,
+            model=type(self._plan.model).__name__,
+            training=self._plan.training,
         )
 
-    def _forward_and_backward(self, batch: Any) -> tuple[set[int], Any]:
-        """The allocations that are alive when backward begins, and the loss, which most steps hold to their end.
+    def _with_last_output(self, changes: list[Change], freed: list[Change]) -> list[Change]:
+        """What the last step's output still held is alive until this step's takes its place."""
+        known = {change.allocation for change in changes}
+        freed = [change for change in freed if change.allocation in known]
+        before = [change._replace(size=-change.size, phase="forward") for change in freed]
+        there = self._output_at or len(changes)
+        return [*before, *changes[:there], *freed, *changes[there:]]
 
-        Nothing but the graph holds the output when backward begins.
-        """
+    def _forward_and_backward(self, batch: Any) -> tuple[set[int], Any, Any]:
+        """The allocations that are alive when backward begins, and the loss and the output that the step holds."""
         __tracebackhide__ = True
         plan, allocator = self._plan, self._allocator
         allocator.phase = "forward"
         if not plan.training:
             with self._casting():
                 call_model(plan.model, batch)
-            return set(), None
+            return set(), None, None
+        begin = len(allocator.changes)
         with self._casting():
-            loss = self._loss(batch)
+            loss, output = self._loss(batch)
+        self._output_at = len(allocator.changes) - begin
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise CaptureError("the loss must be one number, a tensor with one element: reduce it by mean or sum.")
         if not loss.requires_grad:
@@ -199,15 +239,15 @@ class _Step:
         allocator.phase = "backward"
         saved = allocator.alive()
         loss.backward()
-        return saved, loss
+        return saved, loss, output
 
-    def _loss(self, batch: Any) -> Any:
+    def _loss(self, batch: Any) -> tuple[Any, Any]:
         __tracebackhide__ = True
 
         def output_is_there() -> None:
             self._allocator.phase = "loss"
 
-        return loss_of(self._plan.model, batch, self._plan.loss, output_is_there)
+        return loss_and_held(self._plan.model, batch, self._plan.loss, output_is_there)
 
     def _casting(self) -> Any:
         kind = self._plan.device.type if torch.cuda.is_available() else "cpu"
@@ -225,7 +265,8 @@ def _plain(batch: Any) -> Any:
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def _kind(made: Made, saved: bool, training: bool) -> str:
+def kind_of(made: Made, saved: bool, training: bool) -> str:
+    """The category of an allocation that no live object owns, by where it was made and whether backward needs it."""
     if made.scratch or made.phase == "optimizer":
         return "temporaries"
     if made.phase == "backward":
@@ -268,15 +309,11 @@ def _factory(wanted: Any) -> Callable[[list[nn.Parameter]], Any]:
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    state, cpu = random.getstate(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    state = random_state()
     try:
         yield
     finally:
-        random.setstate(state)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        set_random_state(state)
 
 
 @contextmanager

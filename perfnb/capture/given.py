@@ -9,6 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from perfnb.capture.namespace import named_modules
+from perfnb.capture.steps import tensors_in
+from perfnb.errors import CaptureError
+
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -36,6 +40,18 @@ def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
         _require_arguments(step, name, batches is not None, how)
 
 
+def require_step(step: Any, fed: bool, how: str) -> None:
+    """Refuse what is no step, and one that takes a batch where there is none, or the reverse.
+
+    Raises
+    ------
+    TypeError
+    """
+    __tracebackhide__ = True
+    _require_step(step, "step", how)
+    _require_arguments(step, "step", fed, how)
+
+
 def require_loss(loss: Any, batch: Any) -> None:
     """Refuse what is no loss, or one that cannot be called with what there is after such a batch.
 
@@ -59,6 +75,35 @@ def require_loss(loss: Any, batch: Any) -> None:
         return
     advice = "give the batch (x, y) where y is the target" if given < least == 2 else "give a function that takes these"
     raise TypeError(f"loss takes {_counted(least, most)} and is called as {call}, for {why}: {advice}.")
+
+
+def refuse_meta(arguments: Any) -> None:
+    """Refuse a call whose tensors are on ``meta``: such a step takes no time and no memory.
+
+    Raises
+    ------
+    CaptureError
+    """
+    __tracebackhide__ = True
+    if any(tensor.device.type == "meta" for tensor in tensors_in(arguments)):
+        raise CaptureError(f"The step runs on the device meta, where tensors have no data. {_NOT_ON_META}")
+
+
+def note_on_meta(used: Mapping[str, Any]) -> str | None:
+    """What to say where a step failed and a model among its variables has no data; ``None`` where none is such.
+
+    Models of accelerate's, whose weights come from elsewhere when they are called, are not meant.
+    """
+    for name, module in named_modules(used):
+        devices = {parameter.device.type for parameter in module.parameters()}
+        if devices == {"meta"} and not any(hasattr(inner, "_hf_hook") for inner in module.modules()):
+            return f"perfnb: {name} is on the device meta, where tensors have no data. {_NOT_ON_META}"
+    return None
+
+
+_NOT_ON_META = (
+    "Make its weights first, as in model.to_empty(device='cpu') and loading them; only estimate_memory needs no data."
+)
 
 
 def _require_step(step: Any, name: str, how: str) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from perfnb.capture.steps import tensors_in
-
-_T = TypeVar("_T")
 
 
 class Known(NamedTuple):
@@ -87,7 +85,7 @@ class LiveObjects:
         if self._optimizers:
             return
         ours = self._parameters.keys()
-        for optimizer in _living(torch.optim.Optimizer):
+        for optimizer in living(torch.optim.Optimizer):
             if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
                 self.add_optimizer(optimizer)
 
@@ -135,12 +133,12 @@ def inputs(mark: int, values: Any) -> Iterator[Known]:
 
 def everything(mark: int) -> Iterator[Known]:
     """The blocks of all tensors that Python knows."""
-    for tensor in _living(torch.Tensor):
+    for tensor in living(torch.Tensor):
         for address, size, device in storages(tensor):
             yield Known(mark, address, size, device, "other")
 
 
-def _living(kind: type[_T]) -> Iterator[_T]:
+def living(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
     """The objects of a class that Python knows; asked for their type only, for some answer `isinstance` with work."""
     return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
 

@@ -24,10 +24,18 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-def loss_of(
+def loss_of(model: nn.Module, batch: Any, loss: Callable[..., Any] | None) -> Any:
+    """The loss of a model on a batch, as `loss_and_held` computes it."""
+    __tracebackhide__ = True
+    return loss_and_held(model, batch, loss)[0]
+
+
+def loss_and_held(
     model: nn.Module, batch: Any, loss: Callable[..., Any] | None, output_is_there: Callable[[], None] = lambda: None
-) -> Any:
-    """The loss of a model on a batch.
+) -> tuple[Any, Any]:
+    """The loss of a model on a batch, and the output if a training loop usually holds it in a variable.
+
+    It does in ``out = model(**batch); out.loss.backward()``; nothing holds it in ``loss(model(x), y).backward()``.
 
     Parameters
     ----------
@@ -42,7 +50,7 @@ def loss_of(
         output = call_model(model, batch)
         output_is_there()
         own = getattr(output, "loss", None)
-        return own if isinstance(own, Tensor) else _sum(output)
+        return (own, output) if isinstance(own, Tensor) else (_sum(output), None)
     target = [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
 
     def output_of() -> Any:  # nothing but the graph holds the output when backward begins
@@ -50,7 +58,7 @@ def loss_of(
         output_is_there()
         return made
 
-    return loss(output_of(), *target)
+    return loss(output_of(), *target), None
 
 
 @contextmanager

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from collections.abc import Mapping
+from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
+#: Where code lies that is none of the user's own.
+_INSTALLED = (
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]) + os.sep,
+    "<frozen ",
+)
 #: Functions that a step calls, directly or not, whose variables are looked at for names.
 _MOST_FUNCTIONS = 50
 
@@ -29,24 +38,29 @@ def namespace_of(step: Any) -> dict[str, Any]:
 
 def _variables(function: FunctionType) -> dict[str, Any]:
     """The globals that a function's code names, and its closure."""
-    seen = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    seen = {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return seen | {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
+    return seen | {name: cell.cell_contents for name, cell in cells if not is_empty(cell)}
 
 
-def _names(code: CodeType) -> list[str]:
+def names_in(code: CodeType) -> list[str]:
     """Global names in a function's code and in that of the functions inside it."""
-    inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant)]
+    inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in names_in(constant)]
     return list(dict.fromkeys([*code.co_names, *inner]))
 
 
-def _is_empty(cell: CellType) -> bool:
+def is_empty(cell: CellType) -> bool:
     """Whether a closure's variable has no value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
         return True
     return False
+
+
+def is_installed(file: str) -> bool:
+    """Whether code comes from Python's library, an installed package or perfnb: it is none of the user's own."""
+    return file.startswith(_INSTALLED)
 
 
 def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:

@@ -22,6 +22,7 @@ class KnownNumbers:
 
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
+        self._sizes: tuple[int, int] | None = None  # samples that are simulated, and that the numbers are of
 
     def __contains__(self, fake: Tensor) -> bool:
         return fake in self._of
@@ -36,6 +37,8 @@ class KnownNumbers:
         if isinstance(real, Tensor) and real.device.type != "meta" and _small(real):
             with unset_fake_temporarily():
                 self._of[fake] = real.detach().cpu()
+            if real.dim() and fake.shape[0] != real.shape[0]:
+                self._sizes = int(fake.shape[0]), int(real.shape[0])
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Compute for the known numbers what the operator did with their stand-ins."""
@@ -54,11 +57,25 @@ class KnownNumbers:
         real_args, real_kwargs = tree_map_only(Tensor, self._of.__getitem__, (args, dict(kwargs)))
         if "device" in real_kwargs:
             real_kwargs["device"] = torch.device("cpu")
-        try:
-            with unset_fake_temporarily():
-                self._of[result] = func(*real_args, **real_kwargs)
-        except (RuntimeError, IndexError, NotImplementedError):
-            return  # sizes of the estimated batch where those of the user's are held
+        for arguments in ((real_args, real_kwargs), self._at_size_held((real_args, real_kwargs))):
+            try:
+                with unset_fake_temporarily():
+                    numbers = func(*arguments[0], **arguments[1])
+            except (RuntimeError, IndexError, NotImplementedError):
+                continue  # sizes of the estimated batch where those of the user's are held
+            if self._corresponds(result, numbers):
+                self._of[result] = numbers
+                return
+
+    def _at_size_held(self, arguments: Any) -> Any:
+        """Arguments with the number of samples that is held where the simulated one stands, as in ``x.view(n, -1)``."""
+        simulated, held = self._sizes or (None, None)
+        return tree_map_only(int, lambda n: held if n == simulated and type(n) is int else n, arguments)
+
+    def _corresponds(self, fake: Tensor, numbers: Tensor) -> bool:
+        """Whether numbers have the shape of what they stand behind, the number of samples apart."""
+        pairs = zip(fake.shape, numbers.shape, strict=False)
+        return fake.dim() == numbers.dim() and all(a == b or (a, b) == self._sizes for a, b in pairs)
 
     def _forget(self, changed: Tensor) -> None:
         memory = changed.untyped_storage()._cdata

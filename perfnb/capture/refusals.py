@@ -14,23 +14,30 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from perfnb.capture.namespace import is_installed
 from perfnb.errors import CaptureError
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 _UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException)
 #: What torch says, as a plain RuntimeError, where code asks for the numbers in a fake tensor.
 _ASKS_FOR_NUMBERS = ("data pointer", ".numpy() is not supported", ".tolist() is not supported", "data-dependent")
+#: What asks for the number in one tensor.
+_ASKS_FOR_ONE = ".item(), float() or an if"
 _TOO_LARGE = ("Storage size calculation overflowed", "overflow", "numel: integer multiplication")
 
 
 @contextmanager
-def explained(model: nn.Module) -> Iterator[None]:
-    """Says in one sentence why a step cannot be simulated; any other error is the user's own."""
+def explained(model: nn.Module | None) -> Iterator[None]:
+    """Says in one sentence why a step cannot be simulated; any other error is the user's own.
+
+    Without a `model` the place is told by the line of the user's code.
+    """
     __tracebackhide__ = True
     try:
         yield
     except _DATA_DEPENDENT as error:
         asked = f"{getattr(error, 'func', '')}".replace("aten.", "", 1) or "an operator"
+        asked = _ASKS_FOR_ONE if asked.startswith("_local_scalar_dense") else asked
         raise CaptureError(_needs_numbers(f"{asked}", _place(error.__traceback__, model))) from None
     except _UNSUPPORTED as error:
         op = getattr(error, "func", error)
@@ -54,8 +61,10 @@ def _needs_numbers(what: str, where: str) -> str:
     )
 
 
-def _place(traceback: TracebackType | None, model: nn.Module) -> str:
+def _place(traceback: TracebackType | None, model: nn.Module | None) -> str:
     """The innermost module of the model that was running when an error was raised."""
+    if model is None:
+        return _line(traceback)
     names = {id(module): name for name, module in model.named_modules()}
     place = type(model).__name__
     while traceback is not None:
@@ -65,3 +74,16 @@ def _place(traceback: TracebackType | None, model: nn.Module) -> str:
             place = f"{name} ({type(running).__name__})" if name else type(running).__name__
         traceback = traceback.tb_next
     return place
+
+
+def _line(traceback: TracebackType | None) -> str:
+    """The innermost line of the user's own code, and the module that was running in it if it is a library's."""
+    place, inside = "the step", ""
+    while traceback is not None:
+        code, running = traceback.tb_frame.f_code, traceback.tb_frame.f_locals.get("self")
+        if not is_installed(code.co_filename):
+            place, inside = f"line {traceback.tb_lineno} of {code.co_name}", ""
+        elif isinstance(running, nn.Module):
+            inside = f"{type(running).__name__}, which is called in "
+        traceback = traceback.tb_next
+    return inside + place

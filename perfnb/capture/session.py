@@ -22,8 +22,10 @@ from perfnb.capture.calibration import Costs, measure_costs
 from perfnb.capture.ceilings import measure_ceilings
 from perfnb.capture.conditions import Conditions
 from perfnb.capture.device import StepClock, cuda_in_use, lower_precision, synchronize, usable_cpus
+from perfnb.capture.first_step import FirstStep
 from perfnb.capture.footprint import Footprint
 from perfnb.capture.gate import InterruptGate
+from perfnb.capture.given import refuse_meta
 from perfnb.capture.layers import Calls, LayerSpans
 from perfnb.capture.memory import MemoryWatch, WatchedMemory, is_out_of_memory
 from perfnb.capture.steady import FEWEST, is_steady, require_passing_time
@@ -34,8 +36,9 @@ from perfnb.capture.tracer import Tracer, data_span, step_span
 #: takes seven times as much. Beyond, the recording ends early, but not before there are enough steps for an interval.
 MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 
-#: Told of each executed step: the pass, how many of its steps are done, how many are planned (if known).
-Progress = Callable[[str, int, "int | None"], None]
+#: Told of each executed step: the pass, how many of its steps are done, how many are planned (if known), and perhaps
+#: what the user should know meanwhile.
+Progress = Callable[..., None]
 
 
 class ExecutedStep(NamedTuple):
@@ -81,6 +84,8 @@ class Session:
         self._bare: Costs | None = None
         self._uncompiled_from: int | None = None
         self._timed_already: list[int] = []
+        self._notes: list[str] = []
+        self._first: FirstStep | None = FirstStep(lambda note: progress("warmup", 0, None, note))
 
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begin
@@ -153,7 +158,7 @@ class Session:
             with tracer, _with_hooks():
                 with LayerSpans() as idle:
                     traced = measure_costs(idle)
-                with LayerSpans(self._models, self.calls):
+                with LayerSpans(self._models, self.calls, outermost=refuse_meta):
                     if lead_in:
                         self._run("lead_in", 1, nullcontext)
                     self._run("traced", count, self._numbered())
@@ -195,6 +200,7 @@ class Session:
                 if lead_in:
                     self._run("lead_in", 1, lambda: watched(numbered()), watch.inputs)
                 self._run("counted", count, lambda: watched(numbered()), watch.inputs)
+                gc.collect()  # so that cycles of garbage do not pass for what the steps left behind
 
     def count_arithmetic(self) -> None:
         """Run one step with every operator counted; `arithmetic` holds what was seen."""
@@ -326,7 +332,7 @@ class Session:
         clock = StepClock()
         try:
             while more(hosts) if more is not None else len(hosts) < (count or 0):
-                with self._gate.opened():
+                with self._first or nullcontext(), self._gate.opened():
                     if beside is not None:
                         beside.step, beside.running = len(hosts), True
                     clock.begin()
@@ -343,7 +349,9 @@ class Session:
                     beside.running = False
                 if after is not None:
                     after()
-                self._progress(pass_name, len(hosts), count)
+                if self._first is not None:
+                    self._first_step_ended(self._first, hosts[-1] / 1e9)
+                self._progress(pass_name, len(hosts), count, *self._notes)
         finally:
             # Without waiting for a device that may have failed.
             self.executed += [
@@ -353,6 +361,15 @@ class Session:
         for place, wall in enumerate(durations, start=len(self.executed) - len(durations)):
             self.executed[place] = self.executed[place]._replace(wall_ns=wall)
         return durations
+
+    def _first_step_ended(self, first: FirstStep, step_s: float) -> None:
+        """Tell what the first execution shows that the user should know before the others have run."""
+        self._first = None
+        if first.looped is not None:
+            self.meta["optimizer_steps"] = first.looped._asdict()
+        longer = self._plan.why_longer(self._spent_s(), step_s)
+        notes = [note for note in (first.note, longer) if note]
+        self._notes = ["; ".join(notes)] if notes else []
 
 
 @contextmanager

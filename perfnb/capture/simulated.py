@@ -19,7 +19,7 @@ from perfnb.errors import CaptureError
 #: CUDA's caching allocator hands out multiples of so many bytes.
 CUDA_GRAIN = 512
 #: What an optimizer is told where it asks for a number that fake tensors do not hold: how often it stepped.
-_SOME_STEP = 1000
+_SOME_STEP = 1000.0
 
 
 class Change(NamedTuple):
@@ -51,11 +51,14 @@ class SimulatedAllocator(TorchDispatchMode):
         In the order in which they happen.
     made : dict of int to Made
         Every allocation by its number.
+    used : set of int
+        The allocations that operators were given.
     """
 
     def __init__(self, device: torch.device, *, grain: int = 1, scratch: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "before"
+        self.used: set[int] = set()
         self.changes: list[Change] = []
         self.made: dict[int, Made] = {}
         self._device, self._grain, self._scratch = device, grain, scratch
@@ -76,6 +79,13 @@ class SimulatedAllocator(TorchDispatchMode):
         """Tell the numbers behind an input, for code that asks for them."""
         self._known.tell(fake, real)
 
+    def before_op(self) -> None:
+        """Called before each operator."""
+
+    def number_asked_for(self) -> float | None:
+        """What is told where code asks for a number that nobody knows; ``None``: it cannot be told."""
+        return _SOME_STEP if self.phase == "optimizer" else None
+
     def hold(self, tensor: Tensor) -> None:
         """Count a tensor that was made outside an operator."""
         self._see(tensor, "")
@@ -87,15 +97,21 @@ class SimulatedAllocator(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        _refuse_strangers((args, kwargs))
+        given = tree_leaves((args, kwargs))
+        _refuse_strangers(given)
+        self.before_op()
+        self.used |= self.numbers(given)
         try:
             result = func(*args, **kwargs)
         except DataDependentOutputException:
-            if func is torch.ops.aten._local_scalar_dense.default and args[0] in self._known:
-                return self._known.item(args[0])
-            if self.phase != "optimizer" or func is not torch.ops.aten._local_scalar_dense.default:
+            if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
-            return _SOME_STEP if not args[0].is_floating_point() else float(_SOME_STEP)
+            if args[0] in self._known:
+                return self._known.item(args[0])
+            number = self.number_asked_for()
+            if number is None:
+                raise
+            return number if args[0].is_floating_point() else int(number)
         self._known.follow(func, args, kwargs, result)
         op = func._schema.name.rpartition("::")[2]
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
@@ -149,8 +165,8 @@ class SimulatedAllocator(TorchDispatchMode):
         return -(-size // self._grain) * self._grain
 
 
-def _refuse_strangers(arguments: Any) -> None:
-    for leaf in tree_leaves(arguments):
+def _refuse_strangers(arguments: list[Any]) -> None:
+    for leaf in arguments:
         if isinstance(leaf, Tensor) and leaf.requires_grad and not isinstance(leaf, FakeTensor):
             shape = " × ".join(map(str, leaf.shape))
             raise CaptureError(

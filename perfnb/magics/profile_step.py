@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -79,6 +80,7 @@ class ProfileStepMagics(Magics):
 
     def _profile(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
         __tracebackhide__ = True
+        from perfnb.capture.namespace import namespace_of
         from perfnb.profiling import run_profile
 
         namespace = self.shell.user_ns
@@ -92,10 +94,11 @@ class ProfileStepMagics(Magics):
             if rest:
                 refuse_short(rest, parser_of(ProfileStepMagics.profile_step))
                 assign, batches = compile_clause(self.shell, rest)
-        models = self._models(options.model) or {}
+        models, body = self._models(options.model) or {}, compile_body(self.shell, source)
         return run_profile(
-            step_of(compile_body(self.shell, source), namespace, assign),
+            step_of(body, namespace, assign),
             batches,
+            used=namespace_of(FunctionType(body, namespace)),
             plan=plan,
             models=list(models.values()) or None,
             namespace={**models, **self._variables(), **models},  # the names in --model come first

@@ -63,7 +63,7 @@ def findings_text(findings: Findings, width: int) -> list[str]:
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
     """Whether the bytes of a finding are what a step adds to memory, and not what a change would free."""
-    return str(row["bottleneck"]) == "memory grows"
+    return str(row["bottleneck"]) == "memory may grow"
 
 
 def bound_words(row: Mapping[str, Any] | pd.Series) -> str:

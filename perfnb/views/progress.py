@@ -16,10 +16,11 @@ from perfnb.views.display import in_notebook
 READING = "reading "
 #: Least time between two updates, in seconds.
 INTERVAL_S = 0.2
+_MOST_OF_A_NOTE = 250
 
 
 class _Line(Protocol):
-    def update(self, pass_name: str, done: int, total: int | None) -> None: ...
+    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None: ...
 
     def close(self) -> None: ...
 
@@ -42,25 +43,25 @@ class Progress:
         self._enabled = enabled
         self._clock = clock
         self._line: _Line | None = None
-        self._drawn: tuple[str, float] | None = None
+        self._drawn: tuple[tuple[str, str], float] | None = None
 
     def __enter__(self) -> Progress:
         self._line, self._drawn = (_line() if self._enabled else None), None
         return self
 
-    def __call__(self, pass_name: str, done: int, total: int | None = None) -> None:
+    def __call__(self, pass_name: str, done: int, total: int | None = None, note: str = "") -> None:
         """Say that `done` of `total` steps of a pass are done; drawn at most five times a second.
 
-        The first call of a pass is always drawn.
+        The first call of a pass is always drawn, and that of a new `note`, which says what the user should know.
         """
         if self._line is None:
             return
         now = self._clock()
-        new_pass = self._drawn is None or self._drawn[0] != pass_name
+        new = self._drawn is None or self._drawn[0] != (pass_name, note)
         due = self._drawn is None or now - self._drawn[1] >= INTERVAL_S
-        if new_pass or due:
-            self._drawn = (pass_name, now)
-            self._line.update(pass_name, done, total)
+        if new or due:
+            self._drawn = ((pass_name, note), now)
+            self._line.update(pass_name, done, total, *filter(None, [note]))
 
     def of_file(self, name: str) -> Callable[[int, int], None]:
         """What to call with the bytes done of reading a file, and its size; it is shown as percent."""
@@ -88,8 +89,8 @@ class _NotebookLine:
 
         self._handle: Any = display(_bundle("", ""), raw=True, display_id=True)
 
-    def update(self, pass_name: str, done: int, total: int | None) -> None:
-        words = _words(pass_name, done, total)
+    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None:
+        words = _words(pass_name, done, total) + (f" · {escape.plain(note, _MOST_OF_A_NOTE)}" if note else "")
         amount = "" if not total else f' value="{min(done, total)}" max="{total}"'
         page = (
             '<div style="display:flex;gap:10px;align-items:center">'
@@ -113,11 +114,12 @@ class _TerminalLine:
         self._bar = Bar(leave=False, file=sys.stderr, unit="step", mininterval=0, delay=0)
         self._pass: str | None = None
 
-    def update(self, pass_name: str, done: int, total: int | None) -> None:
+    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None:
         if pass_name != self._pass:
             self._pass = pass_name
             self._bar.reset(total)
             self._bar.set_description(escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 20), refresh=False)
+        self._bar.set_postfix_str(escape.plain(note, _MOST_OF_A_NOTE), refresh=False)
         self._bar.total = total
         self._bar.n = done
         self._bar.refresh()

@@ -115,14 +115,17 @@ def test_an_allocator_that_tried_again_is_told_of() -> None:
     assert allocator(facts(memory=memory(retries=0, reserved_peak_bytes=1000 * MIB, fragmentation=0.1))) == []
 
 
-@pytest.mark.parametrize(("left", "told"), [(5 * MIB, True), (MIB // 8, False)])
-def test_a_step_that_leaves_more_than_it_found_grows(left: int, told: bool) -> None:
-    line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, left], "other": [5, 5], "total": [5, left + 5]})
-    found = growth(facts(memory=memory(timeline=line)))
+@pytest.mark.parametrize(("left", "told"), [(5 * MIB, True), (MIB // 8, False), (0, False), (None, False)])
+def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, told: bool) -> None:
+    line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 9 * MIB], "other": [5, 5], "total": [5, 9 * MIB + 5]})
+    found = growth(facts(memory=memory(timeline=line, kept_bytes=left, kept_by="encoder, aten::mm")))
 
-    assert [one.bound_bytes for one in found] == ([left] if told else [])
+    assert [(one.bottleneck, one.bound_bytes, one.confidence) for one in found] == (
+        [("memory may grow", left, "low")] if told else []
+    )
     if told:
-        assert "most of it activations" in found[0].evidence
+        assert "left 5.00 MiB each that nothing freed, most of it made by encoder, aten::mm" in found[0].evidence
+        assert found[0].code.startswith("perfnb.find_leaks(step")
 
 
 def test_float64_by_accident_is_told_of_with_what_float32_saves() -> None:

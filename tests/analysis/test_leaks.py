@@ -11,7 +11,13 @@ import pytest
 
 from perfnb.analysis.allocations import AFTER, BEFORE, Watched, allocations_by_step
 from perfnb.analysis.blocks import Kind
-from perfnb.analysis.leaks import PROCESS_FLOOR_BYTES, leak_report, levels_by_step, surviving
+from perfnb.analysis.leaks import (
+    PROCESS_FLOOR_BYTES,
+    leak_report,
+    left_by_every_step,
+    levels_by_step,
+    surviving,
+)
 
 MIB = 2**20
 STEPS = 40
@@ -272,3 +278,15 @@ def test_blocks_lie_in_the_steps_that_made_and_freed_them(
             freed,
         ]
         assert leak_report(found, None, steps=3).verdict == "inconclusive"
+
+
+def test_of_two_steps_only_what_both_left_counts() -> None:
+    replaced_by_a_larger_one = (made([0], MIB, lives=1), made([1], 4 * MIB))
+    waits_for_the_collector = made([0, 1], MIB, layer="cycle").assign(freed_in_step=pd.array([2, 2], dtype="Int64"))
+    made_once = made([1], MIB, layer="cache")
+    harmless = joined(*replaced_by_a_larger_one, waits_for_the_collector, made_once)
+
+    left = left_by_every_step(joined(harmless, made([0, 1], [2 * MIB, 3 * MIB], layer="history")), 2)
+
+    assert left_by_every_step(harmless, 2).empty
+    assert left[["layer", "op", "bytes_per_step"]].values.tolist() == [["history", "aten::add", 2 * MIB]]

@@ -88,6 +88,16 @@ def test_a_line_in_a_cell_and_a_function(kernel: Kernel) -> None:
     assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
 
 
+def test_a_cell_that_prints_shows_its_first_lines(kernel: Kernel) -> None:
+    reply = kernel.ok(f"%%profile_step {SHORT} --quiet --into p\nfor line in range(9): print(line)\ntrain()")
+
+    first, last = reply.text().splitlines()[:10], reply.text().splitlines()[10:]
+    assert first == [*map(str, range(9)), "0"]
+    assert len(last) == 1
+    assert last[0].endswith("more lines printed by the step]")
+    assert kernel.ok("print('on')").text() == "on\n"
+
+
 @pytest.mark.parametrize("code", ["%%profile_step {0}\ntrain();", "%profile_step {0} train();"])
 def test_a_semicolon_silences(kernel: Kernel, code: str) -> None:
     reply = kernel.ok(code.format(f"{SHORT} --into p"))

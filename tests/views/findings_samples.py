@@ -72,7 +72,9 @@ def at_instant(ms: str) -> Findings:
 
 def growing() -> Findings:
     """One of memory that a step adds, with advice in words alone."""
-    found = Finding("memory grows", "It grows.", None, "Keep less.", "", "low", "Why.", "Blind.", bound_bytes=5 * 2**19)
+    found = Finding(
+        "memory may grow", "It grows.", None, "Keep less.", "", "low", "Why.", "Blind.", bound_bytes=5 * 2**19
+    )
     return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
 
 

@@ -49,8 +49,8 @@ def test_findings_stand_in_their_order_with_what_each_could_save() -> None:
 def test_memory_that_grows_is_not_said_to_be_saved() -> None:
     findings = samples.growing()
 
-    assert "1. memory grows: 2.50 MiB more in use after the step, confidence low" in findings_text(findings, 100)
-    assert "memory grows</strong>: 2.50 MiB more in use after the step" in spaced(findings_html(findings))
+    assert "1. memory may grow: 2.50 MiB more in use after the step, confidence low" in findings_text(findings, 100)
+    assert "memory may grow</strong>: 2.50 MiB more in use after the step" in spaced(findings_html(findings))
     assert report_data(samples.with_findings(findings))["findings"]["rows"][0]["grows"] is True
     assert [row["grows"] for row in report_data(samples.with_findings())["findings"]["rows"]] == [False] * 3
 

@@ -113,3 +113,11 @@ def test_a_notebook_s_line_is_blank_in_the_end(monkeypatch):
     assert shown[1]["text/plain"] == "timed: step 30 of 20"
     assert 'value="20" max="20"' in shown[1]["text/html"]
     assert "&lt;b&gt;: step 1" in shown[2]["text/html"]
+
+
+def test_a_new_note_is_drawn_at_once(line):
+    with Progress(clock=Clock()) as advance:
+        advance("timed", 1, 3)
+        advance("timed", 2, 3, "a step takes 12 s")
+        advance("timed", 3, 3, "a step takes 12 s")
+    assert line.updates == [("timed", 1, 3), ("timed", 2, 3, "a step takes 12 s")]

@@ -1,8 +1,6 @@
-"""Memory: activations that dominate the peak, an allocator under strain, steps that leave more than they found."""
+"""Memory: activations that dominate the peak, an allocator under strain, steps that leave something behind."""
 
 from __future__ import annotations
-
-import re
 
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import Finding, Row, many, part, size, time
@@ -14,7 +12,7 @@ _DOMINATES, _LEAST_BYTES = 0.5, 64 * _MIB
 #: Share of what is reserved that lies idle between blocks, and bytes of it.
 _FRAGMENTED, _LEAST_FRAGMENTS = 0.3, 256 * _MIB
 _WORTH = 0.05
-#: Share of the peak by which a step grows, and bytes.
+#: Least share of the peak that every step must leave behind, and bytes.
 _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
 
 
@@ -112,29 +110,26 @@ _EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True
 
 
 def growth(facts: Facts) -> list[Finding]:
-    """The counted step leaves more alive than it found."""
+    """Both steps whose allocations were watched left something behind, and nothing freed it."""
     memory = facts.summary.memory
-    if memory is None or memory.incomplete or facts.recording.memory is None or len(memory.timeline) < 2:
+    if memory is None or memory.incomplete or not memory.kept_bytes:
         return []
-    line = memory.timeline["total"].to_numpy(dtype=float)
-    grown = float(line[-1] - line[0])
-    if grown < max(_LEAST_GROWTH, _GROWS * memory.peak_bytes):
+    kept = memory.kept_bytes
+    if kept < max(_LEAST_GROWTH, _GROWS * memory.peak_bytes):
         return []
-    categories = memory.timeline.drop(columns=["t_ms", "total", "reserved", "process"], errors="ignore")
-    change = (categories.iloc[-1] - categories.iloc[0]).astype("Float64").fillna(0)
-    what = re.sub("_", " ", str(change.idxmax()))
+    owner = f", most of it made by {memory.kept_by}" if memory.kept_by else ""
     return [
         Finding(
-            "memory grows",
-            f"The counted step ended with {size(grown)} more alive than it began with, most of it {what}.",
+            "memory may grow",
+            f"Both steps whose allocations were recorded left {size(kept)} each that nothing freed{owner}.",
             None,
-            "See with perfnb.find_leaks whether every step adds as much: something may keep tensors, such as a list of "
-            "losses with their graphs (keep loss.detach() instead).",
+            "Two steps do not prove a leak: let perfnb.find_leaks watch more of them. Something may keep tensors, such as "
+            "a list of losses with their graphs (keep loss.detach() instead).",
             "",
             "low",
-            "One step was counted; some grow once and then no more.",
+            "Two steps were watched; a cache or a history may still be filling up.",
             "Later steps.",
             (Row("memory", f"{memory.timeline['t_ms'].iloc[-1]:.6g}"),),
-            bound_bytes=int(grown),
+            bound_bytes=kept,
         )
     ]

@@ -1,0 +1,64 @@
+"""The first execution of a step: does it hold a whole loop of training?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+#: An optimizer that steps more often than this in one step seems to be in a loop; some methods step a few times.
+MOST_STEPS = 8
+
+
+class Looped(NamedTuple):
+    """An optimizer that steps many times in one step."""
+
+    optimizer: str
+    times: int
+
+
+class FirstStep:
+    """Context manager around the first execution of a step: counts how often each optimizer steps.
+
+    Parameters
+    ----------
+    tell : callable
+        Told in a few words, while the step still runs, that it seems to be a loop.
+    """
+
+    def __init__(self, tell: Callable[[str], Any]) -> None:
+        self._tell = tell
+        self._times: Counter[tuple[int, str]] = Counter()
+        self._hook: Any = None
+
+    def __enter__(self) -> FirstStep:
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._hook.remove()
+
+    @property
+    def looped(self) -> Looped | None:
+        """The optimizer that stepped most often, if that was too often for one iteration."""
+        for (_, name), times in self._times.most_common(1):
+            return Looped(name, times) if times > MOST_STEPS else None
+        return None
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know, in a few words."""
+        found = self.looped
+        return None if found is None else f"your step calls {found.optimizer}.step() {found.times:,} times: {_ADVICE}"
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        key = id(optimizer), type(optimizer).__name__
+        self._times[key] += 1
+        if self._times[key] == MOST_STEPS + 1:
+            self._tell(f"your step has called {key[1]}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
+
+
+_ADVICE = "profile one iteration, not the whole loop"

@@ -1,0 +1,77 @@
+"""What a step prints while it runs again and again: the first lines, and how many more there were."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+#: Lines that are shown as they are printed, and last lines that are shown where the step fails.
+FIRST_LINES, LAST_LINES = 10, 10
+
+
+class StepOutput:
+    """Context manager that lets the first lines of standard output through and counts the others.
+
+    What an exception ends shows its last lines too. Standard output is the user's object again afterwards, whatever
+    the step did to it.
+    """
+
+    def __enter__(self) -> StepOutput:
+        self._outer = sys.stdout
+        self._stream = _Shortened(self._outer)
+        if self._outer is not None:
+            sys.stdout = self._stream
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stdout = self._outer
+        if self._outer is not None:
+            self._stream.finish(failed=error is not None)
+
+
+class _Shortened:
+    """A text stream that is another one, but for what is written after the first lines."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._shown = self._hidden = 0
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._line = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the lines that are among the first, and note the others."""
+        rest = text
+        while rest and self._shown < FIRST_LINES:
+            line, end, rest = rest.partition("\n")
+            self._stream.write(line + end)
+            self._shown += bool(end)
+        if rest:
+            *lines, self._line = (self._line + rest).split("\n")
+            self._hidden += len(lines)
+            self._last.extend(lines)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def finish(self, *, failed: bool) -> None:
+        """Say how many lines were not shown; after a failure, show the last of them."""
+        if self._line:
+            self._hidden += 1
+            self._last.append(self._line)
+        last = list(self._last) if failed else []
+        left_out = self._hidden - len(last)
+        if left_out:
+            lines = "line" if left_out == 1 else "lines"
+            self._stream.write(f"[perfnb: {left_out:,} more {lines} printed by the step]\n")
+        for line in last:
+            self._stream.write(line + "\n")
