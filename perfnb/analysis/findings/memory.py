@@ -123,8 +123,8 @@ def growth(facts: Facts) -> list[Finding]:
             "memory may grow",
             f"Both steps whose allocations were recorded left {size(kept)} each that nothing freed{owner}.",
             None,
-            "Two steps do not prove a leak: let perfnb.find_leaks watch more of them. Something may keep tensors, such as "
-            "a list of losses with their graphs (keep loss.detach() instead).",
+            "Two steps do not prove a leak: let perfnb.find_leaks watch more of them. Something may keep tensors, such "
+            "as a list of losses with their graphs (keep loss.detach() instead).",
             "",
             "low",
             "Two steps were watched; a cache or a history may still be filling up.",
