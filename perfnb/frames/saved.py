@@ -102,10 +102,10 @@ class SavedProfile:
         told = {name: self._check(name) for name in self._columns}
         self._decoded: dict[str, pd.DataFrame] = {}
         self._decoded = {name: self._frame(name) for name in told if name not in _LONG}
-        if not len(self._decoded["modules"]) + len(self._decoded["spans"]):
-            events = raw_columns.EVENTS
-            self._columns["events"] = {**events, "span": replace(events["span"], high=MISSING)}
-            told["events"] = self._check("events")
+        events, numbers = raw_columns.EVENTS, self._decoded["spans"].index
+        highest = int(numbers.max()) if len(numbers) else MISSING
+        self._columns["events"] = {**events, "span": replace(events["span"], high=highest)}
+        told["events"] = self._check("events")
         for name in _LONG:
             if not told.get(name, True):
                 self._frame(name)
