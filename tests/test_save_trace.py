@@ -19,9 +19,13 @@ from perfnb.frames.own_layers import layers_read, layers_written
 from tests.analysis.recordings import ByHand
 from tests.analysis.test_timeline import training as by_hand
 from tests.analysis.traces import FOLDER, public
+from tests.traces.test_odd_names import HAS_EXACT
 from tests.written_traces import BACKWARD, MAIN, Written, training
 
 TABLES = ("phases", "layers", "layer_ops", "ops", "kernels", "gpu_time")
+
+#: An older torch cannot export a range that is called so.
+RANGE = 'quoted "é" \\ 名' if HAS_EXACT else "a range"
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -48,7 +52,7 @@ class Wide(nn.Module):
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.profiler.record_function('quoted "é" \\ 名'):
+        with torch.profiler.record_function(RANGE):
             return self.second(torch.relu(self.first(x)))
 
 
@@ -88,7 +92,7 @@ def test_a_live_profile_comes_back_with_its_layers_and_times(
 
 def test_names_of_any_kind_are_written_right(profile: perfnb.Profile, tmp_path: Path) -> None:
     names = {event["name"] for event in events_of(profile.save_trace(tmp_path / "trace.json"))}
-    assert 'quoted "é" \\ 名' in names
+    assert RANGE in names
 
 
 def test_layers_and_phases_are_tracks_with_readable_names(profile: perfnb.Profile, tmp_path: Path) -> None:

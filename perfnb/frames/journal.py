@@ -153,7 +153,7 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
             (fresh / FACTS).write_text(content, encoding="utf-8")
             name = f"{entry.time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
             os.rename(fresh, target / name)
-    except (OSError, TypeError, ValueError) as error:  # the last two, of facts that are no JSON
+    except (OSError, TypeError, ValueError, msgspec.MsgspecError) as error:  # the last three, of facts that are no JSON
         raise RecordingError(f"The entry cannot be written to {target}: {error}.") from error
     return name
 
