@@ -90,7 +90,7 @@ TRACE_MEMORY: Columns = {
     **dict.fromkeys(("device_type", "device", "allocated", "reserved"), _WHOLE),
 }
 CHANGES: Columns = {
-    **{"event": Column("whole", low=0), "time_ns": _WHOLE, "address": _WHOLE},
+    **{"event": _FROM_NONE, "time_ns": _WHOLE, "address": _WHOLE},
     "bytes": _WHOLE,
     **{"device": _LABEL, "allocated": _WHOLE, "reserved": _WHOLE},
 }
