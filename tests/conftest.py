@@ -125,6 +125,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Public traces of which each figure takes seconds: in the names of tests with parameters.
+LARGE_TRACES = ("mi300_owlv2_large", "v100_resnet50_2021", "mi300_ddp_resnet18")
 #: The files that take longest, the longest first: whole notebooks, kernels and browsers.
 LONGEST = (
     *("labs/test_notebooks.py", "magics/test_interrupts.py", "docs/test_pages_run.py", "browser/test_quickstart.py"),
@@ -135,12 +137,13 @@ LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves tests out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark a view's further browser tests as deep, and start with the files that take long.
+    """Mark further browser tests of a view, and tests of large traces, as deep; start with the files that take long.
 
     So no process is left with a long file at the end.
     """
     for item in items:
-        if item.get_closest_marker("browser") and not item.get_closest_marker("smoke"):
+        is_further_view = item.get_closest_marker("browser") and not item.get_closest_marker("smoke")
+        if is_further_view or any(trace in item.name for trace in LARGE_TRACES):
             item.add_marker("deep")
     if SHARED:
         place = {TESTS / name: number for number, name in enumerate(LONGEST)}

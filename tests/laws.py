@@ -1,4 +1,4 @@
-"""Laws that hold of whatever is made up at random: of some examples as a rule, of many more as a simulation."""
+"""Laws that hold of whatever is made up at random: of few examples in `make test`, of more and of many elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hypothesis.strategies import SearchStrategy
 def holds_of(
     *made_up: SearchStrategy[Any], some: int, many: int
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A function of values made up by `made_up` as a test of `some` examples, and as a simulation of `many`."""
+    """A function of values made up by `made_up`: a test of few examples, deep one of `some`, simulation of `many`."""
+    few, deep = max(3, some // 6), pytest.param(some, marks=pytest.mark.deep)
     simulation = pytest.param(many, marks=[pytest.mark.simulation, pytest.mark.timeout(3600)])
 
     def as_test(law: Callable[..., None]) -> Callable[..., None]:
         @pytest.mark.slow
-        @pytest.mark.parametrize("examples", [some, simulation])
+        @pytest.mark.parametrize("examples", [few, deep, simulation])
         def test(examples: int) -> None:
             within = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
             within(given(*made_up)(law))()

@@ -309,5 +309,7 @@ def _steps(blocks: pd.DataFrame, tree: Forest) -> tuple[Ints, Bools]:
     start, thread = blocks["start"].to_numpy(), blocks["thread"].to_numpy()
     steps = np.flatnonzero((blocks["kind"] == Kind.STEP).to_numpy())
     steps = steps[np.argsort(start[steps])]
-    number = np.searchsorted(start[steps], start, side="right") - 1
-    return number.astype(np.int64), thread == thread[steps][number]
+    number = np.asarray(np.searchsorted(start[steps], start, side="right") - 1, dtype=np.int64)
+    if len(steps) == 0:
+        return number, np.zeros(len(number), dtype=bool)
+    return number, thread == thread[steps][number]

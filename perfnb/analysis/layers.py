@@ -38,7 +38,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     calls = _by_layer(layer[began], np.ones(int(began.sum())), len(modules))
     names = ("own", "own_corrected", "gpu")
     own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in names}
-    steps, whole = attribution.steps, float(cells["corrected_ns"].sum()) or np.nan  # of nothing there is no share
+    steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan  # of nothing there is no share
     on_gpu = bool(cells["kernels"].sum())
     table = pd.DataFrame(
         {
@@ -167,7 +167,7 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
     sums = cells.groupby("special")[["layer_ns", "corrected_layer_ns", "ops", "kernels", "gpu_ns"]].sum()
     forward = cells[cells["phase"] == "forward"].groupby("special")["layer_ns"].sum()
     sums = sums.reindex([row for row in SPECIAL_ROWS if row in sums.index and sums["layer_ns"][row] > 0])
-    steps = attribution.steps
+    steps = attribution.steps or np.nan
     total = sums["layer_ns"] / 1e6 / steps
     in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
     share = sums["corrected_layer_ns"] / whole

@@ -9,6 +9,8 @@ from typing import Any
 
 #: Lines that are shown as they are printed, and last lines that are shown where the step fails.
 FIRST_LINES, LAST_LINES = 10, 10
+#: Letters that are kept of the end of a line without an end.
+LONGEST_LINE = 10_000
 
 
 class StepOutput:
@@ -53,7 +55,8 @@ class _Shortened:
             self._stream.write(line + end)
             self._shown += bool(end)
         if rest:
-            *lines, self._line = (self._line + rest).split("\n")
+            *lines, line = (self._line + rest).split("\n")
+            self._line = line[-LONGEST_LINE:]
             self._hidden += len(lines)
             self._last.extend(lines)
         return len(text)

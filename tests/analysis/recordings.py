@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,13 @@ class ByHand:
         spans = pd.DataFrame(self.spans, columns=["layer", "loss"]).astype({"layer": np.int64, "loss": bool})
         spans.index = spans.index.rename("span")
         steps = [row["duration_ns"] / 1e6 for row in self.rows if row["name"].startswith("pf_step#")]
+        timed = steps * math.ceil(6 / max(len(steps), 1))  # as many as an interval takes
         passes = pd.DataFrame(
             {
-                "pass": pd.Categorical(["timed"] * len(steps) + ["traced"] * len(steps)),
-                "wall_ms": steps * 2,
+                "pass": pd.Categorical(["timed"] * len(timed) + ["traced"] * len(steps)),
+                "wall_ms": timed + steps,
                 "data_ms": 0.0,
-                "samples": pd.array([None] * 2 * len(steps), dtype="Int64"),
+                "samples": pd.array([None] * (len(timed) + len(steps)), dtype="Int64"),
             }
         )
         options = {"warmup": None, "steps": None, "traced": len(steps), "budget_s": 30.0}

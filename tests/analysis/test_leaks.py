@@ -190,6 +190,7 @@ def test_a_process_that_grows_while_new_shapes_come_is_no_leak() -> None:
     assert leak_report(joined(ORDINARY, few), PROCESS_LEAK, steps=STEPS).reason == "outside"
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_batches_that_vary_are_no_leak_in_100_runs() -> None:
     for seed in range(100):

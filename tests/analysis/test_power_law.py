@@ -50,6 +50,7 @@ def test_the_exponent_is_recovered_and_its_interval_holds_it(
     assert np.mean(held) >= 0.89
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("known", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,7 +278,8 @@ def test_leaks_are_looked_for_whatever_the_clock_says(monkeypatch: pytest.Monkey
     assert len(perfnb.find_leaks(lambda: MODEL(BATCH), steps=15, warmup=1).steps) >= 15
 
 
-def test_ceilings_are_not_known_where_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceilings_are_not_known_where_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PERFNB_CACHE", str(tmp_path))  # where nothing was measured before
     monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
 
     assert measure_ceilings(["float32"], "cpu", refresh=True)["flops_per_s"] == {}

@@ -65,7 +65,9 @@ STEPS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    "name", [name if name == "resnet" else pytest.param(name, marks=pytest.mark.deep) for name in STEPS]
+)
 def test_the_tables_add_up(name: str) -> None:
     p = perfnb.profile_step(STEPS[name](), warmup=2, steps=1, traced=2)
 

@@ -64,6 +64,7 @@ def test_counters_keep_their_last_value_and_reasons_every_bit() -> None:
     assert kept["readings"][-1] == 1
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_day_at_two_hertz_takes_less_than_fifty_megabytes() -> None:
     devices, day = 11, 24 * 3600 * 2

@@ -101,6 +101,7 @@ def test_an_interrupt_in_the_loader_ends_the_profile_there(at: int) -> None:
     assert_next_profile_is_whole()
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.simulation)])
 def test_interrupts_at_random_instants_leave_nothing_and_the_next_profile_is_whole(count: int) -> None:

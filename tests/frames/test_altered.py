@@ -81,8 +81,8 @@ def test_altered_columns_and_keys_are_refused_or_work(tmp_path: Path, kind: str)
     assert wrong == []
 
 
-@pytest.mark.deep
-@pytest.mark.timeout(3600)
+@pytest.mark.simulation
+@pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", [columns_altered, lambda folder: keys_altered(folder, VALUES)], ids=["columns", "keys"])
 @pytest.mark.parametrize("kind", ALL)

@@ -200,6 +200,7 @@ JSON = [None, True, -1, 0, 10**18, 2**63, 10**400, -1e308, 1e308, 5e-324, "", "\
 JSON += [[1e308, 1e308], {"torch": 1e308, "gpus": {}, "host": [None]}]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_whatever_stands_in_an_entry_it_is_read_or_damaged_and_the_others_are_shown(tmp_path: Path) -> None:
     names = [write_entry(tmp_path, report_entry(hours, 10.0, 0.9, "accept"), nothing) for hours in range(3)]

@@ -100,6 +100,7 @@ def blocks() -> nn.ModuleList:
     return nn.ModuleList(Block() for _ in range(8))
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100 %"), (all_in_one, "in one go")]
@@ -280,6 +281,7 @@ def with_its_output(strengths: list[Any], output: torch.Tensor) -> None:
 Leaky = monitor_of(lambda strengths, output: strengths.append(strength(output)))
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("monitor", "says"),

@@ -161,6 +161,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         yield running
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)

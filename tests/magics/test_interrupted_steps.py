@@ -95,6 +95,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("steps", [WARMUP - 1, WARMUP, TIMED, ALL])
 def test_an_interrupt_that_waits_is_not_lost(bench: Bench, steps: int) -> None:
     """The body catches the first; the second comes while perfnb's gate is closed, lastly with no step to follow."""

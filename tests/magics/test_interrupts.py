@@ -32,6 +32,7 @@ def instants(count: int, chance: random.Random, step_s: float, tail_s: float) ->
             yield chance.randint(first, last), chance.uniform(0.0, 0.9 * step_s), False
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("count", [6, pytest.param(14, marks=pytest.mark.simulation)])
 def test_at_random_instants(bench: Bench, count: int) -> None:
     kernel = bench.kernel

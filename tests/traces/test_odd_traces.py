@@ -148,7 +148,7 @@ def test_layers_that_perfnb_is_said_to_have_written_may_not_be_too_deep_either(
         perfnb.load(written(tmp_path, own(13), perfnb=told(13)))
 
 
-@pytest.mark.deep
+@pytest.mark.simulation
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_just_allowed_is_shown(tmp_path: Path, odd: str) -> None:
