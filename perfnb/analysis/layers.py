@@ -38,7 +38,8 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     calls = _by_layer(layer[began], np.ones(int(began.sum())), len(modules))
     names = ("own", "own_corrected", "gpu")
     own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in names}
-    steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan  # of nothing there is no share
+    # Of nothing there is no share, and without steps no figure per step.
+    steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
     on_gpu = bool(cells["kernels"].sum())
     table = pd.DataFrame(
         {
