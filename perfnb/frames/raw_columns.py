@@ -62,7 +62,7 @@ EVENTS: Columns = {
     **{"name": _LABEL, "category": _LABEL, "start_ns": _WHOLE, "duration_ns": _LENGTH},
     **dict.fromkeys(("thread", "device", "stream", "correlation", "sequence", "forward_thread"), _WHOLE),
     "span": _FROM_NONE,
-    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation"), _OLD_WHOLE),
+    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation", "bytes"), _OLD_WHOLE),
     **dict.fromkeys(("shapes", "collective", "group"), _OLD_LABEL),
     "marks_step": _OLD_FROM_NONE,
 }

@@ -126,6 +126,7 @@ def test_rules_stand_layers_of_which_little_is_known() -> None:
     stands(live_cpu(), ("modules.",))
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_rules_stand_steps_and_layers_of_a_trace_of_which_little_is_known(tmp_path: Path) -> None:
     stands(loaded(tmp_path, training(2)), ("modules.", "steps."))

@@ -130,7 +130,7 @@ def test_what_slow_steps_add_is_a_share_of_a_step_in_the_mean() -> None:
     assert uneven["bound_share"] == pytest.approx(added / (1 + added), rel=0.01)
     assert "97 % of it" in uneven["evidence"]
     verdict = profile._summary.findings.verdict.verdict
-    assert "29.9 ms of 30.9 ms (97 %" in verdict
+    assert "29.9 ms of a mean step of 30.9 ms (97 %" in verdict
 
 
 def test_more_threads_than_cores_are_told_of_where_there_was_no_time_to_try_fewer() -> None:

@@ -80,7 +80,6 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     )
 
 
-@pytest.mark.smoke
 def test_every_tab_of_the_report(open_page: OpenPage, summary: Summary) -> None:
     page = open_page(standalone_page(summary), viewport={"width": 1400, "height": 900})
     tabs = page.get_by_role("tab").all()

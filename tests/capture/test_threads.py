@@ -36,7 +36,7 @@ class Held(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         self.inside.set()
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(120)
         return super().forward(x)
 
 
@@ -46,11 +46,11 @@ def inside(held: Held) -> Iterator[None]:
     thread = threading.Thread(target=held, args=(X,))
     thread.start()
     try:
-        assert held.inside.wait(20)
+        assert held.inside.wait(120)
         yield
     finally:
         held.let_go.set()
-        thread.join(20)
+        thread.join(120)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def called_all_the_time(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         end.set()
-        thread.join(20)
+        thread.join(120)
 
 
 def rows(p: perfnb.Profile) -> list[str]:
@@ -104,10 +104,10 @@ def test_spans_begin_while_another_thread_is_in_a_module() -> None:
 
     with tracer:
         thread.start()
-        assert held.inside.wait(20)
+        assert held.inside.wait(120)
         with LayerSpans() as spans:
             held.let_go.set()
-            thread.join(20)
+            thread.join(120)
             nn.Identity()(X)
 
     assert [type(module) for _, module, _ in spans.calls.records] == [nn.Identity]
@@ -167,7 +167,7 @@ def test_leaks_are_found_beside_a_thread_that_is_in_a_module() -> None:
         calls += 1
         if calls == 20:  # after 15 steps, allocations are recorded
             thread.start()
-            assert held.inside.wait(20)
+            assert held.inside.wait(120)
         kept.append(here(torch.randn(64, 8)))
 
     thread = threading.Thread(target=held, args=(X,))
@@ -175,7 +175,7 @@ def test_leaks_are_found_beside_a_thread_that_is_in_a_module() -> None:
         leaks = perfnb.find_leaks(step, steps=15, warmup=0)
     finally:
         held.let_go.set()
-        thread.join(20)
+        thread.join(120)
 
     assert "here" in leaks.survivors["layer"].tolist()
 
@@ -283,7 +283,7 @@ def test_an_interrupt_reaches_the_caller_while_a_worker_is_in_a_module(at: str) 
         calls += 1
         if steps[calls - 1 if calls < 3 else calls - 2] == at:
             thread.start()
-            assert held.inside.wait(20)
+            assert held.inside.wait(120)
             os.kill(os.getpid(), signal.SIGINT)
             pytest.fail("the interrupt came too late")
 
@@ -294,4 +294,4 @@ def test_an_interrupt_reaches_the_caller_while_a_worker_is_in_a_module(at: str) 
         assert not torch.nn.modules.module._global_forward_hooks
     finally:
         held.let_go.set()
-        thread.join(20)
+        thread.join(120)

@@ -192,6 +192,7 @@ def test_a_module_beside_the_notebook_does_not_get_into_the_sampler(tmp_path: Pa
     assert {"host", "process"} <= set(done.stdout.split()), done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.usefixtures("feeders_end")
 def test_forked_workers_under_watch_do_not_hang() -> None:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_started_and_stopped_often_leaves_nothing() -> None:
     with Watcher(1.0):

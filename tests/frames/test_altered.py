@@ -67,7 +67,9 @@ def altered_in_turn(folder: Path) -> list[Harm]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize(
+    "kind", ["timing", *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("traced", "ranks"))]
+)
 def test_altered_columns_and_keys_are_refused_or_work(tmp_path: Path, kind: str) -> None:
     saved = QUICK[kind](tmp_path)
     shows(perfnb.load(saved), tmp_path)

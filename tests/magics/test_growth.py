@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 MIB = 2**20
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("count", [5, pytest.param(10, marks=pytest.mark.simulation)])
 def test_several_profiles(kernel: Kernel, count: int) -> None:
     cell = "%%profile_step --steps 5 --warmup 2 --into p for x, y in loader\ntrain()"

@@ -68,6 +68,7 @@ same = signal.getsignal(signal.SIGINT) is before is signal.default_int_handler
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("statement", "raised"),
     [
@@ -129,6 +130,7 @@ def test_a_step_that_catches_interrupts(bench: Bench) -> None:
     assert bench.kernel.value("caught") == 1
 
 
+@pytest.mark.deep
 def test_while_waiting_for_a_loaders_workers(bench: Bench) -> None:
     bench.kernel.ok(
         "import time\nclass Slow(torch.utils.data.Dataset):\n    def __len__(self): return 64\n"

@@ -32,7 +32,7 @@ def error_of(path: Path | str, **options: int) -> str:
     with pytest.raises(TraceError) as caught:
         read(path, **options)
     message = str(caught.value)
-    assert message.startswith(str(path))
+    assert message.startswith(str(TraceError(str(path))))
     assert message.endswith(".")
     return message.removeprefix(str(path))
 
@@ -231,7 +231,7 @@ def seconds_and_words(path: Path, **options: int) -> tuple[float, str]:
     )
     assert done.returncode == 0, done.stderr[-500:]
     seconds, _, message = done.stdout.partition(" s: ")
-    assert message.startswith(str(path))
+    assert message.startswith(str(TraceError(str(path))))
     return float(seconds), message
 
 
