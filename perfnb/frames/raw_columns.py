@@ -190,7 +190,7 @@ def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None)
     frame = frame[[name for name in columns if name in frame]].reset_index(drop=True)
     for name, column in columns.items():
         if name in frame and column.kind == "label" and column.missing and frame[name].isna().all():
-            frame = frame.assign(**{name: pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype="str"))})
+            frame = frame.assign(**{name: pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype=TEXT))})
     if len(frame):
         _check_values(frame, columns)
     else:

@@ -14,7 +14,7 @@ import pytest
 
 import perfnb
 from perfnb.capture.marks import Mark
-from perfnb.frames.folder import Kind, load_frame, save
+from perfnb.frames.folder import Kind, decoded, save
 from perfnb.frames.recording import Recording
 from perfnb.frames.samples import watch_record
 from perfnb.frames.schema import conform
@@ -64,9 +64,9 @@ def test_texts_of_any_kind_become_one() -> None:
 def test_a_text_that_was_saved_is_text_again(tmp_path: Path, kind: Any) -> None:
     index = pd.Index(["x", "y"], dtype=kind, name="name")
     frame = pd.DataFrame({"op": pd.Series(["a", None], dtype=kind, index=index)}, index=index)
-    save(Kind("thing", frozenset({"ops"}), frozenset()), {"ops": frame}, {}, tmp_path / "t")
+    save(Kind("thing", frozenset({"ops"}), frozenset(), dict), {"ops": frame}, {}, tmp_path / "t")
 
-    loaded = load_frame("ops", ("op",), tmp_path / "t")
+    loaded = decoded("ops", None, tmp_path / "t", (tmp_path / "t" / "ops.parquet").read_bytes())
 
     pd.testing.assert_frame_equal(loaded, with_text(frame, ["op", "name"]))
 
@@ -128,7 +128,9 @@ def recording() -> Recording:
     watch = watch_record(columns, [Mark("epoch", 0, 0.05, 0.1)])
     meta = {"interval_s": 0.05, "devices": {"host": {}, "gpu0": {"name": "made up"}}, "absent": {}, "notes": []}
     facts = {**made.meta, "watch": meta | {"ticks": 4, "missed": 0}}
-    steps = made.steps.assign(start_s=[0.0, 0.1], step=pd.array([None, 0], dtype="Int64"))
+    timed = len(made.steps) - 1
+    number = pd.array([None] * timed + [0], dtype="Int64")
+    steps = made.steps.assign(start_s=[0.0] * timed + [0.1], step=number)
     return replace(made, meta=facts, watch=watch, steps=steps)
 
 

@@ -202,7 +202,7 @@ class Facts:
         events = self.recording.events
         block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
         block = np.append(block, NONE)[np.minimum(self.gpu.runs.row, len(block))]
-        chosen = np.isin(np.append(self.owners, "")[block].astype(str), list(layers))
+        chosen = pd.Series(np.append(self.owners, "")[block]).isin(list(layers)).to_numpy()
         return self.gpu.ran_ms(chosen)
 
     @cached_property
