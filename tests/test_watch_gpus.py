@@ -116,7 +116,7 @@ class Cuda(SimpleNamespace):
 
 def test_torchs_order_names_the_gpus_as_soon_as_torch_uses_them(gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(initialized=False)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, is_grad_enabled=lambda: False))
     set_up(gpus, {"0.busy": 10, "1.busy": 90})
     with perfnb.watch(0.05) as w:
         read_again(w)
