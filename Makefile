@@ -70,36 +70,32 @@ types: $(VENV)/.perfnb-test
 # that is deterministic, and `make accuracy` what must be measured on a machine that does nothing else. No test of the
 # first two judges a time.
 JUDGED := not accuracy and not simulation and not outside
-FAST := $(JUDGED) and not deep and not alone and not slow and not browser
+FAST := $(JUDGED) and not deep and not slow and not browser
 
-# Files of tests are shared out among processes; what looks at the whole process or machine runs by itself afterwards.
-# Processes that share the cores compute in one thread each; more would only wait for each other. A notebook runs in a
-# kernel of its own. The labs' notebooks for students, which must run unsolved too, are run by tests/labs.
+# Files of tests are shared out among processes, which compute in one thread each; more would only wait for each other.
+# A notebook runs in a kernel of its own. The labs' notebooks for students are run by tests/labs.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_FLAGS)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
-NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600 --timeout=0
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600
 SHORT := --budgets 0.3
 SOME_NOTEBOOKS := notebooks/quickstart.ipynb notebooks/memory.ipynb notebooks/labs/solutions/08_someone_elses_trace.ipynb
 ALL_NOTEBOOKS := $(filter-out notebooks/index.ipynb,$(wildcard notebooks/*.ipynb)) $(wildcard notebooks/labs/solutions/*.ipynb)
-ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 
 .PHONY: some-tests all-tests fast-tests
 some-tests: $(VENV)/.perfnb-test
-	@$(PYTEST) $(SIDE_BY_SIDE) $(NBVAL) $(SHORT) -m "$(JUDGED) and not deep and not alone" tests $(SOME_NOTEBOOKS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(NBVAL) $(SHORT) -m "$(JUDGED) and not deep" tests $(SOME_NOTEBOOKS)
 
 all-tests: $(VENV)/.perfnb-test
-	@$(PYTEST) $(SIDE_BY_SIDE) $(NBVAL) -m "$(JUDGED) and not alone" tests $(ALL_NOTEBOOKS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(NBVAL) -m "$(JUDGED)" tests $(ALL_NOTEBOOKS)
 
 fast-tests: $(VENV)/.perfnb-test
-	@$(PYTEST) $(SIDE_BY_SIDE) -m "$(FAST)" tests
+	@$(PYTEST) -p no:nbval $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
 test: style
 	@$(MAKE) --no-print-directory --jobs 2 types some-tests
-	@$(PYTEST) -m "$(JUDGED) and not deep and alone" $(ALONE)
 
 test-all: style
 	@$(MAKE) --no-print-directory --jobs 2 types all-tests
-	@$(PYTEST) -m "$(JUDGED) and alone" $(ALONE)
 	@$(MAKE) --no-print-directory test-lowest
 
 test-fast: style

@@ -159,7 +159,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device")
 
 
-LEFT_OUT = ("simulation", "accuracy", "deep", "alone", "browser", "slow")
+LEFT_OUT = ("simulation", "accuracy", "deep", "browser", "slow")
 _left_out: Counter[str] = Counter()
 
 
