@@ -25,10 +25,10 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
 	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
-	@echo "make test       lint, tests, a browser test of each view, three notebooks; at most 8 minutes on two cores"
+	@echo "make test       lint, tests, a browser test of each view, three notebooks; about 12 minutes on two cores"
 	@echo "make test-fast  lint and the tests that need neither browser nor kernel; says what it leaves out"
 	@echo "make test-lowest  the fast tests with the lowest versions that pyproject.toml promises"
-	@echo "make test-all   everything that is deterministic, with the lowest versions too; at most 40 minutes"
+	@echo "make test-all   everything that is deterministic, with the lowest versions too"
 	@echo "make accuracy   measure what perfnb promises of its figures, beside their limits; wants a quiet machine"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make lint       ruff and mypy only"
