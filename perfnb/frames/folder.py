@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from perfnb.errors import RecordingError
 from perfnb.frames.beside import put_folder, sweep, workplace
 from perfnb.frames.paths import usable
-from perfnb.frames.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame
+from perfnb.frames.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame, is_text
 from perfnb.frames.text import TEXT, with_text
 from perfnb.traces.regular_file import read_regular
 
@@ -219,7 +219,7 @@ def decoded(name: str, columns: Columns | None, source: Path, data: bytes) -> pd
         threads = len(data) >= _THREADS_PAY
         table = _opened(data).read(use_threads=threads)
         frame: pd.DataFrame = table.to_pandas(use_threads=threads)
-        frame = with_text(frame, [field.name for field in table.schema if _is_text(field.type)])
+        frame = with_text(frame, [field.name for field in table.schema if is_text(field.type)])
         if not len(frame):  # of a frame without rows Parquet keeps no categories
             empty = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
             kept = (table.schema.pandas_metadata or {}).get("columns", [])
@@ -253,10 +253,6 @@ def _faults_told(name: str, source: Path) -> Iterator[None]:
         raise RecordingError(f"{_file(name, source)} is damaged: {error}.") from error
     except _FAULTS as error:
         raise _unreadable(name, source, error) from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _file(name: str, source: Path) -> Path:

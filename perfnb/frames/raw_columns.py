@@ -220,15 +220,16 @@ def _is(kind: pa.DataType, column: Column) -> bool:
     if pa.types.is_null(kind):  # what has no value has no type
         return column.missing
     if column.kind == "label":
-        return bool(pa.types.is_dictionary(kind)) and (column.missing or _is_text(kind.value_type))
-    return _is_text(kind)
+        return bool(pa.types.is_dictionary(kind)) and (column.missing or is_text(kind.value_type))
+    return is_text(kind)
 
 
 def _is_null(schema: pa.Schema, name: str) -> bool:
     return bool(pa.types.is_null(schema.field(name).type))
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of a file is text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
