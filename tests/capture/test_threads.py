@@ -177,7 +177,7 @@ def test_leaks_are_found_beside_a_thread_that_is_in_a_module() -> None:
         held.let_go.set()
         thread.join(120)
 
-    assert "here" in leaks.survivors["layer"].tolist()
+    assert "here" in leaks.survivors["layer"].dropna().tolist()  # the thread's own allocations have no layer
 
 
 @pytest.mark.deep
