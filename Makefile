@@ -70,15 +70,16 @@ types: $(VENV)/.perfnb-test
 # that is deterministic, and `make accuracy` what must be measured on a machine that does nothing else. No test of the
 # first two judges a time.
 JUDGED := not accuracy and not simulation and not outside
-FAST := $(JUDGED) and not deep and not slow and not browser
+FAST := $(JUDGED) and not deep and not slow and not kernel and not browser
 
 # Files of tests are shared out among processes, which compute in one thread each; more would only wait for each other.
-# A notebook runs in a kernel of its own. The labs' notebooks for students are run by tests/labs.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_FLAGS)
+# A notebook runs in a kernel of its own. The labs' notebooks for students are run by tests/labs. Bytecode is kept: many
+# tests start interpreters, which would all compile the package again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_FLAGS)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600
-SHORT := --budgets 0.3
-SOME_NOTEBOOKS := notebooks/quickstart.ipynb notebooks/memory.ipynb notebooks/labs/solutions/08_someone_elses_trace.ipynb
+SHORT := --budgets 0.15
+SOME_NOTEBOOKS := notebooks/quickstart.ipynb notebooks/watching.ipynb notebooks/labs/solutions/08_someone_elses_trace.ipynb
 ALL_NOTEBOOKS := $(filter-out notebooks/index.ipynb,$(wildcard notebooks/*.ipynb)) $(wildcard notebooks/labs/solutions/*.ipynb)
 
 .PHONY: some-tests all-tests fast-tests
@@ -98,8 +99,7 @@ test-all: style
 	@$(MAKE) --no-print-directory --jobs 2 types all-tests
 	@$(MAKE) --no-print-directory test-lowest
 
-test-fast: style
-	@$(MAKE) --no-print-directory --jobs 2 types fast-tests
+test-fast: style fast-tests
 
 # One after the other in one process, for anything beside it would be measured too. PYTEST_FLAGS=--write-table puts the
 # figures into docs/numbers.md. The labs' exercises that judge times are judged here.
@@ -109,7 +109,7 @@ accuracy: $(VENV)/.perfnb-test
 
 # Without lint and types: those belong to the versions of constraints.txt.
 test-lowest: $(VENV_LOWEST)/.perfnb-lowest
-	@OMP_NUM_THREADS=1 $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
 # torch comes with its libraries for CUDA here, some 6 GB: a build for the CPU alone is on no index of packages.
 $(VENV_LOWEST)/.perfnb-lowest: pyproject.toml constraints.txt tests/lowest.py

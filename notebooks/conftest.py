@@ -20,8 +20,10 @@ NOT_YET, NOT_SOLVED = (
     re.compile(r"^(\d+\.\d+) .*?: not yet\. "),
     re.compile(r"^ +not (yet|tried) +(\d+\.\d+) ", re.MULTILINE),
 )
-#: How long a cell may measure.
+#: How long a cell may measure: what it says, or what a profile takes at most where it says nothing.
 BUDGET = re.compile(r"(budget_s=|--budget )(\d+(?:\.\d+)?)")
+NO_BUDGET = re.compile(r"^%%profile_step(?!.*--budget)", re.MULTILINE)
+USUAL_BUDGET_S = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     factor = config.getoption("--budgets")
     for item in items:
         if (cell := getattr(item, "cell", None)) is not None and factor != 1.0:
-            cell["source"] = BUDGET.sub(lambda found: f"{found[1]}{float(found[2]) * factor:g}", cell["source"])
+            source = NO_BUDGET.sub(f"%%profile_step --budget {USUAL_BUDGET_S:g}", cell["source"])
+            cell["source"] = BUDGET.sub(lambda found: f"{found[1]}{float(found[2]) * factor:g}", source)
 
 
 @pytest.hookimpl(wrapper=True)

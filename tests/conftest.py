@@ -127,6 +127,8 @@ def pytest_configure() -> None:
 
 #: Public traces of which each figure takes seconds: in the names of tests with parameters.
 LARGE_TRACES = ("mi300_owlv2_large", "v100_resnet50_2021", "mi300_ddp_resnet18")
+#: Of so many cases of a slow test, spread over all, `make test` runs it; `make test-all` runs it of each.
+FEW = 3
 #: The files that take longest, the longest first: whole notebooks, kernels and browsers.
 LONGEST = (
     *("labs/test_notebooks.py", "magics/test_interrupts.py", "docs/test_pages_run.py", "browser/test_quickstart.py"),
@@ -137,11 +139,23 @@ LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves tests out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark further browser tests of a view, and tests of large traces, as deep; start with the files that take long.
+    """Mark as deep what `make test` leaves to `make test-all`; start with the files that take long.
 
-    So no process is left with a long file at the end.
+    Deep are further browser tests of a view, tests of large traces, and of a slow test's many cases all but a few. No
+    process is left with a long file at the end.
     """
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("deep") and hasattr(item, "callspec"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for alike in cases.values():
+        chosen = {round(number * (len(alike) - 1) / (FEW - 1)) for number in range(FEW)}
+        for number, item in enumerate(alike):
+            if number not in chosen:
+                item.add_marker("deep")
+    for item in items:
+        if "shared_kernel" in getattr(item, "fixturenames", ()):
+            item.add_marker("kernel")
         is_further_view = item.get_closest_marker("browser") and not item.get_closest_marker("smoke")
         if is_further_view or any(trace in item.name for trace in LARGE_TRACES):
             item.add_marker("deep")

@@ -94,6 +94,7 @@ def test_a_check_without_a_truth_of_its_own_is_undecided_on_a_quiet_machine_too(
     result.stdout.fnmatch_lines(["*undecided (disturbed): layers are 9 % apart; nothing else was seen to disturb it"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["1 / 0", "assert False"])
 def test_whatever_else_fails_is_never_tried_again(pytester: pytest.Pytester, error: str) -> None:
     result = checked(pytester, error, "others were busy")

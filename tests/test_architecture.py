@@ -167,6 +167,7 @@ def names_that_say_nothing(package: Path) -> list[str]:
 CHECKS: tuple[Check, ...] = (arrows, unknown, html, names_that_say_nothing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_house_is_in_order(check: Check) -> None:
     assert list(sources(PACKAGE)), f"no sources in {PACKAGE}"

@@ -103,6 +103,7 @@ def test_both_steps_see_the_same_batches_and_random_numbers(busy: Busy) -> None:
     assert len(set(seen["a"])) == len(seen["a"]) > 3
 
 
+@pytest.mark.slow
 def test_results_that_differ_stand_before_the_verdict() -> None:
     x = torch.ones(4)
 
@@ -115,6 +116,7 @@ def test_results_that_differ_stand_before_the_verdict() -> None:
     assert "The results agree." in str(right)
 
 
+@pytest.mark.slow
 def test_a_check_of_the_users_own_may_look_at_models() -> None:
     models = [torch.nn.Linear(4, 4) for _ in range(2)]
 
@@ -220,6 +222,7 @@ def test_a_step_against_itself(busy: Busy) -> None:
     assert "<table>" in check._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_scaling_study_finds_the_exponent_of_planted_work(busy: Busy) -> None:
     def make(size: float) -> Callable[[], float]:

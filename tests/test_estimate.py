@@ -95,6 +95,7 @@ def test_the_peak_is_the_measured_one(kind: str, optimizer: str) -> None:
     assert sum(estimate.by_category.values()) == estimate.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_peak_of_inference_is_the_measured_one(kind: str) -> None:
     make, batches = MODELS[kind]

@@ -185,6 +185,7 @@ def test_a_tensor_that_a_variable_keeps_for_the_next_step_counts() -> None:
     assert not kept
 
 
+@pytest.mark.slow
 def test_the_largest_batch_of_a_step_is_exact() -> None:
     model = TinyLM(words=100)
     ids = torch.zeros(4, 8, dtype=torch.long)

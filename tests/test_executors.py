@@ -69,7 +69,10 @@ def children() -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("make", [threads, processes, dask, ipyparallel])
+@pytest.mark.parametrize(
+    "make",
+    [threads, processes, *(pytest.param(make, marks=pytest.mark.deep) for make in (dask, ipyparallel))],
+)
 def test_an_executor_reads_ranks_as_one_process_does(
     make: Callable[[], Iterator[Executor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

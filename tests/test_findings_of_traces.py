@@ -129,6 +129,7 @@ def test_the_verdict_follows_from_the_length_of_the_steps_and_the_gpu_s_work(
     assert waits <= (length - busy_ms(name)) * 1.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "idle_pct", "launches"),
     [("h100_bert_small", 92.1, 61), ("h100_vit", 83.8, 156), ("mi300_vit", 75.0, 155), ("gpu_metrics_2021", 99.6, 32)],
@@ -154,6 +155,7 @@ def test_launches_hold_a_step_up_where_each_takes_a_part_of_the_idle_time(
     assert found["confidence"] == "high"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "held", "held_ms"),
     [
@@ -252,6 +254,7 @@ def test_a_compiled_step_that_keeps_the_gpu_busy_is_bound_by_its_kernels() -> No
     assert found["bound_ms"] == pytest.approx(products, rel=0.01)
 
 
+@pytest.mark.slow
 def test_memory_taken_and_given_back_in_each_step_is_the_allocator_s() -> None:
     # 3.35 of 3.39 s are in hipFree: a library's workspaces, once for each convolution.
     assert calls_ms("mi300_ddp_resnet18", "hipFree") == pytest.approx(3346.15, abs=0.01)
@@ -293,6 +296,7 @@ def test_ranks_that_communicate_without_computing_are_told_so(rank: int) -> None
     assert found.loc[["unexplained idle time", "host work"], "bound_ms"].sum() == pytest.approx(idle, rel=0.1)
 
 
+@pytest.mark.slow
 def test_an_optimizer_in_a_loop_costs_what_the_gpu_idles_for_it() -> None:
     profile = load("v100_resnet50_2021")
     updates = spans_of(profile.events[profile.events["name"].astype(str).str.startswith("Optimizer.")])

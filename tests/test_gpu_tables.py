@@ -201,6 +201,7 @@ def test_a_step_that_perfnb_traced_has_the_same_tables() -> None:
     assert kernels.loc["MmBackward0", ["layers", "layer", "layer_share"]].tolist() == [2, "model.b", 0.75]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_tables_are_empty_and_typed_and_the_path_is_the_hosts(tmp_path: Path) -> None:
     trace = training(2)
     trace.events = [event for event in trace.events if event["cat"] not in ("kernel", "cuda_runtime")]

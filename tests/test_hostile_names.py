@@ -105,6 +105,7 @@ NO_PATHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NO_PATHS, ids=lambda path: ascii(path[:12]))
 def test_a_path_that_cannot_be_is_refused_in_a_sentence(path: str) -> None:
     timing = perfnb.time_step(lambda: None, steps=1)

@@ -102,6 +102,7 @@ def test_a_loader_that_sleeps_is_found_and_the_model_is_as_it_was() -> None:
     assert "loader alone" in test._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("feeders_end")
 def test_a_loader_with_workers_is_tried_in_all_kinds_of_blocks() -> None:
     model = Model(0)
@@ -132,6 +133,7 @@ def generator() -> Iterator[Tensor]:
         yield torch.full((3 if index == 6 else 4, 8), float(index))
 
 
+@pytest.mark.slow
 def test_a_generator_function_with_a_smaller_last_batch_and_a_step_that_calls_a_part() -> None:
     model = nn.ModuleDict({"part": nn.Linear(8, 2)})
     shapes = set()
@@ -197,6 +199,7 @@ def test_a_disturbed_pilot_does_not_cost_the_rounds(monkeypatch: pytest.MonkeyPa
     assert len(test.rounds) >= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_without_time_for_a_pilot_few_steps_are_run(workers: int) -> None:
     model, loader = Model(30), DataLoader(Sleeping(0), batch_size=4)
@@ -218,6 +221,7 @@ def test_without_time_for_a_pilot_few_steps_are_run(workers: int) -> None:
     assert count <= 10 + 7 * workers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("feeders_end")
 def test_workers_are_seen_behind_a_function_and_their_starts_are_told() -> None:
     model, loader = nn.Linear(8, 2), DataLoader(Sleeping(0, 12), batch_size=4, num_workers=2)
@@ -227,6 +231,7 @@ def test_workers_are_seen_behind_a_function_and_their_starts_are_told() -> None:
     assert "workers were started anew every 3 batches" in " ".join(str(test).split())
 
 
+@pytest.mark.slow
 def test_a_step_that_is_compiled_as_a_whole_is_refused_for_what_it_is() -> None:
     model = nn.Linear(8, 2)
     compiled = torch.compile(lambda x: model(x).sum(), backend="eager")

@@ -115,6 +115,7 @@ def test_a_training_step_leaks_nothing() -> None:
     assert len(leaks.survivors) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vary", [False, True])
 def test_a_tensor_of_1_mib_kept_in_a_layer_is_a_leak_with_its_owner(vary: bool) -> None:
     kept = []
@@ -161,11 +162,13 @@ def test_gradients_that_pile_up_are_made_in_backward() -> None:
     assert leaks.survivors[["layer", "phase", "bytes_per_step"]].to_numpy().tolist() == [["model", "backward", MIB]]
 
 
+@pytest.mark.slow
 def test_batches_of_varying_size_are_no_leak() -> None:
     leaks = find_leaks(training(vary=True))
     assert leaks.verdict == "no leak seen", str(leaks)
 
 
+@pytest.mark.slow
 def test_images_of_varying_size_are_no_leak() -> None:
     # Convolutions of each new shape are prepared and kept by oneDNN, where torch uses it: the process does grow.
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -224,6 +227,7 @@ def test_a_model_that_each_step_makes_anew_is_not_kept_by_the_watch() -> None:
     assert leaks.steps["allocated_bytes"].eq(0).all()
 
 
+@pytest.mark.slow
 def test_a_model_that_each_step_makes_and_keeps_is_a_leak() -> None:
     kept = []
 
@@ -254,6 +258,7 @@ def test_older_tensors_that_go_one_by_one_are_no_leak() -> None:
         assert "made before the watch" in leaks.sentence
 
 
+@pytest.mark.slow
 def test_a_recording_that_grows_too_large_ends_early(monkeypatch) -> None:
     monkeypatch.setattr(perfnb.capture.session, "MOST_RECORDED_BYTES", 1)  # type: ignore[attr-defined]
     kept = []
@@ -302,6 +307,7 @@ def fail() -> None:
     raise ZeroDivisionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 5, 20], ids=["warm-up", "process", "allocations"])
 @pytest.mark.parametrize(("how", "error"), [(interrupt, KeyboardInterrupt), (fail, ZeroDivisionError)])
 def test_interrupts_and_exceptions_reach_the_caller_and_the_next_watch_is_whole(

@@ -241,6 +241,7 @@ def test_a_live_profile_without_a_gpu_has_an_empty_gpu_time() -> None:
     assert profile.events["process"].notna().all()
 
 
+@pytest.mark.slow
 def test_what_a_trace_cannot_tell_is_missing(tmp_path: Path) -> None:
     profile = loaded(training(), tmp_path)
 

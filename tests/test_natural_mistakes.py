@@ -41,6 +41,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "loop"), [(1, False), (5, False), (20, True)])
 def test_a_loop_in_the_step_is_told_while_it_first_runs_and_in_the_profile(told: Told, times: int, loop: bool) -> None:
     model, x = nn.Linear(4, 4), torch.ones(2, 4)

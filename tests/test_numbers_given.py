@@ -60,6 +60,7 @@ GIVEN: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", GIVEN)
 def test_a_number_that_makes_no_sense_is_refused_in_a_sentence_that_names_it(what: str) -> None:
     use, values = GIVEN[what]

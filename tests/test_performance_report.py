@@ -220,6 +220,7 @@ def test_both_profiles_have_the_same_batches_of_a_loader_that_shuffles(monkeypat
     assert (report.baseline.name, report.candidate.name) == ("baseline", "candidate")
 
 
+@pytest.mark.slow
 def test_what_could_not_be_checked_is_never_accepted() -> None:
     silent = perfnb.report(sleeping(6.0, None), sleeping(2.0, None), profile=False, **COARSE)
     assert silent.decision == "inconclusive"
@@ -324,6 +325,7 @@ def test_what_makes_no_sense_is_refused_before_a_step_has_run(
     assert ran == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("returned", "error", "words"),
     [

@@ -70,6 +70,7 @@ def requirements(*extras: str) -> list[Requirement]:
     return [requirement for line in lines if (requirement := Requirement(line)).name != PROJECT["name"]]
 
 
+@pytest.mark.slow
 def test_no_file_names_a_path_of_a_machine() -> None:
     files = list(project_files())
     assert ROOT / "pyproject.toml" in files

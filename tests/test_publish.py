@@ -10,7 +10,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -82,6 +81,8 @@ def test_other_addresses_of_the_project_stay(copy: Path) -> None:
 
 
 def test_a_notebook_gets_one_cell_before_its_code(copy: Path) -> None:
+    import nbformat
+
     publish.publish("ada/a-test", copy)
 
     for path in NOTEBOOKS:

@@ -87,6 +87,7 @@ def test_recomputation_is_no_use_of_the_machine() -> None:
     assert p.roofline.utilisation == pytest.approx(6 * once / (p.timing.median_ms / 1e3 * p.roofline.peaks["float32"]))
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_ceiling_that_a_step_exceeds_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     left, right = torch.ones(256, 256), torch.ones(256, 256)

@@ -73,6 +73,7 @@ def test_end():
 """
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_each_leftover_is_reported(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path(__file__).parent
@@ -104,7 +105,7 @@ def test_processes_by_the_kernels_lists_are_those_that_psutil_finds(monkeypatch:
             psutil.Process(pid).kill()
 
     assert len(tree) == 3
-    assert listed.keys() == found.keys()
+    assert {key for key in listed if key[0] in tree} == {key for key in found if key[0] in tree}  # others come and go
     assert {pid for pid, _ in listed} >= set(tree)
     for key in (key for key in listed if key[0] in tree):
         above = set(tree[: tree.index(key[0])])

@@ -40,6 +40,7 @@ def read_again(w: perfnb.Watch, times: int = 3) -> None:
     wait_until(lambda: len(w.samples) >= before + times * devices)
 
 
+@pytest.mark.slow
 def test_a_watch_gives_samples_marks_and_a_summary() -> None:
     with perfnb.watch(0.05) as w:
         with w.mark("outer"), w.mark("epoch 1"):
@@ -69,6 +70,7 @@ def test_frames_are_the_readers_own() -> None:
     assert w.samples["t_s"].max() > 0
 
 
+@pytest.mark.slow
 def test_stopping_twice_and_asking_while_it_runs() -> None:
     w = perfnb.watch(0.05)
     read_again(w)
@@ -86,6 +88,7 @@ def test_an_exception_reaches_the_user_and_the_watch_ends() -> None:
     assert w.marks["end_s"].notna().all()
 
 
+@pytest.mark.slow
 def test_an_absent_source_is_said_in_words_and_is_no_zero() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -96,6 +99,7 @@ def test_an_absent_source_is_said_in_words_and_is_no_zero() -> None:
     assert w.samples["power_w"].isna().all()
 
 
+@pytest.mark.slow
 def test_a_saved_watch_is_loaded(tmp_path: Path) -> None:
     with perfnb.watch(0.05) as w, w.mark("a"):
         read_again(w)
@@ -112,6 +116,7 @@ def test_a_metric_that_does_not_exist_is_refused_before_anything_starts() -> Non
         perfnb.watch(metrics=["gpus"])
 
 
+@pytest.mark.slow
 def test_importing_the_watch_loads_no_torch() -> None:
     code = (
         "import perfnb, sys\nwith perfnb.watch(0.05) as w: pass\nassert len(w.samples) and 'torch' not in sys.modules"
@@ -140,6 +145,7 @@ def test_a_profile_that_was_not_watched_has_no_samples() -> None:
     assert profile._summary.machine is None
 
 
+@pytest.mark.slow
 def test_a_watch_that_nobody_holds_ends() -> None:
     w = perfnb.watch(0.05)
     assert w._watcher is not None
@@ -157,6 +163,7 @@ def test_an_interval_that_is_no_number_is_refused(interval: object) -> None:
         perfnb.watch(interval)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_metrics_in_one_text() -> None:
     with perfnb.watch(0.05, metrics="cpu, memory") as w:
         read_again(w)
@@ -179,6 +186,7 @@ def test_a_mark_after_the_end_is_not_kept_and_that_is_said() -> None:
     assert w.marks.empty
 
 
+@pytest.mark.slow
 def test_a_cell_may_be_asked_for_by_its_number_and_a_short_mark_has_no_figures() -> None:
     with perfnb.watch(0.3) as w:
         with w.mark("cell 5"):
@@ -202,6 +210,7 @@ def test_whether_a_profile_is_watched_is_yes_or_no() -> None:
         perfnb.profile_step(lambda: None, watch="no")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_picture_of_nothing_says_so() -> None:
     with perfnb.watch(0.05) as w:
         read_again(w)

@@ -32,6 +32,7 @@ def of(w: perfnb.Watch, device: str) -> pd.DataFrame:
     return samples[samples["device"] == device]
 
 
+@pytest.mark.slow
 def test_gpus_have_their_meters_and_energy_is_a_difference(gpus: Path) -> None:
     set_up(gpus, {"0.busy": 80, "0.energy": "1000000+250000/s", "0.power": 250000})
     with perfnb.watch(0.05) as w:
@@ -49,6 +50,7 @@ def test_gpus_have_their_meters_and_energy_is_a_difference(gpus: Path) -> None:
     assert "not how full" in charts["gpu"].note
 
 
+@pytest.mark.slow
 def test_a_field_that_fails_is_missing_with_one_note_and_the_other_gpu_goes_on(gpus: Path) -> None:
     set_up(gpus, {"1.nvmlDeviceGetPowerUsage": 3})
     with perfnb.watch(0.05) as w:
@@ -59,6 +61,7 @@ def test_a_field_that_fails_is_missing_with_one_note_and_the_other_gpu_goes_on(g
     assert len([note for note in w.notes if "power" in note]) == 1
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_lost_in_mid_run_ends_alone(gpus: Path) -> None:
     with perfnb.watch(0.05) as w:
         read_again(w)
@@ -71,6 +74,7 @@ def test_a_gpu_that_is_lost_in_mid_run_ends_alone(gpus: Path) -> None:
     assert len([note for note in w.notes if "lost" in note]) == 1
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_text_is_shown_safely(gpus: Path) -> None:
     set_up(gpus, {"0.name": b"<b>\xff\xfe</b>"})
     with perfnb.watch(0.05) as w:
@@ -80,6 +84,7 @@ def test_a_name_that_is_no_text_is_shown_safely(gpus: Path) -> None:
     assert "&lt;b&gt;" in page
 
 
+@pytest.mark.slow
 def test_only_the_visible_gpus_are_watched_in_their_order(gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     set_up(gpus, {"0.busy": 10, "1.busy": 90})
@@ -114,6 +119,7 @@ class Cuda(SimpleNamespace):
         return {name: {"all": {"current": 100 * (index + 1)}} for name in ("allocated_bytes", "reserved_bytes")}
 
 
+@pytest.mark.slow
 def test_torchs_order_names_the_gpus_as_soon_as_torch_uses_them(gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(initialized=False)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, is_grad_enabled=lambda: False))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.accuracy.judging import Figures
 
@@ -72,6 +70,9 @@ LOOKED_AT: dict[str, list[tuple[str, str, str, float | None, float | None]]] = {
 
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_notebook_shows_what_it_promises(name: str, figure: Figures) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
     book = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", 4)
     looks = {}
     for place, (fragment, _, expression, _, _) in enumerate(LOOKED_AT[name]):

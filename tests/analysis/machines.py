@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.signal import lfilter
 
 Samples = Callable[[np.random.Generator, int, int], np.ndarray]
 Load = Callable[[np.random.Generator, np.ndarray], np.ndarray]
@@ -14,6 +13,8 @@ Load = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 def autoregressive(rng: np.random.Generator, runs: int, steps: int, rho: float) -> np.ndarray:
     """Standard normal values that hold on to a part of the one before; one row a run."""
     shocks = rng.standard_normal((runs, steps + 100)) * np.sqrt(1 - rho**2)
+    from scipy.signal import lfilter  # takes more than a second to import
+
     return lfilter([1.0], [1.0, -rho], shocks, axis=1)[:, 100:]
 
 

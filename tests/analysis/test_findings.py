@@ -308,6 +308,7 @@ def test_typical_values_are_medians_over_steps_that_did_the_same(rows: list[list
     assert (typical(values.ravel(), step, kinds) == values.ravel()).all()
 
 
+@pytest.mark.slow
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=6))
 def test_the_greatest_bound_comes_first_and_what_has_none_last(bounds: list[float | None]) -> None:
     table = finding_table(

@@ -115,6 +115,7 @@ def test_an_allocator_that_tried_again_is_told_of() -> None:
     assert allocator(facts(memory=memory(retries=0, reserved_peak_bytes=1000 * MIB, fragmentation=0.1))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left", "told"), [(5 * MIB, True), (MIB // 8, False), (0, False), (None, False)])
 def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, told: bool) -> None:
     line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 9 * MIB], "other": [5, 5], "total": [5, 9 * MIB + 5]})

@@ -126,6 +126,7 @@ def test_an_optimizer_that_the_trace_does_not_hold_is_not_spoken_of() -> None:
     assert "old" not in advice["code"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_sparse_gradients_are_not_proposed_for_a_table_that_another_layer_has(tied: bool) -> None:
     recording = unnamed(live_cpu(), **{**PARTS, "own_tables": [] if tied else ["net.emb"]})
@@ -147,6 +148,7 @@ def small_ops(called: bool | None, compiled: bool = False, **meta: Any) -> pd.Se
     return found(hand.recording(parts=parts, **meta)).loc["dispatch overhead"]
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_only_where_the_step_calls_it() -> None:
     assert small_ops(True)["code"] == "import torch; net = torch.compile(net)"
     through = small_ops(False)
@@ -166,6 +168,7 @@ def on_gpu(name: str, major: int, minor: int) -> Recording:
     return replace(recording, meta={**recording.meta, "devices": [device], "environment": environment})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "says", "code"),
     [
@@ -233,6 +236,7 @@ def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
     return found(hand.recording()).loc["host-device copies"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "moved", "says", "not_said"),
     [
@@ -263,6 +267,7 @@ def test_copies_that_computation_hides_cost_nothing() -> None:
     assert "host-device copies" not in found(hand.recording()).index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "says"), [("AllReduce", "bucket_cap_mb"), ("ReduceScatter", "prefetching"), ("AllGather", "prefetching")]
 )

@@ -183,6 +183,7 @@ def test_a_step_is_no_longer_than_the_host_s_for_work_that_comes_much_later() ->
     assert facts_of(busy).span_ms == pytest.approx((3 * 0.81 + 9.2) / 3, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("busy", "told"), [(False, True), (True, False)])
 def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, told: bool) -> None:
     hand = ByHand()

@@ -84,6 +84,7 @@ def test_one_pause_of_the_garbage_collector_in_many_steps_is_no_rule() -> None:
     assert found(few).loc["garbage collection", "confidence"] == "low"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", ["aten::bitwise_not", "aten::rsub", "aten::ne", "aten::tanh"])
 def test_masks_of_all_spellings_may_lie_in_attention(between: str) -> None:
     hand = ByHand()

@@ -59,6 +59,7 @@ def batches(loader: Any) -> list[Any]:
     return [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in loader]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -142,6 +143,7 @@ def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", optimizers())
 def test_the_optimizer_that_is_proposed_has_the_same_settings(name: str) -> None:
     net = nn.Linear(3, 2) if name == "some" else nn.Linear(4, 2)  # 10 parameters, as the layer by hand
@@ -181,6 +183,7 @@ def test_lbfgs_is_no_loop_over_parameters() -> None:
     assert "optimizer" not in found(loop("LBFGS", parts=parts)).index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x; import os", "a')#", "b\nimport os", "", "c(d)", "\u202eevil"])
 def test_names_that_are_no_python_stand_in_no_line_of_code(name: str) -> None:
     part = {"name": name, "class": name, "tensors": 2, "num_workers": 0, "batch_size": 3}

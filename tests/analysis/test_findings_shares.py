@@ -21,6 +21,7 @@ from tests.laws import holds_of
 from tests.written_traces import Written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["step", "read"])
 def test_python_that_tracing_slowed_too_is_no_more_than_the_step(after: str) -> None:
     # Of a traced step of 4 ms 2 lie between ops; a timed one took but 0.1, as where Python's calls were recorded.
@@ -35,6 +36,7 @@ def test_python_that_tracing_slowed_too_is_no_more_than_the_step(after: str) -> 
         assert found(timed(with_pause(after).recording(), [1.0] * 20)).loc[name, "bound_share"] < 0.6
 
 
+@pytest.mark.slow
 def test_kernels_that_overlap_take_their_time_once() -> None:
     hand = ByHand()
     for number in range(STEPS):
@@ -51,6 +53,7 @@ def test_kernels_that_overlap_take_their_time_once() -> None:
     assert "1.80 ms, 90 % of the step" in table.loc["low precision unused", "evidence"]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_worked_longer_while_it_was_traced_worked_no_longer_than_the_step() -> None:
     hand = ByHand()
     for number in range(STEPS):

@@ -144,6 +144,7 @@ def test_more_threads_than_cores_are_told_of_where_there_was_no_time_to_try_fewe
     assert found(timed(one_long_op().recording(), [10.0] * 9, environment=environment)).empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "wait_ms", "code"), [(0, 11.0, 2), (0, 5.0, 2), (1, 30.0, 2), (0, 1.5, 2)])
 def test_more_workers_than_cores_are_for_waiting_and_the_line_agrees(workers: int, wait_ms: float, code: int) -> None:
     loader = {"name": "loader", "class": "DataLoader", "num_workers": workers, "batch_size": 8}
@@ -163,6 +164,7 @@ def test_more_workers_than_cores_are_for_waiting_and_the_line_agrees(workers: in
     assert ("there are 2 cores" in wait["lever"]) == (wait_ms != 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bounds", "verdict"),
     [
@@ -198,6 +200,7 @@ def test_a_busy_machine_is_told_of_where_nothing_else_is(load: float, told: bool
     assert ("torch.set_num_threads(1)" in verdict.why) == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("timed_ms", "says"),
     [

@@ -42,6 +42,7 @@ def gpu_step(steps: int = 1, backward_threads: tuple[int, int] = (BACKWARD, BACK
     return hand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_phases_are_the_hosts_and_the_copy_to_the_device_is_its_own(steps: int) -> None:
     p = Profile(gpu_step(steps).recording())
@@ -57,6 +58,7 @@ def test_phases_are_the_hosts_and_the_copy_to_the_device_is_its_own(steps: int) 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_kernels_belong_to_the_layer_that_launched_them_forward_and_backward(steps: int) -> None:
     layers = Profile(gpu_step(steps).recording()).layers

@@ -37,6 +37,7 @@ def rounds(rng: np.random.Generator, names: list[str], count: int) -> dict[str, 
     return dict(zip(names, times.T, strict=True))
 
 
+@pytest.mark.slow
 def test_among_fifteen_comparisons_of_equal_steps_a_false_difference_is_rare() -> None:
     rng = np.random.default_rng(51)
     with_holm = without = 0

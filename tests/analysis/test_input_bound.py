@@ -87,6 +87,7 @@ def test_the_table_holds_medians_with_intervals() -> None:
     assert times.loc["together", ["blocks", "steps"]].tolist() == [15, 60]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(*[st.floats(1e-4, 1e4)] * len(KINDS)), min_size=1, max_size=12),
 )

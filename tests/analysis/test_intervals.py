@@ -31,6 +31,7 @@ def covered(intervals: list[tuple[float, float]], true: float) -> float:
     return float(np.mean([low <= true <= high for low, high in intervals]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", SIZES)
 @pytest.mark.parametrize("steps", [20, 50, 200])
 @pytest.mark.parametrize("name", SAMPLES)

@@ -181,6 +181,7 @@ def test_kernels_of_a_public_trace_add_up(name: str) -> None:
     assert launches_by_op(events)["launched"].sum() == len(launches(events))
 
 
+@pytest.mark.slow
 @public
 def test_launches_that_a_public_trace_lost_are_missing() -> None:
     table = launches(public_trace("v100_resnet50_2021.json.gz"))

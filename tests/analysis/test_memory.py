@@ -156,6 +156,7 @@ def test_a_long_timeline_is_thinned_to_its_envelope() -> None:
     assert most[0].to_dict() == most[1].to_dict()
 
 
+@pytest.mark.slow
 def test_the_largest_at_every_instant_are_listed() -> None:
     watched = watch(random_blocks(3000))
     summary = memory_summary(watched, memory_table(watched))

@@ -47,6 +47,7 @@ def test_one_after_the_other_equal_steps_differ_in_more_than_a_fifth_of_cases(lo
     assert np.mean(p_values < 0.05) > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("noise", [0.02, 0.03])
 @pytest.mark.parametrize("ratio", [1.05, 1 / 1.05])

@@ -125,6 +125,7 @@ def test_the_interval_of_a_quantile_holds_it_in_95_of_100_cases() -> None:
     assert quantile_interval(np.arange(86), 0.95, 0.975) is not None
 
 
+@pytest.mark.slow
 def test_the_ratio_of_the_95th_percentiles_holds_the_truth() -> None:
     """Both are lognormal, so that the true ratio is known: that of the medians."""
     held = 0

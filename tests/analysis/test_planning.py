@@ -150,6 +150,7 @@ def test_a_pilot_of_one_pair_is_followed_by_what_there_is_time_for(pair_s: float
     assert plan.count == plan.needed == count
 
 
+@pytest.mark.slow
 @given(st.floats(0.001, 0.5), st.integers(2, 500))
 def test_more_pairs_and_less_noise_see_smaller_effects(deviation: float, pairs: int) -> None:
     assert smallest_detectable(deviation, pairs + 1) < smallest_detectable(deviation, pairs)

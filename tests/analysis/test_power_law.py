@@ -60,6 +60,7 @@ def test_a_law_that_holds_is_not_flagged(sizes: tuple[int, ...], known: bool, ti
         assert sum(law.holds for law in laws(cost, sizes, 100 * times, known)) >= 90 * times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_a_planted_break_is_flagged_where_it_is(known: bool) -> None:
     jump = laws(lambda n: 1e-5 * n**2 * np.where(n > 256, 1.4, 1.0), NINE, 50, known)

@@ -109,6 +109,7 @@ def test_ranks_give_the_same_statistic_as_walsh_averages(values: list[float]) ->
         assert np.sum(walsh_averages(signed) > 0) == rankdata(np.abs(signed))[signed > 0].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [6, 8, 15, 50, 200])
 def test_spread_is_the_standard_deviation_of_normal_differences(count: int) -> None:
     rng = np.random.default_rng(22)

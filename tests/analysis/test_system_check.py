@@ -207,6 +207,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("check", "changed", "verdict", "words"), BAD)
 def test_a_fault_is_judged(check: str, changed: dict[str, Any], verdict: str, words: str) -> None:
     row = rows(**changed)[check]
@@ -261,6 +262,7 @@ def test_nothing_read_at_all_is_unknown_or_not_there() -> None:
     assert table[table["verdict"] == "info"]["found"].str.startswith("no NVIDIA GPU").all()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.sets(st.sampled_from(sorted(GOOD))))
 def test_whatever_is_missing_no_check_fails_and_none_is_guessed(missing: set[str]) -> None:

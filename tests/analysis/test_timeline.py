@@ -337,6 +337,7 @@ def test_the_step_of_median_length_is_of_two_the_longer(lengths: tuple[int, ...]
     assert (step.name, step.duration_ns) == (f"step {chosen}", lengths[chosen] * US)
 
 
+@pytest.mark.slow
 def test_a_track_without_a_layer_has_none_beside_one_that_has() -> None:
     made = training().op("aten::elsewhere", 1100, 1200, thread=9)
 

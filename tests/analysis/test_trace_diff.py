@@ -187,6 +187,7 @@ def test_one_batch_more_does_not_part_the_layers() -> None:
     assert found.alike == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_an_operator_around_that_only_one_has_does_not_part_what_is_inside() -> None:
     b = ByHand().step(0, 1000)
     b.event("mine", 5, 100, "user_annotation").op("aten::matmul", 10, 60).op("aten::mm", 20, 50)
@@ -201,6 +202,7 @@ def test_an_operator_around_that_only_one_has_does_not_part_what_is_inside() -> 
     adds_up(found, a, b.recording())
 
 
+@pytest.mark.slow
 def test_what_lies_deeper_in_one_is_found_inside_the_same_operator() -> None:
     """As the addition of a bias, which one maker's operator does itself."""
     a = ByHand().step(0, 1000).op("aten::conv2d", 10, 90).op("aten::lib_a", 20, 50).op("aten::add_", 60, 80)
@@ -229,6 +231,7 @@ def test_other_models_have_little_alike() -> None:
     assert found.sums["grew_ms"].tolist() == pytest.approx([0, -0.01, 0.005, 0])
 
 
+@pytest.mark.slow
 def test_without_a_gpu_in_one_of_them_the_host_counts() -> None:
     cpu = ByHand().step(0, 1000).op("aten::mm", 20, 50).op("aten::add", 30, 40).recording()
 

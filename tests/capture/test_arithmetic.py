@@ -169,6 +169,7 @@ def test_shadows_of_tensors_are_let_through_uncounted() -> None:
     assert "aten::mm" not in seen(counter)
 
 
+@pytest.mark.slow
 def test_operators_that_take_functions_pass() -> None:
     with OpCounter() as counter:
         out = torch.cond(torch.tensor(True), lambda a: a @ a, lambda a: a + a, (torch.ones(3, 3),))

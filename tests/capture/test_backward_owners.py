@@ -132,6 +132,7 @@ def test_checkpoints_inside_a_checkpoint_are_attributed() -> None:
     assert p.layers.loc["model.before", "recompute_ms"] == 0
 
 
+@pytest.mark.slow
 def test_a_layers_hooks_and_gradients_do_not_confuse_the_count() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     model[2].register_full_backward_hook(lambda module, into, out: None)

@@ -52,6 +52,7 @@ def test_a_loader_is_begun_again_when_it_ends() -> None:
     assert (p.steps["data_ms"] < p.steps["wall_ms"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("feeders_end")
 def test_a_loaders_workers_start_again_with_it_and_are_gone_in_the_end(workers: Workers) -> None:
     loader = DataLoader(dataset(8), batch_size=4, num_workers=1)

@@ -82,6 +82,7 @@ def test_time_that_is_over_ends_the_rounds_after_the_first() -> None:
         assert len(bench.rounds([(0,)] * 5, until=0.0)[0]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt()])
 def test_what_a_step_raises_comes_through(error: BaseException) -> None:
     def step() -> None:
@@ -117,6 +118,7 @@ def test_benches_do_not_nest() -> None:
         bench.rounds([(0,)])
 
 
+@pytest.mark.slow
 def test_garbage_collections_are_recorded_with_their_step() -> None:
     conditions = Conditions()
     gc.disable()

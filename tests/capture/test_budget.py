@@ -126,6 +126,7 @@ def test_traced_steps_are_at_least_one_and_the_lead_in_is_the_first_to_go() -> N
     assert Plan(traced=3, budget_s=10).traced_steps(spent_s=5.0, step_s=1) == (2, False)  # two counted steps come after
 
 
+@pytest.mark.slow
 def test_of_a_long_step_most_runs_are_timed(clock: FakeClock, nothing_left: None) -> None:
     def step() -> None:
         clock.pass_exactly(3000)
@@ -141,6 +142,7 @@ def test_of_a_long_step_most_runs_are_timed(clock: FakeClock, nothing_left: None
     assert "The budget of 30 s ended the timed pass after 6 steps" in text
 
 
+@pytest.mark.slow
 def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(
     clock: FakeClock, nothing_left: None
 ) -> None:
@@ -249,6 +251,7 @@ RUN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUN)
 def test_a_clock_that_stands_still_ends_in_a_sentence_after_a_bounded_number_of_steps(
     run: Callable[[Callable[..., Any]], Any], monkeypatch: pytest.MonkeyPatch, nothing_left: None

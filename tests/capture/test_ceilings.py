@@ -43,6 +43,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return told
 
 
+@pytest.mark.slow
 def test_a_product_and_a_copy_are_measured_and_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_TURN_S", 0.01)
     first = measure_ceilings(["float32", "bfloat16", "int64", "float32"])
@@ -214,6 +215,7 @@ def test_machines_do_not_overwrite_each_other(folder: Path) -> None:
     assert kept("third") == {}
 
 
+@pytest.mark.slow
 def test_the_users_settings_and_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_TURN_S", 0.005)
     torch.manual_seed(5)

@@ -32,6 +32,7 @@ def test_costs_are_found_with_hooks_of_others_too_and_these_hear_nothing() -> No
     assert beside.call_ns > 0
 
 
+@pytest.mark.slow
 def test_the_profile_says_what_it_corrected_for() -> None:
     model = three_linears()
     p = perfnb.profile_step(lambda: model(torch.ones(4, 8)), warmup=1, steps=1, traced=2)

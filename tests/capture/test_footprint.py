@@ -46,6 +46,7 @@ def test_what_is_kept_shows_and_what_was_freed_does_not() -> None:
     assert after < HOLDS / 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("thawed")
 def test_reference_cycles_are_collected() -> None:
     with Footprint() as footprint:
@@ -54,6 +55,7 @@ def test_reference_cycles_are_collected() -> None:
         assert footprint.read() - before < HOLDS / 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left", "thawed")
 def test_the_collector_is_left_as_it_was() -> None:
     frozen, on = gc.get_freeze_count(), gc.isenabled()
@@ -62,6 +64,7 @@ def test_the_collector_is_left_as_it_was() -> None:
     assert (gc.get_freeze_count(), gc.isenabled()) == (frozen, on)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("thawed")
 def test_what_a_user_froze_stays_frozen() -> None:
     gc.freeze()

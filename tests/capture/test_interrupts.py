@@ -248,6 +248,7 @@ def test_an_interrupt_that_python_drops_in_a_finalizer_waits() -> None:
     assert sys.unraisablehook is hook
 
 
+@pytest.mark.slow
 def test_a_profile_ends_where_an_interrupt_was_dropped_and_a_second_one_ends_it_at_once() -> None:
     calls = 0
 

@@ -48,6 +48,7 @@ def parts(step: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_model_that_the_step_calls_is_told_from_one_whose_method_it_calls() -> None:
     assert parts(lambda: net(IDS))["models"] == [{"name": "net", "called": True}]
     assert parts(lambda: net.generate(IDS))["models"] == [{"name": "net", "called": False}]
@@ -92,6 +93,7 @@ def test_a_name_given_with_a_model_is_no_variable() -> None:
     assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tied", "sparse", "own"), [(False, False, ["m.table"]), (True, False, []), (False, True, [])])
 def test_a_table_is_its_own_unless_it_is_tied(tied: bool, sparse: bool, own: list[str]) -> None:
     m = Decoder(tied, sparse)

@@ -57,6 +57,7 @@ def test_an_attribute_an_item_of_a_dict_and_of_a_list() -> None:
     assert roots_of(step) == ["trainer.model", "nets['a b']", "parts[0]", "parts[1]"]
 
 
+@pytest.mark.slow
 def test_a_methods_object() -> None:
     class Trainer:
         def __init__(self) -> None:
@@ -68,6 +69,7 @@ def test_a_methods_object() -> None:
     assert roots_of(Trainer().step) == ["self.model"]
 
 
+@pytest.mark.slow
 def test_names_given_with_the_models_come_before_variables() -> None:
     net, other = three_linears(), nn.Linear(8, 8)
 

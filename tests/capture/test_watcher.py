@@ -40,6 +40,7 @@ def own(watcher: Watcher, column: str, device: str = "process") -> np.ndarray:
     return watcher.columns()[device][column]
 
 
+@pytest.mark.slow
 def test_readings_come_on_one_clock_with_this_process() -> None:
     begin = time.perf_counter_ns()
     with Watcher(0.05) as watcher:

@@ -179,6 +179,7 @@ def test_an_interrupt_of_the_process_group_does_not_end_it_as_it_starts(monkeypa
         assert watcher.running
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_it_stops_comes_when_it_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = Watcher(0.1)
     assert watcher._process is not None

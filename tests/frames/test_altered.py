@@ -134,6 +134,7 @@ def test_the_message_names_the_file_the_key_and_what_it_should_be(tmp_path: Path
         perfnb.load(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("frame", "column", "values"),
     [
@@ -155,6 +156,7 @@ def test_values_out_of_range_are_damage(tmp_path: Path, frame: str, column: str,
         perfnb.load(saved)
 
 
+@pytest.mark.slow
 def test_calls_of_layers_that_are_nowhere_told_of_are_damage(tmp_path: Path) -> None:
     made = Written().step(1, 0, 90).op("aten::mm", 1, 9)
     saved = perfnb.load(made.write(tmp_path / "trace.json")).save(tmp_path / "run")
@@ -167,6 +169,7 @@ def test_calls_of_layers_that_are_nowhere_told_of_are_damage(tmp_path: Path) -> 
         perfnb.load(saved)
 
 
+@pytest.mark.slow
 def test_what_a_file_tells_of_itself_is_not_believed(tmp_path: Path) -> None:
     """A file without figures of its columns, and with a type that only pandas' notes tell."""
     saved = traced(tmp_path)
@@ -186,6 +189,7 @@ def test_what_a_file_tells_of_itself_is_not_believed(tmp_path: Path) -> None:
         perfnb.load(saved)
 
 
+@pytest.mark.slow
 def test_rows_are_counted_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = traced(tmp_path)
     names = pq.read_schema(saved / "events.parquet").names
@@ -198,6 +202,7 @@ def test_rows_are_counted_before_they_are_read(tmp_path: Path, monkeypatch: pyte
         perfnb.load(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["events.parquet", "profile.json"])
 @pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
 def test_a_pipe_or_a_device_in_a_saved_folder_is_refused(tmp_path: Path, name: str, device: str) -> None:

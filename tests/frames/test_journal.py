@@ -176,6 +176,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_named_and_the_others_are_read(tmp_path: Path, damage: str) -> None:
     names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(3)]

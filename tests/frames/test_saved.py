@@ -86,6 +86,7 @@ def test_nothing_is_computed_where_a_table_was_saved(saved: Path, monkeypatch: p
     assert "_recording" not in vars(profile)
 
 
+@pytest.mark.slow
 def test_tables_of_another_analysis_are_computed_again(saved: Path) -> None:
     planted(saved)
     content = json.loads((saved / "profile.json").read_text("utf-8"))

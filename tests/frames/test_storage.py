@@ -43,6 +43,7 @@ def test_all_tables_and_figures_come_back(profile: perfnb.Profile, saved: Path) 
     assert again._repr_mimebundle_() == profile._repr_mimebundle_()
 
 
+@pytest.mark.slow
 def test_a_loaded_profile_can_be_saved_and_loaded_again(saved: Path, tmp_path: Path) -> None:
     second = perfnb.load(perfnb.load(saved).save(tmp_path / "second"))
 
@@ -208,6 +209,7 @@ def test_a_damaged_file_is_one_error_that_names_it(saved: Path, file: str, damag
 WRONG = ["[]", "3", "null", "{}", '{"version": 1}', '{"version": "x", "meta": {}}', '{"version": 1, "meta": 3}']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", WRONG)
 def test_a_profile_json_of_another_shape_is_damaged(saved: Path, text: str) -> None:
     (saved / "profile.json").write_text(text)

@@ -117,6 +117,7 @@ def test_any_answer_gets_a_sentence(exercise: Exercise, monkeypatch: pytest.Monk
         told(exercise, lambda *_, **__: 1.0, {"unheard_of": value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exercise", EVERY, ids=lambda exercise: exercise.number)
 def test_evidence_left_out_is_named(exercise: Exercise) -> None:
     """Of an answer of the right form: no KeyError, AttributeError or TypeError from inside the check."""

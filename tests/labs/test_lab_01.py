@@ -144,6 +144,7 @@ def about(spread: Callable[[list[float]], float], middle: Callable[[list[float]]
     return lambda times: (middle(times) - spread(times), middle(times) + spread(times))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [order_statistics, bootstrap, by_tosses])
 def test_an_interval_of_the_median_is_accepted(answer: Number) -> None:
     assert hint("1.3", answer) == ""

@@ -71,6 +71,7 @@ def test_a_layer_that_is_not_faster(monkeypatch: pytest.MonkeyPatch, new_ms: flo
     assert bool(says) == bool(found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_a_fifth")
 @pytest.mark.parametrize(
     ("answer", "says"),

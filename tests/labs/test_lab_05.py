@@ -62,6 +62,7 @@ def test_the_lab_s_cnn() -> None:
     assert hint("5.1", 127, like=names["cnn"]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [127, 127.0, torch.tensor(127), np.int64(127)])
 def test_a_width_that_is_right_is_the_one_used(width: Any) -> None:
     names: dict[str, Any] = {"nn": nn, "torch": torch}
@@ -152,6 +153,7 @@ def with_gradients(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     return accuracy(model, images, labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -59,6 +59,7 @@ def parts(length: int, width: int) -> tuple[int, int]:
     return 24 * length * width**2, 4 * length**2 * width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

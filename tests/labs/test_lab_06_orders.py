@@ -98,6 +98,7 @@ class InOrder(ByHand):
         return torch.arange(len(self.dataset))
 
 
+@pytest.mark.slow
 def test_orders_drawn_anew_are_taken_for_that() -> None:
     """Many times over: a right answer must not be refused by chance."""
     generator = torch.Generator().manual_seed(0)

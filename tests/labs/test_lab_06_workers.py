@@ -170,6 +170,7 @@ def _a_small_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_06, "MOST_BYTES", 1 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [FromFile, OpenedLater])
 def test_out_of_a_file(answer: Any) -> None:
     assert hint("6.7", answer) == ""

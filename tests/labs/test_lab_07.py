@@ -233,6 +233,7 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
         assert said_of(number, facts | {"report": REPORT, "trial": 0.8}) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "answer", "says"),
     [
@@ -303,6 +304,7 @@ def real() -> Any:
                   limits={LOSS: 0.01}, change="fused")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_facts_of_a_report(real: Any) -> None:
     facts = lab_07.report_facts({"fused": real}, "fused")
 

@@ -87,6 +87,7 @@ def test_busy(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> 
     right_or_told(hint("8.2", answer, ranks=small[2]), says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

@@ -127,6 +127,7 @@ def evidence(made: Made, number: str) -> dict[str, Any]:
 Answer = Callable[[Made], Any]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "answer"),
     [
@@ -147,6 +148,7 @@ def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) 
     exercise_of(number).judge(json.loads(json.dumps(facts)))  # as a teacher can from the exported file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "answer", "says"),
     [
@@ -209,6 +211,7 @@ def test_another_trace_is_not_taken(made: Made) -> None:
     assert "profile of training_b is needed" in hint("8.5", CALLED, profile=made.a)
 
 
+@pytest.mark.slow
 def test_the_levers_bounds_in_the_traces(made: Made) -> None:
     """By other tables than those of the check: the ranks' and the findings'."""
     found = exercise_of("8.8").measure(verdict(made), **evidence(made, "8.8"))["bounds"]

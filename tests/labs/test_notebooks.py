@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nbformat
 import pytest
 
 from notebooks.conftest import demand_silence, lacks_only_times
@@ -58,6 +57,8 @@ def test_there_are_notebooks_of_both_kinds() -> None:
 
 @pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_notebook_is_up_to_date(path: Path) -> None:
+    import nbformat
+
     assert path.read_text("utf-8") == BUILT[path], "run: python -m notebooks.labs.build"
     nbformat.validate(nbformat.reads(BUILT[path], as_version=4))
 
@@ -142,6 +143,8 @@ def test_the_page_for_teachers_gives_nbgrader_the_same_stub() -> None:
 def test_nbgrader_makes_the_same_notebook_for_students(path: Path) -> None:
     reason = "nbgrader is not installed; perfnb does not need it"
     steps = pytest.importorskip("nbgrader.preprocessors", reason=reason)
+    import nbformat
+
     made = nbformat.reads(BUILT[path], as_version=4)
     clear = steps.ClearSolutions(code_stub={"python": build.STUB})
     for step in (clear, steps.ClearHiddenTests(), steps.CheckCellMetadata()):
@@ -182,6 +185,7 @@ def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> Non
     assert len(checks) == len(exercises_of(lab_of(path)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
 def test_a_check_says_which_cell_to_run_first(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one_thread: None

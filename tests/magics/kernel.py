@@ -137,6 +137,23 @@ class Kernel:
                 return message
 
 
+# Both take seconds to import, which processes without a notebook to run do not spend.
+def notebook_of(*sources: str) -> Any:
+    """A notebook of cells of code."""
+    import nbformat
+
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+
+
+def client_of(notebook: Any, kernel: Kernel) -> Any:
+    """What runs a notebook's cells in a kernel that runs already."""
+    from nbclient import NotebookClient
+
+    client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
+    client.kc = kernel.client
+    return client
+
+
 @contextmanager
 def started(folder: Path) -> Iterator[Kernel]:
     """A new kernel that works in `folder` and keeps its history there."""

@@ -15,6 +15,7 @@ OPTIONS = ["--budget", "--into", "--model", "--name", "--no-flops", "--no-memory
 OPTIONS += ["--warmup", "--watch"]
 
 
+@pytest.mark.slow
 def test_load_reload_unload(tmp_path: Path) -> None:
     with started(tmp_path) as kernel:
         kernel.ok("import perfnb\n%load_ext perfnb")

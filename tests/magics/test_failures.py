@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
-from tests.magics.kernel import CELL_TIMEOUT_S, Kernel
+from tests.magics.kernel import Kernel, client_of, notebook_of
 from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
@@ -101,9 +98,10 @@ def test_out_of_memory_shows_the_profile_up_to_it_and_the_error(kernel: Kernel) 
 
 def test_run_all_stops(kernel: Kernel) -> None:
     sources = ["before = 1", f"%%profile_step {SHORT}\ntrain()\n1 / 0", "after = 1"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
-    client.kc = kernel.client
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = notebook_of(*sources)
+    client = client_of(notebook, kernel)
 
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         client.execute()
@@ -174,6 +172,7 @@ def test_the_profiler_around_a_refused_profile_works(kernel: Kernel) -> None:
     assert kernel.value("sum(event.name == 'aten::addmm' for event in profiler.events())") == 4
 
 
+@pytest.mark.deep
 def test_a_profiler_that_the_step_leaves_running(kernel: Kernel) -> None:
     kernel.ok("profiler = torch.profiler.profile()\nstarted = False")
     reply = kernel.run(f"%%profile_step {SHORT}\nif not started:\n    started = True\n    profiler.start()\ntrain()")

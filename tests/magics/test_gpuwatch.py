@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from tests.magics.kernel import CELL_TIMEOUT_S, WIDGET_VIEW, Kernel, until
+from tests.magics.kernel import CELL_TIMEOUT_S, WIDGET_VIEW, Kernel, client_of, notebook_of, until
 from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
@@ -122,16 +121,14 @@ def test_unloading_the_extension_ends_a_watch(kernel: Kernel) -> None:
 
 def test_a_saved_notebook_holds_the_history_without_a_kernel(kernel: Kernel) -> None:
     sources = ["%gpuwatch --interval 0.05 --into w", SLEEP, "%gpuwatch stop"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
-    client.kc = kernel.client
-    client.execute()
+    notebook = notebook_of(*sources)
+    client_of(notebook, kernel).execute()
     outputs = notebook["cells"][0]["outputs"]
     static = next(output["data"] for output in outputs if "text/html" in output.get("data", {}))
     assert "<img" in static["text/html"]
     assert "<script" not in static["text/html"]
     assert "CPU" in static["text/plain"]
-    assert len(nbformat.writes(notebook)) < 250_000
+    assert len(json.dumps(notebook)) < 250_000
 
 
 def test_cells_inside_cells_are_marked_as_such(kernel: Kernel) -> None:

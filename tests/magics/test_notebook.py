@@ -8,13 +8,15 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.magics.conftest import SETUP, SharedKernel, checked
-from tests.magics.kernel import CELL_TIMEOUT_S, WIDGET_VIEW, Kernel, environment
+from tests.magics.kernel import WIDGET_VIEW, Kernel, client_of, environment, notebook_of
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 pytestmark = pytest.mark.slow
 
@@ -25,20 +27,17 @@ loss.backward()
 optimizer.step()"""
 
 
-def notebook_of(*sources: str) -> nbformat.NotebookNode:
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-
-
 @pytest.fixture(scope="module")
-def saved(shared_kernel: SharedKernel, tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+def saved(shared_kernel: SharedKernel, tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
     """A notebook of one profile, run by nbclient, written and read again; only looked at afterwards."""
     path = tmp_path_factory.mktemp("notebook") / "saved.ipynb"
     with checked(shared_kernel) as kernel:
         notebook = notebook_of(CELL)
-        client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
-        client.kc = kernel.client
+        client = client_of(notebook, kernel)
         client.execute()
         client.set_widgets_metadata()
+    import nbformat
+
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
     return nbformat.read(path, as_version=4)
@@ -58,7 +57,7 @@ class Tags(HTMLParser):
         self.attributes.update(attrs)
 
 
-def test_what_is_saved(saved: nbformat.NotebookNode) -> None:
+def test_what_is_saved(saved: NotebookNode) -> None:
     progress, static, live = saved["cells"][0]["outputs"]
 
     assert progress["data"] == {"text/plain": "", "text/html": ""}, "a progress line that is blank"
@@ -67,7 +66,7 @@ def test_what_is_saved(saved: nbformat.NotebookNode) -> None:
     assert {output["output_type"] for output in saved["cells"][0]["outputs"]} == {"display_data"}
 
 
-def test_the_saved_text(saved: nbformat.NotebookNode) -> None:
+def test_the_saved_text(saved: NotebookNode) -> None:
     text = saved["cells"][0]["outputs"][1]["data"]["text/plain"]
 
     for word in ("ran 14 times", "2 warm-up", "5 timed", "Phases", "forward", "backward", "optimizer", "model"):
@@ -75,7 +74,7 @@ def test_the_saved_text(saved: nbformat.NotebookNode) -> None:
     assert max(map(len, text.splitlines())) <= 160
 
 
-def test_the_saved_html_needs_no_script_and_no_network(saved: nbformat.NotebookNode) -> None:
+def test_the_saved_html_needs_no_script_and_no_network(saved: NotebookNode) -> None:
     page = saved["cells"][0]["outputs"][1]["data"]["text/html"]
     seen = Tags(page)
 
@@ -86,14 +85,15 @@ def test_the_saved_html_needs_no_script_and_no_network(saved: nbformat.NotebookN
     assert "model.2" in page
 
 
-def test_the_widgets_state_is_saved(saved: nbformat.NotebookNode) -> None:
+def test_the_widgets_state_is_saved(saved: NotebookNode) -> None:
     view = saved["cells"][0]["outputs"][2]["data"][WIDGET_VIEW]
     state = saved["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
 
     assert json.loads(state[view["model_id"]]["state"]["data"])["name"] == "step"
-    assert len(nbformat.writes(saved)) < 400_000
+    assert len(json.dumps(saved)) < 400_000
 
 
+@pytest.mark.deep
 def test_torch_and_kineto_say_nothing(kernel: Kernel) -> None:
     first = kernel.ok(CELL)
     second = kernel.ok("%%profile_step --steps 2 --warmup 0\ntrain()")
@@ -102,6 +102,7 @@ def test_torch_and_kineto_say_nothing(kernel: Kernel) -> None:
     assert first.text() == second.text() == ""
 
 
+@pytest.mark.deep
 def test_a_level_of_kineto_that_the_user_set_stays(kernel: Kernel) -> None:
     kernel.ok("import os\nos.environ['KINETO_LOG_LEVEL'] = '5'")
     kernel.ok("%profile_step --steps 2 --warmup 0 --quiet train()")
@@ -117,7 +118,10 @@ def test_without_a_history_as_nbval_runs_cells(kernel: Kernel) -> None:
     assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
 
 
+@pytest.mark.deep
 def test_nbval_runs_a_notebook(tmp_path: Path) -> None:
+    import nbformat
+
     checked = "# NBVAL_CHECK_OUTPUT\nprint(list(p.layers.index[:4]), len(p.steps), round(p.phases['share'].sum(), 6))"
     notebook = notebook_of("%load_ext perfnb\n" + SETUP, CELL, checked, "assert p.layers.loc['model', 'calls'] == 1")
     printed = "['model', 'model.0', 'model.1', 'model.2'] 14 1.0\n"

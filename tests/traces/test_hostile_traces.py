@@ -73,6 +73,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("compressed", [False, True])
 def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, data: bytes, compressed: bool) -> None:

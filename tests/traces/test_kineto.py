@@ -291,6 +291,7 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(EVENTS, max_size=20))
 def test_any_events_come_back_as_columns(events: list[dict[str, Any]]) -> None:
     trace = decode(json.dumps({"traceEvents": events}).encode())

@@ -98,6 +98,7 @@ def check_any(raw: bytes) -> None:
     assert same(ours, pickle.loads(raw))  # what ours has read holds nothing that could run
 
 
+@pytest.mark.slow
 def test_cut_short_anywhere_gives_one_error() -> None:
     for protocol in PROTOCOLS:
         raw = snapshots.dumped(snapshots.small(), protocol)

@@ -282,6 +282,7 @@ def test_what_looks_like_a_snapshot(tmp_path: Path) -> None:
     assert not looks_like_snapshot(tmp_path / "pipe")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PUBLIC.is_file(), reason=f"no public memory snapshot at {PUBLIC}; set PERFNB_TRACES")
 def test_a_public_snapshot_holds_what_is_known_of_it() -> None:
     columns = read(PUBLIC)

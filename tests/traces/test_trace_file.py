@@ -165,6 +165,7 @@ def test_progress_is_told_from_the_third_second_on(tmp_path: Path, monkeypatch: 
             assert told[-1] == (size, size)
 
 
+@pytest.mark.slow
 def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(json.dumps([EVENT] * 10**5).encode())
@@ -259,6 +260,7 @@ def test_a_file_that_would_unpack_to_ten_gigabytes_is_refused(tmp_path: Path, be
     assert any(text in message for text in known), message
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_a_bomb_below_the_cap_is_refused_by_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"
@@ -279,6 +281,7 @@ def test_a_small_bomb_is_refused_by_its_ratio(tmp_path: Path) -> None:
     assert "more than 100,000 events" in said_within_512_mib(path, max_ratio=2_000, max_events=100_000)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_repetitive_trace_is_no_bomb(tmp_path: Path) -> None:
     """One event again and again, only its time and number new: as tightly packed as a real trace can be."""

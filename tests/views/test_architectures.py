@@ -30,6 +30,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_golden(name, golden):
     golden(f"architectures_{name}.txt", architectures_text(EXAMPLES[name]()) + "\n")

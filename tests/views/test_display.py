@@ -61,6 +61,7 @@ def test_a_poor_terminal_gets_question_marks(monkeypatch, capsys):
     assert capsys.readouterr().out == "?? head 3 ?s\n"
 
 
+@pytest.mark.slow
 def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
     modules = "text html report_data page display progress tree escape format palette assets"
     code = (

@@ -30,6 +30,7 @@ def gpu_of(trace: Written, folder: Path) -> GpuSummary:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_golden(name, golden, tmp_path):
     golden(f"gpu_{name}.txt", "\n".join(gpu_text(gpu_of(EXAMPLES[name](), tmp_path))) + "\n")
@@ -43,6 +44,7 @@ def test_no_line_is_wider_than_asked(name, width, tmp_path):
         assert escape.cells(line) <= width, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_html_is_whole_and_holds_no_name_as_markup(name, tmp_path):
     seen = Seen(gpu_html(gpu_of(EXAMPLES[name](), tmp_path)))

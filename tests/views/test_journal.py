@@ -87,6 +87,7 @@ def test_what_was_never_accepted_is_not_called_so() -> None:
     assert "last accepted before it" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(name: str) -> None:
     entries = [

@@ -34,6 +34,7 @@ def test_golden(name, golden):
     golden(f"memory_{name}.txt", "\n".join(memory_text(EXAMPLES[name]())) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 100, 140])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_line_is_wider_than_asked(name, width):
@@ -106,6 +107,7 @@ def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_user_s_own_plots_are_left_alone():
     import matplotlib
 
@@ -159,6 +161,7 @@ def test_allocations_keep_their_figures_and_names():
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("life_ms", [60.0, 0.3])
 def test_a_hundred_thousand_allocations_take_less_than_a_megabyte(life_ms):
     made = samples.many(100_000, life_ms)

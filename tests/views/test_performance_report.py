@@ -65,6 +65,7 @@ def test_a_ratio_is_told_in_percent_unless_it_is_far_from_1(ratio: tuple[float |
     assert change_words(*ratio) == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(name: str) -> None:
     quality = Quality((Loss(name or "x", 0.5, limit=0.1),), "function")

@@ -35,6 +35,7 @@ def test_no_line_is_wider_than_asked(name, width):
         assert escape.cells(line) <= width, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_html_holds_only_known_elements_and_a_small_picture(name):
     page = roofline_html(EXAMPLES[name]())

@@ -28,6 +28,7 @@ def test_golden(name, golden):
     golden(f"{name}.txt", summary_text(EXAMPLES[name]()) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 100, 140])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_line_is_wider_than_asked(name, width):

@@ -133,6 +133,7 @@ def test_an_event_takes_40_bytes_at_most() -> None:
     assert sum(array.nbytes for array in arrays.values()) <= 40 * len(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [3_000, 6_000, 12_000])
 def test_a_coarser_level_fits_and_keeps_what_is_long(limit: int) -> None:
     line = scattered(4000)
@@ -208,6 +209,7 @@ def test_a_notebook_gets_picture_and_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(live) == {display._WIDGET_VIEW}
 
 
+@pytest.mark.slow
 def test_the_static_twin_has_a_small_picture_and_a_row_a_track() -> None:
     line = timeline(training().kernel("gemm", 1100, 1500, 1600))
 

@@ -103,6 +103,7 @@ def test_energy_that_is_not_known_is_not_told():
     assert line.endswith(fmt.UNKNOWN)
 
 
+@pytest.mark.slow
 def test_only_the_last_marks_are_listed():
     made = samples.laptop(10.0)
     marks = [(f"epoch {i}", 0, 0.1 * i, 0.1 * i + 0.1) for i in range(MOST_MARKS + 3)]

@@ -275,6 +275,7 @@ GARBAGE = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_raises_nothing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -102,6 +102,7 @@ def test_parts_that_come_go_or_start_anew_do_not_count(proc: Path) -> None:
     source.close()
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.usefixtures("every_disk_is_whole")
 @pytest.mark.parametrize("name", ["stat", "meminfo", "diskstats", "net/dev"])

@@ -38,6 +38,7 @@ FUNCTIONS = {
 NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
+@pytest.mark.slow
 def test_values_and_facts(gpus: Gpus) -> None:
     settings: dict[str, int | str | bytes] = {
         "0.busy": 87, "0.used": 5 * 2**30, "0.reserved": 2**28, "0.total": 2**34, "0.power": 250_500,
@@ -79,6 +80,7 @@ def test_an_unknown_fact_is_absent(gpus: Gpus) -> None:
     assert "power_limit_w" not in gpus.facts(FIRST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", FUNCTIONS)
 def test_every_error_of_a_field(gpus: Gpus, metric: str) -> None:
     functions, words = FUNCTIONS[metric]
@@ -206,6 +208,7 @@ def test_what_is_started_is_shut_down(gpus: Gpus, settings: dict[str, int | str 
     assert ends == ["nvmlInit", "nvmlShutdown"]
 
 
+@pytest.mark.slow
 def test_no_library(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("empty")
     environment = stand_in(folder)
@@ -224,6 +227,7 @@ def test_a_name_that_is_no_text(gpus: Gpus) -> None:
     assert gpus.notes() == ["GPU 0 (NVIDIA \ufffd\ufffd <b>): power cannot be read: Not Supported."]
 
 
+@pytest.mark.slow
 def test_an_older_driver_and_slow_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("old")
     process = Gpus(folder, stand_in(folder, old_driver=True))
@@ -249,6 +253,7 @@ def test_throttle_words(bits: int, words: list[str]) -> None:
     assert throttle_words(bits) == words
 
 
+@pytest.mark.slow
 def test_throttle_words_are_those_of_nvml() -> None:
     prefix, harmless = "nvmlClocksThrottleReason", {"None", "All", "GpuIdle", "ApplicationsClocksSetting"}
     known = {name.removeprefix(prefix): getattr(pynvml, name) for name in dir(pynvml) if name.startswith(prefix)}

@@ -19,6 +19,7 @@ def pcie(values: dict[str, float | None]) -> tuple[float | None, float | None]:
     return values["pcie_receive_bytes_per_s"], values["pcie_send_bytes_per_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [1, 3])
 def test_pcie_rates_from_counters(gpus: Gpus, kind: int) -> None:
     counters: dict[str, int | str | bytes] = {"log": 1, "0.counter_type": kind, "0.link_generation": 3}
@@ -63,6 +64,7 @@ def test_wide_counters_do_not_go_round(gpus: Gpus) -> None:
     assert pcie(gpus.read(FIRST, 10)) == (pytest.approx(1e9), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["nvmlDeviceGetFieldValues", "nvmlDeviceGetFieldValues:198"])
 def test_errors_of_counters(gpus: Gpus, function: str) -> None:
     counting: dict[str, int | str | bytes] = {"log": 1, "0.received": 1, "0.sent": 1}
@@ -94,6 +96,7 @@ def test_nothing_in_place_of_a_counter(gpus: Gpus, nothing: tuple[int, int]) -> 
     assert gpus.notes() == []
 
 
+@pytest.mark.slow
 def test_throughput_is_measured_seldom(gpus: Gpus) -> None:
     gpus.open()
     for tick in range(60):  # 6 s, ten times a second; two readings that are measured are never in one tick

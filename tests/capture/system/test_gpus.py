@@ -52,6 +52,7 @@ def why_absent(gpus: Gpus, visible: str | None = None) -> str:
     return raised.value.words
 
 
+@pytest.mark.slow
 def test_all_is_read_and_nvml_is_shut_down(gpus: Gpus) -> None:
     assert gpus.set_ups() == {
         "driver": "550.54.15",
@@ -94,6 +95,7 @@ def test_what_is_set_up_otherwise_is_told(gpus: Gpus) -> None:
     assert told["devices"]["GPU 1"] == USUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_field_may_fail_alone_with_any_error(gpus: Gpus, function: str) -> None:
     for code in CODES:
@@ -126,6 +128,7 @@ def test_no_value_is_no_number(gpus: Gpus) -> None:
         assert device[name] == {"unread": "the driver gives no value"}
 
 
+@pytest.mark.slow
 def test_only_the_gpus_that_cuda_may_see_are_read(gpus: Gpus) -> None:
     assert list(gpus.set_ups("1")["devices"]) == ["GPU 1"]
     assert why_absent(gpus, "") == "no GPU is visible: CUDA_VISIBLE_DEVICES hides all 2"
