@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
@@ -33,6 +34,8 @@ _LARGEST, _LARGEST_META = 4 * 2**30, 64 * 2**20
 #: some 10 bytes each. And how many times its size a file may unpack to, beyond what is little.
 _MOST_ROWS, _ROWS_OF_ANY = 50_000_000, 1_000_000
 _MOST_RATIO, _SIZE_OF_ANY = 200, 64 * 2**20
+#: Bytes of a column of text: a file need not repeat a text that many rows have, and memory must.
+_MOST_TEXT = 2**30
 #: What pyarrow and pandas raise for a file that was altered.
 _FAULTS = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, NotImplementedError),
@@ -212,12 +215,17 @@ def rows(name: str, source: Path, data: bytes) -> int:
         return int(_opened(data).metadata.num_rows)
 
 
-def decoded(name: str, columns: Columns | None, source: Path, data: bytes) -> pd.DataFrame:
-    """The frame that a file holds; as `load_frame`. Without `columns` they are as they stand in the file."""
+def decoded(
+    name: str, columns: Columns | None, source: Path, data: bytes, only: Iterable[str] | None = None
+) -> pd.DataFrame:
+    """The frame that a file holds; as `load_frame`.
+
+    Without `columns` they are as they stand in the file, `only` those of these names.
+    """
     with _faults_told(name, source):
         # As pandas.read_parquet, without the imports of Arrow's data sets, which take longer than a small file.
         threads = len(data) >= _THREADS_PAY
-        table = _opened(data).read(use_threads=threads)
+        table = _table(data, columns if only is None else only, threads)
         frame: pd.DataFrame = table.to_pandas(use_threads=threads)
         frame = with_text(frame, [field.name for field in table.schema if is_text(field.type)])
         if not len(frame):  # of a frame without rows Parquet keeps no categories
@@ -230,9 +238,30 @@ def decoded(name: str, columns: Columns | None, source: Path, data: bytes) -> pd
         return frame if columns is None else check_frame(frame, columns, ROWS_NUMBERED.get(name))
 
 
-def _opened(data: bytes) -> pq.ParquetFile:
+def _table(data: bytes, wanted: Iterable[str] | None, threads: bool) -> pa.Table:
+    """The columns of a file that are wanted, all of them without; others may be as large as they like."""
+    schema = _opened(data).schema_arrow
+    names = schema.names if wanted is None else [name for name in schema.names if name in set(wanted)]
+    texts = [name for name in names if is_text(schema.field(name).type)]
+    # A text that many rows have stands once in the file, and stays so until it is known how much they are together.
+    table = _opened(data, texts).read(columns=names, use_threads=threads)
+    for name in texts:
+        place, field = table.schema.get_field_index(name), schema.field(name)
+        size = sum(
+            pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() or 0 for part in table[name].chunks
+        )
+        if size > _MOST_TEXT:
+            raise Odd(f"its column {name!r} holds {size:,} bytes of text in {len(data):,} bytes")
+        table = table.set_column(place, field, table[name].cast(field.type))
+    return table
+
+
+def _opened(data: bytes, as_dictionary: list[str] | None = None) -> pq.ParquetFile:
     """A Parquet file whose rows and columns take no more memory than a file of its size may ask for."""
-    file = pq.ParquetFile(pa.BufferReader(data))
+    file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=as_dictionary)
+    lists = [leaf.path for leaf in map(file.schema.column, range(len(file.schema))) if leaf.max_repetition_level]
+    if lists:  # rows do not tell how many values they hold
+        raise Odd(f"its column {lists[0].partition('.')[0]!r} holds lists")
     about = file.metadata
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
     most = max(about.num_rows, sum(group.num_rows for group in groups))

@@ -176,7 +176,8 @@ class SavedProfile:
             return None
         columns = SCHEMA[name]
         try:
-            table = folder.decoded(file, None, self._source, self._files[file])
+            names = [*columns, *filter(None, [INDEX.get(name)])]
+            table = folder.decoded(file, None, self._source, self._files[file], names)
             if not len(table):  # Parquet does not tell of what type nothing is
                 table = table.drop(columns=[column for column, kind in columns.items() if kind == "category"])
                 table = conform(table, name)

@@ -212,7 +212,7 @@ class ProfileFacts(TypedDict, total=False):
 class RanksFacts(TypedDict):
     """Of several ranks."""
 
-    ranks: list[Rank]
+    ranks: Annotated[list[Rank], Meta(min_length=1)]
 
 
 class TimingFacts(TypedDict, total=False):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from perfnb.errors import RecordingError
 from perfnb.frames import folder, raw_columns
 from perfnb.frames.beside import standing
 from perfnb.frames.folder import VERSION, Kind, write_parts, write_text
@@ -101,7 +102,15 @@ def save_ranks(
 def load_ranks(path: str | Path) -> list[SavedProfile]:
     """The profiles that `save_ranks` wrote; as `load`."""
     source = usable(path)
-    return [SavedProfile(source / f"rank_{rank}") for rank in folder.load_meta(_RANKS, source)["ranks"]]
+    ranks = folder.load_meta(_RANKS, source)["ranks"]
+    if len(set(ranks)) < len(ranks):
+        raise RecordingError(f"{source / _RANKS.meta} is damaged: meta.ranks names a rank twice.")
+    profiles = [SavedProfile(source / f"rank_{rank}") for rank in ranks]
+    for rank, profile in zip(ranks, profiles, strict=True):
+        if (own := profile.meta.get("rank", 0)) != rank:
+            file = source / f"rank_{rank}" / PROFILE.meta
+            raise RecordingError(f"{file} is damaged: its meta.rank is {own}, not {rank}.")
+    return profiles
 
 
 def is_ranks(path: str | Path) -> bool:

@@ -27,9 +27,10 @@ def open_regular(path: str | Path, buffering: int = -1) -> BinaryIO:
 def read_regular(path: str | Path, most: int) -> bytes:
     """The content of a regular file of at most so many bytes; as `open_regular`."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
             raise OSError(f"it is larger than {most:,} bytes")
-        return file.read(most)
+        return file.read(size)  # Python makes room at once for as much as it is asked for
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,98 @@ def test_rows_are_counted_before_they_are_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it was read"))
 
     with pytest.raises(RecordingError, match=r"events\.parquet is damaged: it claims to hold 200,000 rows in "):
+        perfnb.load(saved)
+
+
+def with_column(file: Path, name: str, column: pa.Array) -> None:
+    """Put a column into a saved frame, with as many rows as it has, written as small as can be."""
+    table = pq.read_table(file)
+    table = table.take(pa.array(np.zeros(len(column), dtype=np.int64)))
+    if name in table.column_names:
+        table = table.drop_columns([name])
+    pq.write_table(table.append_column(name, column), file, store_schema=False, compression="zstd")
+
+
+@pytest.mark.parametrize("column", ["name", "module"])
+def test_a_text_that_the_file_holds_once_is_not_repeated_in_memory(
+    tmp_path: Path, column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = traced(tmp_path)
+    once = pa.DictionaryArray.from_arrays(pa.array(np.zeros(500, dtype=np.int32)), pa.array(["x" * 100_000]))
+    with_column(saved / "modules.parquet", column, once)
+    assert (saved / "modules.parquet").stat().st_size < 20_000
+    monkeypatch.setattr(folders, "_MOST_TEXT", 2**20)
+    before = pa.default_memory_pool().max_memory()
+
+    with pytest.raises(
+        RecordingError, match=rf"modules\.parquet is damaged: its column '{column}' holds 50,000,000 by"
+    ):
+        perfnb.load(saved)
+
+    assert pa.default_memory_pool().max_memory() < max(before, 30_000_000)
+
+
+def test_a_column_that_perfnb_does_not_know_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = traced(tmp_path)
+    file = saved / "steps.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("other", pa.array(["x"] * len(table))), file)
+    asked: list[str] = []
+    read = pq.ParquetFile.read
+    monkeypatch.setattr(
+        pq.ParquetFile, "read", lambda self, columns, **more: asked.extend(columns) or read(self, columns, **more)
+    )
+
+    loaded = perfnb.load(saved)
+
+    assert len(loaded.steps) == len(table)
+    assert "wall_ms" in asked
+    assert "other" not in asked
+
+
+@pytest.mark.parametrize("frame", ["steps", "table_layers"])
+def test_lists_are_refused_before_they_are_read(tmp_path: Path, frame: str) -> None:
+    """The number of rows does not tell how many values lists hold."""
+    saved = traced(tmp_path)
+    file = saved / f"{frame}.parquet"
+    table = pq.read_table(file)
+    lists = pa.array([[0] * 1000] * len(table), pa.list_(pa.int64()))
+    pq.write_table(table.append_column("other", lists), file)
+
+    if frame == "table_layers":  # it is computed again
+        assert len(perfnb.load(saved).layers)
+        return
+    with pytest.raises(RecordingError, match=r"steps\.parquet is damaged: its column 'other' holds lists"):
+        perfnb.load(saved)
+
+
+def test_a_file_is_read_in_no_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+    saved = timing(tmp_path)
+    perfnb.load(saved)
+    tracemalloc.start()
+    try:
+        perfnb.load(saved)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ([], r"ranks\.json is damaged: .*meta\.ranks"),
+        ([0] * 100_000, r"ranks\.json is damaged: meta\.ranks names a rank twice"),
+        ([0, 2], r"rank_2.profile\.json is damaged: its meta\.rank is 1, not 2"),
+    ],
+)
+def test_ranks_that_are_not_those_of_their_folders_are_damage(tmp_path: Path, named: list[int], said: str) -> None:
+    saved = ranks(tmp_path)
+    (saved / "rank_1").rename(saved / "rank_2")
+    edited(saved / "ranks.json", meta={"ranks": named})
+
+    with pytest.raises(RecordingError, match=said):
         perfnb.load(saved)
 
 
