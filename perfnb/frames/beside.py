@@ -6,6 +6,7 @@ that is alive. An earlier folder that it had just moved away is still found, and
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -56,6 +57,19 @@ def put_folder(fresh: Path, target: Path) -> None:
     if target.exists():
         old.mkdir()
         os.replace(target, old / target.name)
+    os.replace(fresh, target)
+
+
+def put_file(fresh: Path, target: Path) -> None:
+    """Move a file that was written in a `workplace` to `target`, where a file may stand and nothing else.
+
+    Raises
+    ------
+    OSError
+        If a device, a pipe or a folder stands there: moving a file there would take it from everyone.
+    """
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is no file but a folder, a pipe or a device")
     os.replace(fresh, target)
 
 

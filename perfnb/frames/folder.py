@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
-from perfnb.frames.beside import put_folder, sweep, workplace
+from perfnb.frames.beside import put_file, put_folder, sweep, workplace
 from perfnb.frames.paths import usable
 from perfnb.frames.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame, is_text
 from perfnb.frames.text import TEXT, with_text
@@ -353,7 +352,7 @@ def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
             fresh = work / target.name
             with fresh.open("wb") as file:
                 file.writelines(parts)
-            os.replace(fresh, target)
+            put_file(fresh, target)
     except OSError as error:
         raise RecordingError(f"{target} cannot be written: {error}.") from error
     return target

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.errors import LabError
-from perfnb.frames.beside import workplace
+from perfnb.frames.beside import put_file, workplace
 from perfnb.labs.exercise import Hint
 from perfnb.labs.ledger import Result, exercise_of
 from perfnb.traces.regular_file import open_regular
@@ -72,9 +72,10 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
     try:
         with workplace(target.parent) as work:
             (work / "results").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-            (work / "results").replace(target)
-    except OSError as error:
-        raise LabError(f"The results could not be written to {target}: {error.strerror}.") from error
+            put_file(work / "results", target)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise LabError(f"The results could not be written to {target}: {why}.") from error
     return target
 
 

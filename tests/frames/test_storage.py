@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import perfnb
-from perfnb.errors import RecordingError
+from perfnb import labs
+from perfnb.errors import LabError, PerfnbError, RecordingError
 from perfnb.frames import storage
 from tests.capture.models import three_linears, training_step
 
@@ -243,3 +244,21 @@ def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
         perfnb.load(tmp_path)
     with pytest.raises(RecordingError, match=r"missing does not exist\.$"):
         perfnb.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("write", [lambda path: storage.write_text("text", path), labs.export], ids=["page", "results"])
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    """As /dev/null would be, for everyone, where root asks for it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(PerfnbError, match="it is no file but a folder, a pipe or a device"):
+        write(pipe)
+
+    assert pipe.is_fifo()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_results_are_not_written_to_a_path_that_can_be_none() -> None:
+    with pytest.raises(LabError, match="The results could not be written to"):
+        labs.export("a\0b")
