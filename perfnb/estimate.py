@@ -182,6 +182,9 @@ def estimate_memory(
     Exception
         Whatever the model, the loss or the step raise.
     """
+    import torch
+
+    from perfnb.capture.amounts import shown
     from perfnb.capture.estimate import StepPlan, device_of, simulate
     from perfnb.capture.given import require_loss, require_step
     from perfnb.capture.simulated_step import OwnStep, simulate_step
@@ -189,6 +192,11 @@ def estimate_memory(
 
     __tracebackhide__ = True
     modelled: Any = model
+    typed: Any = training, autocast
+    if not isinstance(typed[0], (bool, int)) or typed[0] not in (0, 1):
+        raise TypeError(f"training must be True or False, not {shown(typed[0])}.")
+    if autocast is not None and not isinstance(typed[1], torch.dtype):
+        raise TypeError(f"autocast must be a type such as torch.bfloat16, not {shown(typed[1])}.")
     if step is not None:
         own = {"model": model, "optimizer": optimizer, "loss": loss, "autocast": autocast}
         for name in [name for name, value in own.items() if value is not None]:

@@ -108,13 +108,14 @@ def find_leaks(
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
-    from perfnb.capture.given import require_steps
+    from perfnb.capture.given import require_name, require_steps
     from perfnb.capture.many_steps import watch_steps
     from perfnb.capture.namespace import chosen_models, namespace_of
     from perfnb.frames.build import recording_of
 
     __tracebackhide__ = True
     require_steps({"step": step}, batches, "find_leaks(step, loader)")
+    require_name(name)
     models, names = chosen_models(model)
     title = name or str(getattr(step, "__name__", "step"))
     with Progress() as progress:

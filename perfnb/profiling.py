@@ -84,7 +84,7 @@ def profile_step(
     """
     from perfnb.capture.amounts import shown
     from perfnb.capture.budget import Plan
-    from perfnb.capture.given import require_steps
+    from perfnb.capture.given import require_name, require_steps
     from perfnb.capture.namespace import chosen_models, namespace_of
     from perfnb.capture.parts import name_of_batches
 
@@ -94,6 +94,7 @@ def profile_step(
         if not isinstance(given, (bool, int)) or given not in (0, 1):
             raise TypeError(f"{option} must be True or False, not {shown(given)}.")
     require_steps({"step": step}, batches, "profile_step(step, loader)")
+    require_name(name)
     models, names = chosen_models(model)
     variables = namespace_of(step)
     return run_profile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -43,3 +44,23 @@ def test_what_depends_on_numbers_is_refused_in_one_sentence(forward: Callable[[T
 
     with pytest.raises(CaptureError, match=rf"{says}.* in 1 \(Picky\) depends on the numbers"):
         estimate_memory(model, torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong", "error", "says"),
+    [
+        ("batch_size", float("inf"), ValueError, "batch_size must be a whole number of at least 1, not inf"),
+        ("batch_size", "4", ValueError, "batch_size must be a whole number of at least 1, not '4'"),
+        ("device", "gpu", ValueError, "device must be cpu or cuda, not 'gpu'"),
+        ("device", -1, ValueError, "device must be cpu or cuda, not -1"),
+        ("device", "cuda:x", ValueError, "device must be cpu or cuda, not 'cuda:x'"),
+        ("training", "no", TypeError, "training must be True or False, not 'no'"),
+        ("autocast", "bfloat16", TypeError, "autocast must be a type such as torch.bfloat16, not 'bfloat16'"),
+        ("autocast", True, TypeError, "autocast must be a type such as torch.bfloat16, not True"),
+    ],
+)
+def test_an_argument_that_is_none_is_refused_in_one_sentence(
+    argument: str, wrong: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        estimate_memory(nn.Linear(4, 4), torch.ones(2, 4), **{argument: wrong})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from perfnb.capture.amounts import shown
 from perfnb.capture.bench import random_state, set_random_state
 from perfnb.capture.guard import room_to_nest
 from perfnb.capture.model_step import call_model, loss_and_held
@@ -92,7 +93,10 @@ def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -
     if wanted is None:
         device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
     else:
-        device = torch.device(wanted)
+        try:
+            device = torch.device(wanted)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"device must be cpu or cuda, not {shown(wanted)}.") from None
     if device.type not in ("cpu", "cuda"):
         raise CaptureError(f"memory is estimated for cpu and cuda, not for {device.type}: give one of them as device.")
     return device

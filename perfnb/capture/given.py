@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from perfnb.capture.amounts import shown
 from perfnb.capture.namespace import named_modules
 from perfnb.capture.steps import tensors_in
 from perfnb.errors import CaptureError
@@ -38,6 +39,12 @@ def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
     _require_many(batches)
     for name, step in steps.items():
         _require_arguments(step, name, batches is not None, how)
+
+
+def require_name(name: object) -> None:
+    """Raise `TypeError` unless what a result is to be called is text."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be text, not {shown(name)}.")
 
 
 def require_step(step: Any, fed: bool, how: str) -> None:

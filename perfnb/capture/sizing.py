@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from perfnb.capture.amounts import shown
 from perfnb.capture.bench import random_state, set_random_state
 from perfnb.capture.steps import BatchSource
 
@@ -61,8 +63,9 @@ def resized(batch: Any, samples: int, size: int) -> Any:
 
 def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
     """A tensor on ``meta`` like one of a batch, if its first dimension counts the samples; else the tensor."""
-    if size < 1 or size != int(size):
-        raise ValueError(f"batch_size must be a whole number of at least 1, not {size!r}.")
+    given: Any = size
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
+        raise ValueError(f"batch_size must be a whole number of at least 1, not {shown(given)}.")
     if not tensor.dim() or tensor.shape[0] != samples:
         return tensor
     shape = (size, *tensor.shape[1:])
