@@ -223,7 +223,7 @@ def _in_order(layers: list[Layer], places: dict[int, int]) -> tuple[list[Layer],
 
 
 def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
-    wrapped = getattr(module, COMPILED_CHILD, None)
+    wrapped = module._modules.get(COMPILED_CHILD)  # not an attribute: __getattr__ may raise what it likes
     parameters: list[Any] = list(module.parameters())
     made = [parameter for parameter in parameters if not is_lazy(parameter)]
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]

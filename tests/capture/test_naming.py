@@ -210,3 +210,24 @@ def test_what_is_no_model_is_refused_in_one_sentence(model: Any) -> None:
         TypeError, match=r"model must be a torch module, a list of modules or a dict of names to modules, not \w+\.$"
     ):
         chosen_models(model)
+
+
+def test_a_module_whose_getattr_raises_has_a_layer() -> None:
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("_modules", "_parameters", "_buffers"):
+                raise AttributeError(name)
+            return self.__dict__["_modules"][name]  # KeyError where there is none
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    model, x = Strict(), torch.ones(2, 4)
+
+    profile = perfnb.profile_step(lambda: model(x), warmup=1, steps=6, traced=1)
+
+    assert list(profile.layers["module"])[:2] == ["Strict", "Linear"]
