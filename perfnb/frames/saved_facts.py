@@ -136,12 +136,12 @@ class Allocator(TypedDict, total=False):
     largest_free_bytes: Count | None
 
 
-class Sum(TypedDict, total=False):
-    """A figure of a watch, over all readings."""
+class Sum(TypedDict):
+    """Figures of a metric over all readings of a watch, as `perfnb.capture.history.Exact`."""
 
-    max: Number | None
-    integral: Number | None
-    known_s: Amount | None
+    max: Number
+    integral: Annotated[float, Meta(ge=-1e30, le=1e30)]  # bytes by seconds: a week of a terabyte is near 1e18
+    known_s: Amount
     readings: Count
 
 

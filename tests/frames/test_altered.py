@@ -19,6 +19,7 @@ import torch
 import perfnb
 from perfnb.errors import PerfnbError, RecordingError
 from perfnb.frames import folder as folders
+from perfnb.frames.saved_facts import WatchFacts
 from tests.capture.models import three_linears, training_step
 from tests.frames.altered import VALUES, Harm, columns_altered, keys_altered, outcome, shows, trace
 from tests.written_traces import Written
@@ -113,6 +114,26 @@ def test_a_version_that_is_none_is_damage(tmp_path: Path, version: Any) -> None:
 
     with pytest.raises(RecordingError, match=r"timing\.json is damaged: .*version"):
         perfnb.load(saved)
+
+
+@pytest.mark.parametrize("value", [None, "absent"])
+@pytest.mark.parametrize("key", ["max", "integral", "known_s", "readings"])
+def test_figures_of_a_watch_that_are_not_whole_are_damage(tmp_path: Path, key: str, value: Any) -> None:
+    figures = {"max": 1.0, "integral": 2e20, "known_s": 1.0, "readings": 3}
+    facts = {"interval_s": 0.1, "devices": {}, "absent": {}, "notes": [], "ticks": 1, "missed": 0}
+    watched = folders.Kind("watch", frozenset(), frozenset(), WatchFacts)
+
+    def written(figures: dict[str, Any]) -> Path:
+        content = facts | {"exact": {"host": {"network_send_bytes_per_s": figures}}}
+        text = json.dumps({"format": "perfnb", "version": 1, "meta": content})
+        (tmp_path / "watch.json").write_text(text)
+        return tmp_path
+
+    assert folders.load_meta(watched, written(figures))
+    damaged = {name: figure for name, figure in figures.items() if name != key}
+    damaged |= {key: None} if value is None else {}
+    with pytest.raises(RecordingError, match=rf"watch\.json is damaged: .*{key}"):
+        folders.load_meta(watched, written(damaged))
 
 
 @pytest.mark.parametrize("ranks", [5, [5.5], ["../x"], [-1], [None], {"0": 0}])
