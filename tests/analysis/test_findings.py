@@ -120,6 +120,32 @@ def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs(by_hand
     assert loop["rows"][0] == {"kind": "phase", "name": "other" if by_hand else "optimizer"}
 
 
+@pytest.mark.parametrize(("updates", "told"), [(1, True), (2, True), (8, False)])
+def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: int, told: bool) -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 3000)
+        hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499, 1)
+        hand.node("MmBackward0", t + 500, t + 1000, 1)
+        for update in range(updates):
+            each = 2000 // updates
+            begin = t + 1000 + each * update
+            hand.event("Optimizer.step#SGD.step", begin, begin + each, "user_annotation")
+            for place in range(200 // updates):
+                hand.op("aten::add_", begin + 1 + 9.9 * place, begin + 5 + 9.9 * place)
+    optimizer = {"name": "o", "class": "SGD", "tensors": 200 // updates, "elements": 0, "groups": 1, "at_once": []}
+    recording = hand.recording(bare_cost={"op_ns": 1000.0}, parts={"optimizers": [optimizer], "loader": None})
+
+    loops = found(recording)
+
+    assert ("optimizer" in loops.index) == told
+    if told:
+        assert loops.loc["optimizer", "bound_ms"] == pytest.approx(2.0 - 200 * 1.5e-3, rel=0.01)
+        assert ("in 2 updates" in loops.loc["optimizer", "evidence"]) == (updates == 2)
+
+
 def test_an_optimizer_that_updates_all_at_once_is_no_loop() -> None:
     hand = one_long_op()
     for number in range(STEPS):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.analysis.attribution import Attribution, blocks_of_events
+from perfnb.analysis.blocks import Kind
 from perfnb.analysis.findings.code import MODULES, root_of
 from perfnb.analysis.findings.finding import time
 from perfnb.analysis.findings.gpu import GpuFacts, gpu_facts
@@ -296,6 +297,20 @@ class Facts:
         names = self.recording.events["name"].cat.categories
         found = [_OPTIMIZER.fullmatch(str(name)) for name in names]
         return list(dict.fromkeys(match[1] for match in found if match))
+
+    @cached_property
+    def updates(self) -> float:
+        """How often each optimizer steps in a step of the profile: more than once where that holds a loop."""
+        blocks, events = self.attribution.host.blocks, self.recording.events
+        steps = blocks[blocks["kind"] == Kind.STEP]
+        times, most = np.sort(steps["start"].to_numpy()), 1.0
+        for label in events["name"].cat.categories:
+            if match := _OPTIMIZER.fullmatch(str(label)):
+                begins = events.loc[(events["name"] == label).to_numpy(), "start_ns"].to_numpy()
+                inside = begins[(begins >= times.min(initial=0)) & (begins < steps["end"].max())] if len(times) else []
+                of_class = max(sum(one["class"] == match[1] for one in self.optimizers), 1)
+                most = max(most, len(inside) / len(times) / of_class if len(times) else 1.0)
+        return most
 
     @property
     def loader(self) -> Mapping[str, Any]:

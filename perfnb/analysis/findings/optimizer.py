@@ -42,12 +42,13 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
         own, phase_ms = _after_backward(facts)
     own = own[~found(own["op"], _READ.match)]
     count = len(own) / max(facts.attribution.steps, 1)
-    if count < _FEWEST or facts.share(phase_ms) < _WORTH:
+    updates = 1.0 if by_hand else facts.updates
+    if count / updates < _FEWEST or facts.share(phase_ms) < _WORTH:
         return []
     at_once = found(own["op"], _AT_ONCE.match)
     if float(own.loc[at_once, "whole_ns"].sum()) > 0.5 * float(own["whole_ns"].sum()):
         return []
-    floor = _least_ms(facts, own)
+    floor = _least_ms(facts, own, updates)
     bound, waits = max(phase_ms - floor, 0.0), ""
     if facts.gpu is not None:
         # A busy GPU waits for no loop.
@@ -61,6 +62,7 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
         return []
     tensors = sum(int(one.get("tensors") or 0) for one in known)
     over = f" over {tensors:,} parameters" if tensors else ""
+    over += f" in {updates:,.3g} updates" if updates > 1 else ""
     top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
     lever = "Update all parameters in one call instead of a loop over them" + _how(facts, classes, by_hand)
     return [
@@ -193,12 +195,12 @@ def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
     return chosen[chosen["end"] > reach]
 
 
-def _least_ms(facts: Facts, own: pd.DataFrame) -> float:
-    """How long the update takes at least where it is done at once: its traffic, and what each parameter costs."""
+def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
+    """How long so many updates take at least where each is done at once: traffic, and what each parameter costs."""
     moments = bool(found(own["op"], _ADAM.match).any())
     steps = max(facts.attribution.steps, 1)
     known = sum(int(one.get("tensors") or 0) for one in facts.optimizers)
-    tensors = known or float(own["op"].value_counts().max()) / steps
+    tensors = known * updates or float(own["op"].value_counts().max()) / steps
     bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
     # The bare cost is the least of many; steps are slower than their least by what else the machine does.
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
@@ -207,5 +209,5 @@ def _least_ms(facts: Facts, own: pd.DataFrame) -> float:
     roofline, modules = facts.summary.roofline, facts.recording.modules
     if roofline is not None and roofline.bandwidth:
         held = float(modules.loc[modules["parent"] < 0, "parameter_bytes"].sum())
-        least += held * (_MOVED_WITH_STATE if moments else _MOVED) / roofline.bandwidth * 1e3
+        least += updates * held * (_MOVED_WITH_STATE if moments else _MOVED) / roofline.bandwidth * 1e3
     return least
