@@ -39,6 +39,11 @@ def what_was_raised(error: BaseException) -> str:
     return _short(f"{type(error).__name__}: {text}".removesuffix(": "), 300)
 
 
+def printable(text: str, longest: int = LONGEST_QUOTE) -> str:
+    """Somebody else's text, short, on one line, and without what would steer a terminal."""
+    return _short(text, longest).replace("\n", " ")
+
+
 def _short(text: str, longest: int) -> str:
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfnb.errors import LabError
 from perfnb.frames.beside import put_file, workplace
-from perfnb.labs.exercise import Hint
+from perfnb.labs.exercise import Hint, printable
 from perfnb.labs.ledger import Result, exercise_of
 from perfnb.traces.regular_file import open_regular
 
@@ -101,7 +101,7 @@ def verify_results(path: str | Path) -> Verification:
         claimed, digest = content.pop("sha256", None), None
         if content.get("format") != FORMAT:
             raise LabError(f"{path} is not a file of results that this perfnb reads ({FORMAT}).")
-        verdicts = {str(each["number"]): _verdict(each) for each in content["results"]}
+        verdicts = {printable(str(each["number"])): _verdict(each) for each in content["results"]}
         digest = _digest(content)
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror or error}.") from error

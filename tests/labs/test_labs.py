@@ -13,7 +13,7 @@ import torch
 
 from perfnb import labs
 from perfnb.errors import LabError
-from perfnb.labs import ledger
+from perfnb.labs import ledger, results_file
 from perfnb.labs.exercise import Hint, as_number, slip
 from perfnb.labs.ledger import Ledger, exercise_of, exercises_of, known_labs
 from perfnb.labs.workloads import interleaved
@@ -267,3 +267,14 @@ def test_a_class_from_a_cell_is_written_as_its_source(monkeypatch: pytest.Monkey
 
     assert ledger._text(names["Answer"]) == "".join(text.splitlines(keepends=True)[2:7])
     assert ledger._text(type("Made", (dict,), {})).startswith("<class")
+
+
+def test_what_a_file_calls_an_exercise_cannot_steer_the_teachers_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    each = {"number": "1.2\x1b[31m\nright", "right": True, "facts": {}}
+    path.write_text(json.dumps({"format": results_file.FORMAT, "results": [each]}))
+
+    said = repr(labs.verify(path))
+
+    assert "\x1b" not in said
+    assert len(said.splitlines()) == 2
