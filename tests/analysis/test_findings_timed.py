@@ -8,11 +8,13 @@ import pandas as pd
 import pytest
 
 from perfnb.analysis.attribution import attribute
+from perfnb.analysis.findings import doubt
 from perfnb.analysis.findings.facts import facts_of
 from perfnb.analysis.findings.finding import Finding, finding_table
 from perfnb.analysis.findings.verdict import verdict_of
 from perfnb.analysis.summary import summarize
 from perfnb.profile import Profile
+from tests.analysis.recordings import ByHand
 from tests.analysis.test_findings import found, one_long_op, timed
 
 
@@ -217,3 +219,39 @@ def test_times_that_do_not_fit_each_other_are_doubted(timed_ms: float, says: str
     assert says in verdict.why
     assert ("Doubtful" in verdict.why) == bool(says)
     assert verdict.verdict.startswith("No verdict") == (timed_ms == 10.0)
+
+
+IN_THE_STEP: dict[str, Any] = {"name": "loader", "class": "DataLoader", "num_workers": 0, "batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("loader", "wait_ms", "held_up"),
+    [
+        (None, 0.0, True),
+        ({"name": None, "class": "list"}, 0.002, True),
+        (IN_THE_STEP, 0.002, True),
+        (IN_THE_STEP, 6.0, True),  # the wait was held up like the rest
+        ({**IN_THE_STEP, "num_workers": 2}, 0.002, False),
+        ({"name": "batches", "class": "generator"}, 0.002, True),
+        ({"name": "batches", "class": "generator"}, 1.0, True),  # ten times as long as the traced wait, as all else
+        ({"name": "batches", "class": "BackgroundLoader"}, 6.0, False),  # traced steps found batches that lay ready
+        ({**IN_THE_STEP, "class": "BackgroundLoader"}, 6.0, False),
+    ],
+)
+def test_only_batches_made_beside_the_step_explain_timed_steps_longer_than_traced_ones(
+    loader: dict[str, Any] | None, wait_ms: float, held_up: bool
+) -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(3):
+        t = 10_000 * number
+        hand.step(t, t + 1100).event("pf_data", t, t + 100)
+        hand.call(model, t + 101, t + 1099).op("aten::mm", t + 102, t + 1098)
+    recording = timed(hand.recording(), [10.0 + wait_ms] * 9, [wait_ms] * 9, parts={"loader": loader})
+
+    known = facts_of(recording, attribute(recording), summary := summarize(recording))
+
+    assert doubt.held_up(known) == held_up
+    assert summary.findings is not None
+    # A wait that is most of the timed step is told of all the same.
+    assert summary.findings.verdict.verdict.startswith("No verdict") == (held_up and wait_ms < 5)

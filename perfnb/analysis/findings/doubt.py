@@ -11,12 +11,16 @@ from perfnb.analysis.timing import times_in_words
 _APART = 1.5
 #: From here on the timed steps say nothing of the step.
 _HELD_UP = 2.5
+#: Batches that are there already: nothing makes them beside the step.
+_AT_HAND = ("list", "tuple", "range", "dict", "Tensor", "ndarray")
+#: How many times less than all else traced steps wait where batches lay ready, and how much of a timed step is a wait.
+_LESS, _WAITS = 2.0, 0.05
 
 
 def held_up(facts: Facts) -> bool:
     """Whether timed steps took far longer than traced ones, which do the same and more: something held them up.
 
-    Where a loader works ahead, the traced steps may have found batches that lay ready.
+    Where batches are made beside the step, that may be what held it up.
     """
     return _measured_on_host(facts) and facts.scale > _HELD_UP and not _works_ahead(facts)
 
@@ -61,4 +65,17 @@ def _times(factor: float) -> str:
 
 
 def _works_ahead(facts: Facts) -> bool:
-    return bool(facts.loader.get("class")) or bool(facts.waits_ms.any())
+    """Whether batches are made beside the step, by workers or a thread.
+
+    They take cores from the timed steps, while the traced ones find batches that lie ready. Nothing tells what an
+    iterable of another kind does; then it is told by traced steps that waited far less than their other work explains.
+    """
+    kind, workers = facts.loader.get("class"), facts.loader.get("num_workers")
+    if isinstance(workers, int) and (workers > 0 or kind == "DataLoader"):
+        return workers > 0
+    if kind in _AT_HAND:
+        return False
+    waited = float(facts.waits_ms.mean()) if len(facts.waits_ms) else 0.0
+    in_traced = float(facts.cells_ns[(facts.attribution.cells["phase"] == "data").to_numpy()].sum())
+    explained = _LESS * facts.per_step(in_traced)
+    return waited > explained and facts.share(waited) >= _WAITS
