@@ -11,7 +11,9 @@ import pytest
 from perfnb.analysis.attribution import attribute
 from perfnb.analysis.findings.bound import compute, low_precision, memory_bandwidth
 from perfnb.analysis.findings.facts import Facts, facts_of
+from perfnb.analysis.findings.finding import finding_table
 from perfnb.analysis.findings.memory import activation_memory, allocator, growth
+from perfnb.analysis.findings.verdict import verdict_of
 from perfnb.analysis.memory import MemorySummary
 from perfnb.analysis.roofline import Roofline, roofline_of
 from perfnb.analysis.summary import summarize
@@ -61,9 +63,27 @@ def test_what_other_programs_took_is_not_laid_to_small_products(gflop: float, to
     assert bool(compute(busy)) == told
 
 
-@pytest.mark.parametrize("gflop", [0.99, 0.05])
+@pytest.mark.parametrize("gflop", [0.99, 0.2])
 def test_what_is_at_the_roof_or_far_from_it_is_no_finding_of_arithmetic(gflop: float) -> None:
     assert compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))) == []
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "bound_by"),
+    [
+        (10**6, 29 * 10**7, "the forward pass"),
+        (10**6, 6 * 10**8, "memory traffic"),
+        (29 * 10**7, 1000, "the forward pass"),
+        (6 * 10**8, 1000, "arithmetic"),
+    ],
+)
+def test_a_step_is_bound_by_a_roof_only_if_most_of_it_is_near(flops: int, moved: int, bound_by: str) -> None:
+    known = facts(roofline=roofline(flops, moved, 1.0))
+
+    verdict = verdict_of(known, finding_table([], 1.0))
+
+    assert verdict.verdict == f"Nothing stands out. The step is bound by {bound_by}."
+    assert ("at 60 % of the machine's" in verdict.why) == (bound_by != "the forward pass")
 
 
 def with_weights(known: Facts, parameter_bytes: int) -> Facts:

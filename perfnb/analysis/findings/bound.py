@@ -23,9 +23,9 @@ from perfnb.analysis.roofline import COMPUTE, MEMORY
 _WORTH = 0.05
 #: Share of the step from which on it is bound by arithmetic, or by memory.
 _MOST, _MUCH = 0.4, 0.15
-#: Share of the roof below which something else than the roof holds a layer back; from which on it is near it.
-FAR, _NEAR = 0.1, 0.7
-_FAR_MEMORY = 0.3
+#: Share of the roof below which something else than the roof holds a layer back, from which on it bounds the layer, and
+#: from which on the layer is near it.
+_FAR, BINDS, _NEAR = 0.3, 0.5, 0.7
 #: Share of a layer's traffic from which on it is its weights that it waits for.
 _WEIGHTS = 0.5
 #: What products could be computed in instead.
@@ -90,7 +90,7 @@ def work_under(
     moved = points["bytes"].astype(float) / (roofline.bandwidth or math.inf) * 1e3
     needed = moved if bound == MEMORY else arithmetic
     # What was counted in one step may not have run in another.
-    reaches = (ms > 0) & (needed >= unknown[points.index].map({True: max(least, _FAR_MEMORY), False: least}) * ms)
+    reaches = (ms > 0) & (needed >= least * ms)
     needed, arithmetic = needed[reaches].clip(upper=ms[reaches]), arithmetic[reaches].clip(upper=ms[reaches])
     ms = ms[reaches]
     heaviest = points["name"][ms.sort_values(ascending=False, kind="stable").index[:3]]
@@ -107,7 +107,7 @@ def compute(facts: Facts) -> list[Finding]:
     if facts.summary.roofline is None:
         return _products_of_trace(facts)
     # What holds back unfused attention is known already.
-    work = work_under(facts, COMPUTE, FAR, without=attention_layers(facts))
+    work = work_under(facts, COMPUTE, _FAR, without=attention_layers(facts))
     bound = work.ms - work.least_ms
     if facts.share(work.ms) < _MOST or facts.share(bound) < _WORTH:
         return []
@@ -167,7 +167,7 @@ def memory_bandwidth(facts: Facts) -> list[Finding]:
         return _moves_of_trace(facts)
     if facts.gpu is None:
         return _weights(facts)
-    work = work_under(facts, MEMORY, _FAR_MEMORY, without=attention_layers(facts))
+    work = work_under(facts, MEMORY, _FAR, without=attention_layers(facts))
     bound = work.ms - work.arithmetic_ms
     if facts.share(bound) < _MUCH:
         return []
@@ -190,7 +190,7 @@ def memory_bandwidth(facts: Facts) -> list[Finding]:
 
 
 def _weights(facts: Facts) -> list[Finding]:
-    work = work_under(facts, MEMORY, _FAR_MEMORY, only=_reading_weights(facts))
+    work = work_under(facts, MEMORY, _FAR, only=_reading_weights(facts))
     bound = work.ms - work.arithmetic_ms
     if facts.share(bound) < _MUCH:
         return []
@@ -232,7 +232,7 @@ def _reading_weights(facts: Facts) -> list[str]:
 
 def low_precision(facts: Facts) -> list[Finding]:
     """Products in float32 or float64 where the hardware multiplies lower precision faster."""
-    roofline, work = facts.summary.roofline, work_under(facts, COMPUTE, FAR)
+    roofline, work = facts.summary.roofline, work_under(facts, COMPUTE, _FAR)
     if roofline is None:
         return _float32_of_trace(facts)
     types = roofline.points.loc[(roofline.points["bound"] == COMPUTE).fillna(False).to_numpy(dtype=bool), "dtype"]

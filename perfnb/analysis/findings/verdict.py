@@ -7,7 +7,7 @@ from math import isclose
 
 import pandas as pd
 
-from perfnb.analysis.findings.bound import FAR, work_under
+from perfnb.analysis.findings.bound import BINDS, work_under
 from perfnb.analysis.findings.doubt import doubt_of, held_up, too_few_steps
 from perfnb.analysis.findings.facts import Facts
 from perfnb.analysis.findings.finding import part, time
@@ -177,7 +177,7 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
         if 2 * gpu.idle_by["dependency"] > gpu.idle_ms:
             return "gaps between kernels that were launched in time", f"{works}."
         return "no one thing: the GPU is idle for most of it", f"{works}, and it is idle for no single reason."
-    computes, moves = work_under(facts, COMPUTE, 0.0), work_under(facts, MEMORY, 0.0)
+    computes, moves = work_under(facts, COMPUTE, BINDS), work_under(facts, MEMORY, BINDS)
     phase = max(facts.phases_ms, key=lambda name: facts.phases_ms[name])
     if phase == "other" and not facts.live and facts.recording.modules.empty:
         return _unmarked(facts)
@@ -193,8 +193,7 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
     work, word, roof = (
         (computes, "arithmetic", "arithmetic") if computes.ms >= moves.ms else (moves, "memory traffic", "bandwidth")
     )
-    # Far from the roof it is not the roof that bounds.
-    if computes.ms + moves.ms > 0.5 * facts.step_ms and work.efficiency >= FAR:
+    if 2 * work.ms > facts.step_ms:
         layer = f", most of it in {work.layers[0]}" if work.layers else ""
         return word, (
             f"{heaviest[0].upper()}{heaviest[1:]}; layers bound by {word} take {part(facts.share(work.ms))}{layer}, at "
