@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
 from perfnb.frames.recording import Recording
+from perfnb.profile import Profile
 from tests.analysis.findings_recordings import facts, live_cpu, loaded, obeys_the_laws
 from tests.analysis.recordings import ByHand
 from tests.analysis.test_findings import STEPS, found, timed
@@ -208,3 +209,31 @@ def of_a_trace(steps: list[list[tuple[str, int, int, int]]]) -> None:
 test_no_share_of_a_trace_is_above_the_step = holds_of(st.lists(SPANS, min_size=1, max_size=3), some=8, many=3000)(
     of_a_trace
 )
+
+
+def one_step_held_up(where: str) -> ByHand:
+    """Steps of 0.3 ms forward, 0.6 ms backward and 0.1 ms outside; one was held up for 2 ms."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number, more in enumerate((0, 2000, 0)):
+        t = 10_000 * number
+        forward, rest = (300 + more, 100) if where == "forward" else (300, 100 + more)
+        hand.step(t, t + forward + 600 + rest)
+        hand.call(model, t, t + forward).op("aten::mm", t + 1, t + forward - 1, 1)
+        hand.node("MmBackward0", t + forward, t + forward + 600, 1)
+        hand.op("aten::mm", t + forward + 600, t + forward + 600 + rest)
+    return hand
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [("forward", "the forward pass"), ("other", "code in none of the phases: Python, or ops outside of model")],
+)
+def test_the_verdict_names_the_phase_that_the_report_shows_as_the_longest(where: str, words: str) -> None:
+    summary = Profile(timed(one_step_held_up(where).recording(), [1.0] * 20))._summary
+
+    assert summary.findings is not None
+    shown = 100 * float(summary.phases["share"][where])
+    assert summary.phases["share"].idxmax() == where
+    assert f"The step is bound by {words}" in summary.findings.verdict.verdict
+    assert f" takes {shown:.0f} % of the step." in summary.findings.verdict.why

@@ -106,12 +106,27 @@ class Facts:
 
     @cached_property
     def phases_ms(self) -> dict[str, float]:
-        """Time by phase in a timed step; the wait for data is that of the timed pass."""
-        sums = pd.Series(self.cells_ns).groupby(self.attribution.cells["phase"].to_numpy()).sum()
-        found = {name: self.per_step(float(sums.get(name, 0.0))) for name in PHASES}
-        if self.live and self.waits_ms.any():
-            found["data"] = float(self.waits_ms.mean())
+        """Time by phase in a timed step; the wait for data is that of the timed pass.
+
+        No more than the report shows of a phase, which is a mean. A wait is not the same in each step: its mean counts.
+        """
+        found = {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES}
+        found["data"] = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
         return found
+
+    def typical_ms(self, phase: str) -> float:
+        """What a phase takes of a timed step if nothing disturbs it."""
+        return self.per_step(float(self.cells_ns[(self.attribution.cells["phase"] == phase).to_numpy()].sum()))
+
+    def shown_share(self, phase: str) -> float:
+        """The share of the step that the report shows of a phase: the mean of the traced steps."""
+        share = self.summary.phases["share"].get(phase)
+        return 0.0 if share is None or pd.isna(share) else float(share)
+
+    def shown_ms(self, phase: str) -> float:
+        """What a phase takes of a timed step by its share that the report shows, and no more than its time there."""
+        ms = self.summary.phases["ms"].get(phase)
+        return min(self.shown_share(phase) * self.step_ms, math.inf if ms is None or pd.isna(ms) else float(ms))
 
     @cached_property
     def ops(self) -> pd.DataFrame:

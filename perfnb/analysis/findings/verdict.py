@@ -65,7 +65,7 @@ _PHASES = {
     "loss": "the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer",
-    "other": "Python outside of model, loss and optimizer",
+    "other": "code in none of the phases: Python, or ops outside of model, loss and optimizer",
 }
 
 
@@ -178,7 +178,7 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
             return "gaps between kernels that were launched in time", f"{works}."
         return "no one thing: the GPU is idle for most of it", f"{works}, and it is idle for no single reason."
     computes, moves = work_under(facts, COMPUTE, BINDS), work_under(facts, MEMORY, BINDS)
-    phase = max(facts.phases_ms, key=lambda name: facts.phases_ms[name])
+    phase = max(_PHASES, key=facts.shown_share)
     if phase == "other" and not facts.live and facts.recording.modules.empty:
         return _unmarked(facts)
     if phase == "other" and facts.live and facts.recording.modules.empty and 2 * _in_ops_ms(facts) > facts.step_ms:
@@ -186,10 +186,7 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
             f"No module is called in the step, so it has no layers and hardly a phase; operators take "
             f"{part(facts.share(_in_ops_ms(facts)))} of it."
         )
-    # The shares that the report draws: of the traced steps, corrected for the cost of tracing.
-    shares = facts.summary.phases["share"]
-    share = float(shares[phase]) if phase in shares.index and pd.notna(shares[phase]) else 0.0
-    heaviest = f"{_PHASES[phase]} takes {part(share)} of the step"
+    heaviest = f"{_PHASES[phase].partition(':')[0]} takes {part(facts.shown_share(phase))} of the step"
     work, word, roof = (
         (computes, "arithmetic", "arithmetic") if computes.ms >= moves.ms else (moves, "memory traffic", "bandwidth")
     )
@@ -204,10 +201,10 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
 
 def _unmarked(facts: Facts) -> tuple[str, str]:
     """Of a trace without layers: what it marks as no phase."""
-    rest, in_ops_ms = facts.phases_ms["other"], _in_ops_ms(facts)
+    rest, in_ops_ms = facts.shown_ms("other"), _in_ops_ms(facts)
     return "what the host does outside the phases that the trace marks", (
-        f"It takes {part(facts.share(rest))} of the step: {time(in_ops_ms)} in ops, and {time(rest - in_ops_ms)} "
-        "between them, where the trace shows nothing. It holds no work of a GPU."
+        f"It takes {part(facts.shown_share('other'))} of the step: {time(in_ops_ms)} in ops, and "
+        f"{time(rest - in_ops_ms)} between them, where the trace shows nothing. It holds no work of a GPU."
     )
 
 
