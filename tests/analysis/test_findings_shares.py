@@ -237,3 +237,38 @@ def test_the_verdict_names_the_phase_that_the_report_shows_as_the_longest(where:
     assert summary.phases["share"].idxmax() == where
     assert f"The step is bound by {words}" in summary.findings.verdict.verdict
     assert f" takes {shown:.0f} % of the step." in summary.findings.verdict.why
+
+
+def test_the_report_knows_one_ratio_of_traced_to_timed_steps() -> None:
+    profile = Profile(timed(one_step_held_up("forward").recording(), [0.3] * 20))
+    summary = profile._summary
+
+    assert summary.findings is not None
+    assert summary.slowdown is not None
+    ratio = f"{summary.slowdown:.3g} times as long as timed ones"
+    assert ratio.startswith("5.56")  # by medians it is 3.3
+    assert ratio in " ".join(summary.notes)
+    assert ratio in summary.findings.verdict.why
+
+
+@pytest.mark.parametrize(("more", "timed_ms"), [(0, 1.0), (0, 0.5), (0, 2.0), (3000, 1.0), (3000, 3.0)])
+def test_an_update_saves_no_more_than_its_phase_is_shown_to_take(more: int, timed_ms: float) -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(3):
+        t, held_up = 10_000 * number, more if number == 1 else 0
+        hand.step(t, t + 1000 + held_up)
+        hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499)
+        hand.event("Optimizer.step#SGD.step", t + 500, t + 1000 + held_up, "user_annotation")
+        for place in range(100):
+            late = held_up if place >= 50 else 0
+            hand.op("aten::add_", t + 501 + 4.9 * place + late, t + 504 + 4.9 * place + late)
+    summary = Profile(timed(hand.recording(bare_cost={"op_ns": 100.0}), [timed_ms] * 20))._summary
+
+    assert summary.findings is not None
+    loop = summary.findings.table.set_index("bottleneck").loc["optimizer"]
+    phase = summary.phases.loc["optimizer"]
+    assert loop["bound_ms"] <= phase["ms"]
+    assert loop["bound_share"] <= phase["share"]
+    assert f"takes {100 * phase['share']:.0f} % of the step ({phase['ms']:#.3g} ms as traced" in loop["evidence"]
+    assert ("a mean: most traced steps spent less there, about" in loop["evidence"]) == bool(more)

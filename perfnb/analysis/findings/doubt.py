@@ -39,10 +39,20 @@ def doubt_of(facts: Facts) -> str:
     if not _measured_on_host(facts):
         return ""
     reasons = []
+    # What is judged leaves out waits and the cost of tracing; what is said is the ratio that the report shows.
+    ratio = facts.summary.slowdown or 0.0
     if facts.scale > _APART and not _works_ahead(facts):
-        reasons.append(f"timed steps took {_times(facts.scale)} as long as traced ones, which do more")
+        reasons.append(
+            f"timed steps took {_times(1 / ratio)} as long as traced ones, which do more"
+            if 0 < ratio < 1
+            else "timed steps took longer than traced ones less what tracing costs"
+        )
     elif 0 < facts.scale < 1 / _APART and not facts.meta.get("stacks"):
-        reasons.append(f"traced steps took {_times(1 / facts.scale)} as long as timed ones, more than tracing costs")
+        reasons.append(
+            f"traced steps took {_times(ratio)} as long as timed ones, more than tracing costs"
+            if ratio > 1
+            else "traced steps took longer than timed ones, by more than tracing costs"
+        )
     traced = traced_ms(facts.recording)
     if disagree(traced):
         reasons.append(f"the traced steps disagree ({times_in_words(traced)})")
@@ -61,7 +71,7 @@ def _measured_on_host(facts: Facts) -> bool:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
+    return f"{factor:,.0f} times" if factor >= 100 else f"{factor:.3g} times"
 
 
 def _works_ahead(facts: Facts) -> bool:

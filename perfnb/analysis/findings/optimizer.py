@@ -17,6 +17,8 @@ from perfnb.analysis.labels import found
 from perfnb.analysis.nesting import Bools
 
 _WORTH = 0.05
+#: How many times as long as typical a phase must be in the mean of the traced steps for the two to be told apart.
+_OFTEN_LESS = 1.2
 #: Fewest operators of an update that make a loop.
 _FEWEST = 40
 _READ = re.compile("aten::_local_scalar")
@@ -40,6 +42,7 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
     phase_ms = facts.phases_ms["optimizer"]
     if by_hand:
         own, phase_ms = _after_backward(facts)
+        phase_ms = min(phase_ms, facts.shown_ms("other"))
     own = own[~found(own["op"], _READ.match)]
     count = len(own) / max(facts.attribution.steps, 1)
     updates = 1.0 if by_hand else facts.updates
@@ -68,8 +71,8 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
     return [
         Finding(
             "optimizer",
-            f"{_what(known, by_hand)} takes {time(phase_ms)}, {part(facts.share(phase_ms))} of the step, in "
-            f"{many(count, 'op')} one after the other{over}; all at once it would take about {time(floor)}.{waits}",
+            f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {many(count, 'op')} one after the "
+            f"other{over}; all at once it would take about {time(floor)}.{waits}",
             bound,
             f"{lever}.{_sparse(facts)}",
             "; ".join(line for one in known if (line := _line(facts, one))),
@@ -81,6 +84,17 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
             (Row("phase", "other" if by_hand else "optimizer"), *(Row("op", str(op)) for op in top)),
         )
     ]
+
+
+def _taken(facts: Facts, phase_ms: float, by_hand: bool) -> str:
+    """What the update takes, of the whole phase as the report shows it."""
+    if by_hand:
+        return f"{time(phase_ms)}, {part(facts.share(phase_ms))} of the step"
+    shown, usual = facts.shown_share("optimizer"), facts.share(facts.typical_ms("optimizer"))
+    said = f"{part(shown)} of the step ({time(float(facts.summary.phases['ms']['optimizer']))} as traced"
+    if shown > _OFTEN_LESS * usual:
+        said += f", a mean: most traced steps spent less there, about {part(usual)}"
+    return f"{said})"
 
 
 def _classes(facts: Facts, known: list[Mapping[str, Any]]) -> list[str]:
