@@ -34,7 +34,7 @@ class Roofline:
 
     @property
     def peaks(self) -> dict[str, float]:
-        """FLOP/s by dtype that large products reach on this machine."""
+        """FLOP/s by dtype that large products reach on this machine, or a part of this step if that was faster."""
         return dict(self._figures.peaks)
 
     @property

@@ -22,6 +22,8 @@ from perfnb.frames.text import TEXT
 COMPUTE, MEMORY = "compute", "memory"
 #: Share of a ceiling above which it was measured too low.
 _TOO_LOW = 1.02
+#: Share of the time of all layers, or of all operators, below which a rate is too unsure to speak against a ceiling.
+_COUNTS = 0.01
 #: Share of the CPUs that others use from which on a measured ceiling is doubted.
 _MANY_OTHERS = 0.1
 
@@ -52,7 +54,7 @@ class Roofline:
     device : str
         Name of the device.
     peaks : mapping
-        Measured FLOP/s by dtype.
+        FLOP/s by dtype: as measured, or as a part of this step reached where that is more.
     bandwidth : float or None
         Measured bytes/s.
     points : DataFrame
@@ -71,6 +73,9 @@ class Roofline:
         Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
     dtype : str or None
         The one whose ceiling `utilisation` is a share of.
+    refuted : mapping
+        Measured FLOP/s of the dtypes in which a layer or operator of this step computed faster, which then count by
+        what it reached: how much faster large products would be is not known.
     """
 
     device: str
@@ -82,16 +87,12 @@ class Roofline:
     uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
     others: float = 0.0
     dtype: str | None = None
+    refuted: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ceilings_doubted(self) -> bool:
         """Whether the ceilings may be too low for what else ran while they were measured."""
         return self.others > _MANY_OTHERS
-
-    def above_ceiling(self) -> bool:
-        """Whether something computed faster than the ceiling that was measured, which then was too low."""
-        peak = self.points["dtype"].map(dict(self.peaks)).astype("Float64")
-        return bool((self.points["achieved_flops_per_s"] > _TOO_LOW * peak).fillna(False).any())
 
     def ridge(self, dtype: str) -> float | None:
         """The intensity from which on arithmetic is the ceiling, not memory."""
@@ -166,9 +167,12 @@ def roofline_of(
     peaks = {str(name): float(rate) for name, rate in (ceilings.get("flops_per_s") or {}).items()}
     bandwidth = ceilings.get("bytes_per_s")
     bandwidth = float(bandwidth) if bandwidth else None
-    points = pd.concat(
-        [_points("layer", layers, peaks, bandwidth), _points("op", ops, peaks, bandwidth)], ignore_index=True
-    )
+    points = _all_points(layers, ops, peaks, bandwidth)
+    reached = _reached(points)
+    refuted = {dtype: peak for dtype, peak in peaks.items() if reached.get(dtype, 0.0) > _TOO_LOW * peak}
+    if refuted:
+        peaks |= {dtype: reached[dtype] for dtype in refuted}
+        points = _all_points(layers, ops, peaks, bandwidth)
     utilisation = None
     peak = peaks.get(main_dtype or "")
     if peak and step_ms and flops is not None:
@@ -176,7 +180,33 @@ def roofline_of(
     device = str(ceilings.get("device", ""))
     others = float(ceilings.get("others") or 0.0)
     dtype = None if utilisation is None else main_dtype
-    return Roofline(device, MappingProxyType(peaks), bandwidth, points, utilisation, flops, uncounted, others, dtype)
+    return Roofline(
+        device,
+        MappingProxyType(peaks),
+        bandwidth,
+        points,
+        utilisation,
+        flops,
+        uncounted,
+        others,
+        dtype,
+        MappingProxyType(refuted),
+    )
+
+
+def _all_points(
+    layers: pd.DataFrame, ops: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None
+) -> pd.DataFrame:
+    parts = {"layer": layers, "op": ops}
+    return pd.concat([_points(kind, work, peaks, bandwidth) for kind, work in parts.items()], ignore_index=True)
+
+
+def _reached(points: pd.DataFrame) -> dict[str, float]:
+    """The greatest FLOP/s by dtype of the parts that take enough time for their rate to be sure."""
+    whole = points.groupby("kind")["ms"].transform("sum")
+    sure = points[(points["ms"] >= _COUNTS * whole).fillna(False).to_numpy(dtype=bool)]
+    best = sure.groupby("dtype")["achieved_flops_per_s"].max().dropna()
+    return {str(dtype): float(rate) for dtype, rate in best.items()}
 
 
 def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:

@@ -142,10 +142,15 @@ def roofline_data(roofline: Roofline) -> dict[str, Any]:
 
 def ceilings_doubt(roofline: Roofline) -> str:
     """Why the ceilings may be too low; empty where nothing says so."""
-    if not roofline.ceilings_doubted:
-        return ""
-    used = fmt.share(roofline.others)
-    return f"other programs used {used} of the CPUs while ceilings were measured: they may be too low"
+    doubts = [
+        f"the measured {escape.plain(dtype, 40)} ceiling ({fmt.flops(peak)}/s) was too low: part of this step ran "
+        "faster, and its rate is used instead"
+        for dtype, peak in roofline.refuted.items()
+    ]
+    if roofline.ceilings_doubted:
+        used = fmt.share(roofline.others)
+        doubts.append(f"other programs used {used} of the CPUs while ceilings were measured: they may be too low")
+    return "; ".join(doubts)
 
 
 def heaviest_points(points: pd.DataFrame) -> pd.DataFrame:

@@ -110,6 +110,35 @@ def test_lower_precision_counts_by_the_rates_that_were_measured(half: float, sav
     assert [one.bound_ms for one in found] == ([] if saves is None else [pytest.approx(saves, rel=0.01)])
 
 
+@pytest.mark.parametrize("half", [4e12, 6e13])
+def test_no_finding_rests_on_a_ceiling_that_the_step_itself_exceeds(half: float) -> None:
+    # 10 GFLOP in 1 ms, where 1 GFLOP a millisecond was measured.
+    made = roofline(10**10, 1000, 1.0, bfloat16=half)
+    known = facts(roofline=made)
+
+    assert made.refuted == {"float32": 1e12}
+    assert made.points["efficiency"].tolist() == [1.0]
+    assert compute(known) == []
+    assert low_precision(known) == []
+    assert "arithmetic" not in verdict_of(known, finding_table([], 1.0)).verdict
+
+
+def test_lower_precision_is_not_compared_with_a_rate_that_the_step_exceeds() -> None:
+    made = roofline(8 * 10**8, 1000, 1.0, bfloat16=4e12)
+
+    assert low_precision(facts(roofline=replace(made, refuted={"bfloat16": 1e12}))) == []
+
+
+def test_ceilings_measured_beside_other_programs_give_low_confidence() -> None:
+    made = replace(roofline(8 * 10**8, 1000, 1.0, bfloat16=4e12), others=0.6)
+    known = facts(roofline=made)
+
+    for found in (*compute(known), *low_precision(known)):
+        assert found.confidence == "low"
+        assert "other programs used 60 % of the CPUs while the roof was measured" in found.why
+    assert len(compute(known)) == len(low_precision(known)) == 1
+
+
 def memory(**known: Any) -> MemorySummary:
     line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 0], "other": [0, 0], "total": [0, 0]})
     empty = pd.DataFrame(columns=["option", "frees_bytes", "category", "layer", "bytes"])

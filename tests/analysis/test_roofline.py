@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from perfnb.analysis.roofline import POINTS, Roofline, roofline_of
+from perfnb.views.memory_data import ceilings_doubt
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
 NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
@@ -109,3 +110,24 @@ def test_columns_and_types() -> None:
             name: str(pd.Series([], dtype=dtype).dtype) for name, dtype in POINTS.items()
         }
     assert LAYERS.columns.tolist() == ["flops", "bytes", "ms", "dtype", "uncounted"]
+
+
+def test_what_computed_faster_than_a_ceiling_is_the_ceiling() -> None:
+    fast = work(
+        ("fast", 20_000, 1_000, 2_000.0, "float32", 0),  # 10,000 FLOP/s
+        ("slow", 3_000, 100, 3_000.0, "float32", 0),  # 1,000 FLOP/s
+        ("short", 5_000, 100, 1.0, "bfloat16", 0),  # too short to be sure
+    )
+    lifted = roofline_of(fast, fast.iloc[:0], NOTHING, ceilings=CEILINGS, flops=23_000)
+
+    assert lifted.refuted == {"float32": 1_000}
+    assert lifted.peaks == {"float32": 10_000, "bfloat16": 4_000}
+    known = points(lifted)
+    assert known.loc["fast", "efficiency"] == pytest.approx(10_000 / 2_000)  # its bytes come from a cache
+    assert known.loc["slow", "attainable_flops_per_s"] == 3_000
+    assert known.loc["fast", "bound"] == "memory"
+    assert made().refuted == {}
+    assert ceilings_doubt(lifted) == (
+        "the measured float32 ceiling (1.00 kFLOP/s) was too low: part of this step ran faster, and its rate is used "
+        "instead"
+    )

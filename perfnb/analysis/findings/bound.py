@@ -80,6 +80,8 @@ def work_under(
     unknown = points["bound"].isna() & (bound == MEMORY)
     is_bound = (points["bound"] == bound).fillna(False) | unknown
     points = points[(points["kind"] == "layer") & is_bound & points["ms"].notna() & ~points["name"].isin(without)]
+    if bound == COMPUTE:  # how far below a ceiling a part lies that was measured too low, nobody knows
+        points = points[~points["dtype"].isin(list(roofline.refuted))]
     if only is not None:
         points = points[points["name"].isin(only)]
     # Of a step on the host the typical times: their sum is never more than the step.
@@ -114,7 +116,8 @@ def compute(facts: Facts) -> list[Finding]:
     near = work.efficiency >= _NEAR
     if not near and facts.busy and facts.gpu is None:
         return []  # other programs had the cores, and not when the roof was measured
-    confidence: Confidence = "medium" if near else "low"
+    doubt = _doubt(facts)
+    confidence: Confidence = "medium" if near and not doubt else "low"
     kinds = dict(zip(facts.recording.modules["name"], facts.recording.modules["module"], strict=True))
     layout = any(kinds.get(name) == "Conv2d" for name in work.layers)
     model = facts.variable(work.layers[0]) if work.layers else None
@@ -133,7 +136,7 @@ def compute(facts: Facts) -> list[Finding]:
             + (", channels last for convolutions." if layout else "."),
             f"{model} = {model}.to(memory_format=torch.channels_last)" if model and layout and not near else "",
             confidence,
-            "The roof was measured with large square products; small or odd ones cannot reach it.",
+            f"{doubt}The roof was measured with large square products; small or odd ones cannot reach it.",
             "Which part of a layer's time is arithmetic and which is waiting for memory.",
             tuple(Row("layer", name) for name in work.layers),
         )
@@ -147,10 +150,21 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
 
 
 def _pays(facts: Facts, now: str, lower: str) -> bool:
-    """Whether lower precision was measured to be faster."""
-    peaks = facts.summary.roofline.peaks if facts.summary.roofline is not None else {}
+    """Whether lower precision was measured to be faster, and nothing in the step speaks against either rate."""
+    roofline = facts.summary.roofline
+    if roofline is None or now in roofline.refuted or lower in roofline.refuted:
+        return False
+    peaks = roofline.peaks
     full, less = peaks.get(now), peaks.get(lower)
     return bool(full and less and less >= _FASTER * full)
+
+
+def _doubt(facts: Facts) -> str:
+    """Why the ceilings may be too low, in a sentence; empty where nothing says so."""
+    roofline = facts.summary.roofline
+    if roofline is None or not roofline.ceilings_doubted:
+        return ""
+    return f"Low confidence: other programs used {part(roofline.others)} of the CPUs while the roof was measured. "
 
 
 def _device(facts: Facts) -> str:
@@ -243,7 +257,7 @@ def low_precision(facts: Facts) -> list[Finding]:
     bound = work.least_ms * (1 - roofline.peaks[now] / roofline.peaks[lower])
     if facts.share(bound) < _WORTH:
         return []
-    by_accident = now == "float64"
+    by_accident, doubt = now == "float64", _doubt(facts)
     model = facts.variable(work.layers[0]) if work.layers else None
     return [
         Finding(
@@ -256,8 +270,9 @@ def low_precision(facts: Facts) -> list[Finding]:
             if by_accident
             else f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
             f"{model} = {model}.float()  # and its inputs: x = x.float()" if model and by_accident else "",
-            "medium",
-            "Both rates were measured with large products; conversions and other operators cost a part of the gain.",
+            "low" if doubt else "medium",
+            f"{doubt}Both rates were measured with large products; conversions and other operators cost a part of the "
+            "gain.",
             "Whether the model keeps its quality: perfnb.report checks that.",
             tuple(Row("layer", name) for name in work.layers),
         )
