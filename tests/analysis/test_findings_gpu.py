@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfnb.analysis.attribution import attribute
 from perfnb.analysis.findings.gpu import GpuFacts, gpu_facts
+from perfnb.analysis.summary import summarize
 from perfnb.profile import Profile
 from tests.analysis.recordings import ByHand
 
@@ -229,3 +232,20 @@ def test_a_mostly_idle_gpu_is_never_said_to_bind_the_step() -> None:
     assert verdict(hand) == (
         "Nothing stands out. The step is bound by gaps between kernels that were launched in time."
     )
+
+
+@pytest.mark.parametrize(("steps", "confidence"), [(1, "medium"), (3, "high")])
+def test_a_trace_of_one_step_gives_no_high_confidence(steps: int, confidence: str) -> None:
+    hand = ByHand()
+    for number in range(steps):
+        t = 20_000 * number
+        hand.step(t, t + 5000)
+        for place in range(50):
+            hand.kernel("tiny", t + 100 * place + 80, t + 100 * place + 90, t + 100 * place + 95)
+    recording = hand.recording()
+    traced = recording.steps[recording.steps["pass"] == "traced"].reset_index(drop=True)
+
+    overhead = summarize(replace(recording, steps=traced)).findings.table.iloc[0]
+
+    assert (overhead["bottleneck"], overhead["confidence"]) == ("launch overhead", confidence)
+    assert ("The trace holds one step" in overhead["why"]) == (steps == 1)

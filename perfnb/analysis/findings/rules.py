@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Facts], list[Finding]]
 
+_ONE_STEP = "The trace holds one step: whether others are like it, it does not tell."
+
 RULES: tuple[Rule, ...] = (
     input_pipeline,
     host_device_copies,
@@ -80,10 +82,10 @@ class Findings:
 
 
 def find(recording: Recording, attribution: Attribution, summary: Summary) -> Findings:
-    """Ask every rule. Code is shown only if all its names are known; no finding is surer than the timed steps allow."""
+    """Ask every rule. Code is shown only if all its names are known; no finding is surer than the steps allow."""
     facts = facts_of(recording, attribution, summary)
-    variables, few = facts.variables, too_few_steps(facts)
-    found = [_no_surer(replace(one, code=shown(one.code, variables)), few) for one in said_by_rules(facts)]
+    variables = facts.variables
+    found = [_no_surer(replace(one, code=shown(one.code, variables)), facts) for one in said_by_rules(facts)]
     table = finding_table(found, facts.step_ms)
     return Findings(table, verdict_of(facts, table), facts.step_ms)
 
@@ -93,8 +95,15 @@ def said_by_rules(facts: Facts) -> list[Finding]:
     return [one for rule in RULES for one in rule(facts)]
 
 
-def _no_surer(found: Finding, few: str) -> Finding:
-    """The finding with low confidence where there are too few timed steps to say more."""
-    if not few or found.bound_ms is None or found.confidence == "low":
+def _no_surer(found: Finding, facts: Facts) -> Finding:
+    """The finding with no more confidence than the number of steps gives; what costs no time needs no number.
+
+    Low where too few were timed. A trace from a file has no timed ones: there it is medium where it holds but one step.
+    """
+    if found.bound_ms is None or found.confidence == "low":
         return found
-    return replace(found, confidence="low", why=f"{few} {found.why}")
+    if few := too_few_steps(facts):
+        return replace(found, confidence="low", why=f"{few} {found.why}")
+    if not facts.live and facts.attribution.steps == 1 and found.confidence == "high":
+        return replace(found, confidence="medium", why=f"{found.why} {_ONE_STEP}")
+    return found
