@@ -367,6 +367,47 @@ def test_what_a_convolution_takes_beside_its_result_counts() -> None:
     assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
 
 
+#: Convolutions of 32 channels by what oneDNN chooses its layouts from.
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "point": lambda: nn.Conv2d(32, 32, 1),
+    "wide kernel": lambda: nn.Conv2d(32, 32, 7, padding=3),
+    "strided point": lambda: nn.Conv2d(32, 32, 1, stride=2),
+    "strided": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1),
+    "strided to few": lambda: nn.Conv2d(32, 4, 5, stride=2, padding=2),
+    "stride of 3": lambda: nn.Conv2d(32, 48, 4, stride=3),
+    "strided groups": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=2),
+    "narrow groups": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=8),
+    "depthwise": lambda: nn.Conv2d(32, 32, 3, stride=2, padding=1, groups=32),
+    "depth multiplied": lambda: nn.Conv2d(32, 64, 3, padding=1, groups=32),
+    "dilated": lambda: nn.Conv2d(32, 32, 3, padding=2, dilation=2),
+    "strided dilated": lambda: nn.Conv2d(32, 32, 3, stride=2, padding=2, dilation=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["float32", "channels last", "bfloat16"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_the_peak_of_a_convolution_is_the_measured_one(kind: str, how: str) -> None:
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), CONVOLUTIONS[kind]()),
+        torch.randn(32, 3, 32, 32),
+    )
+    if how == "channels last":
+        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+
+    def step(x: Tensor) -> None:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "bfloat16"):
+            loss = model(x).square().mean()
+        loss.backward()
+
+    estimate = estimate_memory(step=step, batch=x)
+
+    step(x)
+    measured = measured_peak(lambda: step(x), [*model.parameters(), x])
+    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+
+
 @pytest.mark.slow
 def test_gradients_that_meet_are_added_in_place() -> None:
     class Fan(nn.Module):

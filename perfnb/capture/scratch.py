@@ -1,13 +1,14 @@
 """Memory that CPU kernels take beside their results, which fake kernels do not show.
 
-A convolution by oneDNN holds copies of its tensors in blocked layouts; many backward kernels first copy a gradient
-that is not contiguous. The sizes here were found by watching torch's CPU allocator.
+A convolution by oneDNN holds copies of its tensors in layouts of its own; many backward kernels first copy a gradient
+that is not contiguous. The sizes here were found by watching torch's CPU allocator. What a convolution holds that does
+not grow with the batch, up to about 0.2 MiB a thread, is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -108,9 +109,9 @@ def _block() -> int:
     return 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
 
 
-def _blocked(t: Tensor, *, first: bool = False) -> int:
+def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
     """Bytes of `t` in oneDNN's layout: channels in full blocks; few input channels (`first`) stay as they are."""
-    block, channels = _block(), t.shape[1]
+    channels = t.shape[1]
     if first and channels < block:
         return 0
     return math.ceil(channels / block) * block * (t.nbytes // max(1, channels))
@@ -123,58 +124,133 @@ def _blocked_weight(weight: Tensor, groups: int) -> int:
     return int(out * into * math.prod(weight.shape[2:]) * weight.element_size())
 
 
-def _plan(x: Tensor, weight: Tensor, call: Mapping[str, Any]) -> str:
-    """How torch computes this convolution: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
-    if call["transposed"]:
-        return "transposed"
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if not torch.backends.mkldnn.is_available() or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return "columns"
-    strided = any(s != 1 for s in (*call["stride"], *call["dilation"]))
-    kernel = weight.shape[2:]
-    point = all(k == 1 for k in kernel)
-    fast = strided or x.shape[0] >= 16 or not point or torch.get_num_threads() > 1
-    large = call["groups"] > 1 or min(kernel[-2:]) > 3 or x.shape[0] > 1 or x.numel() > 20480
-    if x.dtype == torch.float32 and x.dim() == 4 and not (fast and large):
-        return "columns"
-    if last is not None and any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight)):
-        return "dense"
-    return "blocked"
+class _Call:
+    """A convolution by what its memory depends on."""
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], transposed: bool, groups: int
+    ) -> None:
+        self.x, self.weight, self.groups, self.transposed = x, weight, groups, transposed
+        self.strided, self.dilated = any(s != 1 for s in stride), any(d != 1 for d in dilation)
+        self.into, self.out = int(weight.shape[1]), int(weight.shape[0]) // groups
+        self.depthwise = groups > 1 and self.into == self.out == 1
+        self.packed = _blocked_weight(weight, groups)
+
+    @property
+    def last(self) -> torch.memory_format | None:
+        """The format with the channels last, where tensors of this rank have one."""
+        return {4: torch.channels_last, 5: torch.channels_last_3d}.get(self.x.dim())
+
+    @property
+    def plan(self) -> str:
+        """How torch computes it: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
+        x, weight, last = self.x, self.weight, self.last
+        if self.transposed:
+            return "transposed"
+        if not _onednn_takes(x.dtype):
+            return "columns"
+        point = all(k == 1 for k in weight.shape[2:])
+        fast = self.strided or self.dilated or x.shape[0] >= 16 or not point or torch.get_num_threads() > 1
+        large = self.groups > 1 or min(weight.shape[2:][-2:]) > 3 or x.shape[0] > 1 or x.numel() > 20480
+        if x.dtype == torch.float32 and x.dim() == 4 and not (fast and large):
+            return "columns"
+        if last is not None and any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight)):
+            return "dense"
+        return "blocked"
+
+    @property
+    def block(self) -> int:
+        """So many channels make a block; 0: oneDNN takes the tensors as they are."""
+        if self.groups == 1 or self.depthwise:
+            return _block()
+        return next((size for size in (_block(), 8, 4) if self.into % size == self.out % size == 0), 0)
+
+    @property
+    def data_layout(self) -> str:
+        """In which layout oneDNN computes the gradient of the input: ``blocked``, ``last`` (channels) or ``plain``."""
+        if self.strided and self.dilated:
+            return "plain"
+        wide = self.groups == 1 or self.out > _block()
+        if self.strided and (wide or (self.depthwise and self.x.dtype != torch.float32)):
+            return "last"
+        return "blocked" if self.block else "plain"
+
+    @property
+    def weights_layout(self) -> str:
+        """In which layout it computes that of the weight."""
+        return "plain" if self.block < 8 or (self.strided and self.dilated) else "blocked"
+
+
+def _onednn_takes(kind: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if kind == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if kind == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return kind == torch.float32
 
 
 def _convolution(args: Sequence[Any], y: Tensor) -> int:
     x, weight, _, stride, _, dilation, transposed, _, groups = args[:9]
-    plan = _plan(x, weight, {"stride": stride, "dilation": dilation, "transposed": transposed, "groups": groups})
-    if plan == "transposed":
+    call = _Call(x, weight, stride, dilation, transposed, groups)
+    if call.plan == "transposed":
         return int(3 * y.nbytes)
-    if plan == "columns":
-        return int(y.nbytes) + _columns(x, weight, y)
-    packed = _blocked_weight(weight, groups)
-    if plan == "dense":
-        return int(y.nbytes) + packed
-    return max(_blocked(x, first=True) + packed + _blocked(y), _blocked(y) + y.nbytes)
+    if call.plan == "columns":
+        return int(y.nbytes) + _columns(call, y)
+    if call.plan == "dense":
+        return int(y.nbytes) + call.packed + _weight_copy(call)
+    if not call.block:
+        return int(2 * y.nbytes)
+    source = _blocked(x, call.block, first=groups == 1)
+    result = _blocked(y, call.block)
+    return max(source + call.packed + result, result + y.nbytes)
 
 
 def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int:
     grad, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args[:11]
-    plan = _plan(x, weight, {"stride": stride, "dilation": dilation, "transposed": transposed, "groups": groups})
-    into = x.nbytes if wanted[0] else 0
+    call = _Call(x, weight, stride, dilation, transposed, groups)
+    into = int(x.nbytes) if wanted[0] else 0
     held = int(sum(t.nbytes for t in results))
-    if plan == "transposed":
+    if call.plan == "transposed":
         return int(2 * grad.nbytes + x.nbytes) + held
-    if plan == "columns":
-        return held + _columns(x, weight, grad)
-    packed = _blocked_weight(weight, groups)
-    if plan == "dense":
-        return held + 2 * packed
-    data = max(_blocked(grad) + packed + _blocked(x), _blocked(x) + into) if wanted[0] else 0
-    weights = into + _blocked(grad) + _blocked(x, first=True) + 2 * packed if wanted[1] else 0
-    return max(data, weights)
+    if call.plan == "columns":
+        return held + _columns(call, grad)
+    if call.plan == "dense":
+        return held + 2 * call.packed + _weight_copy(call)
+    return max(_data(call, grad) if wanted[0] else 0, into + _weights(call, grad) if wanted[1] else 0)
 
 
-def _columns(x: Tensor, weight: Tensor, y: Tensor) -> int:
+def _data(call: _Call, grad: Tensor) -> int:
+    """Bytes held while oneDNN computes the gradient of the input, with the gradient."""
+    into = int(call.x.nbytes)
+    if call.data_layout == "plain":
+        return 2 * into
+    if call.data_layout == "last":
+        # The result comes back with its channels last, and is copied once more to have them first.
+        alike = call.x.shape[1] == 1 or math.prod(call.x.shape[2:]) == 1
+        return max(int(grad.nbytes) + call.packed + into, (2 if alike else 3) * into)
+    blocked = _blocked(call.x, call.block)
+    return max(_blocked(grad, call.block) + call.packed + blocked, blocked + into)
+
+
+def _weights(call: _Call, grad: Tensor) -> int:
+    """Bytes held while oneDNN computes the gradient of the weight, with the gradient."""
+    if call.weights_layout == "plain":
+        return 2 * int(call.weight.nbytes)
+    source = _blocked(call.x, call.block, first=call.groups == 1)
+    return max(_blocked(grad, call.block) + source + call.packed, 2 * call.packed)
+
+
+def _weight_copy(call: _Call) -> int:
+    """Bytes of the copy of a weight that does not have its channels last where the input has."""
+    last = call.last
+    return 0 if last is None or call.weight.is_contiguous(memory_format=last) else int(call.weight.nbytes)
+
+
+def _columns(call: _Call, y: Tensor) -> int:
     """Bytes of the input unfolded into columns."""
-    kernel = math.prod(weight.shape[2:])
-    if kernel == 1:
+    kernel = math.prod(call.weight.shape[2:])
+    if kernel == 1 and not call.strided:
         return 0
-    return int(x.shape[0] * x.shape[1] * kernel * math.prod(y.shape[2:]) * x.element_size())
+    return int(call.x.shape[0] * call.x.shape[1] * kernel * math.prod(y.shape[2:]) * call.x.element_size())
