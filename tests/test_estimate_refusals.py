@@ -64,3 +64,19 @@ def test_an_argument_that_is_none_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(error, match=says):
         estimate_memory(nn.Linear(4, 4), torch.ones(2, 4), **{argument: wrong})
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_in_one_sentence(kind: type[nn.Module]) -> None:
+    model, ids = kind(1000, 8, sparse=True), torch.randint(1000, (4, 5))
+    optimizer = torch.optim.SparseAdam(model.parameters())
+
+    def step(ids: Tensor) -> None:
+        model(ids).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for estimate in (lambda: estimate_memory(step=step, batch=ids), lambda: estimate_memory(model, ids, optimizer)):
+        with pytest.raises(CaptureError, match=r"a sparse tensor of 1000 × 8; estimate with dense gradients"):
+            estimate()
+    step(ids)  # and it goes on

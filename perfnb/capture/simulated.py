@@ -68,7 +68,7 @@ class SimulatedAllocator(TorchDispatchMode):
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
         """The allocations that hold these tensors."""
-        found = (self._alive.get(id(t.untyped_storage())) for t in tensors if isinstance(t, Tensor))
+        found = (self._alive.get(id(_storage(t))) for t in tensors if isinstance(t, Tensor))
         return {entry[0] for entry in found if entry is not None}
 
     def alive(self) -> set[int]:
@@ -128,7 +128,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return result
 
     def _see(self, tensor: Tensor, op: str, untold: int = 0) -> bool:
-        storage = tensor.untyped_storage()
+        storage = _storage(tensor)
         key = id(storage)
         if key in self._alive or tensor.device.type != self._device.type:
             return False
@@ -163,6 +163,17 @@ class SimulatedAllocator(TorchDispatchMode):
 
     def _rounded(self, size: int) -> int:
         return -(-size // self._grain) * self._grain
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:  # fake sparse tensors lose their elements on the way, so they cannot be counted
+        shape = " × ".join(map(str, tensor.shape))
+        raise CaptureError(
+            f"memory cannot be estimated: the step makes or uses a sparse tensor of {shape}; estimate with dense "
+            "gradients (sparse=False), or measure a small batch with profile_step."
+        ) from None
 
 
 def _refuse_strangers(arguments: list[Any]) -> None:
