@@ -338,6 +338,24 @@ def test_only_what_the_step_uses_counts() -> None:
     assert estimate.optimizer_state == 2 * model.weight.nbytes + 4
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)])
+def test_a_model_that_has_trained_is_estimated_as_a_fresh_one(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    optimizer = kind(model.parameters())
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    fresh = estimate_memory(step=step, batch=x)
+    step(x)
+    trained = estimate_memory(step=step, batch=x)
+
+    assert fresh.optimizer_state >= 64 * 65 * 4
+    assert (trained.by_category, trained.inputs) == (fresh.by_category, x.nbytes)
+
+
 def test_a_step_of_inference() -> None:
     model = nn.Linear(8, 8)
 

@@ -255,11 +255,13 @@ class _Owners:
         stepped = {id(optimizer): optimizer for optimizer in allocator.optimizers}.values()
         for optimizer in stepped:
             parameters |= allocator.numbers(_stepped(optimizer))
-        states = [tensor for optimizer in stepped for tensor in _state(optimizer)]
+        state = allocator.numbers(tensor for optimizer in stepped for tensor in _state(optimizer))
+        state -= self._batch | parameters | buffers
+        others = (allocator.used & self._stood_in) - parameters - buffers - state - allocator.gradients
         owners = {
             "gradients": allocator.gradients,
-            "optimizer_state": allocator.numbers(states),
-            "inputs": self._batch | ((allocator.used & self._stood_in) - parameters - buffers),
+            "optimizer_state": state,
+            "inputs": self._batch | others,
             "parameters": (parameters | buffers) - self._batch,
         }
         category = {number: name for name, numbers in owners.items() for number in numbers}
