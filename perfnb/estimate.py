@@ -46,6 +46,8 @@ class MemoryEstimate:
         The phase in which that is.
     peak_op : str or None
         The operator that makes the allocation with which the peak is reached.
+    caveat : str or None
+        What the estimate cannot know, in a sentence.
     """
 
     model: str
@@ -64,6 +66,7 @@ class MemoryEstimate:
     peak_bytes: int
     peak_phase: str
     peak_op: str | None
+    caveat: str | None
     _again: Callable[[int], MemoryEstimate] = field(compare=False)
 
     def largest_batch(self, bytes: int | float) -> int:
@@ -137,9 +140,11 @@ def estimate_memory(
     may be on any device, ``meta`` too, and stay as they are.
 
     ``estimate_memory(step=step, batch=batch)`` simulates a step of your own, with all that it keeps alive. Its Python
-    really runs, twice for each size of batch, on fake tensors, which have a shape and no data. Afterwards parameters,
-    buffers, gradients, optimizers, schedulers, random numbers, and the variables, lists and dicts that it uses are as
-    they were. What it writes to files or sends to other programs stays written.
+    really runs, twice for each size of batch, on fake tensors, which have a shape and no data. If it accumulates
+    gradients over several calls, it runs until its optimizers have stepped twice, and the peak is the highest of the
+    calls up to the second time. Each time it runs at most 16 times, and `caveat` tells which optimizer never stepped.
+    Afterwards parameters, buffers, gradients, optimizers, schedulers, random numbers, and the variables, lists and
+    dicts that it uses are as they were. What it writes to files or sends to other programs stays written.
 
     Parameters
     ----------
@@ -250,6 +255,18 @@ def _read(simulation: Any, place: Any, samples: int | None, again: Callable[[int
         peak_bytes=highest,
         peak_phase=phase,
         peak_op=op,
+        caveat=_caveat(simulation.never_stepped),
         _again=again,
         **{name: most[name] for name in CATEGORIES if name != "other"},
+    )
+
+
+def _caveat(never_stepped: str | None) -> str | None:
+    if never_stepped is None:
+        return None
+    from perfnb.capture.simulated_step import MOST_CALLS
+
+    return (
+        f"{never_stepped} did not step in any of {MOST_CALLS} simulated calls: what its step takes, and state that it "
+        "does not have yet, is missing here."
     )

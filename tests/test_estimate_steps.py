@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.estimate import estimate_memory
+from tests.capture.allocated import measured_peak, state_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -354,6 +355,78 @@ def test_a_model_that_has_trained_is_estimated_as_a_fresh_one(kind: Callable[...
 
     assert fresh.optimizer_state >= 64 * 65 * 4
     assert (trained.by_category, trained.inputs) == (fresh.by_category, x.nbytes)
+
+
+class Accumulator:
+    """A training loop whose optimizer steps on every n-th call only."""
+
+    def __init__(self, every: int, seen: int = 0) -> None:
+        self.model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.every, self.seen = every, seen
+
+    def step(self, x: Tensor) -> None:
+        (self.model(x).square().mean() / self.every).backward()
+        self.seen += 1
+        if self.seen % self.every == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "seen"), [(4, 0), (4, 3), (3, 1)])
+def test_the_peak_of_gradients_that_calls_accumulate_is_the_measured_one(every: int, seen: int) -> None:
+    loop, x = Accumulator(every, seen), torch.randn(16, 256)
+
+    fresh = estimate_memory(step=loop.step, batch=x)
+
+    assert loop.seen == seen
+    for _ in range(2 * every):
+        loop.step(x)
+    trained = estimate_memory(step=loop.step, batch=x)
+    while loop.seen % every:  # where no gradient is left over
+        loop.step(x)
+    resident = [*loop.model.parameters(), *state_of(loop.optimizer), x]
+    measured = measured_peak(lambda: [loop.step(x) for _ in range(every)], resident)
+    assert fresh.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert (fresh.optimizer, fresh.caveat) == ("AdamW", None)
+    assert trained.by_category == fresh.by_category
+
+
+def test_an_optimizer_that_does_not_step_in_any_call_is_told() -> None:
+    loop, x = Accumulator(every=100), torch.randn(4, 256)
+    weights = sum(p.nbytes for p in loop.model.parameters())
+
+    without_state = estimate_memory(step=loop.step, batch=x)
+    loop.seen = 99
+    loop.step(x)
+    with_state = estimate_memory(step=loop.step, batch=x)
+
+    assert (without_state.optimizer_state, with_state.optimizer_state) == (0, 2 * weights + 4 * 4)
+    assert with_state.inputs == x.nbytes
+    for estimate in (without_state, with_state):
+        assert estimate.caveat is not None
+        assert estimate.caveat.startswith("AdamW did not step in any of 16 simulated calls")
+        assert estimate.caveat in str(estimate)
+        assert "AdamW did not step" in estimate._repr_mimebundle_()["text/html"]
+
+
+def test_two_optimizers_that_take_turns_are_both_counted() -> None:
+    models = [nn.Linear(64, 64) for _ in range(2)]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    seen = 0
+
+    def step(x: Tensor) -> None:
+        nonlocal seen
+        models[1](models[0](x)).sum().backward()
+        seen += 1
+        optimizers[seen % 2].step()
+        optimizers[seen % 2].zero_grad()
+
+    estimate = estimate_memory(step=step, batch=torch.randn(8, 64))
+
+    assert estimate.optimizer_state == 2 * (2 * 64 * 65 * 4 + 2 * 4)
+    assert (seen, estimate.caveat) == (0, None)
 
 
 def test_a_step_of_inference() -> None:

@@ -72,6 +72,8 @@ class Simulation:
         Class of the model.
     training : bool
         Whether the step has a backward pass.
+    never_stepped : str or None
+        Class of an optimizer whose parameters get gradients and that did not step in any simulated call.
     """
 
     changes: list[Change]
@@ -81,6 +83,7 @@ class Simulation:
     optimizer: str | None
     model: str
     training: bool
+    never_stepped: str | None = None
 
 
 def device_of(model: nn.Module, wanted: str | torch.device | None) -> torch.device:

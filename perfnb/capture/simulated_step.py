@@ -35,6 +35,8 @@ from perfnb.capture.sizing import tensor_resized, with_tensors
 from perfnb.capture.standins import StandIns, replaced, stepping, variables_replaced
 from perfnb.capture.steps import tensors_in
 
+#: So often at most a step is called until every optimizer has stepped, and as often again until they step once more.
+MOST_CALLS = 16
 #: What is found wherever it lives, as the profiler finds it when it is called or steps.
 _LIVING = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 #: Packages whose objects are no part of a step.
@@ -63,9 +65,14 @@ class OwnStep:
     device: str | torch.device | None
 
     @cached_property
+    def reached(self) -> list[Any]:
+        """What the step's variables lead to, the nearest first."""
+        return list(reachable([self.step]))
+
+    @cached_property
     def found(self) -> list[Any]:
-        """What the step's variables lead to, the nearest first, then models and optimizers wherever they live."""
-        return list({id(value): value for value in (*reachable([self.step]), *living(_LIVING))}.values())
+        """What the step's variables lead to, then models and optimizers wherever they live."""
+        return list({id(value): value for value in (*self.reached, *living(_LIVING))}.values())
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
         """What of `found` is of a class."""
@@ -102,7 +109,10 @@ class OwnStep:
 
 
 def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
-    """Run a user's step twice on fake tensors; what the second one did, and whose allocator was simulated.
+    """Run a user's step on fake tensors until it is a steady one; what that one did, and whose allocator was simulated.
+
+    The first call makes the optimizer's state and the second one counts. Where gradients are accumulated over several
+    calls, it is called until each optimizer has stepped, and all the calls until they step once more count.
 
     Parameters, buffers, gradients, the optimizers' state, random numbers, and the variables and plain containers that
     the step leads to are afterwards as they were. Whatever else its Python does is done: files, counters elsewhere.
@@ -141,10 +151,29 @@ def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
         stack.enter_context(allocator.listening())
         stack.enter_context(allocator)
         with explained(None), gate.opened():
-            plan.step(*batch)
+            late = _call_until_stepped(plan.step, batch, allocator, [o for o in optimizers if _is_in(o, plan.reached)])
+            stepped = list(allocator.optimizers)
             allocator.steps_again()
-            plan.step(*batch)
-        return _Owners(allocator, stand_ins, modules, allocator.numbers(inputs)).simulation(), device
+            _call_until_stepped(plan.step, batch, allocator, stepped)
+        owners = _Owners(allocator, stand_ins, modules, optimizers, allocator.numbers(inputs))
+        return owners.simulation(late), device
+
+
+def _call_until_stepped(
+    step: Callable[..., Any], batch: tuple[Any, ...], allocator: _StepAllocator, optimizers: list[Optimizer]
+) -> list[Optimizer]:
+    """Call the step until these optimizers have stepped; those that have not after `MOST_CALLS` calls."""
+    __tracebackhide__ = True
+    for _ in range(MOST_CALLS):
+        step(*batch)
+        late = allocator.late(optimizers)
+        if not late:
+            break
+    return late
+
+
+def _is_in(value: Any, values: Iterable[Any]) -> bool:
+    return any(value is other for other in values)
 
 
 class _StepAllocator(SimulatedAllocator):
@@ -156,10 +185,12 @@ class _StepAllocator(SimulatedAllocator):
         The allocations that were alive when a backward pass began.
     gradients : set of int
         The allocations that held the gradient of a parameter.
+    trained : set of int
+        The allocations that hold parameters with a gradient.
     alive_at_begin : set of int
-        The allocations that were alive when the second step began.
+        The allocations that were alive when the calls began that count.
     first_change : int
-        The place of that step's first change.
+        The place of their first change.
     models : list of Module
         The outermost modules that were called.
     optimizers : list of Optimizer
@@ -172,6 +203,7 @@ class _StepAllocator(SimulatedAllocator):
         super().__init__(device, grain=grain, scratch=scratch)
         self.saved: set[int] = set()
         self.gradients: set[int] = set()
+        self.trained: set[int] = set()
         self.alive_at_begin: set[int] = set()
         self.first_change = 0
         self.models: list[nn.Module] = []
@@ -179,6 +211,7 @@ class _StepAllocator(SimulatedAllocator):
         self.trains = False
         self._called: list[nn.Module] = []
         self._stepping = 0
+        self._first_step = 0
         self._between = "other"  # what it means that neither a module nor backward nor an optimizer runs
 
     def listening(self) -> ExitStack:
@@ -191,12 +224,21 @@ class _StepAllocator(SimulatedAllocator):
             return stack.pop_all()
 
     def steps_again(self) -> None:
-        """The next step is the one that counts."""
+        """The next call is the first that counts."""
         self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
+        self._first_step = len(self.optimizers)
+
+    def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+        """Those of these optimizers with parameters that have gradients and that none has stepped meanwhile."""
+        stepped: set[int] = set()
+        for optimizer in self.optimizers[self._first_step :]:
+            stepped |= self.numbers(_stepped(optimizer))
+        return [each for each in optimizers if (self.numbers(_stepped(each)) & self.trained) - stepped]
 
     def accumulated(self, parameter: Tensor) -> None:
         """A parameter has got its gradient."""
         self.gradients |= self.numbers([parameter.grad])
+        self.trained |= self.numbers([parameter])
 
     def before_op(self) -> None:
         """Find out in which phase the operator runs."""
@@ -242,20 +284,26 @@ class _Owners:
     """Whose the allocations of a simulated step are."""
 
     def __init__(
-        self, allocator: _StepAllocator, stand_ins: StandIns, modules: Iterable[nn.Module], batch: set[int]
+        self,
+        allocator: _StepAllocator,
+        stand_ins: StandIns,
+        modules: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
+        batch: set[int],
     ) -> None:
         self._allocator, self._batch = allocator, batch
         self._stood_in = allocator.numbers(stand_ins.all())
-        self._modules = list(modules)
+        self._modules, self._optimizers = list(modules), list(optimizers)
 
-    def simulation(self) -> Simulation:
-        """The second step."""
+    def simulation(self, late: Iterable[Optimizer]) -> Simulation:
+        """The calls that count, where these optimizers never stepped."""
         allocator = self._allocator
         parameters, buffers = self._of_models()
         stepped = {id(optimizer): optimizer for optimizer in allocator.optimizers}.values()
         for optimizer in stepped:
             parameters |= allocator.numbers(_stepped(optimizer))
-        state = allocator.numbers(tensor for optimizer in stepped for tensor in _state(optimizer))
+        holding = [each for each in self._optimizers if allocator.numbers(_stepped(each)) & allocator.used]
+        state = allocator.numbers(tensor for optimizer in (*stepped, *holding) for tensor in _state(optimizer))
         state -= self._batch | parameters | buffers
         others = (allocator.used & self._stood_in) - parameters - buffers - state - allocator.gradients
         owners = {
@@ -281,6 +329,7 @@ class _Owners:
             optimizer=_classes(stepped) or None,
             model=_classes(m for m in allocator.models if next(m.parameters(), None) is not None) or "step",
             training=allocator.trains,
+            never_stepped=_classes(late) or None,
         )
 
     def _of_models(self) -> tuple[set[int], set[int]]:

@@ -18,14 +18,16 @@ def estimate_line(estimate: Any) -> str:
 def estimate_text(estimate: Any) -> str:
     """The estimate as text: the peak, and what each category has at the peak and at most."""
     rows = [f"{mark.word:<16} {peak:>10} {share:>6} {most:>10}" for mark, peak, share, most in _rows(estimate)]
-    return "\n".join([_headline(estimate), f"{'':<16} {'at peak':>10} {'share':>6} {'at most':>10}", *rows])
+    caveat = [escape.plain(estimate.caveat, 300)] if estimate.caveat else []
+    return "\n".join([_headline(estimate), f"{'':<16} {'at peak':>10} {'share':>6} {'at most':>10}", *rows, *caveat])
 
 
 def estimate_html(estimate: Any) -> str:
     """The estimate as an HTML table without scripts."""
     rows = [[tables.keyed(mark), *map(escape.html, cells)] for mark, *cells in _rows(estimate)]
     about = f"memory estimate · {_step(estimate)} · {escape.plain(estimate.device, 20)}"
-    words = header(escape.plain(estimate.model, 40), about, fmt.capital(_peak(estimate)))
+    caveat = [escape.plain(estimate.caveat, 300)] if estimate.caveat else []
+    words = header(escape.plain(estimate.model, 40), about, fmt.capital(_peak(estimate)), *caveat)
     return framed(words + tables.table("Memory by category", ["category", "at peak", "share", "at most"], rows))
 
 
