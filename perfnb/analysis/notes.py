@@ -19,6 +19,10 @@ _SLOWDOWN = 1.05
 #: Ratio of the longest to the shortest traced step above which they disagree.
 _DISAGREE = 1.5
 _UNATTRIBUTED = 0.05
+#: How the span of a step's execution is called.
+_STEP = "pf_step#"
+#: What torch calls an optimizer's step in a trace.
+_OPTIMIZER_STEP = r"^Optimizer\.step#(\w+)\.step$"
 
 
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: Timing) -> tuple[str, ...]:
@@ -26,6 +30,7 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
     return (
         *(of_the_trace(recording) if recording.is_loaded else _of_the_passes(recording, timing)),
         *_of_the_tracing(recording, attribution, timing),
+        *_of_the_memory(recording),
         *_of_the_layers(recording, attribution, layers),
     )
 
@@ -89,6 +94,30 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
         yield f"Work on the accelerator ({kind}) is neither traced nor waited for: a step that uses it is mistimed."
     if recording.meta["environment"].get("debugger_or_tracer"):
         yield "A Python debugger or coverage tool was active and slowed every step."
+
+
+def _of_the_memory(recording: Recording) -> Iterator[str]:
+    """Whether an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
+    if recording.memory is None or recording.is_loaded or "failure" in recording.meta:
+        return
+    watched = recording.memory.events
+    steps = [name for name in watched["name"].drop_duplicates() if str(name).startswith(_STEP)]
+    begins = watched.loc[watched["name"].isin(steps), "start_ns"]
+    counted = watched[watched["start_ns"] >= begins.max()] if len(begins) else watched
+    there = _stepped(counted)
+    if others := [
+        name for name in dict.fromkeys([*_stepped(recording.events), *_stepped(watched)]) if name not in there
+    ]:
+        yield (
+            f"{', '.join(others)} stepped in other steps, but not in the one whose memory was counted, so its peak "
+            "lacks what that takes; perfnb.estimate_memory(step=step) counts all steps from one to the next."
+        )
+
+
+def _stepped(events: pd.DataFrame) -> list[str]:
+    """Classes of the optimizers that stepped."""
+    found = events["name"].drop_duplicates().astype(str).str.extract(_OPTIMIZER_STEP)[0].dropna()
+    return list(dict.fromkeys(found))
 
 
 def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:
