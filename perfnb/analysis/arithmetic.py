@@ -168,9 +168,9 @@ def main_dtype(counted: pd.DataFrame) -> str | None:
 
 def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     """Own time of each row of the layers' table: ``ms`` on the host, less tracing's cost, and ``gpu_ms``, per step."""
-    cells = attribution.cells[["corrected_layer_ns", "gpu_ns"]]
+    cells = attribution.cells[["corrected_ns", "gpu_ns"]]
     sums = cells.groupby(owner_names(recording, attribution)).sum() / 1e6 / max(attribution.steps, 1)
-    return pd.DataFrame({"ms": sums["corrected_layer_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("layer")
+    return pd.DataFrame({"ms": sums["corrected_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("layer")
 
 
 def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:

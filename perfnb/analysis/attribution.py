@@ -16,7 +16,7 @@ import pandas as pd
 from perfnb.analysis.blocks import Host, Kind, host_blocks
 from perfnb.analysis.gaps import fill_gaps
 from perfnb.analysis.labels import is_one_of
-from perfnb.analysis.nesting import NONE, Bools, Forest, Ints, children_sums, forest_of, innermost
+from perfnb.analysis.nesting import NONE, Bools, Floats, Forest, Ints, children_sums, forest_of, innermost, outermost
 from perfnb.analysis.owners import accumulates, owning_blocks
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import ACCUMULATION_ROW, ENGINE_ROW, LOSS_ROW, UNATTRIBUTED_ROW
@@ -36,8 +36,8 @@ class Attribution:
     cells : DataFrame
         One row a block of `host`, in its order: ``step``, ``phase``, ``direction`` (forward, backward, recompute or
         empty), ``span`` (position of the owning layer span, -1 for none), ``special`` (a row of the layers' table that
-        is no module, or empty), ``ns`` (of the step's time line), ``layer_ns`` (on whatever thread), ``corrected_ns``
-        and ``corrected_layer_ns`` (the same less the cost of tracing), ``ops``, ``kernels``, ``gpu_ns``.
+        is no module, or empty), ``ns`` (of the step's time), ``corrected_ns`` (the same less the cost of tracing),
+        ``ops``, ``kernels``, ``gpu_ns``.
     spans : Forest
         How layer spans contain each other, by position in `cells`; a recomputed layer lies where it lay in forward.
     steps : int
@@ -66,10 +66,10 @@ def attribute(recording: Recording) -> Attribution:
         }
     )
     cells["special"] = _special(cells, blocks, owner, accumulates(events, host))
-    cells["ns"], cells["layer_ns"] = _own_time(host)
+    own, counts = _own_time(host), _part_that_counts(host)
     cells["ops"] = _count(host.block[host.is_op], len(blocks))
-    for name, cost in _tracing_cost(cells["ops"].to_numpy(), host, recording.meta).items():
-        cells[name] = cost
+    cells["ns"] = own * counts
+    cells["corrected_ns"] = np.maximum(own - _tracing_cost(cells["ops"].to_numpy(), host, recording.meta), 0.0) * counts
     cells["kernels"], cells["gpu_ns"] = _on_device(events, host)
     steps = int((blocks["kind"] == Kind.STEP).sum())
     return Attribution(host, cells, _span_forest(recording, host), steps)
@@ -101,35 +101,39 @@ def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulatin
     in_scope = (phase == "forward") | (phase == "backward")
     row[in_scope & (cells["span"].to_numpy() == NONE)] = UNATTRIBUTED_ROW
     row[(kind == Kind.NODE) & (owner != NONE) & (phase[owner] == "loss")] = LOSS_ROW
-    row[accumulating] = ACCUMULATION_ROW
+    row[accumulating & (cells["span"].to_numpy() == NONE)] = ACCUMULATION_ROW
     row[kind == Kind.ENGINE] = ENGINE_ROW
     return row
 
 
-def _own_time(host: Host) -> tuple[Ints, Ints]:
-    """Each block's time less that of the blocks inside it: on the step's time line, and on whatever thread."""
-    parent = host.forest.parent
-    thread, main = host.blocks["thread"].to_numpy(), host.blocks["main"].to_numpy()
-    duration = (host.blocks["end"] - host.blocks["start"]).to_numpy().astype(np.float64)
-    beside = (parent != NONE) & (thread != thread[parent])
-    inside = children_sums(np.where(beside, NONE, parent), duration)
-    line = np.where(main, np.maximum(duration - inside, 0), 0)
-    everywhere = np.maximum(duration - children_sums(parent, duration), 0)
-    return line.astype(np.int64), everywhere.astype(np.int64)
+def _own_time(host: Host) -> Floats:
+    """Each block's time less that of the blocks inside it, on whatever thread."""
+    duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
+    return np.maximum(duration - children_sums(host.forest.parent, duration), 0.0)
 
 
-def _tracing_cost(ops: Ints, host: Host, meta: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float64]]:
-    """Own times less what tracing cost in them: each op inside, and each layer span directly inside."""
+def _part_that_counts(host: Host) -> Floats:
+    """How much of each block's own time is time of the step: 1 on its thread, 0 on others but for the backward pass.
+
+    Nodes that ran on several threads at once share the time of their run of the engine.
+    """
+    kind, main = host.blocks["kind"].to_numpy(), host.blocks["main"].to_numpy(dtype=float)
+    engine = outermost(host.forest, kind == Kind.ENGINE)
+    inside = engine != NONE
+    duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
+    whole = np.bincount(engine[inside], weights=_own_time(host)[inside], minlength=len(kind))
+    share = np.minimum(1.0, duration / np.maximum(whole, 1.0))
+    return np.where(inside, share[engine], main)
+
+
+def _tracing_cost(ops: Ints, host: Host, meta: Mapping[str, Any]) -> Floats:
+    """What tracing cost in each block: of each op inside, and of each layer span directly inside."""
     cost = meta.get("cost", {})
     kind = host.blocks["kind"].to_numpy()
     spans = children_sums(_spans_in_gaps(host), (kind == Kind.SPAN).astype(np.float64))
     nodes = children_sums(host.forest.parent, (kind == Kind.NODE).astype(np.float64))
-    lost = (ops + nodes) * cost.get("op_ns", 0.0) + spans * cost.get("call_ns", 0.0)
-    line, everywhere = _own_time(host)
-    return {
-        "corrected_ns": np.maximum(line - lost, 0.0),
-        "corrected_layer_ns": np.maximum(everywhere - lost, 0.0),
-    }
+    lost: Floats = (ops + nodes) * cost.get("op_ns", 0.0) + spans * cost.get("call_ns", 0.0)
+    return lost
 
 
 def _spans_in_gaps(host: Host) -> Ints:

@@ -133,6 +133,8 @@ def host_blocks(events: pd.DataFrame) -> Host:
     end[steps.at] = steps.ends
     _mark_copies(events, host, kind, forest, around != NONE)
     node_above = innermost(forest, kind == Kind.NODE)
+    # As in a live profile, the layers are those that the step called itself, or autograd's engine for it.
+    kind[(kind == Kind.SPAN) & ~np.isin(thread, steps.threads) & (node_above == NONE)] = Kind.OP
     _mark_losses(host, kind, forest, node_above)
     silent = is_one_of(host["category"], ("memory",))  # what is freed between two nodes is no doing of the step's
     runs = _engine_runs(kind, start, end, thread, node_above, silent)

@@ -111,12 +111,12 @@ def _per_span(attribution: Attribution) -> dict[str, Floats]:
     def summed(values: Floats, chosen: Bools) -> Floats:
         return np.bincount(span[chosen], weights=values[chosen], minlength=len(cells)).astype(np.float64)
 
-    columns = ("layer_ns", "corrected_layer_ns", "ops", "kernels", "gpu_ns")
+    columns = ("ns", "corrected_ns", "ops", "kernels", "gpu_ns")
     values = {name: cells[name].to_numpy(dtype=float) for name in columns}
-    own = {name: summed(values["layer_ns"], owned & (direction == name)) for name in _DIRECTIONS}
-    corrected = summed(values["corrected_layer_ns"], owned)
+    own = {name: summed(values["ns"], owned & (direction == name)) for name in _DIRECTIONS}
+    corrected = summed(values["corrected_ns"], owned)
     return own | {
-        "own": summed(values["layer_ns"], owned),
+        "own": summed(values["ns"], owned),
         "corrected": corrected,
         "own_corrected": corrected,
         "ops": summed(values["ops"], owned),
@@ -165,13 +165,13 @@ def _line(layer: int, parent: Ints, known: dict[int, list[int]]) -> list[int]:
 def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
     """The rows of what no layer owns; those that took no time are left out."""
     cells = attribution.cells[attribution.cells["special"] != ""]
-    sums = cells.groupby("special")[["layer_ns", "corrected_layer_ns", "ops", "kernels", "gpu_ns"]].sum()
-    forward = cells[cells["phase"] == "forward"].groupby("special")["layer_ns"].sum()
-    sums = sums.reindex([row for row in SPECIAL_ROWS if row in sums.index and sums["layer_ns"][row] > 0])
+    sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
+    forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
+    sums = sums.reindex([row for row in SPECIAL_ROWS if row in sums.index and sums["ns"][row] > 0])
     steps = attribution.steps or np.nan
-    total = sums["layer_ns"] / 1e6 / steps
+    total = sums["ns"] / 1e6 / steps
     in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
-    share = sums["corrected_layer_ns"] / whole
+    share = sums["corrected_ns"] / whole
     # Only what is unattributed can be part of forward: the others are rows of the backward pass alone.
     anywhere = sums.index == UNATTRIBUTED_ROW
     rows = pd.DataFrame(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.layers import inside_compiled
+from perfnb.analysis.nesting import NONE
 from perfnb.analysis.timing import Timing, times_in_words
 from perfnb.analysis.trace_notes import of_the_trace, without_layers
 from perfnb.frames.recording import Recording
@@ -23,6 +26,7 @@ _UNATTRIBUTED = 0.05
 _STEP = "pf_step#"
 #: What torch calls an optimizer's step in a trace.
 _OPTIMIZER_STEP = r"^Optimizer\.step#(\w+)\.step$"
+_MOST_NAMES = 5
 
 
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: Timing) -> tuple[str, ...]:
@@ -127,10 +131,10 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield f"Compiled by torch.compile or TorchScript, which hide the layers inside: {', '.join(compiled)}."
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
     if unseen.any():
-        names = ", ".join(modules.loc[unseen, "name"].head(5))
+        which = " than the step's" if recording.is_loaded else ", which torch's profiler does not record"
         yield (
-            f"Called only from other threads, which torch's profiler does not record: {names}. Their forward counts "
-            "only as the time that the step waits for it, their backward is unattributed."
+            f"Called only from other threads{which}: {_outermost_of(modules, unseen)}. Their forward counts only as "
+            "the time that the step waits for it, their backward is unattributed."
         )
     if modules.empty and recording.is_loaded:
         yield without_layers(recording)
@@ -145,10 +149,14 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield "Layers that checkpointing ran again in the backward pass have that time in recompute."
     unattributed = layers.loc[layers.index == UNATTRIBUTED_ROW, "share"].sum()
     if unattributed > _UNATTRIBUTED and not (recording.is_loaded and modules.empty):
-        yield "More than 5 % of the step could not be attributed to a layer: its ops ran outside every module call."
+        calls = "module call of the step's own thread" if unseen.any() else "module call"
+        yield f"More than 5 % of the step could not be attributed to a layer: its ops ran outside every {calls}."
     nodes = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.NODE]
     if nodes.loc[~nodes["main"], "thread"].nunique() > 1:
-        yield "The backward pass ran on several threads at once: layers' backward times overlap and exceed the phase."
+        yield (
+            "The backward pass ran on several threads at once: what ran at the same time shares the time that passed, "
+            "so that layers add up to the phase."
+        )
     cells = attribution.cells
     kernels = cells.groupby("step")["kernels"].sum()
     if kernels.nunique() > 1:
@@ -157,6 +165,14 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
             f"The traced steps did not launch equally many kernels ({counts}): the profiler lost some, or the steps "
             "differ."
         )
+
+
+def _outermost_of(modules: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> str:
+    """The names of chosen layers that lie in no chosen one, the first of them."""
+    parent = modules["parent"].to_numpy()
+    names = modules["name"][chosen & ~((parent != NONE) & chosen[parent])].tolist()
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def slowdown_of(recording: Recording, timing: Timing) -> float | None:
