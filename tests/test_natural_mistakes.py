@@ -59,10 +59,28 @@ def test_a_loop_in_the_step_is_told_while_it_first_runs_and_in_the_profile(told:
     notes = [update[3] for update in told.updates if len(update) > 3]
     assert bool(notes) == loop
     if loop:
-        assert "Your step called SGD.step() 20 times" in str(p)
+        assert "Your step called optimizer.step() 20 times" in str(p)
         assert told.updates[0][:2] == ("warmup", 0)
-        assert "has called SGD.step() 9 times already" in notes[0]
-        assert "calls SGD.step() 20 times" in notes[-1]
+        assert "has called optimizer.step() 9 times already" in notes[0]
+        assert "calls optimizer.step() 20 times" in notes[-1]
+
+
+@pytest.mark.slow
+def test_an_optimizer_in_a_loop_is_called_as_the_step_calls_it_or_by_its_class() -> None:
+    model = nn.Linear(4, 4)
+    optimizers = {"head": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+    def kept() -> None:
+        for _ in range(20):
+            optimizers["head"].step()
+
+    def made_anew() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(20):
+            optimizer.step()
+
+    assert "Your step called optimizers['head'].step() 20 times" in str(perfnb.profile_step(kept, **SHORT))
+    assert "Your step called SGD.step() 20 times" in str(perfnb.profile_step(made_anew, **SHORT))
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def watch_steps(
         source = None if batches is None else BatchSource(batches)
         if source is not None:
             stack.callback(source.close)
-        session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None))
+        session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None), namespace)
         called = _Called(session.calls)
         session.warm_up()
         process_bytes = session.read_process(steps)

@@ -113,7 +113,7 @@ def capture_step(
         source = None if batches is None else BatchSource(batches)
         if source is not None:
             stack.callback(source.close)
-        session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None))
+        session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None), namespace)
         tracer, failure = _measure(session, plan, stacks)
         layers, places = name_layers(session.watched_calls(), namespace or {}, models)
         called = [module for _, module, _ in session.calls.records]

@@ -7,7 +7,7 @@ import itertools
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -71,7 +71,13 @@ class Session:
     """
 
     def __init__(
-        self, runner: StepRunner, plan: Plan, models: list[nn.Module] | None, gate: InterruptGate, progress: Progress
+        self,
+        runner: StepRunner,
+        plan: Plan,
+        models: list[nn.Module] | None,
+        gate: InterruptGate,
+        progress: Progress,
+        namespace: Mapping[str, Any] | None = None,
     ) -> None:
         self.executed: list[ExecutedStep] = []
         self.calls = Calls()
@@ -85,7 +91,7 @@ class Session:
         self._uncompiled_from: int | None = None
         self._timed_already: list[int] = []
         self._notes: list[str] = []
-        self._first: FirstStep | None = FirstStep(lambda note: progress("warmup", 0, None, note))
+        self._first: FirstStep | None = FirstStep(lambda note: progress("warmup", 0, None, note), namespace or {})
 
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begin
