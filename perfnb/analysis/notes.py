@@ -12,6 +12,7 @@ from perfnb.analysis.attribution import Attribution
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.layers import inside_compiled
 from perfnb.analysis.nesting import NONE
+from perfnb.analysis.own_loss import own_losses
 from perfnb.analysis.timing import Timing, times_in_words
 from perfnb.analysis.trace_notes import of_the_trace, without_layers
 from perfnb.frames.recording import Recording
@@ -145,6 +146,11 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
             "No module was called in the step, so there are no layers; a model compiled in place (model.compile()) or "
             "a compiled function cannot be seen."
         )
+    if models := own_losses(recording, attribution):
+        yield (
+            f"Backward starts from what {_first_of(models)} computed in forward: a loss that a model computes itself "
+            "is in the phase forward, and the phase loss holds only what lies between forward and backward."
+        )
     if (layers["recompute_ms"] > 0).any():
         yield "Layers that checkpointing ran again in the backward pass have that time in recompute."
     unattributed = layers.loc[layers.index == UNATTRIBUTED_ROW, "share"].sum()
@@ -170,7 +176,10 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
 def _outermost_of(modules: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> str:
     """The names of chosen layers that lie in no chosen one, the first of them."""
     parent = modules["parent"].to_numpy()
-    names = modules["name"][chosen & ~((parent != NONE) & chosen[parent])].tolist()
+    return _first_of(modules["name"][chosen & ~((parent != NONE) & chosen[parent])].tolist())
+
+
+def _first_of(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
 
