@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from perfnb.capture.holders import holders
 from perfnb.capture.namespace import named_values
 
 #: What is told of a loader and of an optimizer.
@@ -47,35 +50,57 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
     dict
         ``optimizers``: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them, ``groups``,
         ``at_once`` (arguments that would make it update all at once), ``arguments`` (those given, where it is one of
-        torch's), ``untold`` (those of them that are no plain values) and its settings; ``loader``: ``name`` (``None``
-        where no variable holds it), ``class``, its settings,
+        torch's), ``untold`` (those of them that are no plain values), ``scheduled`` (whether a learning-rate scheduler
+        sets its rates), ``held_by`` (what else holds it: other names, or classes of objects) and its settings, each
+        optimizer once; ``loader``: ``name`` (``None`` where no variable holds it), ``class``, its settings,
         ``iterable`` (whether its data set only iterates) and ``collates`` (whether by a function of the user's), or
         ``None`` where nothing fed the step; ``imports``: modules that the namespace holds under their own names.
     """
     used = {id(parameter) for module in called for parameter in module.parameters(recurse=False)}
-    optimizers = []
+    names: dict[int, list[str]] = {}
+    found: dict[int, torch.optim.Optimizer] = {}
     for name, value in named_values(namespace, torch.optim.Optimizer):
-        tensors = [tensor for group in value.param_groups for tensor in group["params"]]
-        if any(id(tensor) in used for tensor in tensors):
-            settings = {key: value.defaults[key] for key in _OF_OPTIMIZER if _plain(value.defaults.get(key))}
-            optimizers.append(
-                {
-                    "name": name,
-                    "class": type(value).__name__,
-                    "tensors": len(tensors),
-                    "elements": sum(tensor.numel() for tensor in tensors),
-                    "groups": len(value.param_groups),
-                    "at_once": [word for word in _AT_ONCE if word in value.defaults],
-                    "arguments": _told(_given(value)),
-                    "untold": [key for key, one in (_given(value) or {}).items() if not _is_told(one)],
-                    **settings,
-                }
-            )
+        if any(id(tensor) in used for tensor in _tensors(value)):
+            names.setdefault(id(value), []).append(name)
+            found[id(value)] = value
+    held = holders(found.values())
+    optimizers = []
+    for key, (name, *others) in names.items():
+        value, tensors = found[key], _tensors(found[key])
+        # A new optimizer under that name takes the old one's place in the object that the name leads through.
+        root = namespace.get(re.split(r"[.\[]", name)[0])
+        around = [holder for holder in held[key] if holder is not root]
+        given = _given(value)
+        optimizers.append(
+            {
+                "name": name,
+                "class": type(value).__name__,
+                "tensors": len(tensors),
+                "elements": sum(tensor.numel() for tensor in tensors),
+                "groups": len(value.param_groups),
+                "at_once": [word for word in _AT_ONCE if word in value.defaults],
+                "arguments": _told(given),
+                "untold": [key for key, one in (given or {}).items() if not _is_told(one)],
+                "scheduled": _is_scheduled(value, held[key]),
+                "held_by": [*others, *dict.fromkeys(type(holder).__name__ for holder in around)],
+                **{key: value.defaults[key] for key in _OF_OPTIMIZER if _plain(value.defaults.get(key))},
+            }
+        )
     return {
         "optimizers": optimizers,
         "loader": None if batches is None else _loader(namespace, batches),
         "imports": [name for name in _IMPORTS if namespace.get(name) is sys.modules.get(name, _IMPORTS)],
     }
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _is_scheduled(optimizer: torch.optim.Optimizer, held_by: Iterable[Any]) -> bool:
+    """Whether a scheduler sets its rates: most of torch's note the first one in the optimizer."""
+    noted = any("initial_lr" in group for group in optimizer.param_groups)
+    return noted or any(issubclass(type(holder), LRScheduler) for holder in held_by)
 
 
 def _given(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:

@@ -86,6 +86,32 @@ def test_without_names_of_the_user_s_all_advice_is_in_words() -> None:
     assert all(word.strip() for word in plain["lever"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"scheduled": True, "held_by": ["LinearLR"]}, "before its learning-rate scheduler"),
+        ({"held_by": ["Trainer"]}, "Trainer holds it too"),
+        ({}, "its state, such as momentum, starts anew"),
+    ],
+)
+def test_an_optimizer_that_something_else_holds_is_not_bound_anew(facts: dict[str, Any], says: str) -> None:
+    recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [{**PARTS["optimizers"][0], **facts}]})
+
+    advice = found(recording).loc["optimizer"]
+
+    assert says in advice["lever"]
+    assert (advice["code"] == "") == bool(facts)
+
+
+@pytest.mark.slow
+def test_two_optimizers_of_one_class_are_called_by_it_once() -> None:
+    one = PARTS["optimizers"][0]
+    recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [one, {**one, "name": "other"}]})
+
+    assert "construct torch.optim.AdamW with fused=True" in found(recording).loc["optimizer", "lever"]
+
+
 def looping(kind: str, steps: int = 3) -> Written:
     """A trace of the CPU with layers, in which an optimizer loops over its parameters."""
     trace = Written()

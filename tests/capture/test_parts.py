@@ -69,6 +69,42 @@ def test_settings_of_an_optimizer_are_those_that_differ_from_the_defaults() -> N
     }
 
 
+class Holder:
+    """Anything that keeps an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+@pytest.mark.parametrize("made", ["in sight", "out of sight", "on a plateau", "gone"])
+def test_an_optimizer_with_a_scheduler_is_found_once_and_known_to_follow_it(made: str) -> None:
+    net = nn.Linear(4, 3)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedulers = torch.optim.lr_scheduler
+    scheduler = schedulers.ReduceLROnPlateau(sgd) if made == "on a plateau" else schedulers.StepLR(sgd, step_size=3)
+    names: dict[str, Any] = {"net": net, "sgd": sgd, **({"scheduler": scheduler} if made == "in sight" else {})}
+    if made == "gone":
+        del scheduler  # what it noted in the optimizer stays
+
+    (part,) = named_parts(names, None, [net])["optimizers"]
+
+    assert (part["name"], part["scheduled"]) == ("sgd", True)
+
+
+def test_what_else_holds_an_optimizer_is_told() -> None:
+    net = nn.Linear(4, 3)
+
+    def held(names: dict[str, Any]) -> tuple[str, bool, list[str]]:
+        (part,) = named_parts({"net": net, **names}, None, [net])["optimizers"]
+        return part["name"], part["scheduled"], part["held_by"]
+
+    assert held({"sgd": torch.optim.SGD(net.parameters(), lr=0.1)}) == ("sgd", False, [])
+    holder = Holder(torch.optim.SGD(net.parameters(), lr=0.1))
+    assert held({"trainer": holder}) == ("trainer.optimizer", False, [])  # a new one takes its place there
+    assert held({"sgd": holder.optimizer}) == ("sgd", False, ["Holder"])
+    assert held({"sgd": holder.optimizer, "both": [holder.optimizer]}) == ("sgd", False, ["both[0]", "Holder"])
+
+
 def test_the_loader_behind_an_enumeration_is_found_where_it_is_the_only_one() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(8, 4)), batch_size=2)
 

@@ -68,14 +68,15 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
     over += f" in {updates:,.3g} updates" if updates > 1 else ""
     top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
     lever = "Update all parameters in one call instead of a loop over them" + _how(facts, classes, by_hand)
+    lines = [line for one in known if (line := _line(facts, one))]
     return [
         Finding(
             "optimizer",
             f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {many(count, 'op')} one after the "
             f"other{over}; all at once it would take about {time(floor)}.{waits}",
             bound,
-            f"{lever}.{_sparse(facts)}",
-            "; ".join(line for one in known if (line := _line(facts, one))),
+            f"{lever}.{_where(known, bool(lines))}{_sparse(facts)}",
+            "; ".join(lines),
             "medium",
             "The time of the phase is sure. What remains is estimated: the bytes that it must move, and what torch "
             "does for each parameter also where it updates all at once.",
@@ -99,7 +100,7 @@ def _taken(facts: Facts, phase_ms: float, by_hand: bool) -> str:
 
 def _classes(facts: Facts, known: list[Mapping[str, Any]]) -> list[str]:
     """Classes of the optimizers that run: of those that are known by name, else as the trace calls their steps."""
-    return [str(one["class"]) for one in known if one.get("class")] or facts.optimizer_classes
+    return list(dict.fromkeys(str(one["class"]) for one in known if one.get("class"))) or facts.optimizer_classes
 
 
 def _what(known: list[Mapping[str, Any]], by_hand: bool) -> str:
@@ -121,6 +122,23 @@ def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
     return ": most optimizers of torch take fused=True or foreach=True"
 
 
+def _where(known: list[Mapping[str, Any]], by_line: bool) -> str:
+    """Words on where to make it, for whatever holds the old optimizer goes on with that one."""
+    if any(one.get("scheduled") is True for one in known):
+        where = " Do so where you make the optimizer, before its learning-rate scheduler: one that exists"
+    elif others := [str(name) for one in known for name in _held_by(one)]:
+        where = f" Do so where you make the optimizer: {others[0]} holds it too, and"
+    else:
+        return " The line makes a new optimizer: its state, such as momentum, starts anew." if by_line else ""
+    return f"{where} would keep the old one."
+
+
+def _held_by(known: Mapping[str, Any]) -> list[Any]:
+    """What else holds an optimizer."""
+    found = known.get("held_by")
+    return found if isinstance(found, list) else []
+
+
 def _argument(facts: Facts, kind: str) -> str | None:
     """The argument with which an optimizer of torch's updates all at once; ``None`` of other classes."""
     fused = (*_FUSED, *(() if facts.gpu is not None else _FUSED_ON_CPU))
@@ -128,7 +146,12 @@ def _argument(facts: Facts, kind: str) -> str | None:
 
 
 def _line(facts: Facts, known: Mapping[str, Any]) -> str:
-    """The line that makes the same optimizer update all at once; empty where it is not known well enough."""
+    """The line that makes the same optimizer update all at once.
+
+    Empty where it is not known well enough, and where something else would go on with the old one.
+    """
+    if known.get("scheduled") is True or _held_by(known):
+        return ""
     name, kind = known.get("name"), str(known.get("class"))
     argument, given = _argument(facts, kind), known.get("arguments")
     if not name or argument is None or argument not in (known.get("at_once") or ()) or given is None:
