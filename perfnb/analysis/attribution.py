@@ -90,7 +90,7 @@ def _owning_span(recording: Recording, blocks: pd.DataFrame, owner: Ints) -> Int
     """Position of the layer span that owns each block: the span itself, or that of a node's forward op."""
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))
-    layer = recording.spans["layer"].reindex(blocks["span"], fill_value=NONE).to_numpy()
+    layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
     return np.where((span != NONE) & (kind[span] == Kind.SPAN) & (layer[span] != NONE), span, NONE)
 
 
@@ -183,7 +183,7 @@ def _span_forest(recording: Recording, host: Host) -> Forest:
     above = innermost(host.forest, is_span | (blocks["kind"] == Kind.NODE).to_numpy())
     parent = np.where(is_span & (above != NONE) & is_span[above], above, NONE)
     recomputed = np.flatnonzero(is_span & blocks["in_backward"].to_numpy() & (parent == NONE))
-    layer = recording.spans["layer"].reindex(blocks["span"], fill_value=NONE).to_numpy()
+    layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
     forward = np.flatnonzero(is_span & ~blocks["in_backward"].to_numpy())
     first_time = pd.Series(
         parent[forward], index=pd.MultiIndex.from_arrays([blocks["step"].to_numpy()[forward], layer[forward]])

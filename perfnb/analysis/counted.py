@@ -99,7 +99,7 @@ def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
 
 
 def _spans_layer(view: Recording, attribution: Attribution) -> Ints:
-    return np.asarray(view.spans["layer"].reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy())
+    return np.asarray(view.span_layers.reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy())
 
 
 def _contains(view: Recording, seen: np.ndarray) -> np.ndarray:

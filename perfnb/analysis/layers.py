@@ -25,17 +25,19 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     Times are per traced step, children included (``self_ms``, ``self_gpu_ms``: excluded). A layer's children are those
     that ran inside it, so a layer that two others share counts in both; a container that is never called itself
     (``ModuleList``) sums what ran below it. ``share`` and ``self_share`` are of the step, corrected for the cost of
-    tracing. The rows' ``self_ms`` add up to the phases forward and backward.
+    tracing. The rows' ``self_ms`` add up to the phases forward and backward. Calls as a loss are counted, and their
+    time is none of the layer's.
     """
     cells, modules = attribution.cells, recording.modules
     per_span = _per_span(attribution)
-    layer = recording.spans["layer"].reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
+    layer = recording.span_layers.reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
     sums = sums_by_layer(recording, attribution, {name: per_span[name] for name in _MEASURES})
     is_span = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
     repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
     began = forward & ~attribution.host.blocks["continued"].to_numpy()
-    calls = _by_layer(layer[began], np.ones(int(began.sum())), len(modules))
+    losses = _loss_calls(recording, attribution)
+    calls = _by_layer(layer[began], np.ones(int(began.sum())), len(modules)) + losses
     names = ("own", "own_corrected", "gpu")
     own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in names}
     # Of nothing there is no share, and without steps no figure per step.
@@ -61,6 +63,8 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     )
     hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
     table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
+    only_loss = _only_loss(recording, layer, losses)
+    table.loc[only_loss, [name for name in table.columns if name not in (*_KNOWN_WITHOUT_SPANS, "calls")]] = pd.NA
     return pd.concat([conform(table, "layers"), conform(_special_rows(attribution, whole, on_gpu), "layers")])
 
 
@@ -74,7 +78,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
     """
     modules = recording.modules
     parent = modules["parent"].to_numpy()
-    layer = recording.spans["layer"].reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
+    layer = recording.span_layers.reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
     is_span = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
     with_children = {name: subtree_sums(attribution.spans, values) for name, values in per_span.items()}
     counted = _outermost_of_layer(attribution, layer)
@@ -88,9 +92,29 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
 
 def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
     """Whether a layer ran where it was not seen: in a compiled one, or in a thread that the profiler does not watch."""
-    called = np.isin(np.arange(len(total)), recording.spans["layer"].to_numpy())
+    called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
     return np.asarray((inside_compiled(recording.modules) & (total == 0)) | (called & ~seen))
+
+
+def _loss_calls(recording: Recording, attribution: Attribution) -> Floats:
+    """How often each layer was called as a loss, in all steps."""
+    blocks, length = attribution.host.blocks, len(recording.modules)
+    of_losses = recording.spans["layer"].where(recording.spans["loss"], NONE)
+    layer = of_losses.reindex(blocks["span"], fill_value=NONE).to_numpy()
+    counted = (blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE) & ~blocks["continued"].to_numpy()
+    return _by_layer(layer[counted], np.ones(int(counted.sum())), length)
+
+
+def _only_loss(recording: Recording, layer: Ints, losses: Floats) -> Bools:
+    """Whether a layer was only called as a loss, or of all in it none but losses was called."""
+    parent = recording.modules["parent"].to_numpy()
+    seen, lossy = np.isin(np.arange(len(parent)), layer), losses > 0
+    for place in range(len(parent) - 1, -1, -1):  # parents come first
+        if parent[place] != NONE:
+            seen[parent[place]] |= seen[place]
+            lossy[parent[place]] |= lossy[place]
+    return np.asarray(lossy & ~seen)
 
 
 def inside_compiled(modules: pd.DataFrame) -> Bools:

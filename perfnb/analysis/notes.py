@@ -16,7 +16,7 @@ from perfnb.analysis.own_loss import own_losses
 from perfnb.analysis.timing import Timing, times_in_words
 from perfnb.analysis.trace_notes import of_the_trace, without_layers
 from perfnb.frames.recording import Recording
-from perfnb.frames.schema import UNATTRIBUTED_ROW
+from perfnb.frames.schema import LOSS_ROW, UNATTRIBUTED_ROW
 
 #: Slowdown of the traced steps above which the report speaks of it.
 _SLOWDOWN = 1.05
@@ -136,6 +136,12 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield (
             f"Called only from other threads{which}: {_outermost_of(modules, unseen)}. Their forward counts only as "
             "the time that the step waits for it, their backward is unattributed."
+        )
+    losses = ((layers["calls"].fillna(0) > 0) & layers["total_ms"].isna()).to_numpy(dtype=bool)[: len(modules)]
+    if losses.any():
+        names = ", ".join(modules.loc[losses, "name"].head(5))
+        yield (
+            f"Called as a loss: {names}. The time is in the phase loss and, for the backward, in the row {LOSS_ROW}."
         )
     if modules.empty and recording.is_loaded:
         yield without_layers(recording)

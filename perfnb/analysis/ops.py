@@ -19,7 +19,7 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
     """Name of the row of the layers' table that owns each block; empty where none does."""
     span = attribution.cells["span"].to_numpy()
     number = attribution.host.blocks["span"].to_numpy()[span]
-    layer = recording.spans["layer"].reindex(number, fill_value=NONE).to_numpy()
+    layer = recording.span_layers.reindex(number, fill_value=NONE).to_numpy()
     names = np.append(recording.modules["name"].to_numpy(dtype=object), "")
     special = attribution.cells["special"].to_numpy(dtype=object)
     return np.where(span != NONE, names[np.where(span != NONE, layer, NONE)], special)

@@ -94,7 +94,7 @@ def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFra
 def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
     """Number of the layer of each span; a span without one is the loss's."""
     blocks = attribution.host.blocks
-    layer = recording.spans["layer"].reindex(blocks["span"], fill_value=NONE).to_numpy()
+    layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
     loss = layer_names(recording).index(LOSS_ROW, len(recording.modules))
     return np.where((layer == NONE) & (blocks["kind"] == Kind.SPAN).to_numpy(), loss, layer)
 

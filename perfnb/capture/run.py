@@ -169,9 +169,7 @@ def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | N
 
     What was only called where the profiler does not record has a number too: that of a span which the trace lacks.
     """
-    spans = [
-        (n, None if n in calls.loss else places.get(id(module)), n in calls.loss) for n, module, _ in calls.records
-    ]
+    spans = [(n, places.get(id(module)), n in calls.loss) for n, module, _ in calls.records]
     unseen = [places[id(module)] for module in calls.unseen() if id(module) in places]
     return [*_inherit(spans, calls), *((n, place, False) for n, place in enumerate(unseen, start=len(spans)))]
 
@@ -179,9 +177,9 @@ def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | N
 def _inherit(spans: list[tuple[int, int | None, bool]], calls: Calls) -> list[tuple[int, int | None, bool]]:
     """Spans whose module is no layer belong to the span around them; spans inside a loss are loss."""
     around = {number: parent for number, _, parent in calls.records}
-    known = {number: (layer, loss) for number, layer, loss in spans}
-    for number, layer, loss in spans:
+    known: dict[int, tuple[int | None, bool]] = {}
+    for number, layer, loss in spans:  # what is outside comes first
         parent = around[number]
-        if layer is None and not loss and parent is not None:
-            known[number] = known[parent]
+        above, lossy = (None, False) if parent is None else known[parent]
+        known[number] = (above if layer is None and not loss else layer, loss or lossy)
     return [(number, *known[number]) for number, _, _ in spans]

@@ -89,7 +89,8 @@ class Recording:
         One row a layer, in model order: ``name``, ``module``, ``parent`` (row of the layer around it, else -1),
         ``depth``, ``parameters``, ``parameter_bytes``, ``compiled``.
     spans : DataFrame
-        One row a layer span, indexed by its number: ``layer`` (row of `modules`, else -1), ``loss``.
+        One row a layer span, indexed by its number: ``layer`` (row of `modules`, else -1), ``loss`` (whether it is the
+        call of a loss: its time is not its layer's).
     meta : mapping
         Name, options, environment and findings of the run; JSON-able.
     memory : MemoryRecord or None
@@ -132,6 +133,11 @@ class Recording:
     def traced_steps(self) -> int:
         """How many steps were traced."""
         return int((self.steps["pass"] == "traced").sum())
+
+    @property
+    def span_layers(self) -> pd.Series:
+        """Which layer owns the time of each span, by the span's number; -1 for a loss, a phase of its own."""
+        return self.spans["layer"].mask(self.spans["loss"], -1)
 
     def of_memory(self) -> Recording | None:
         """The recording as if the watched steps were the traced ones."""

@@ -180,6 +180,53 @@ def test_a_penalty_on_gradients_is_loss_and_its_products_are_the_layers() -> Non
     assert "(unattributed)" not in p.layers.index
 
 
+class OwnLoss(nn.Module):
+    """A loss of the user's own around one of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.L1Loss()
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.inner(output, target).square()
+
+
+class WithLosses(nn.Module):
+    """A module in Lightning's style, which holds its losses and is trained by a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.loss = nn.MSELoss()
+        self.more = nn.ModuleList([OwnLoss()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def training_step(self, x: Tensor) -> Tensor:
+        output = self(x)
+        return self.loss(output, x) + self.loss(output, -x) + self.more[0](output, x)
+
+
+@pytest.mark.slow
+def test_a_loss_that_the_model_holds_has_calls_and_its_time_is_the_loss_s() -> None:
+    lit = WithLosses()
+
+    p = profile_of(lambda: lit.training_step(torch.randn(4, 8)).backward())
+
+    losses = ["lit.loss", "lit.more", "lit.more.0", "lit.more.0.inner"]
+    assert modules(p)["calls"].to_dict() == {"lit": 1, "lit.body": 1, **dict(zip(losses, [2, 0, 1, 1], strict=True))}
+    unknown = p.layers.loc[losses].drop(columns=["module", "depth", "calls", "parameters", "parameter_bytes"])
+    assert unknown.isna().all(axis=None)
+    assert modules(p).drop(index=losses)[["forward_ms", "backward_ms", "self_ms", "share"]].notna().all(axis=None)
+    both = p.phases["ms"]["forward"] + p.phases["ms"]["backward"]
+    assert p.layers["self_ms"].sum() == pytest.approx(both)
+    ran = p.events[p.events["name"].isin(["aten::mse_loss", "aten::l1_loss", "aten::square"])]
+    assert len(ran) == 2 * 4
+    assert set(ran["phase"]) == {"loss"}
+    assert "Called as a loss: lit.loss, lit.more.0, lit.more.0.inner." in str(p)
+
+
 @pytest.mark.slow
 def test_a_layer_whose_error_the_model_handles_is_closed_where_it_failed() -> None:
     class Fails(nn.Module):
