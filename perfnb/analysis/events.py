@@ -13,6 +13,7 @@ from perfnb.analysis.attribution import Attribution, blocks_of_events
 from perfnb.analysis.blocks import Kind
 from perfnb.analysis.nesting import NONE, Ints
 from perfnb.analysis.ops import owner_names
+from perfnb.analysis.python_calls import block_of_calls, calls_of
 from perfnb.frames.foreign import rows_of_trace
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import conform
@@ -27,12 +28,16 @@ _TEXTS = ("shapes", "collective", "group")
 def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     """The frame ``events``, in order of time; ``start_ns`` counts from the begin of the first traced step.
 
-    What runs on a device has the layer, phase and step of the call that launched it. perfnb's own spans have the
+    What runs on a device has the layer, phase and step of the call that launched it, and a call of Python's those of
+    the moment in which it begins. perfnb's own spans have the
     categories ``step``, ``layer`` and ``data``, and a layer's span has the layer's name. Of a loaded trace it holds
     what belongs to no step too.
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
+    calls = calls_of(events)
+    calls = calls[block[calls] == NONE]
+    block[calls] = block_of_calls(events, attribution.host, calls)
     owned = owners(recording, attribution, block)
     named = _named(recording, owned["layer"])
     columns = {**_columns(events), **owned, **named, "step": _steps(recording, attribution, block)}

@@ -117,6 +117,17 @@ def test_host_work_of_which_nothing_is_on_record_is_less_sure_and_asks_for_stack
     assert "stacks=True" in work["lever"]
 
 
+def test_stacks_are_not_asked_for_where_they_are_on_record() -> None:
+    hand = two_kernels(5000)
+    for number in range(STEPS):
+        hand.event("a.py(1): f", 20_000 * number + 500, 20_000 * number + 600, "python_function")
+
+    work = Profile(hand.recording()).findings.set_index("bottleneck").loc["host work"]
+
+    assert "stacks=True" not in work["lever"]
+    assert "none of the ops, calls and functions on record" in work["lever"]
+
+
 def test_what_other_threads_do_is_no_host_work() -> None:
     hand = two_kernels(5000)
     for number in range(STEPS):

@@ -10,6 +10,7 @@ from perfnb.analysis.attribution import attribute
 from perfnb.analysis.findings.bound import compute
 from perfnb.analysis.findings.facts import facts_of
 from perfnb.analysis.summary import summarize
+from perfnb.profile import Profile
 from tests.analysis.recordings import ByHand
 from tests.analysis.test_findings import STEPS, attention, found, one_long_op, timed
 from tests.analysis.test_findings_bound import roofline
@@ -40,6 +41,48 @@ def test_code_between_ops_is_found_outside_of_the_layers() -> None:
     assert code["bound_ms"] == pytest.approx(2.0, rel=0.06)
     assert code["rows"] == [{"kind": "phase", "name": "other"}]
     assert "host code" not in found(with_pause("op").recording()).index  # large memory given back looks alike
+
+
+@pytest.mark.parametrize("recorded", ["nothing", "modules", "calls"])
+def test_functions_that_take_the_time_are_named_where_they_are_on_record(recorded: str) -> None:
+    hand = with_pause("step")
+    for number in range(STEPS):
+        t = 10_000 * number
+        if recorded == "modules":
+            hand.event("nn.Module: Model_0", t, t + 2000, "python_function")
+        if recorded == "calls":
+            hand.event("a.py(1): step", t, t + 4000, "python_function")
+            hand.event("<built-in function sleep>", t + 2100, t + 3600, "python_function")
+            hand.event("<built-in function sleep>", t + 10, t + 900, "python_function", thread=9)
+
+    code = found(hand.recording()).loc["host code"]
+
+    named = "in a traced step: 1.50 ms in <built-in function sleep>, 0.490 ms in a.py(1): step."
+    assert (named in code["evidence"]) == (recorded == "calls")
+    assert ("stacks=True" in code["lever"]) == (recorded != "calls")
+    assert ("Which function ran." in code["blind"]) == (recorded != "calls")
+
+
+def test_calls_of_python_have_the_step_and_phase_in_which_they_begin() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for t in (0, 1000):
+        hand.event("runner", t - 10, t + 900, "python_function")
+        hand.step(t, t + 900).call(model, t + 100, t + 300).op("aten::mm", t + 110, t + 290)
+        hand.event("forward", t + 105, t + 295, "python_function")
+        hand.event("after", t + 300, t + 310, "python_function").event("late", t + 500, t + 800, "python_function")
+        hand.event("elsewhere", t + 110, t + 200, "python_function", thread=9)
+
+    events = Profile(hand.recording()).events
+    calls = events[events["category"] == "python_function"].set_index("name")
+
+    assert calls.loc["forward", "step"].tolist() == [0, 1]
+    assert calls.loc["forward", "phase"].tolist() == ["forward", "forward"]
+    assert calls.loc["forward", "layer"].tolist() == ["model", "model"]
+    assert calls.loc[["after", "late"], "step"].tolist() == [0, 1, 0, 1]
+    assert set(calls.loc[["after", "late"], "phase"]) == {"other"}
+    assert calls.loc[["after", "late", "runner"], "layer"].isna().all()
+    assert calls.loc[["runner", "elsewhere"], ["step", "phase"]].isna().all(axis=None)
 
 
 def test_what_follows_a_read_is_not_counted_twice() -> None:

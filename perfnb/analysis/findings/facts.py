@@ -27,6 +27,7 @@ from perfnb.analysis.labels import of_labels
 from perfnb.analysis.nesting import NONE, children_sums, innermost, nest, subtree_sums
 from perfnb.analysis.ops import owner_names
 from perfnb.analysis.owners import makers
+from perfnb.analysis.python_calls import calls_of
 from perfnb.frames.foreign import rows_of_trace
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import PHASES
@@ -89,6 +90,13 @@ class Facts:
     def live(self) -> bool:
         """Whether steps were run and timed, instead of a trace loaded."""
         return len(self.timed_ms) > 0
+
+    @cached_property
+    def records_python(self) -> bool:
+        """Whether Python's calls are on record, beside those of modules that a trace may hold without the others."""
+        events = self.recording.events
+        names = events["name"].iloc[calls_of(events)]
+        return bool(of_labels(names, lambda name: not name.startswith("nn.Module: ")).any())
 
     @property
     def step_words(self) -> str:

@@ -83,6 +83,8 @@ def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
             "Take this function off the step's way: do it less often, elsewhere, or before the loop.",
             "",
         )
+    if facts.records_python:
+        return "Find what the host does there: none of the ops, calls and functions on record takes most of it.", ""
     if facts.live:
         return "Find what the host does there: profile with stacks=True, which records Python's functions too.", ""
     return "Find what the host does there: record Python's functions too.", f"profiler = {_RECORDING_MORE})"
@@ -108,8 +110,9 @@ def unexplained_idle(facts: Facts) -> list[Finding]:
             f"The GPU was idle for {time(bound)} a step, {part(facts.share(bound))} of it, and the trace does not show "
             f"why: {'; '.join(said)}.",
             bound,
-            "Record more: the host's ops and calls together with the GPU's work, Python's stacks, events of "
-            "synchronisation, and no less than whole steps.",
+            "Record more: the host's ops and calls together with the GPU's work, "
+            + ("" if facts.records_python else "Python's stacks, ")
+            + "events of synchronisation, and no less than whole steps.",
             ""
             if facts.live
             else f"profiler = {_RECORDING_MORE}, "
