@@ -323,3 +323,19 @@ def test_a_gpu_is_named_where_only_one_kind_is_listed(listed: list[tuple[int, st
     trace.op("aten::mm", 5, 10).kernel("k", 6, 20, 30, device=9)
 
     assert loaded(trace, tmp_path).meta["environment"]["gpus"] == [name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "told"), [(3000, True), (990, False)])
+def test_a_gpu_that_works_on_after_the_marked_step_is_told_with_the_time_that_findings_count(
+    end: int, told: bool, tmp_path: Path
+) -> None:
+    trace = Written().step(1, 0, 1000).op("aten::mm", 10, 900).kernel("gemm", 20, 30, end)
+    p = perfnb.load(trace.write(tmp_path / "trace.json"))
+
+    said = "the GPU works on after it: findings count 3.00 ms until it is done"
+    page = tmp_path / "page.html"
+    p.to_html(page)
+    assert "traced step 1.00 ms" in str(p)
+    assert (said in str(p)) == told
+    assert ('"until_gpu_ms":3' in page.read_text()) == told

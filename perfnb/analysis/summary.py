@@ -29,6 +29,9 @@ from perfnb.analysis.timing import Timing, timing_of_batches
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import PASSES, conform
 
+#: How many times as long as the host's step one with the GPU's work is, where the report tells the two apart.
+_LONGER = 1.01
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -86,6 +89,12 @@ class Summary:
     source: str | None = None
     gpu: GpuSummary | None = None
     findings: Findings | None = None
+
+    @property
+    def until_gpu_ms(self) -> float | None:
+        """A traced step until the GPU has done its work, where that is longer and findings are shares of it."""
+        found = None if self.findings is None or self.timing.steps else self.findings.step_ms
+        return found if found is not None and self.traced_ms and found > _LONGER * self.traced_ms else None
 
 
 def timing_of(recording: Recording) -> Timing:

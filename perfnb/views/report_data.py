@@ -67,6 +67,7 @@ def report_data(
             "throughput_per_s": _exact(timing.throughput_per_s if timing.steps else None),
             "batch_size": timing.batch_size,
             "traced_ms": _exact(summary.traced_ms),
+            "until_gpu_ms": _exact(summary.until_gpu_ms),
             "slowdown": _exact(summary.slowdown),
             "executed": [[fmt.PASS_WORDS.get(name, escape.plain(name)), n] for name, n in summary.executed.items()],
         },

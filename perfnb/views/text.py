@@ -89,6 +89,10 @@ def headline_facts(summary: Summary) -> list[str]:
         count = summary.executed.get("traced", 0)
         mean = "" if count == 1 else f" (mean of {count:,})"
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}{mean}")
+        if summary.until_gpu_ms is not None:
+            facts.append(
+                f"the GPU works on after it: findings count {fmt.duration(summary.until_gpu_ms)} until it is done"
+            )
     elif summary.slowdown is None:
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}")
     else:

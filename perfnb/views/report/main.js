@@ -16,7 +16,9 @@ function headline(data, verdict) {
       step.throughput_per_s == null ? null
         : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batches differ in size" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
       fact("Traced step", figure(duration(step.traced_ms)),
-        step.traced_ms == null ? "none" : step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
+        step.traced_ms == null ? "none"
+          : step.until_gpu_ms != null ? `the GPU works on after it: findings count ${duration(step.until_gpu_ms)} until it is done`
+          : step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
       data.source != null ? fact("Read from", data.source, total === 1 ? "1 step" : `${total.toLocaleString("en-US")} steps`)
         : fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "not once", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
 }
