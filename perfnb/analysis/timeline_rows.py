@@ -77,7 +77,8 @@ def _reached(following: Ints) -> np.ndarray:
 
 
 def apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a track as they are, unless some at one depth overlap: then each on the first line that is free."""
+    """The rows of a track in order of depth and time; where some at one depth overlap, each on the first free line."""
+    rows = rows.iloc[np.lexsort((rows["start"], rows["depth"]))].reset_index(drop=True)
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     if not ((depth[1:] == depth[:-1]) & (start[1:] < end[:-1])).any():

@@ -88,6 +88,16 @@ def test_layers_nest_in_forward_and_neighbouring_nodes_join_in_backward() -> Non
     assert {line.layers[code] for code in rows["layer"]} == {"net", "net.first", "net.second", "(loss)"}
 
 
+def test_the_rows_of_a_track_are_in_order_of_depth_and_time() -> None:
+    # The report looks for a depth's rows by halving: in another order it draws them over each other.
+    line = timeline(training())
+
+    for track in line.tracks:
+        rows = line.rows_on(track)
+        assert rows["depth"].tolist() == sorted(rows["depth"])
+        assert all(part["start"].is_monotonic_increasing for _, part in rows.groupby("depth"))
+
+
 def test_a_layer_that_is_run_again_is_told_apart() -> None:
     made = ByHand().step(0, 1000)
     net = made.layer("net")
