@@ -131,7 +131,12 @@ def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: 
 
 
 def times_in_words(times_ms: Iterable[float]) -> str:
-    """Milliseconds with three significant digits and one unit: ``1.2, 980 ms``, or ``0.98, 3.44 s`` from 1,000 ms."""
+    """Times with three significant digits and one unit: ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms.
+
+    Where some are below 0.1 ms and none reaches 1 ms: ``13.8, 117 µs``.
+    """
     values = [float(f"{value:.3g}") for value in times_ms]
-    in_s = max(map(abs, values), default=0.0) >= 1000
-    return ", ".join(f"{value / 1000 if in_s else value:.3g}" for value in values) + (" s" if in_s else " ms")
+    sizes = [abs(value) for value in values if value]
+    in_us = bool(sizes) and min(sizes) < 0.1 and max(sizes) < 1
+    factor, unit = (1e3, "µs") if in_us else (1e-3, "s") if max(sizes, default=0.0) >= 1000 else (1.0, "ms")
+    return ", ".join(f"{value * factor:.3g}" for value in values) + f" {unit}"

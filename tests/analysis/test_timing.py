@@ -70,9 +70,15 @@ def test_timing_tells_median_interval_and_throughput() -> None:
         ([3441, 980.4], "3.44, 0.98 s"),
         ([999.6], "1 s"),
         ([61_234], "61.2 s"),
+        ([0.0138, 0.117, 0.0137], "13.8, 117, 13.7 µs"),
+        ([0.0667], "66.7 µs"),
+        ([0.05, 1.5], "0.05, 1.5 ms"),
+        ([0.1, 0.9996], "0.1, 1 ms"),
+        ([0.0], "0 ms"),
+        ([], " ms"),
     ],
 )
-def test_times_from_a_second_on_are_said_in_seconds(times, words):
+def test_times_are_said_in_the_unit_of_their_size(times, words):
     assert times_in_words(times) == words
 
 
