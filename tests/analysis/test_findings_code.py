@@ -187,6 +187,22 @@ def test_a_model_is_compiled_only_where_the_step_calls_it() -> None:
     assert small_ops(True, compiled=True)["code"] == ""
 
 
+@pytest.mark.slow
+def test_a_trace_without_layers_is_not_said_to_have_ops_in_some() -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 1600)
+        for place in range(100):
+            hand.op("aten::add", t + 5 * place, t + 5 * place + 4, 100 * number + place)
+            hand.node("AddBackward0", t + 600 + 10 * place, t + 609 + 10 * place, 100 * number + place)
+
+    evidence = found(hand.recording()).loc["dispatch overhead", "evidence"]
+
+    assert "layers" not in evidence
+    assert "in 1 layer: calling" in small_ops(None)["evidence"]
+
+
 def on_gpu(name: str, major: int, minor: int) -> Recording:
     recording = live_gpu()
     device = {"id": 0, "name": name, "computeMajor": major, "computeMinor": minor}

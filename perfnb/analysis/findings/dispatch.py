@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from perfnb.analysis.findings.compiling import compiling
 from perfnb.analysis.findings.facts import Facts
-from perfnb.analysis.findings.finding import Confidence, Finding, Row, part, time
+from perfnb.analysis.findings.finding import Confidence, Finding, Row, many, part, time
 
 _WORTH = 0.1
 #: Fewest small operators of a step that are worth a word.
@@ -40,11 +40,12 @@ def _small_ops(facts: Facts) -> list[Finding]:
     modules = facts.recording.modules
     note, code = compiling(facts, layers)
     leaves = int((~modules.index.isin(modules["parent"])).sum())
+    among = f", in {many(leaves, 'layer')}" if leaves else ""  # a trace may know no layers
     return [
         Finding(
             "dispatch overhead",
             f"{count:,.0f} of {len(outer) / max(facts.attribution.steps, 1):,.0f} ops of forward and backward are "
-            f"shorter than {facts.tiny_ns / 1e3:.0f} µs, in {leaves:,} layers: calling them, from Python and through "
+            f"shorter than {facts.tiny_ns / 1e3:.0f} µs{among}: calling them, from Python and through "
             f"autograd, takes {time(bound)}, {part(facts.share(bound))} of the step.",
             bound,
             f"Let each op do more: a larger batch, fewer and wider layers, or fuse them with torch.compile.{note}",
