@@ -103,7 +103,7 @@ CALLS: Columns = {
     **{"op": _LABEL, "flops": _COUNT, "bytes": _COUNT, "dtype": _MAYBE_LABEL},
     "number": _NUMBER_OF_ROW,
 }
-_KINDS = {"Int64": "count", "int64": "whole", "Float64": "number", "float64": "number", "str": "text"}
+_KINDS: dict[Any, str] = {"Int64": "count", "int64": "whole", "Float64": "number", "float64": "number", TEXT: "text"}
 
 
 def _of_watch(table: str, needed: Columns) -> Columns:
