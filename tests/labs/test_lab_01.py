@@ -166,6 +166,20 @@ def test_the_standard_error_of_the_mean_is_no_interval_of_the_median(answer: Num
     assert "any interval of the *mean*" in found
 
 
+def of_logarithms(times: list[float]) -> list[float]:
+    """The standard error of the mean, of logarithms: right where those are normal, as all are without slow steps."""
+    logarithms = np.log(times)
+    error = 1.96 * logarithms.std(ddof=1) / len(times) ** 0.5
+    return np.exp(logarithms.mean() + np.array([-error, error])).tolist()
+
+
+def test_slow_steps_alone_tell_the_mean_of_logarithms_from_the_median() -> None:
+    """Its interval is no wider than it need be, but lies too high."""
+    found = hint("1.3", of_logarithms)
+
+    assert "every 9th step takes 6 times as long, your interval held it in 79 %" in found
+
+
 @pytest.mark.parametrize(
     "answer",
     [
