@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 from perfnb import PerformanceReport
-from perfnb.labs.exercise import Facts, Hint, all_there, as_function, as_number, close, outcome
+from perfnb.labs.exercise import Facts, Hint, all_there, as_function, as_number, close, is_false, outcome
 from perfnb.labs.workloads import one_thread
 
 #: The factors of a training that are told apart, and rounds of a trial.
@@ -208,7 +208,7 @@ def of_earlier(facts: Facts, said: float, names: Sequence[str]) -> bool:
 def judge_report(report: Facts | None, name: str, trial: float | None = None) -> Facts:
     if report is None:
         raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
-    if report.get("of_this") is False:
+    if is_false(report.get("of_this")):
         raise Hint(f"The report on {name!r} is of other code than this answer; run the report's cell again.")
     if not report["quality"]:
         raise Hint(f"The report on {name!r} did not judge quality: a faster step may be a worse one.")

@@ -128,6 +128,39 @@ def require_test(given: Any, called: str = "test") -> ABTest:
     return given
 
 
+class Flag:
+    """A true or false that came from a file: unlike Python's own, it is no number."""
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __bool__(self) -> bool:
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (bool, Flag)) and bool(other) == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+def flagged(value: Any) -> Any:
+    """What JSON holds, with a `Flag` for each true and false: arithmetic on one raises `TypeError`."""
+    if isinstance(value, dict):
+        return {name: flagged(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [flagged(one) for one in value]
+    return Flag(value) if isinstance(value, bool) else value
+
+
+def is_false(value: Any) -> bool:
+    """Whether a fact is ``False``, and not just empty, zero or missing."""
+    return isinstance(value, (bool, Flag)) and not value
+
+
 def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
     """The cases of a check, a list or a mapping, if there are `count` of them; raises `Hint` otherwise.
 

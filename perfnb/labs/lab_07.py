@@ -29,6 +29,7 @@ from perfnb.labs.exercise import (
     as_number,
     as_numbers,
     close,
+    is_false,
     outcome,
     slip,
 )
@@ -283,7 +284,7 @@ def judge_compiled(facts: Facts) -> None:
             raise Hint(f"{where}a negative number of steps. A compiled step takes ratio times as long: what is saved?")
         raise Hint(f"{where}not the time of the first step by what one step saves. {slip(said, wanted, 0.02)}")
     if facts["first_s"] is None:
-        if facts["can"] is not False:
+        if not is_false(facts["can"]):
             raise Hint(
                 "A small function was compiled on this machine just now, so it can be had: run the cell of the first "
                 "step again, and look at the error if there is one."

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from perfnb.labs.changes import judge_report, report_facts, same_state, state
-from perfnb.labs.exercise import Facts, Hint, all_there, as_function, outcome
+from perfnb.labs.exercise import Facts, Hint, all_there, as_function, is_false, outcome
 
 #: The most that int8 weights may take of the bytes before, and how far the largest output may move.
 SMALLER, MOVED = 0.4, 0.15
@@ -74,7 +74,7 @@ def _quantises() -> bool:
 
 
 def judge_int8(facts: Facts) -> None:
-    if facts["can"] is False:
+    if is_false(facts["can"]):
         return
     before, after = facts["bytes"]
     if not facts["unchanged"]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfnb.errors import LabError
 from perfnb.frames.beside import put_file, workplace
-from perfnb.labs.exercise import Hint, printable
+from perfnb.labs.exercise import Hint, flagged, printable
 from perfnb.labs.ledger import Result, exercise_of
 from perfnb.traces.regular_file import open_regular
 
@@ -111,7 +111,7 @@ def verify_results(path: str | Path) -> Verification:
 
 
 def _verdict(result: dict[str, Any]) -> str:
-    facts = result["facts"]
+    facts = flagged(result["facts"])
     try:
         exercise_of(str(result["number"])).judge(facts)
         right = bool(facts)
