@@ -145,12 +145,23 @@ class Sum(TypedDict):
     readings: Count
 
 
+class Device(TypedDict, total=False):
+    """What a watched device has, as its sampler tells it."""
+
+    name: str | None
+    cpus: Count | None
+    memory_bytes: Count | None
+    power_limit_w: Amount | None
+    cpu_limit: Amount | None
+    memory_limit_bytes: Count | None
+
+
 class WatchFacts(TypedDict, total=False):
     """Of a watch."""
 
     running: bool
     interval_s: Required[Above0]
-    devices: Required[dict[str, dict[str, Any]]]
+    devices: Required[dict[str, Device]]
     absent: Required[dict[str, str]]
     notes: Required[list[str]]
     ticks: Required[Count]
@@ -181,6 +192,13 @@ class TraceFacts(TypedDict, total=False):
     thread_names: list[tuple[Whole, Whole, str]]
 
 
+class Looped(TypedDict):
+    """An optimizer that the step called more than once."""
+
+    optimizer: str
+    times: Count
+
+
 class ProfileFacts(TypedDict, total=False):
     """Of a profile."""
 
@@ -201,6 +219,7 @@ class ProfileFacts(TypedDict, total=False):
     bare_cost: Cost
     ceilings: Ceilings
     parts: Parts
+    optimizer_steps: Looped
     allocator: dict[str, Allocator]
     watch: WatchFacts
     trace: TraceFacts
@@ -223,6 +242,7 @@ class TimingFacts(TypedDict, total=False):
     steady: Required[bool | None]
     noise: Required[Noise]
     wanted: Required[Count | None]
+    block: Annotated[int, Meta(ge=1, le=2**62)]
 
 
 class Blocks(TypedDict):
