@@ -347,6 +347,29 @@ def test_a_file_is_read_in_no_more_memory_than_it_has_bytes(tmp_path: Path) -> N
     assert peak < 20_000_000
 
 
+@pytest.mark.parametrize("kind", ["traced", "timing"])
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("[" + "[]," * 1_000_000 + "[]]", "it holds more values than any that perfnb writes"),
+        ("[" + "{}," * 1_000_000 + "{}]", "it holds more values than any that perfnb writes"),
+        ('"' + "x" * 17_000_000 + '"', "it is larger than 16,777,216 bytes"),
+    ],
+    ids=["lists", "mappings", "text"],
+)
+def test_facts_that_perfnb_does_not_know_take_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, key: str, said: str
+) -> None:
+    saved = ALL[kind](tmp_path)
+    file = saved / ("timing.json" if kind == "timing" else "profile.json")
+    text = file.read_text("utf-8").rstrip().removesuffix("}")
+    file.write_text(f'{text}, "zz": {key}}}')
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("it was read"))
+
+    with pytest.raises(RecordingError, match=f"{file.name} is damaged: .*{said}"):
+        perfnb.load(saved)
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [
