@@ -12,6 +12,7 @@ import pandas as pd
 from perfnb.analysis.architecture_table import architecture_figures
 from perfnb.analysis.architectures import ArchitectureFigures
 from perfnb.analysis.summary import device_words
+from perfnb.capture.amounts import shown
 from perfnb.comparison import planned_rounds, warm_up
 from perfnb.frames import storage
 from perfnb.frames.storable import storable
@@ -175,9 +176,9 @@ def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
     for name, value in models.items():
         model, own = value if isinstance(value, tuple) and len(value) == 2 else (value, batch)
         if not isinstance(model, nn.Module):
-            raise TypeError(f"models[{name!r}] is no torch module but {type(model).__name__}.")
+            raise TypeError(f"models[{shown(name)}] is no torch module but {type(model).__name__}.")
         if own is None:
-            raise ValueError(f"models[{name!r}] has no batch: give one for all, or a pair (model, batch).")
+            raise ValueError(f"models[{shown(name)}] has no batch: give one for all, or a pair (model, batch).")
         pairs[storable(str(name))] = (model, own)
     return pairs
 

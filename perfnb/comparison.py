@@ -169,7 +169,9 @@ def ab_test(
     require_steps({"a": a, "b": b}, batches, "ab_test(a, b, loader)")
     given: Any = check
     if isinstance(given, bool) or not (given is None or callable(given) or isinstance(given, Real)):
-        raise TypeError(f"check must be a tolerance such as 1e-5, or a function of the two results, not {check!r}.")
+        raise TypeError(
+            f"check must be a tolerance such as 1e-5, or a function of the two results, not {shown(check)}."
+        )
     within = finite(equal_within)
     if within is None or not 0 < within < 1:
         raise ValueError(f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {shown(equal_within)}.")

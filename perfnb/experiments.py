@@ -13,6 +13,7 @@ import pandas as pd
 
 from perfnb.analysis import timing as analysis
 from perfnb.analysis.journal import journal_history
+from perfnb.capture import amounts
 from perfnb.frames import journal as storage
 from perfnb.frames.journal import Entry
 from perfnb.frames.paths import usable
@@ -113,7 +114,7 @@ class Journal:
         if wrong := [key for key, value in words.items() if not isinstance(value, str)]:
             raise TypeError(f"{wrong[0]} must be words.")
         if not (accepted is None or isinstance(accepted, bool)):
-            raise TypeError(f"accepted must be True, False or None, not {accepted!r}.")
+            raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
         thing = given if isinstance(given, (PerformanceReport, Profile, Timing)) else shown(given)
         entry = replace(_facts(thing), hypothesis=hypothesis, name=name)
         if change is not None:
@@ -200,7 +201,9 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
         If `path` is a file.
     """
     if not 0 < equal_within < 1:
-        raise ValueError(f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {equal_within!r}.")
+        raise ValueError(
+            f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {amounts.shown(equal_within)}."
+        )
     folder = usable(path)
     storage.read_entries(folder)
     return Journal(folder, equal_within)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.analysis.module_layers import with_module_layers
+from perfnb.capture.amounts import shown
 from perfnb.errors import RecordingError, TraceError
 from perfnb.frames import measurements, storage
 from perfnb.frames.paths import usable
@@ -103,21 +104,23 @@ def load(
 def _check(limits: dict[str, Any], executor: object) -> None:
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, not {value!r}.")
+            raise TypeError(f"{name} must be a whole number, not {shown(value)}.")
         if value <= 0:
-            raise ValueError(f"{name} must be a number above 0, not {value!r}.")
+            raise ValueError(f"{name} must be a number above 0, not {shown(value)}.")
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise TypeError(f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {executor!r}.")
+        raise TypeError(
+            f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
+        )
 
 
 def _paths(path: object) -> list[Path]:
     """The paths of a list of them."""
     if not isinstance(path, Iterable) or isinstance(path, bytes):
-        raise TypeError(f"path must be a path or a list of paths, not {path!r}.")
+        raise TypeError(f"path must be a path or a list of paths, not {shown(path)}.")
     found = []
     for one in path:
         if not isinstance(one, str | Path):
-            raise TypeError(f"path must be a list of paths; one in it is {one!r}.")
+            raise TypeError(f"path must be a list of paths; one in it is {shown(one)}.")
         found.append(usable(one))
     return found
 

@@ -23,6 +23,7 @@ from perfnb.analysis.performance_report import (
 )
 from perfnb.analysis.profile_diff import diff_profiles
 from perfnb.analysis.quality import limits_of, losses_of, require_quality
+from perfnb.capture.amounts import shown
 from perfnb.comparison import ABTest, ab_test
 from perfnb.errors import RecordingError
 from perfnb.frames import measurements, storage
@@ -245,7 +246,7 @@ def report(
         raise TypeError(f"change must be words, not {type(change).__name__}.")
     require_quality(quality)
     if not isinstance(given[1], bool):
-        raise TypeError(f"profile must be True or False, not {profile!r}.")
+        raise TypeError(f"profile must be True or False, not {shown(profile)}.")
     accepted = limits_of(limits, judged=quality is not None, profiled=profile)
     results = _Results(accepted.get(DIFFERENCE))
     ab = ab_test(

@@ -174,14 +174,16 @@ def scaling_study(
 
 def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
     """The step of a size."""
+    from perfnb.capture.amounts import shown
     from perfnb.capture.given import require_steps
 
     __tracebackhide__ = True
     step = make_step(size)
     if not callable(step):
         raise TypeError(
-            f"make_step({size!r}) must return a function, the step of that size, and returned {type(step).__name__}: "
-            "write def make_step(size) with the step as a function in it, or lambda size: lambda: work(size)."
+            f"make_step({shown(size)}) must return a function, the step of that size, and returned "
+            f"{type(step).__name__}: write def make_step(size) with the step as a function in it, or lambda size: "
+            "lambda: work(size)."
         )
     require_steps({"the step that make_step returns": step}, None, "")
     return step  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from perfnb.analysis.system_check import check_table
+from perfnb.capture.amounts import shown
 from perfnb.views.system_check import system_html, system_line, system_text
 
 
@@ -66,5 +67,5 @@ def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:
 
     path = os.fsdecode(data)
     if not os.path.exists(path):
-        raise FileNotFoundError(f"there is no {path!r}: give the file or folder that the loader reads.")
+        raise FileNotFoundError(f"there is no {shown(path)}: give the file or folder that the loader reads.")
     return SystemCheck(check_table(read_system(path)))

@@ -15,6 +15,7 @@ import pandas as pd
 
 from perfnb.analysis.machine import MachineSummary, machine_summary, machine_table
 from perfnb.analysis.machine_charts import CHARTS
+from perfnb.capture.amounts import shown
 from perfnb.capture.gate import InterruptGate
 from perfnb.capture.marks import Marks
 from perfnb.capture.watcher import Watcher
@@ -110,12 +111,14 @@ class Watch:
         if named.empty:
             near = difflib.get_close_matches(name, sorted(set(marks["name"])), n=3, cutoff=0.3)
             hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; `marks` lists those there are."
-            raise ValueError(f"there is no mark {name!r}{hint}")
+            raise ValueError(f"there is no mark {shown(name)}{hint}")
         inside = pd.Series(False, index=samples.index)
         for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
             inside |= samples["t_s"].between(float(start), float(end))
         if not inside.any():
-            raise ValueError(f"no reading fell into the mark {name!r}: it was shorter than the time between readings.")
+            raise ValueError(
+                f"no reading fell into the mark {shown(name)}: it was shorter than the time between readings."
+            )
         return machine_table(samples[inside])
 
     @contextmanager
@@ -123,7 +126,7 @@ class Watch:
         """Name what runs in the block while the watch runs; marks may lie inside each other."""
         __tracebackhide__ = True
         if self._watcher is None or self._kept is not None:
-            warnings.warn(f"The watch has ended: the mark {name!r} is not kept.", stacklevel=3)
+            warnings.warn(f"The watch has ended: the mark {shown(name)} is not kept.", stacklevel=3)
         number = self._marks.begin(storable(str(name)), self._now())
         try:
             yield
@@ -292,8 +295,8 @@ def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None
         return None
     words = [word.strip() for word in metrics.split(",")] if isinstance(metrics, str) else metrics
     if not isinstance(words, (list, tuple)) or not words:
-        raise ValueError(f"metrics must be words, such as 'cpu, memory', not {metrics!r}.")
+        raise ValueError(f"metrics must be words, such as 'cpu, memory', not {shown(metrics)}.")
     for word in words:
         if word not in CHARTS:
-            raise ValueError(f"there is no metric {word!r}: the metrics are {', '.join(CHARTS)}.")
+            raise ValueError(f"there is no metric {shown(word)}: the metrics are {', '.join(CHARTS)}.")
     return words

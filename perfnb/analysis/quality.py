@@ -10,6 +10,7 @@ from typing import Any
 
 from perfnb.analysis.decision import Loss
 from perfnb.analysis.performance_report import DIFFERENCE, RESOURCES
+from perfnb.capture.amounts import shown
 from perfnb.frames.storable import storable
 
 _BOTH = {"baseline", "candidate"}
@@ -57,10 +58,12 @@ def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
     limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
     for name, limit in limits.items():
         if not math.isfinite(limit):
-            raise ValueError(f"the limit of {name!r} is {limit}: give the largest value that is accepted, or no limit.")
+            raise ValueError(
+                f"the limit of {shown(name)} is {limit}: give the largest value that is accepted, or no limit."
+            )
         if not judged and name not in (*RESOURCES, DIFFERENCE):
             raise ValueError(
-                f"limits names {name!r}, which nothing measures{_near(name, (*RESOURCES, DIFFERENCE))}: without "
+                f"limits names {shown(name)}, which nothing measures{_near(name, (*RESOURCES, DIFFERENCE))}: without "
                 f"quality the limits are those of {DIFFERENCE!r}, {', '.join(map(repr, RESOURCES))}."
             )
     if not judged and limits.get(DIFFERENCE, 0.0) < 0:
@@ -95,14 +98,14 @@ def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
         candidate = _numbers(returned["candidate"], "quality", wanted)
         if baseline.keys() != candidate.keys():
             odd = sorted(baseline.keys() ^ candidate.keys())[0]
-            raise ValueError(f"quality returns {odd!r} for one of the two only: return each loss for both.")
+            raise ValueError(f"quality returns {shown(odd)} for one of the two only: return each loss for both.")
     else:
         candidate = _numbers(returned, "quality", wanted)
     if not candidate:
         raise ValueError(f"quality returned no loss: it must return at least one, such as {_EXAMPLE}.")
     if taken := [name for name in candidate if name in _MEASURED]:
         raise ValueError(
-            f"quality names a loss {taken[0]!r}, which is a figure that perfnb measures: name it otherwise."
+            f"quality names a loss {shown(taken[0])}, which is a figure that perfnb measures: name it otherwise."
         )
     return tuple(Loss(name, value, baseline.get(name), limits.get(name)) for name, value in candidate.items())
 
@@ -116,14 +119,14 @@ def _numbers(given: Any, what: str, wanted: str) -> dict[str, float]:
     numbers = {}
     for name, value in given.items():
         if not isinstance(name, str) or not name:
-            raise TypeError(f"the names in {what} must be words, not {name!r}.")
+            raise TypeError(f"the names in {what} must be words, not {shown(name)}.")
         try:
             if isinstance(value, (str, bytes, bool)):
                 raise TypeError
             # A tensor of one element is a number too.
             numbers[storable(name)] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name!r} in {what} must be a number, not {type(value).__name__}.") from error
+            raise TypeError(f"{shown(name)} in {what} must be a number, not {type(value).__name__}.") from error
     return numbers
 
 

@@ -304,7 +304,9 @@ def _factory(wanted: Any) -> Callable[[list[nn.Parameter]], Any]:
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
         }
         if wanted.lower() not in classes:
-            raise ValueError(f"there is no optimizer {wanted!r} in torch.optim; it has {', '.join(sorted(classes))}.")
+            raise ValueError(
+                f"there is no optimizer {shown(wanted)} in torch.optim; it has {', '.join(sorted(classes))}."
+            )
         return classes[wanted.lower()]
     if not callable(wanted):
         raise TypeError(

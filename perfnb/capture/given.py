@@ -70,7 +70,7 @@ def require_loss(loss: Any, batch: Any) -> None:
     if loss is None:
         return
     if not callable(loss):
-        raise TypeError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {loss!r}.")
+        raise TypeError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {shown(loss)}.")
     if isinstance(batch, Mapping):
         call, why = "loss(output, batch)", "the batch is a mapping"
     elif isinstance(batch, (tuple, list)):

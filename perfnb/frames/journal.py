@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from perfnb.capture.amounts import shown
 from perfnb.errors import RecordingError
 from perfnb.frames.beside import workplace
 from perfnb.frames.folder import FORMAT, VERSION
@@ -243,8 +244,8 @@ def entry_of(entries: Mapping[str, Entry], wanted: str | int) -> str:
         place = wanted - 1 if wanted > 0 else len(names) + wanted
         if wanted and 0 <= place < len(names):
             return names[place]
-        raise KeyError(f"there is no entry {wanted}: the journal has {len(names):,}, numbered from 1.")
+        raise KeyError(f"there is no entry {shown(wanted)}: the journal has {len(names):,}, numbered from 1.")
     found = [name for name in names if name == wanted or name.startswith(str(wanted))]
     if len(found) == 1 or (found and found[0] == wanted):
         return found[0]
-    raise KeyError(f"{'more than one entry begins' if found else 'no entry begins'} with {wanted!r}.")
+    raise KeyError(f"{'more than one entry begins' if found else 'no entry begins'} with {shown(wanted)}.")

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+from perfnb.capture.amounts import shown
 from perfnb.errors import RecordingError
 
 #: A longer path is shortened in the middle of an error's sentence.
@@ -21,7 +22,7 @@ def usable(path: str | os.PathLike[str]) -> Path:
         If nothing can be there: no such user, a name that is too long, or a character that no name may have.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path must be a path, not {path!r}.")
+        raise TypeError(f"path must be a path, not {shown(path)}.")
     try:
         found = Path(path).expanduser()
         os.lstat(found)
