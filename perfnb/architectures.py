@@ -131,6 +131,9 @@ def compare_architectures(
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
+    given: Any = training
+    if not isinstance(given, (bool, int)) or given not in (0, 1):
+        raise TypeError(f"training must be True or False, not {shown(given)}.")
     pairs = _with_batches(models, batch)
     steps = {name: model_step(model, own, loss, training=training) for name, (model, own) in pairs.items()}
     begin = time.perf_counter()

@@ -108,3 +108,9 @@ def test_no_long_argument_is_quoted_whole(
 )
 def test_a_long_argument_is_shortened(name: str, argument: str, value: Any) -> None:
     assert 0 < len(refused(name, {**CALLS[name], argument: value})) < MOST
+
+
+@pytest.mark.parametrize("training", ["no", [], None, 2])
+def test_training_is_true_or_false(training: Any) -> None:
+    for name in ("compare_architectures", "estimate_memory"):
+        assert "training must be True or False, not " in refused(name, {**CALLS[name], "training": training})
