@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.analysis.interval_sets import union
-from perfnb.analysis.nesting import NONE, Bools
+from perfnb.analysis.nesting import NONE, Bools, Ints
 from perfnb.analysis.timeline import Timeline, Track
 from perfnb.analysis.timeline_memory import MemoryCurve
 from perfnb.analysis.timeline_rows import lanes
@@ -60,16 +60,19 @@ def step_timeline(timeline: Timeline) -> StepTimeline | None:
     begin, duration = int(chosen["start"]), int(chosen["duration"])
     if duration <= 0:
         return None
-    launched = {track: _launched(timeline, track, begin, begin + duration) for track in timeline.of("stream")}
-    shown = max([duration, *(_latest(timeline, track, ours) - begin for track, ours in launched.items())])
+    rows = _Rows(timeline)
+    launched = {track: rows.launched(track, begin, begin + duration) for track in timeline.of("stream")}
+    shown = max([duration, *(rows.latest(track, ours) - begin for track, ours in launched.items())])
     parts, tracks, first = [], [], 0
     for track in timeline.tracks:
-        rows = _during(timeline, track, begin, begin + duration, launched.get(track), begin + shown)
-        if len(rows) and track.kind != "steps":
-            parts.append(rows)
-            tracks.append(replace(track, first=first, count=len(rows), depth=int(rows["depth"].max()) + 1))
-            first += len(rows)
-    whole = pd.concat(parts, ignore_index=True) if parts else timeline.rows.iloc[:0]
+        part = rows.during(track, begin, begin + duration, launched.get(track), begin + shown)
+        if part.shape[1] and track.kind != "steps":
+            parts.append(part)
+            tracks.append(replace(track, first=first, count=part.shape[1], depth=int(part[3].max()) + 1))
+            first += part.shape[1]
+    place, start, length, depth = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), dtype=np.int64)
+    whole = timeline.rows.iloc[place].reset_index(drop=True)
+    whole = whole.assign(start=start, duration=length, depth=depth.astype(whole["depth"].dtype))
     whole = whole.assign(launch=NONE, forward=NONE)
     curves = tuple(_cut(curve, begin, begin + shown) for curve in timeline.memory)
     seen = replace(timeline, tracks=tuple(tracks), rows=whole, memory=curves)
@@ -84,42 +87,53 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def _launched(timeline: Timeline, track: Track, begin: int, end: int) -> Bools:
-    """Which work of a stream something in the step launched."""
-    rows = timeline.rows_on(track)
-    launch = rows["launch"].to_numpy()
-    at = timeline.rows["start"].to_numpy()[launch]
-    return np.asarray((launch != NONE) & (at >= begin) & (at < end) & _is_work(timeline, track, rows))
+class _Rows:
+    """The rows of a timeline, column by column: a trace may have thousands of tracks of a few rows each."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        rows = timeline.rows
+        self._start, self._depth = rows["start"].to_numpy(), rows["depth"].to_numpy()
+        self._end = self._start + rows["duration"].to_numpy()
+        self._launch = rows["launch"].to_numpy()
+        marks = np.array([name.startswith(_MARKS) for name in timeline.names] + [False], dtype=bool)
+        marked = marks[rows["name"].to_numpy()]
+        category = rows["category"].to_numpy()
+        self._work = {
+            kind: np.array([name in words for name in timeline.categories] + [False], dtype=bool)[category] & ~marked
+            for kind, words in _WORK.items()
+        }
+
+    def launched(self, track: Track, begin: int, end: int) -> Bools:
+        """Which work of a stream something in the step launched."""
+        own = _own(track)
+        launch = self._launch[own]
+        at = self._start[launch]
+        return np.asarray((launch != NONE) & (at >= begin) & (at < end) & self._work[track.kind][own])
+
+    def latest(self, track: Track, chosen: Bools) -> int:
+        """When the last of the chosen rows of a track ends; 0 where there is none."""
+        return int(self._end[_own(track)][chosen].max(initial=0))
+
+    def during(self, track: Track, begin: int, end: int, launched: Bools | None, last: int) -> Ints:
+        """Place, start, duration and depth of each row of a track that is shown, cut to what is, by depth and start."""
+        own = _own(track)
+        chosen = (self._start[own] < end) & (self._end[own] > begin)
+        if track.kind in _WORK:
+            chosen &= self._work[track.kind][own]
+        place = track.first + np.flatnonzero(chosen if launched is None else chosen | launched)
+        start = np.maximum(self._start[place], begin)
+        finish = np.maximum(np.minimum(self._end[place], end if launched is None else last), start)
+        depth = self._depth[place]
+        if track.kind in _WORK:
+            order = np.lexsort((depth, -finish, start))
+            place, start, finish = place[order], start[order], finish[order]
+            depth = lanes(start, finish)
+        shown = np.stack([place, start - begin, finish - start, depth]).astype(np.int64)
+        return shown[:, np.lexsort((shown[1], shown[3]))]
 
 
-def _latest(timeline: Timeline, track: Track, chosen: Bools) -> int:
-    rows = timeline.rows_on(track)[chosen]
-    return int((rows["start"] + rows["duration"]).max()) if len(rows) else 0
-
-
-def _during(timeline: Timeline, track: Track, begin: int, end: int, launched: Bools | None, last: int) -> pd.DataFrame:
-    rows = timeline.rows_on(track)
-    start = rows["start"].to_numpy()
-    finish = start + rows["duration"].to_numpy()
-    during = (start < end) & (finish > begin) & _is_work(timeline, track, rows)
-    rows = rows[during if launched is None else during | launched]
-    start = np.maximum(rows["start"].to_numpy(), begin)
-    finish = np.minimum((rows["start"] + rows["duration"]).to_numpy(), end if launched is None else last)
-    finish = np.maximum(finish, start)
-    rows = rows.assign(start=start - begin, duration=finish - start)
-    if track.kind in _WORK:
-        order = np.lexsort((rows["depth"], -finish, start))
-        rows = rows.iloc[order].assign(depth=lanes(start[order], finish[order]))
-    cut: pd.DataFrame = rows.iloc[np.lexsort((rows["start"], rows["depth"]))]
-    return cut
-
-
-def _is_work(timeline: Timeline, track: Track, rows: pd.DataFrame) -> Bools:
-    if track.kind not in _WORK:
-        return np.ones(len(rows), dtype=bool)
-    work = np.array([name in _WORK[track.kind] for name in timeline.categories] + [False], dtype=bool)
-    mark = np.array([name.startswith(_MARKS) for name in timeline.names] + [False], dtype=bool)
-    return np.asarray(work[rows["category"].to_numpy()] & ~mark[rows["name"].to_numpy()])
+def _own(track: Track) -> slice:
+    return slice(track.first, track.first + track.count)
 
 
 def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from perfnb.analysis.timeline_rows import lanes
 from perfnb.analysis.timeline_step import step_timeline
 from perfnb.frames.recording import Recording
 from tests.analysis.recordings import US, ByHand
+from tests.written_traces import Written
 
 
 def timeline(made: ByHand | Recording) -> Timeline:
@@ -363,3 +367,26 @@ def test_a_step_without_length_has_a_timeline_and_no_picture(make: Callable[[], 
 
     assert len(line) == sum(track.count for track in line.tracks)
     assert step_timeline(line) is None
+
+
+def test_many_threads_are_cut_to_a_step_without_a_frame_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Written()
+    for thread in range(100):
+        made.op("aten::mm", thread, thread + 2, tid=thread + 1)
+    line = perfnb.load(made.write(tmp_path / "trace.json"))._timeline()
+    assert line is not None
+    frames: list[pd.DataFrame] = []
+    assign = pd.DataFrame.assign
+
+    def counted(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+        frames.append(frame)
+        return assign(frame, **columns)
+
+    monkeypatch.setattr(pd.DataFrame, "assign", counted)
+    step = step_timeline(line)
+
+    assert step is not None
+    assert len(step.tracks) >= 100
+    assert len(frames) < 10
