@@ -61,7 +61,7 @@ ALL: dict[str, Callable[[Path], Path]] = {
     "report with profiles": lambda folder: report(folder, profile=True),
 }
 #: How many columns, and how many keys, of each kind are altered: in every run, and in a deep one.
-SOME = {"traced": (1, 2), "ranks": (1, 1), "timing": (2, 6), "live": (1, 1), "watch": (2, 4), "report": (2, 3)}
+SOME = {"traced": (3, 4), "ranks": (2, 2), "timing": (4, 12), "live": (2, 3), "watch": (4, 8), "report": (3, 6)}
 MORE = {
     **{"traced": (20, 20), "ranks": (6, 6), "timing": (28, 80), "live": (8, 16), "watch": (20, 40)},
     **{"report": (15, 30), "report with profiles": (4, 6)},
@@ -74,9 +74,9 @@ def spread(harms: Iterable[Harm], count: int) -> list[Harm]:
     for harm in harms:
         of_place.setdefault((harm.file, harm.what.split(" ")[0]), []).append(harm)
     places = list(of_place.values())
-    chosen = [(turn * len(places) // count, turn) for turn in range(count)]
+    chosen = [((2 * turn + 1) * len(places) // (2 * count), turn) for turn in range(count)]
     # 5 has no factor in common with the number of ways, so that all of them have their turn.
-    return [places[place][(5 * turn + turn // len(places)) % len(places[place])] for place, turn in chosen]
+    return [places[place][(5 * turn + turn // len(places) + 1) % len(places[place])] for place, turn in chosen]
 
 
 def altered_here_and_there(kind: str, counts: tuple[int, int], folder: Path) -> list[str]:
