@@ -108,7 +108,7 @@ def column(events: pd.DataFrame, name: str) -> Ints:
     values = events[name]
     if values.dtype == np.int64:
         return values.to_numpy()
-    return values.astype("Int64").fillna(NONE).to_numpy(dtype=np.int64)
+    return np.asarray(values.astype("Int64").fillna(NONE), dtype=np.int64)
 
 
 def is_in(events: pd.DataFrame, categories: tuple[str, ...]) -> Bools:

@@ -304,7 +304,7 @@ def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
     meta = _meta(kind, source)
     try:
         msgspec.convert(meta, kind.facts)
-    except (ValueError, RecursionError, OverflowError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise RecordingError(f"{source / kind.meta} is damaged: {str(error).replace('$', 'meta')}.") from error
     return meta
 
