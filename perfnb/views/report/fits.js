@@ -55,7 +55,8 @@ function whatFits(data) {
     fit.frees == null ? null : h("div", { class: "pf-fit-bar", "aria-hidden": "true" },
       h("i", { class: "pf-kept", style: part(Math.max(0, peak - fit.frees)) }), h("i", { class: "pf-freed", style: part(fit.frees) })),
     fit.detail ? h("small", {}, fit.detail) : null));
-  return h("section", { class: "pf-fits", "aria-label": "What would make it fit?" }, h("h3", {}, "What would make it fit?"), now,
+  const title = options.length ? "What would make it fit?" : `What is alive at the ${instantWord(data)}`;
+  return h("section", { class: "pf-fits", "aria-label": title }, h("h3", {}, title), now,
     options.length ? h("ul", { class: "pf-options" }, options) : null,
     options.length ? h("p", { class: "pf-quiet" }, `Each option alone, at the instant of the ${instantWord(data)}; another instant may then be the highest.`) : null);
 }
