@@ -127,8 +127,8 @@ def pytest_configure() -> None:
 
 #: Public traces of which each figure takes seconds: in the names of tests with parameters.
 LARGE_TRACES = ("mi300_owlv2_large", "v100_resnet50_2021", "mi300_ddp_resnet18")
-#: Of so many cases of a slow test, spread over all, `make test` runs it; `make test-all` runs it of each.
-FEW = 3
+#: Of so many cases of a slow test, the first and the last, `make test` runs it; `make test-all` runs it of each.
+FEW = 2
 #: The files that take longest, the longest first: whole notebooks, kernels and browsers.
 LONGEST = (
     *("labs/test_notebooks.py", "magics/test_interrupts.py", "docs/test_pages_run.py", "browser/test_quickstart.py"),

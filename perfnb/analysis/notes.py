@@ -17,6 +17,7 @@ from perfnb.analysis.timing import Timing, times_in_words
 from perfnb.analysis.trace_notes import of_the_trace, without_layers
 from perfnb.frames.recording import Recording
 from perfnb.frames.schema import LOSS_ROW, UNATTRIBUTED_ROW
+from perfnb.frames.text import TEXT
 
 #: Slowdown of the traced steps above which the report speaks of it.
 _SLOWDOWN = 1.05
@@ -121,7 +122,7 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
 
 def _stepped(events: pd.DataFrame) -> list[str]:
     """Classes of the optimizers that stepped."""
-    found = events["name"].drop_duplicates().astype(str).str.extract(_OPTIMIZER_STEP)[0].dropna()
+    found = events["name"].drop_duplicates().astype(TEXT).str.extract(_OPTIMIZER_STEP)[0].dropna()
     return list(dict.fromkeys(found))
 
 

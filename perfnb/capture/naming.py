@@ -223,7 +223,8 @@ def _in_order(layers: list[Layer], places: dict[int, int]) -> tuple[list[Layer],
 
 
 def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
-    wrapped = module._modules.get(COMPILED_CHILD)  # not an attribute: __getattr__ may raise what it likes
+    children = module._modules  # not an attribute: __getattr__ may raise what it likes
+    wrapped = children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
     parameters: list[Any] = list(module.parameters())
     made = [parameter for parameter in parameters if not is_lazy(parameter)]
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]

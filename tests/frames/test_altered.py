@@ -61,7 +61,7 @@ ALL: dict[str, Callable[[Path], Path]] = {
     "report with profiles": lambda folder: report(folder, profile=True),
 }
 #: How many columns, and how many keys, of each kind are altered: in every run, and in a deep one.
-SOME = {"traced": (3, 4), "ranks": (2, 2), "timing": (4, 12), "live": (2, 3), "watch": (4, 8), "report": (3, 6)}
+SOME = {"traced": (2, 3), "ranks": (1, 1), "timing": (3, 8), "live": (1, 2), "watch": (3, 6), "report": (2, 4)}
 MORE = {
     **{"traced": (20, 20), "ranks": (6, 6), "timing": (28, 80), "live": (8, 16), "watch": (20, 40)},
     **{"report": (15, 30), "report with profiles": (4, 6)},

@@ -58,6 +58,7 @@ def test_an_entry_comes_back(tmp_path: Path) -> None:
     assert read_entries(tmp_path / "missing") == ({}, {})
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> None:
     """Killed at random moments of its writing, each time after an entry was said to be written."""

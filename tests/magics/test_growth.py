@@ -34,6 +34,7 @@ def test_several_profiles(kernel: Kernel, count: int) -> None:
     assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
 
 
+@pytest.mark.deep
 def test_a_profile_that_is_forgotten_is_freed(kernel: Kernel) -> None:
     kernel.ok("%profile_step --steps 2 --warmup 1 --quiet --into p train()\n0")
     kernel.ok("import gc, weakref\nseen = weakref.ref(p)\ndel p")

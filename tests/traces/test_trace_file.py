@@ -270,6 +270,7 @@ def test_a_bomb_below_the_cap_is_refused_by_what_it_holds(tmp_path: Path) -> Non
     assert "more than 100,000 events" in said_within_512_mib(path, max_events=100_000)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_a_small_bomb_is_refused_by_its_ratio(tmp_path: Path) -> None:
