@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 LOWEST ?=
 VENV_LOWEST ?= .venv-lowest
 

@@ -196,6 +196,7 @@ def test_an_array_of_1_mib_kept_of_each_step_lies_outside_torch() -> None:
     assert "outside torch" in leaks.sentence
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.usefixtures("thawed")
 @pytest.mark.parametrize("automatic", [False, True])
