@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
-WORKERS ?= 3
+WORKERS ?= 2
 LOWEST ?=
 VENV_LOWEST ?= .venv-lowest
 

@@ -72,6 +72,7 @@ def test_three_models_on_one_batch(tmp_path: Path) -> None:
     assert comparison._repr_mimebundle_()["text/html"] in page
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_models_are_left_as_they_were(training: bool) -> None:
@@ -87,6 +88,7 @@ def test_models_are_left_as_they_were(training: bool) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_model_may_have_a_batch_of_its_own() -> None:
     model = nn.Linear(4, 4)

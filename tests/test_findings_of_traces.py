@@ -267,6 +267,7 @@ def test_memory_taken_and_given_back_in_each_step_is_the_allocator_s() -> None:
     assert found["bound_ms"].iloc[0] <= load("mi300_ddp_resnet18").gpu_time["idle_ms"].iloc[0]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_large_detector_waits_for_its_loader_and_its_attention_is_unfused() -> None:
     profile = load("mi300_owlv2_large")

@@ -70,6 +70,7 @@ def test_names_that_no_file_can_hold_are_profiled_shown_and_saved(tmp_path: Path
     assert perfnb.load(tmp_path / "saved").layers.index[0] == r"a\udcffb"
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_models_to_compare_may_have_names_that_no_file_can_hold(nothing_left: None) -> None:
     models = {UNSTORABLE: nn.Linear(4, 4), "plain": nn.ReLU()}

@@ -183,6 +183,7 @@ def test_images_of_varying_size_are_no_leak() -> None:
     assert not leaks.allocator.excludes_zero
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.usefixtures("thawed")
 def test_an_array_of_1_mib_kept_of_each_step_lies_outside_torch() -> None:

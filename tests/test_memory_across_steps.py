@@ -138,6 +138,7 @@ def test_what_shares_memory_counts_once() -> None:
     assert p.layers.loc["model", ["forward_flops", "backward_flops"]].tolist() == [2 * product, 3 * product]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_two_profiles_in_one_process_are_alike() -> None:
     def once() -> tuple[object, ...]:

@@ -115,6 +115,7 @@ def is_whole_or_refused(events: list[dict[str, Any]]) -> None:
 IN_TIME = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @given(TRACES)
 @example([on_gpu(0, "kernel", 3.0), on_gpu(1, "gpu_memset", 0.0)])

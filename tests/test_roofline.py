@@ -21,6 +21,7 @@ def profile(step: Callable[[], object], **options: object) -> Profile:
     return made
 
 
+@pytest.mark.deep
 def test_a_product_has_a_sixth_of_its_size_as_intensity() -> None:
     size = 384
     left, right = torch.ones(size, size), torch.ones(size, size)

@@ -67,6 +67,7 @@ def test_data_that_does_not_exist(tmp_path: Path) -> None:
         perfnb.system_check(tmp_path / "missing")
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_gpus_are_checked(tmp_path: Path) -> None:
     environment = {**os.environ, **stand_in(tmp_path)}

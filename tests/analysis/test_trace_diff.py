@@ -157,6 +157,7 @@ def test_shapes_tell_operators_apart_and_then_their_order() -> None:
     assert found["grew_ms"].tolist() == pytest.approx([0.006, 0.003, 0.006])
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_trace_without_shapes_is_matched_by_name_and_layer() -> None:
     a = flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2), ("aten::add", "[[1]]", 2), layers=True)
@@ -244,6 +245,7 @@ def test_without_a_gpu_in_one_of_them_the_host_counts() -> None:
     assert found.ops["self_host_ms_a"].sum() == pytest.approx(0.03)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_what_is_not_called_equally_often_is_listed_by_the_hosts_time() -> None:
     a = (

@@ -210,6 +210,7 @@ def test_flexible_attention_is_counted_by_torchs_formula() -> None:
     assert [call.flops for call in counter.calls if call.op == "flex_attention"] == [2 * 2 * 2 * 16**3]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_counting_does_not_load_torchs_compiler() -> None:
     program = (

@@ -64,6 +64,7 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [False, True])
 def test_the_sampler_ends_with_a_parent_that_is_killed(workers: bool) -> None:

@@ -30,7 +30,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 WITH_CODE = [page for page, path in PAGES.items() if any(not block.not_run for block in blocks_of(path))]
 
 
-@pytest.mark.slow
+@pytest.mark.kernel
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_code_of_a_page_runs(page: str, kernel: Kernel, tmp_path: Path) -> None:
     write_files(tmp_path)

@@ -189,6 +189,7 @@ def narrow_step(batch: int) -> Callable[[], torch.Tensor]:
     return stepping(layered(), batch, 16)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a line through two measurements, as in the lab; the batch is run."""

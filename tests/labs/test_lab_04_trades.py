@@ -187,6 +187,7 @@ def test_measurements_that_tell_no_price(facts: Facts, says: str) -> None:
     assert says in said_of("4.6", PRICE | facts | {"said": RATIOS})
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
     plain, light = (short(stepping(Tower(blocks, run), 256, 16)) for run in (one_by_one, each_checkpointed))

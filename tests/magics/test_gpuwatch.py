@@ -148,6 +148,7 @@ def test_a_sampler_that_was_killed_shows_in_the_panel_when_the_next_cell_has_end
     assert kernel.value("w.notes[-1]").startswith("The sampler ended by itself after")
 
 
+@pytest.mark.deep
 def test_of_many_places_the_last_ones_are_live(kernel: Kernel) -> None:
     kernel.ok("%gpuwatch --into w")
     for _ in range(5):

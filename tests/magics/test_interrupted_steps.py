@@ -115,6 +115,7 @@ def test_an_interrupt_that_waits_is_not_lost(bench: Bench, steps: int) -> None:
     assert bench.board[0] == CAUGHT, "another step began"
 
 
+@pytest.mark.deep
 def test_a_step_that_catches_interrupts(bench: Bench) -> None:
     cell = (
         "%%profile_step --steps 5 --warmup 3 --into p\nboard[0] += 1\ntry:\n    train_deep()\n    time.sleep(0.1)\n"
