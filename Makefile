@@ -25,7 +25,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
 	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
-	@echo "make test       lint, tests, a browser test of each view, three notebooks; about 13 minutes on two cores"
+	@echo "make test       lint, tests, a browser test of each view, three notebooks; 8 to 9 minutes on two cores"
 	@echo "make test-fast  lint and the tests that need neither browser nor kernel; says what it leaves out"
 	@echo "make test-lowest  the fast tests with the lowest versions that pyproject.toml promises"
 	@echo "make test-all   everything that is deterministic, with the lowest versions too"
