@@ -99,15 +99,20 @@ def test_small_ops_count_with_all_that_lies_around_them() -> None:
     assert overhead["rows"][0] == {"kind": "layer", "name": "model"}
 
 
+def forward_and_backward(hand: ByHand, model: int, t: int) -> None:
+    """A step of 3 ms whose first is the model's, forward and backward; what updates it has the rest."""
+    hand.step(t, t + 3000)
+    hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499, 1)
+    hand.node("MmBackward0", t + 500, t + 1000, 1)
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs(by_hand: bool) -> None:
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):
         t = 10_000 * number
-        hand.step(t, t + 3000)
-        hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499, 1)
-        hand.node("MmBackward0", t + 500, t + 1000, 1)
+        forward_and_backward(hand, model, t)
         if not by_hand:
             hand.event("Optimizer.step#SGD.step", t + 1000, t + 3000, "user_annotation")
         for place in range(200):
@@ -126,9 +131,7 @@ def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: 
     model = hand.layer("model")
     for number in range(STEPS):
         t = 10_000 * number
-        hand.step(t, t + 3000)
-        hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499, 1)
-        hand.node("MmBackward0", t + 500, t + 1000, 1)
+        forward_and_backward(hand, model, t)
         for update in range(updates):
             each = 2000 // updates
             begin = t + 1000 + each * update
