@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb.analysis.architecture_table import architecture_figures
 from perfnb.analysis.architectures import ArchitectureFigures
 from perfnb.analysis.summary import device_words
-from perfnb.capture.amounts import shown
+from perfnb.capture.amounts import require_flag, shown
 from perfnb.comparison import planned_rounds, warm_up
 from perfnb.frames import storage
 from perfnb.frames.storable import storable
@@ -131,9 +131,7 @@ def compare_architectures(
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)
-    given: Any = training
-    if not isinstance(given, (bool, int)) or given not in (0, 1):
-        raise TypeError(f"training must be True or False, not {shown(given)}.")
+    require_flag("training", training)
     pairs = _with_batches(models, batch)
     steps = {name: model_step(model, own, loss, training=training) for name, (model, own) in pairs.items()}
     begin = time.perf_counter()

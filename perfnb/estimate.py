@@ -189,7 +189,7 @@ def estimate_memory(
     """
     import torch
 
-    from perfnb.capture.amounts import shown
+    from perfnb.capture.amounts import require_flag, shown
     from perfnb.capture.estimate import StepPlan, device_of, simulate
     from perfnb.capture.given import require_loss, require_step
     from perfnb.capture.simulated_step import OwnStep, simulate_step
@@ -197,11 +197,10 @@ def estimate_memory(
 
     __tracebackhide__ = True
     modelled: Any = model
-    typed: Any = training, autocast
-    if not isinstance(typed[0], (bool, int)) or typed[0] not in (0, 1):
-        raise TypeError(f"training must be True or False, not {shown(typed[0])}.")
-    if autocast is not None and not isinstance(typed[1], torch.dtype):
-        raise TypeError(f"autocast must be a type such as torch.bfloat16, not {shown(typed[1])}.")
+    given: Any = autocast
+    require_flag("training", training)
+    if autocast is not None and not isinstance(given, torch.dtype):
+        raise TypeError(f"autocast must be a type such as torch.bfloat16, not {shown(given)}.")
     if step is not None:
         own = {"model": model, "optimizer": optimizer, "loss": loss, "autocast": autocast}
         for name in [name for name, value in own.items() if value is not None]:

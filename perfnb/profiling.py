@@ -82,17 +82,15 @@ def profile_step(
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
-    from perfnb.capture.amounts import shown
+    from perfnb.capture.amounts import require_flag
     from perfnb.capture.budget import Plan
     from perfnb.capture.given import require_name, require_steps
     from perfnb.capture.namespace import chosen_models, namespace_of
     from perfnb.capture.parts import name_of_batches
 
     __tracebackhide__ = True
-    options: dict[str, Any] = {"stacks": stacks, "watch": watch}
-    for option, given in options.items():
-        if not isinstance(given, (bool, int)) or given not in (0, 1):
-            raise TypeError(f"{option} must be True or False, not {shown(given)}.")
+    require_flag("stacks", stacks)
+    require_flag("watch", watch)
     require_steps({"step": step}, batches, "profile_step(step, loader)")
     require_name(name)
     models, names = chosen_models(model)

@@ -26,7 +26,7 @@ def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
     made_in = cells["span"].to_numpy()[first]
     if len(first) == 0 or (made_in == NONE).any():
         return []
-    layer = recording.spans["layer"].reindex(blocks["span"], fill_value=NONE).to_numpy()
+    layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
     model = outermost(forest, (kind == Kind.SPAN) & (layer != NONE))
     told = model[kind == Kind.LOSS]
     named = np.setdiff1d(layer[model[made_in]], layer[told[told != NONE]])

@@ -22,6 +22,17 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither true nor false; 0 and 1 pass.
+
+    Raises
+    ------
+    TypeError
+    """
+    if not isinstance(value, (bool, int)) or value not in (0, 1):
+        raise TypeError(f"{name} must be True or False, not {shown(value)}.")
+
+
 def require_count(name: str, value: object, least: int) -> None:
     """Refuse what is no whole number from `least` to `MOST`.
 
