@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import STEPS
-from perfnb.analysis.allocations import allocation_table, watched_memory
-from perfnb.analysis.counted import count_ops
-from perfnb.analysis.memory import memory_summary, memory_table
-from perfnb.capture.budget import Plan
-from perfnb.capture.gate import InterruptGate
-from perfnb.capture.guard import exclusive
-from perfnb.capture.run import Capture
-from perfnb.capture.session import Session
-from perfnb.capture.steps import StepRunner
-from perfnb.frames.build import recording_of
+from perfnb.interrupts import InterruptGate
+from perfnb.memory.allocations import allocation_table, watched_memory
+from perfnb.memory.memory_table import memory_summary, memory_table
+from perfnb.profile.counted import count_ops
+from perfnb.step.budget import Plan
+from perfnb.step.build import recording_of
+from perfnb.step.guard import exclusive
+from perfnb.step.run import Capture
+from perfnb.step.session import Session
+from perfnb.step.steps import StepRunner
 
 _RUNS = 5
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.profile import Profile
-from perfnb.views.memory import memory_html, memory_text
-from perfnb.views.memory_data import memory_data
+from perfnb.memory.memory_data import memory_data
+from perfnb.memory.memory_view import memory_html, memory_text
+from perfnb.profile.profile import Profile
 
 #: Each round makes some 4.5 of them.
 _ROUNDS = 22_200

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.models import STEPS
-from perfnb.capture.budget import Plan
-from perfnb.capture.namespace import namespace_of
-from perfnb.capture.run import capture_step
-from perfnb.frames.build import recording_of
-from perfnb.profile import Profile
-from perfnb.views.display import live_bundle, static_bundle
-from perfnb.views.report_data import report_data
-from perfnb.views.widget import ReportWidget
+from perfnb.draw.widget import ReportWidget
+from perfnb.profile.display import live_bundle, static_bundle
+from perfnb.profile.profile import Profile
+from perfnb.profile.report_data import report_data
+from perfnb.step.budget import Plan
+from perfnb.step.build import recording_of
+from perfnb.step.namespace import namespace_of
+from perfnb.step.run import capture_step
 
 
 def run() -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils import benchmark
 
 import perfnb
-from perfnb.profile import Profile
+from perfnb.profile.profile import Profile
 
 _SIZES, _ROUNDS = (512, 1024), 7
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from benchmarks.models import STEPS
-from perfnb.capture.layers import LayerSpans
-from perfnb.capture.tracer import Tracer
+from perfnb.step.layers import LayerSpans
+from perfnb.step.tracer import Tracer
 
 _SESSIONS, _STEPS = 12, 5
 

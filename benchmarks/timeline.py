@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.analysis.summary import summarize
-from perfnb.analysis.timeline import Timeline, Track
-from perfnb.analysis.timeline_memory import MemoryCurve
-from perfnb.analysis.timeline_rows import KINDS
-from perfnb.profiling import profile_step
-from perfnb.views.page import standalone_page
-from perfnb.views.timeline_data import NOTEBOOK_BYTES, PAGE_BYTES, timeline_bytes
+from perfnb.profile.page import standalone_page
+from perfnb.profile.profiling import profile_step
+from perfnb.profile.summary import summarize
+from perfnb.timeline.data import NOTEBOOK_BYTES, PAGE_BYTES, timeline_bytes
+from perfnb.timeline.memory import MemoryCurve
+from perfnb.timeline.rows import KINDS
+from perfnb.timeline.timeline import Timeline, Track
 
 EVENTS, STEPS, LAYERS = 1_000_000, 20, 200
 _FRAMES = 120

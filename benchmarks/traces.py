@@ -70,7 +70,7 @@ seconds = time.perf_counter() - begin
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(json.dumps([seconds, peak * (1 if sys.platform == "darwin" else 1024), str(said)]))
 """
-_OURS = "import perfnb, perfnb.loading, pandas, pyarrow.parquet, scipy.stats"
+_OURS = "import perfnb, perfnb.profile.loading, pandas, pyarrow.parquet, scipy.stats"
 _HTA = """
 import logging, os, warnings
 warnings.simplefilter("ignore")

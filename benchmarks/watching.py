@@ -18,7 +18,7 @@ import numpy as np
 
 import perfnb
 from benchmarks.models import gpt
-from perfnb.capture.watcher import Watcher
+from perfnb.telemetry.watcher import Watcher
 
 _HELD_S, _COST_S = 8, 20.0
 _BUSY = "x = 0\nwhile True: x += 1"

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
-    from perfnb.architectures import ArchitectureComparison, compare_architectures
-    from perfnb.comparison import ABTest, ab_test
-    from perfnb.estimate import MemoryEstimate, estimate_memory
-    from perfnb.experiments import Journal, journal
-    from perfnb.input_bound import InputBoundTest, confirm_input_bound
-    from perfnb.leaks import Leaks, find_leaks
-    from perfnb.loading import load
-    from perfnb.performance_report import PerformanceReport, report
-    from perfnb.profile import Profile
-    from perfnb.profile_diff import ProfileComparison
-    from perfnb.profiling import profile_step
-    from perfnb.ranks import Ranks
-    from perfnb.roofline import Roofline
-    from perfnb.scaling import ScalingStudy, scaling_study
-    from perfnb.self_check import SelfCheck, selfcheck
-    from perfnb.snapshot import MemorySnapshot
-    from perfnb.system import SystemCheck, system_check
-    from perfnb.timing import Timing, time_step
-    from perfnb.watching import Watch, watch
+    from perfnb.bench.comparison import ABTest, ab_test
+    from perfnb.bench.input_bound import InputBoundTest, confirm_input_bound
+    from perfnb.bench.self_check import SelfCheck, selfcheck
+    from perfnb.bench.timing import Timing, time_step
+    from perfnb.diff.comparison import ProfileComparison
+    from perfnb.experiments.journal import Journal, journal
+    from perfnb.experiments.report import PerformanceReport, report
+    from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
+    from perfnb.memory.leaks.find import Leaks, find_leaks
+    from perfnb.memory.snapshot.snapshot import MemorySnapshot
+    from perfnb.models.architectures import ArchitectureComparison, compare_architectures
+    from perfnb.models.scaling import ScalingStudy, scaling_study
+    from perfnb.profile.loading import load
+    from perfnb.profile.profile import Profile
+    from perfnb.profile.profiling import profile_step
+    from perfnb.ranks.ranks import Ranks
+    from perfnb.roofline.roofline import Roofline
+    from perfnb.system.system import SystemCheck, system_check
+    from perfnb.watching.watch import Watch, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -69,25 +69,25 @@ __all__ = [
 
 #: The modules in which public names live, by name: pandas and the rest load when one is first needed.
 _HOMES = {
-    **dict.fromkeys(("MemoryEstimate", "estimate_memory"), "estimate"),
-    **dict.fromkeys(("ABTest", "ab_test"), "comparison"),
-    **dict.fromkeys(("ArchitectureComparison", "compare_architectures"), "architectures"),
-    **dict.fromkeys(("Journal", "journal"), "experiments"),
-    **dict.fromkeys(("InputBoundTest", "confirm_input_bound"), "input_bound"),
-    **dict.fromkeys(("Leaks", "find_leaks"), "leaks"),
-    "Profile": "profile",
-    "profile_step": "profiling",
-    **dict.fromkeys(("PerformanceReport", "report"), "performance_report"),
-    "load": "loading",
-    "Ranks": "ranks",
-    "Roofline": "roofline",
-    "MemorySnapshot": "snapshot",
-    "ProfileComparison": "profile_diff",
-    **dict.fromkeys(("ScalingStudy", "scaling_study"), "scaling"),
-    **dict.fromkeys(("SelfCheck", "selfcheck"), "self_check"),
-    **dict.fromkeys(("SystemCheck", "system_check"), "system"),
-    **dict.fromkeys(("Timing", "time_step"), "timing"),
-    **dict.fromkeys(("Watch", "watch"), "watching"),
+    **dict.fromkeys(("MemoryEstimate", "estimate_memory"), "memory.estimate.estimate"),
+    **dict.fromkeys(("Leaks", "find_leaks"), "memory.leaks.find"),
+    "MemorySnapshot": "memory.snapshot.snapshot",
+    "Roofline": "roofline.roofline",
+    "ProfileComparison": "diff.comparison",
+    "Profile": "profile.profile",
+    "profile_step": "profile.profiling",
+    "load": "profile.loading",
+    **dict.fromkeys(("Timing", "time_step"), "bench.timing"),
+    **dict.fromkeys(("ABTest", "ab_test"), "bench.comparison"),
+    **dict.fromkeys(("InputBoundTest", "confirm_input_bound"), "bench.input_bound"),
+    **dict.fromkeys(("SelfCheck", "selfcheck"), "bench.self_check"),
+    **dict.fromkeys(("PerformanceReport", "report"), "experiments.report"),
+    **dict.fromkeys(("Journal", "journal"), "experiments.journal"),
+    **dict.fromkeys(("ArchitectureComparison", "compare_architectures"), "models.architectures"),
+    **dict.fromkeys(("ScalingStudy", "scaling_study"), "models.scaling"),
+    **dict.fromkeys(("Watch", "watch"), "watching.watch"),
+    **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
+    "Ranks": "ranks.ranks",
 }
 
 

@@ -6,8 +6,8 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-#: The rooms that tables are computed in.
-_ROOMS = ("analysis", "frames")
+#: The rooms in which the tables are computed.
+ROOMS = ("trace", "recording", "stats", "attribution", "memory", "roofline", "gpu", "timeline", "findings", "profile")
 
 
 @cache
@@ -17,7 +17,7 @@ def analysis_version(package: Path = Path(__file__).parent) -> str | None:
     A number to be raised by hand would one day be forgotten.
     """
     digest = hashlib.sha256()
-    for room in _ROOMS:
+    for room in ROOMS:
         files = sorted((package / room).rglob("*.py"))
         if not files:
             return None

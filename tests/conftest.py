@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -112,6 +114,22 @@ def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
 
 
 @pytest.fixture
+def feeders_end(nothing_left: None) -> Iterator[None]:
+    """Wait for the threads that feed a loader's workers: multiprocessing ends them a moment after the workers."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(5)
+
+
+@pytest.fixture
+def workers() -> Callable[[], list[psutil.Process]]:
+    """The processes that the test has started: others, such as a browser's, may be there already."""
+    before = {process.pid for process in psutil.Process().children()}
+    return lambda: [process for process in psutil.Process().children() if process.pid not in before]
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Time passes only where the test sleeps, and then without waiting: what is made of it is the same everywhere."""
     clock = FakeClock()
@@ -133,7 +151,7 @@ FEW = 2
 LONGEST = (
     *("labs/test_notebooks.py", "magics/test_interrupts.py", "docs/test_pages_run.py", "browser/test_quickstart.py"),
     *("magics/test_interrupted_steps.py", "magics/test_profile_step.py", "magics/test_growth.py"),
-    *("browser/test_gpuwatch.py", "analysis/test_gpu_properties.py", "analysis/test_trace_diff.py"),
+    *("browser/test_gpuwatch.py", "gpu/test_properties.py", "diff/test_traces.py"),
 )
 
 

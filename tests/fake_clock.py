@@ -44,6 +44,6 @@ class FakeClock:
 
         The machine's ceilings cannot be measured by it and are left out: a product would take no time.
         """
-        monkeypatch.setattr("perfnb.capture.ceilings._measure", lambda ceilings: {})
+        monkeypatch.setattr("perfnb.step.ceilings._measure", lambda ceilings: {})
         for name in ("perf_counter", "perf_counter_ns", "sleep"):
             monkeypatch.setattr(time, name, getattr(self, name))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
-from perfnb.capture.known import everything
-from perfnb.frames.schema import CATEGORIES
+from perfnb.recording.schema import CATEGORIES
+from perfnb.step.known import everything
 
 FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
 BATCH = 8

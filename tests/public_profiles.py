@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import perfnb
-from tests.traces.test_public_traces import FOLDER, LEFT_OUT, expected, text_of
+from tests.trace.test_public_traces import FOLDER, LEFT_OUT, expected, text_of
 
 
 @cache

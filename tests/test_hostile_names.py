@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.architectures import ArchitectureComparison
+from perfnb.draw.escape import MAX_NAME
 from perfnb.errors import PerfnbError, RecordingError
-from perfnb.views.escape import MAX_NAME
-from tests.views import architecture_samples
+from perfnb.models.architectures import ArchitectureComparison
+from tests.models import architecture_samples
 
 NAME = "e\x1b[31mvil\u202e\n\u2028\x9b<b>$x^2$" + "x" * 1000
 #: What no file of text can hold: a lone surrogate, as Python makes of a file's name that is not UTF-8.

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb import profiling
 from perfnb.errors import CaptureError
+from perfnb.profile import profiling
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -101,7 +101,7 @@ def test_processes_by_the_kernels_lists_are_those_that_psutil_finds(monkeypatch:
         monkeypatch.setattr(surroundings, "_LISTS", Path("/nowhere"))
         found = surroundings._children()
         tree = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-        for pid in reversed(tree):
+        for pid in tree:  # from the top: a shell ends by itself once its child has
             psutil.Process(pid).kill()
 
     assert len(tree) == 3

@@ -24,7 +24,7 @@ from perfnb.labs.exercise import (
     slip,
 )
 from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
-from perfnb.views.format import share
+from perfnb.quantities import share
 
 #: Milliseconds that the tried steps take at least, asleep and at work.
 ASLEEP_MS, AT_WORK_MS = 30.0, 20.0

@@ -22,7 +22,7 @@ from perfnb.labs.exercise import (
 )
 from perfnb.labs.libraries_used import libraries_used
 from perfnb.labs.workloads import interleaved, one_thread
-from perfnb.views.format import share
+from perfnb.quantities import share
 
 #: Batch, inputs, outputs of linear layers.
 LINEAR = ((7, 13, 29), (32, 784, 10), (128, 1024, 4096), (1, 1, 1))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfnb import Leaks, Profile, find_leaks
-from perfnb.frames.schema import CATEGORIES
 from perfnb.labs.exercise import (
     Exercise,
     Facts,
@@ -32,7 +31,8 @@ from perfnb.labs.memory_trials import (
     trial,
 )
 from perfnb.labs.workloads import agree, one_thread
-from perfnb.views.format import share
+from perfnb.quantities import share
+from perfnb.recording.schema import CATEGORIES
 
 #: How well a number is read off a report with three digits.
 READ = 2e-3

@@ -23,7 +23,7 @@ from perfnb.labs.exercise import (
 )
 from perfnb.labs.growth import judge_held_out, judge_law, measure_held_out, measure_law
 from perfnb.labs.lab_03 import counted
-from perfnb.views.format import share
+from perfnb.quantities import share
 
 PIXELS, DIGITS = 64, 10
 #: Parameters of the lab's CNN.

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfnb import Profile
-from perfnb.analysis.findings.idle import ALLOCATES
-from perfnb.analysis.labels import found
-from perfnb.frames.text import TEXT
+from perfnb.findings.idle import ALLOCATES
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, as_number, as_numbers, close, slip
 from perfnb.labs.gpu_work import (
     CALLS,
@@ -24,6 +22,8 @@ from perfnb.labs.gpu_work import (
     measure_busy,
     measure_late,
 )
+from perfnb.recording.labels import found
+from perfnb.recording.text import TEXT
 
 
 def measure_origin(answer: Any, profile: Any = None, ranks: Any = None) -> Facts:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perfnb.capture.kept import cache_folder
 from perfnb.errors import LabError
 from perfnb.labs.trace_builder import BACKWARD, MAIN, Machine
+from perfnb.step.kept import cache_folder
 
 NOTE = "Made up by perfnb for lab 8. No figure in it was measured."
 CUDA = (("cuda_runtime", "cudaLaunchKernel"), ("cuda_driver", "cuLaunchKernelEx"))

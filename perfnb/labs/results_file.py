@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.errors import LabError
-from perfnb.frames.beside import put_file, workplace
+from perfnb.files import put_file, workplace
 from perfnb.labs.exercise import Hint, flagged, printable
 from perfnb.labs.ledger import Result, exercise_of
-from perfnb.traces.regular_file import open_regular
+from perfnb.regular_file import open_regular
 
 FORMAT = "perfnb labs 2"
 #: Bytes beyond which a file is not read: a full one has some ten thousand.

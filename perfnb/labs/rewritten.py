@@ -8,7 +8,7 @@ from typing import Any
 
 from perfnb.labs.exercise import Facts, Hint, all_there, as_function, outcome
 from perfnb.labs.workloads import agree, interleaved, one_thread
-from perfnb.views.format import share
+from perfnb.quantities import share
 
 #: Shapes of the inputs that a rewritten layer is tried on; the last is timed.
 SHAPES = ((5, 32), (17, 100), (1, 64), (128, 256))

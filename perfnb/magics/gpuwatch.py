@@ -85,7 +85,7 @@ class GpuWatchMagics(Magics):
             return run()
 
     def _start(self, options: Any) -> Any:
-        from perfnb.watching import watch
+        from perfnb.watching.watch import watch
 
         try:
             return watch(options.interval, metrics=options.metrics)
@@ -110,7 +110,7 @@ class GpuWatchMagics(Magics):
         print(f"{watch!r} Its history stands below the cell that started it.")
 
     def _status(self) -> None:
-        from perfnb.capture.watcher import running
+        from perfnb.telemetry.watcher import running
 
         watch = self._running
         own = watch is not None and watch.running

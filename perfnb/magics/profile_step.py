@@ -57,7 +57,7 @@ class ProfileStepMagics(Magics):
         variables, as often as the report says.
         """
         __tracebackhide__ = True
-        from perfnb.capture.budget import Plan
+        from perfnb.step.budget import Plan
 
         options, rest = split_line(line, parser_of(ProfileStepMagics.profile_step))
         try:
@@ -80,8 +80,8 @@ class ProfileStepMagics(Magics):
 
     def _profile(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
         __tracebackhide__ = True
-        from perfnb.capture.namespace import namespace_of
-        from perfnb.profiling import run_profile
+        from perfnb.profile.profiling import run_profile
+        from perfnb.step.namespace import namespace_of
 
         namespace = self.shell.user_ns
         assign, batches = None, None
@@ -116,7 +116,7 @@ class ProfileStepMagics(Magics):
         """The modules that ``--model`` names."""
         if text is None:
             return {}
-        from perfnb.capture.namespace import chosen_models
+        from perfnb.step.namespace import chosen_models
 
         models: dict[str, Any] = {}
         for name in (part.strip() for part in text.split(",")):

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import perfnb
-from perfnb.comparison import ABTest
+from perfnb.bench.comparison import ABTest
 from tests.accuracy.judging import Figures
-from tests.test_blocks_of_pairs import Loading, Slow
+from tests.bench.test_blocks_of_pairs import Loading, Slow
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),

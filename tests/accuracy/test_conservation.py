@@ -6,7 +6,7 @@ import pytest
 
 import perfnb
 from tests.accuracy.judging import Figures
-from tests.capture.test_conservation import STEPS
+from tests.attribution.test_conservation import STEPS
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

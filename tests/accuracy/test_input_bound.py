@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import perfnb
 from tests.accuracy.judging import Figures
-from tests.test_input_bound import Model, Sleeping, trainer
+from tests.bench.test_input_bound import Model, Sleeping, trainer
 
 pytestmark = pytest.mark.usefixtures("feeders_end")
 

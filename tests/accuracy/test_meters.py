@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 import perfnb
-from perfnb.capture import ceilings
-from perfnb.capture.sampler import host_meters
-from perfnb.capture.sampler.host import HostSource
-from perfnb.capture.sampler.process_table import Portable, ProcFiles
-from perfnb.capture.watcher import Watcher
+from perfnb.step import ceilings
+from perfnb.telemetry import host_meters
+from perfnb.telemetry.host import HostSource
+from perfnb.telemetry.process_table import Portable, ProcFiles
+from perfnb.telemetry.watcher import Watcher
 from tests.accuracy.judging import Figures
-from tests.capture.sampler.nvml_stand_in import set_up, stand_in
-from tests.capture.sampler.test_process import SCRIPT, WORKERS, Integral, Start, go, linux, start, without_files
-from tests.capture.test_watcher import TWO_WATCHES, hold_the_interpreter, own
+from tests.telemetry.nvml_stand_in import set_up, stand_in
+from tests.telemetry.test_process import SCRIPT, WORKERS, Integral, Start, go, linux, start, without_files
+from tests.telemetry.test_watcher import TWO_WATCHES, hold_the_interpreter, own
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.accuracy.judging import Figures
-from tests.capture.test_planted_time import PLANTED
-from tests.capture.timed import Sleep
+from tests.step.test_planted_time import PLANTED
+from tests.step.timed import Sleep
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

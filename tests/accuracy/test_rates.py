@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.benchmark import Timer
 
-from perfnb.analysis.arithmetic import work_by_op
+from perfnb.attribution.arithmetic import work_by_op
 from tests.accuracy.judging import Figures
-from tests.capture.counted import count
-from tests.capture.test_counted_layers import Product
+from tests.step.counted import count
+from tests.step.test_counted_layers import Product
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

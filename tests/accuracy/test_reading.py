@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import perfnb
-from perfnb.analysis.attribution import attribute
-from perfnb.analysis.findings import find
-from perfnb.analysis.journal import journal_history
-from perfnb.frames.journal import FACTS, read_entries
+from perfnb.attribution.attribution import attribute
+from perfnb.experiments.journal_files import FACTS, read_entries
+from perfnb.experiments.journal_table import journal_history
+from perfnb.findings import find
 from tests.accuracy.judging import Figures
-from tests.frames.test_journal import a_thousand_entries
+from tests.experiments.test_journal_files import a_thousand_entries
 from tests.public_profiles import profile_of
-from tests.traces.test_public_traces import FOLDER
-from tests.traces.test_trace_file import bomb, seconds_and_words
+from tests.trace.test_public_traces import FOLDER
+from tests.trace.test_trace_file import bomb, seconds_and_words
 
 
 def least_s(work: Callable[[], object], times: int = 5) -> float:

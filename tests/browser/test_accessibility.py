@@ -15,37 +15,35 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 import perfnb
-from perfnb.analysis.profile_diff import diff_profiles
-from perfnb.analysis.summary import Summary
-from perfnb.analysis.system_check import COLUMNS
-from perfnb.analysis.timing import Timing
-from perfnb.views.ab import ab_html
-from perfnb.views.architectures import architectures_html
-from perfnb.views.html import summary_html
-from perfnb.views.journal import journal_html
-from perfnb.views.leaks import leaks_html
-from perfnb.views.page import standalone_page, static_page
-from perfnb.views.performance_report import report_page
-from perfnb.views.profile_diff import diff_html
-from perfnb.views.system_check import system_html
-from perfnb.views.timing import timing_html
-from perfnb.views.watch import watch_html
+from perfnb.bench.ab_view import ab_html
+from perfnb.bench.timing_view import timing_html
+from perfnb.diff.layers import diff_profiles
+from perfnb.diff.view import diff_html
+from perfnb.experiments.journal_view import journal_html
+from perfnb.experiments.report_view import report_page
+from perfnb.memory.leaks.view import leaks_html
+from perfnb.models.architectures_view import architectures_html
+from perfnb.profile.html import summary_html
+from perfnb.profile.page import standalone_page, static_page
+from perfnb.profile.summary import Summary
+from perfnb.stats.step_times import Timing
+from perfnb.system.checks import COLUMNS
+from perfnb.system.view import system_html
+from perfnb.watching.view import watch_html
+from tests import summaries
 from tests.browser.conftest import OpenPage
 from tests.browser.timeline_driver import Timeline
-from tests.rank_traces import rank_trace
-from tests.views import (
-    architecture_samples,
-    findings_samples,
-    gpu_samples,
-    memory_samples,
-    performance_samples,
-    roofline_samples,
-    summaries,
-    test_journal,
-    test_leaks,
-    test_measurements,
-)
-from tests.views import watch_samples as machines
+from tests.experiments import report_samples as performance_samples
+from tests.experiments import test_journal_view as test_journal
+from tests.experiments import test_measurements
+from tests.findings import findings_samples
+from tests.gpu import gpu_samples
+from tests.memory import memory_samples
+from tests.memory import test_leaks_view as test_leaks
+from tests.models import architecture_samples
+from tests.ranks.rank_traces import rank_trace
+from tests.roofline import roofline_samples
+from tests.watching import watch_samples as machines
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -13,14 +13,14 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb.views import assets, escape
-from perfnb.views import format as fmt
-from perfnb.views.architectures_data import architectures_data, part_times
-from perfnb.views.palette import KINDS
+from perfnb import quantities as fmt
+from perfnb.draw import assets, escape
+from perfnb.draw.palette import KINDS
+from perfnb.models.architectures_data import architectures_data, part_times
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
-from tests.views import architecture_samples as samples
-from tests.views.summaries import HOSTILE
+from tests.models import architecture_samples as samples
+from tests.summaries import HOSTILE
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb.views.page import standalone_page
+from perfnb.profile.page import standalone_page
+from tests import summaries
 from tests.browser.conftest import OpenPage
-from tests.views import findings_samples as samples
-from tests.views import memory_samples, summaries
+from tests.findings import findings_samples as samples
+from tests.memory import memory_samples
 
 pytestmark = pytest.mark.browser
 

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb.views.page import standalone_page
+from perfnb.profile.page import standalone_page
+from tests import summaries
 from tests.browser.conftest import OpenPage
-from tests.views import gpu_samples as samples
-from tests.views import summaries
+from tests.gpu import gpu_samples as samples
 from tests.written_traces import Written
 
 pytestmark = pytest.mark.browser

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from perfnb.analysis.journal import journal_history
-from perfnb.views.journal import journal_html
-from perfnb.views.page import static_page
+from perfnb.experiments.journal_table import journal_history
+from perfnb.experiments.journal_view import journal_html
+from perfnb.profile.page import static_page
 from tests.browser.conftest import OpenPage
-from tests.frames.journal_entries import report_entry, timing_entry
+from tests.experiments.journal_entries import report_entry, timing_entry
 
 WORDS = "gradient checkpointing in the decoder and half precision everywhere else"
 

@@ -19,9 +19,9 @@ REPOSITORY = Path(__file__).parents[2]
 SOURCE = f"""\
 import sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from perfnb.views.display import show
-from perfnb.views.progress import Progress
-from tests.views import summaries
+from perfnb.profile.display import show
+from perfnb.draw.progress import Progress
+from tests import summaries
 with Progress() as advance:
     advance("timed", 1, 2)
 show(summaries.small_cnn())

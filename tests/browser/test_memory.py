@@ -16,15 +16,16 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb.views import assets, escape
-from perfnb.views import format as fmt
-from perfnb.views.memory_data import memory_data, roofline_data
-from perfnb.views.palette import CATEGORIES
+from perfnb import quantities as fmt
+from perfnb.draw import assets, escape
+from perfnb.draw.palette import CATEGORIES
+from perfnb.memory.memory_data import memory_data, roofline_data
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
-from tests.views import memory_samples, roofline_samples
-from tests.views.pages import spaced
-from tests.views.summaries import HOSTILE
+from tests.memory import memory_samples
+from tests.pages import spaced
+from tests.roofline import roofline_samples
+from tests.summaries import HOSTILE
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser

@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Locator, Page, expect
 
-from perfnb.analysis.summary import Summary
-from perfnb.views import escape
-from perfnb.views import format as fmt
-from perfnb.views.assets import report_script
-from perfnb.views.page import standalone_page
+from perfnb import quantities as fmt
+from perfnb.draw import escape
+from perfnb.draw.assets import report_script
+from perfnb.profile.page import standalone_page
+from perfnb.profile.summary import Summary
+from tests import summaries
 from tests.browser.conftest import OpenPage
-from tests.views import summaries
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb.analysis.scaling import scaling_figures
-from perfnb.views import assets, escape
-from perfnb.views.scaling import scaling_data
+from perfnb.draw import assets, escape
+from perfnb.models.scaling_view import scaling_data
+from perfnb.models.size_laws import scaling_figures
 
 pytestmark = pytest.mark.browser
 

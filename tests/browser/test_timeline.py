@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
-from perfnb.views.palette import MARKS
+from perfnb.draw.palette import MARKS
 from tests.browser.timeline_driver import GPU, NODES, OPS, READ, ROW, hue_of, rgb
-from tests.views import timeline_samples as samples
-from tests.views.timeline_samples import Event, Track
+from tests.timeline import timeline_samples as samples
+from tests.timeline.timeline_samples import Event, Track
 
 pytestmark = pytest.mark.browser
 

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
-from perfnb.views.palette import MARKS
+from perfnb.draw.palette import MARKS
 from tests.browser.timeline_driver import Timeline, hue_of, rgb
-from tests.views import timeline_samples as samples
-from tests.views.summaries import HOSTILE
-from tests.views.timeline_pages import page_with
-from tests.views.timeline_samples import Event, Track
+from tests.summaries import HOSTILE
+from tests.timeline import timeline_samples as samples
+from tests.timeline.timeline_pages import page_with
+from tests.timeline.timeline_samples import Event, Track
 
 pytestmark = pytest.mark.browser
 

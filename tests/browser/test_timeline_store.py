@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
 
-from perfnb.views.assets import report_script
-from tests.views import timeline_samples as samples
-from tests.views.timeline_samples import Event, Track
+from perfnb.draw.assets import report_script
+from tests.timeline import timeline_samples as samples
+from tests.timeline.timeline_samples import Event, Track
 
 pytestmark = pytest.mark.browser
 

@@ -11,10 +11,10 @@ from playwright.sync_api import expect
 
 from tests.browser.test_report import CONTRAST
 from tests.browser.timeline_driver import GPU, NODES, OPS, ROW, Timeline, hue_of
-from tests.views import timeline_samples as samples
-from tests.views.pages import spaced
-from tests.views.timeline_pages import page_with
-from tests.views.timeline_samples import Event, Track
+from tests.pages import spaced
+from tests.timeline import timeline_samples as samples
+from tests.timeline.timeline_pages import page_with
+from tests.timeline.timeline_samples import Event, Track
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser

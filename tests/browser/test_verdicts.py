@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Browser
 
-from perfnb.analysis.input_bound import KINDS, InputBound
-from perfnb.analysis.system_check import COLUMNS
-from perfnb.views.input_bound import input_bound_html
-from perfnb.views.system_check import system_html
+from perfnb.bench.input_bound_table import KINDS, InputBound
+from perfnb.bench.input_bound_view import input_bound_html
+from perfnb.system.checks import COLUMNS
+from perfnb.system.view import system_html
 
 pytestmark = pytest.mark.browser
 

@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
-from tests.views import watch_samples as samples
-from tests.views.watch_pages import Open, chart, opener, points, settled, shown, value
+from tests.watching import watch_samples as samples
+from tests.watching.watch_pages import Open, chart, opener, points, settled, shown, value
 
 pytestmark = pytest.mark.browser
 

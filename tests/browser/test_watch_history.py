@@ -8,8 +8,8 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage
-from tests.views import watch_samples as samples
-from tests.views.watch_pages import Open, chart, opener, points, settled
+from tests.watching import watch_samples as samples
+from tests.watching.watch_pages import Open, chart, opener, points, settled
 
 pytestmark = pytest.mark.browser
 

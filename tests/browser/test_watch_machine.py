@@ -14,14 +14,14 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb.analysis.machine import MachineSummary
-from perfnb.views import format as fmt
-from perfnb.views.assets import report_script
-from perfnb.views.page import standalone_page
+from perfnb import quantities as fmt
+from perfnb.draw.assets import report_script
+from perfnb.profile.page import standalone_page
+from perfnb.watching.machine import MachineSummary
+from tests import summaries
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
-from tests.views import summaries
-from tests.views import watch_samples as samples
+from tests.watching import watch_samples as samples
 
 pytestmark = pytest.mark.browser
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Locator, Page, expect
 
-from perfnb.views.palette import MARKS
+from perfnb.draw.palette import MARKS
 from tests.browser.conftest import OpenPage
-from tests.views import timeline_samples as samples
-from tests.views.timeline_pages import page_with
+from tests.timeline import timeline_samples as samples
+from tests.timeline.timeline_pages import page_with
 
 ROW = 18
 OPS = "Thread 1 (main)"

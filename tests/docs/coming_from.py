@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from perfnb.frames.schema import SCHEMA
 from perfnb.magics.gpuwatch import GpuWatchMagics
 from perfnb.magics.options import option_names, parser_of
+from perfnb.recording.schema import SCHEMA
 from tests.docs.pages import DOCS, PAGES, blocks_of, first_block
 
 PAGE = DOCS / "coming_from.md"

@@ -8,8 +8,8 @@ import pickle
 from pathlib import Path
 
 import perfnb
-from tests.rank_traces import rank_trace
-from tests.traces.snapshots import small
+from tests.memory.snapshots import small
+from tests.ranks.rank_traces import rank_trace
 from tests.written_traces import training
 
 #: Seconds that each function may take where the page names none.
@@ -25,7 +25,7 @@ BUDGETS = {
 }
 
 #: What a page imports sooner or later: torch's compiler comes with the first optimizer, and is half of all objects.
-MODULES = ("matplotlib.pyplot", "scipy.stats", "sklearn.datasets", "torch", "torch._dynamo", "perfnb.profiling")
+MODULES = ("matplotlib.pyplot", "scipy.stats", "sklearn.datasets", "torch", "torch._dynamo", "perfnb.profile.profiling")
 
 
 def shorten() -> None:
@@ -33,8 +33,8 @@ def shorten() -> None:
 
     A capture walks over all objects several times, and most of its time would go there.
     """
-    from perfnb.capture import ceilings
     from perfnb.magics.profile_step import ProfileStepMagics
+    from perfnb.step import ceilings
 
     for module in MODULES:
         importlib.import_module(module)

@@ -6,10 +6,13 @@ import re
 
 import pytest
 
-from perfnb.analysis import gpu_idle, leaks, slope, timeline_coarse
-from perfnb.analysis.findings import doubt
-from perfnb.frames.schema import SCHEMA
-from perfnb.views import timeline_data
+from perfnb.findings import doubt
+from perfnb.gpu import idle as gpu_idle
+from perfnb.memory.leaks import leaked as leaks
+from perfnb.recording.schema import SCHEMA
+from perfnb.stats import slope
+from perfnb.timeline import coarse as timeline_coarse
+from perfnb.timeline import data as timeline_data
 from tests.accuracy.test_distortion import POINTS
 from tests.accuracy.test_findings_planted import QUIET_BAND
 from tests.docs.pages import DOCS, README

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from perfnb import Leaks, Profile, profile_step
-from perfnb.analysis.leaks import LeakReport
-from perfnb.analysis.slope import Slope
 from perfnb.labs.exercise import Facts
+from perfnb.memory.leaks.leaked import LeakReport
+from perfnb.stats.slope import Slope
 from tests.labs.judging import an_ab_test, hint, said_of
 from tests.labs.lab_04_answers import outputs, stepping
 

@@ -1,1 +1,0 @@
-"""Pure functions: a frame in, a new frame or a small frozen dataclass out. Knows no files, plotting or IPython."""

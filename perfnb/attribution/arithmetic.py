@@ -1,0 +1,234 @@
+"""Arithmetic and traffic of a step: which layer did each counted operator, and what had no formula.
+
+FLOPs of a layer are those of its operators that have a formula; what the others took in time stands in
+`uncounted_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.attribution import Attribution
+from perfnb.attribution.ops import op_times, owner_names
+from perfnb.recording.labels import is_one_of, of_labels, whole_sums
+from perfnb.recording.nesting import NONE, Bools, Floats, Ints, nest, outermost
+from perfnb.recording.recording import Recording
+from perfnb.recording.text import TEXT
+
+#: What the name of a counted operator's span begins with; its number follows.
+OP_SPAN = "pf_op#"
+
+_DIRECTIONS = ("forward", "backward", "recompute")
+_AMOUNTS = ("flops", "bytes")
+
+
+def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFrame) -> pd.DataFrame:
+    """One row a counted operator, with its owner: ``calls`` and what follows.
+
+    Parameters
+    ----------
+    recording, attribution
+        Of the counted step.
+    calls : DataFrame
+        Indexed by the call's number: ``op``, ``flops`` (NA without a formula), ``bytes``, ``dtype``.
+
+    Returns
+    -------
+    DataFrame
+        `calls` with ``block`` (position among the blocks, -1 outside the step), ``span`` (position of the owning layer
+        span, -1 for none), ``layer`` (row of the layers' table, empty for none), ``direction`` and ``phase``.
+    """
+    block = _block_of_calls(recording, attribution).reindex(calls.index, fill_value=NONE).to_numpy()
+    known, cells = block != NONE, attribution.cells
+    if len(cells) == 0:
+        cells = pd.DataFrame({"span": [NONE], "direction": [""], "phase": [""]})
+        owners = np.array([""], dtype=object)
+    else:
+        owners = owner_names(recording, attribution)
+    return calls.assign(
+        op=calls["op"].astype(TEXT),
+        dtype=calls["dtype"].astype(TEXT),
+        flops=calls["flops"].astype("Int64"),
+        bytes=calls["bytes"].astype("int64"),
+        block=block,
+        span=np.where(known, cells["span"].to_numpy()[block], NONE),
+        layer=np.where(known, owners[block], ""),
+        direction=np.where(known, cells["direction"].to_numpy(dtype=object)[block], ""),
+        phase=np.where(known, cells["phase"].to_numpy(dtype=object)[block], ""),
+    )
+
+
+def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series:
+    """Block of each counted operator's span, by the operator's number."""
+    names, host = recording.events["name"], attribution.host
+    number = of_labels(names, _number, NONE)[host.rows]
+    # A range of the user's may be named alike.
+    ours = (number != NONE) & (recording.events["category"] == "cpu_op").to_numpy()[host.rows]
+    found = pd.Series(host.block[ours], index=number[ours])
+    return found[~found.index.duplicated()]
+
+
+def _number(label: str) -> int:
+    digits = label.removeprefix(OP_SPAN)
+    return int(digits) if label.startswith(OP_SPAN) and digits.isdecimal() and len(digits) < 19 else NONE
+
+
+def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:
+    """What each layer span did itself, by its position among the blocks: ``forward_flops``, ``forward_bytes``,
+    ``forward_uncounted`` (calls without a formula), and so on for backward and recompute."""
+    span, direction = counted["span"].to_numpy(), counted["direction"].to_numpy(dtype=object)
+    amounts = counted.assign(uncounted=counted["flops"].isna())
+    return {
+        f"{way}_{amount}": _summed(span, amounts[amount], (span != NONE) & (direction == way), len(attribution.cells))
+        for amount in (*_AMOUNTS, "uncounted")
+        for way in _DIRECTIONS
+    }
+
+
+def _summed(place: Ints, values: pd.Series, chosen: Bools, length: int) -> Floats:
+    weights = values.fillna(0).to_numpy(dtype=np.float64)[chosen]
+    return np.bincount(place[chosen], weights=weights, minlength=length).astype(np.float64)
+
+
+def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
+    """The same sums for the rows of the layers' table that are no module, by the row's name.
+
+    What lies in the forward pass outside all layers is forward, everything else backward.
+    """
+    rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
+    forward = rows["phase"] == "forward"
+    rows = rows.assign(uncounted=rows["flops"].isna().astype("int64"))
+    sums = {
+        f"{way}_{amount}": rows[amount].fillna(0).where(chosen, 0).groupby(rows["layer"]).sum()
+        for amount in (*_AMOUNTS, "uncounted")
+        for way, chosen in (("forward", forward), ("backward", ~forward), ("recompute", forward & ~forward))
+    }
+    return pd.DataFrame(sums).astype("Int64")
+
+
+def work_by_layer(counted: pd.DataFrame) -> pd.DataFrame:
+    """What each row of the layers' table did, layers inside it not counted.
+
+    ``calls`` of operators, the ``uncounted`` ones among them, ``flops`` of the others (missing where no call had a
+    formula), ``bytes`` and ``dtype``.
+    """
+    return _work(counted[counted["layer"] != ""], "layer")
+
+
+def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
+    """The same of each operator."""
+    return _work(counted, "op")
+
+
+def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Sums by a column; the dtype is the one in which most of the arithmetic is done, else most bytes are moved.
+
+    FLOPs are missing where nothing that has a formula did any, and something has none.
+    """
+    codes, names = pd.factorize(counted[by])
+    known = counted["flops"].notna().to_numpy()
+    flops, moved = counted["flops"].fillna(0).to_numpy(np.int64), counted["bytes"].to_numpy(np.int64)
+    calls, with_formula = np.bincount(codes, minlength=len(names)), np.bincount(codes[known], minlength=len(names))
+    total = whole_sums(codes, flops, len(names))
+    missing = (with_formula == 0) | ((total == 0) & (with_formula < calls))
+    return pd.DataFrame(
+        {
+            "calls": calls.astype(np.int64),
+            "uncounted": (calls - with_formula).astype(np.int64),
+            "flops": pd.arrays.IntegerArray(total, missing),
+            "bytes": pd.array(whole_sums(codes, moved, len(names)), dtype="Int64"),
+            "dtype": _heaviest_dtype(codes, counted["dtype"], flops, moved, len(names)),
+        },
+        index=pd.Index(names, dtype=TEXT, name=by),
+    )
+
+
+def _heaviest_dtype(codes: Ints, dtype: pd.Series, flops: Ints, moved: Ints, length: int) -> Any:
+    """For each code the dtype of the most FLOPs; of equal ones of the most bytes, then the first by its name."""
+    kinds, words = pd.factorize(dtype, sort=True)
+    told = kinds != NONE
+    pairs, place = np.unique(codes[told] * len(words) + kinds[told], return_inverse=True)
+    sums = [whole_sums(place, values[told], len(pairs)) for values in (flops, moved)]
+    order = np.lexsort((-sums[1], -sums[0], pairs // max(len(words), 1)))
+    owner, first = np.unique(pairs[order] // max(len(words), 1), return_index=True)
+    result = np.full(length, None, dtype=object)
+    result[owner] = np.asarray(words, dtype=object)[pairs[order][first] % max(len(words), 1)]
+    return pd.array(result, dtype=TEXT)
+
+
+def main_dtype(counted: pd.DataFrame) -> str | None:
+    """The dtype in which most of a step's arithmetic is done; ``None`` if there is none."""
+    flops = counted.groupby("dtype")["flops"].sum()
+    return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
+
+
+def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFrame:
+    """Own time of each row of the layers' table: ``ms`` on the host, less tracing's cost, and ``gpu_ms``, per step."""
+    cells = attribution.cells[["corrected_ns", "gpu_ns"]]
+    sums = cells.groupby(owner_names(recording, attribution)).sum() / 1e6 / max(attribution.steps, 1)
+    return pd.DataFrame({"ms": sums["corrected_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("layer")
+
+
+def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:
+    """Time of the traced steps by counted operator: ``ms`` on the host and ``gpu_ms``, per step.
+
+    torch's own operators are made of others. All that runs inside the outermost operator that was counted is its time;
+    what runs around it, such as autograd's and the dispatcher's own work, belongs to none.
+
+    Parameters
+    ----------
+    recording, attribution
+        Of the traced steps.
+    names : iterable of str
+        Operators that were counted.
+    """
+    calls = op_times(recording, attribution.host)
+    around = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
+    inside = calls[around != NONE]
+    owner = calls["op"].astype(TEXT).reindex(around[around != NONE]).to_numpy()
+    sums = inside.groupby(owner)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
+    return pd.DataFrame({"ms": sums["self_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("op")
+
+
+def _outermost_counted(recording: Recording, attribution: Attribution, names: frozenset[str]) -> Ints:
+    """For each host event inside a block, the outermost counted operator at or around it; `NONE` for none."""
+    events, host = recording.events, attribution.host
+    chosen = np.flatnonzero(host.block != NONE)
+    rows = host.rows[chosen]
+    start = host.starts[chosen]
+    forest = nest(events["thread"].to_numpy()[rows], start, start + events["duration_ns"].to_numpy()[rows])
+    counted = host.is_op[chosen] & is_one_of(events["name"], names)[rows]
+    return outermost(forest, counted)
+
+
+def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:
+    """Operators without a formula: ``op``, ``calls``, ``ms`` and ``share`` of a step, the heaviest first.
+
+    Parameters
+    ----------
+    counted : DataFrame
+        As `counted_ops` gives it.
+    times : DataFrame
+        As `time_by_op` gives it.
+    whole_ms : float
+        A traced step's time; with `on_gpu` the time of all that it ran on the GPU.
+    on_gpu : bool
+        Take times on the GPU.
+    """
+    unknown = counted["flops"].isna().groupby(counted["op"]).agg(["sum", "mean"])
+    unknown = unknown[unknown["sum"] > 0]
+    ms = times["gpu_ms" if on_gpu else "ms"].reindex(unknown.index)
+    table = pd.DataFrame(
+        {
+            "op": unknown.index.astype(TEXT),
+            "calls": unknown["sum"].to_numpy(dtype=np.int64),
+            "ms": pd.array((ms * unknown["mean"]).to_numpy(dtype=float), dtype="Float64"),
+        }
+    )
+    table["ms"] = table["ms"].mask(ms.isna().to_numpy())
+    table["share"] = table["ms"] / whole_ms if whole_ms > 0 else pd.array([pd.NA] * len(table), dtype="Float64")
+    return table.sort_values("ms", ascending=False, kind="stable", ignore_index=True)

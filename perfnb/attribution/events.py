@@ -1,0 +1,164 @@
+"""The trace's events with the layer, phase and step that each belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.attribution.attribution import Attribution, blocks_of_events
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.ops import owner_names
+from perfnb.attribution.python_calls import block_of_calls, calls_of
+from perfnb.recording.foreign import rows_of_trace
+from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
+from perfnb.recording.text import TEXT
+
+_STEP, _DATA, _SPAN_CATEGORY = "pf_step#", "pf_data", "cpu_op"
+_AS_IT_IS = ("start_ns", "duration_ns", "thread")
+_OR_MISSING = ("device", "stream", "correlation", "process", "external_id")
+_TEXTS = ("shapes", "collective", "group")
+
+
+def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
+    """The frame ``events``, in order of time; ``start_ns`` counts from the begin of the first traced step.
+
+    What runs on a device has the layer, phase and step of the call that launched it, and a call of Python's those of
+    the moment in which it begins. perfnb's own spans have the
+    categories ``step``, ``layer`` and ``data``, and a layer's span has the layer's name. Of a loaded trace it holds
+    what belongs to no step too.
+    """
+    events = recording.events
+    block = blocks_of_events(events, attribution.host)
+    calls = calls_of(events)
+    calls = calls[block[calls] == NONE]
+    block[calls] = block_of_calls(events, attribution.host, calls)
+    owned = owners(recording, attribution, block)
+    named = _named(recording, owned["layer"])
+    columns = {**_columns(events), **owned, **named, "step": _steps(recording, attribution, block)}
+    rows = rows_of_trace(events)
+    if len(rows) < len(events):
+        columns = {name: values[rows] for name, values in columns.items()}
+    table = pd.DataFrame(columns, copy=False)
+    if recording.outside is not None:
+        table = _with_others(table, recording.outside)
+    order = np.argsort(table["start_ns"].to_numpy(), kind="stable")
+    if (np.diff(order) != 1).any():
+        table = table.iloc[order].reset_index(drop=True)
+    blocks = attribution.host.blocks
+    first = blocks.loc[blocks["kind"] == Kind.STEP, "start"].min()
+    table["start_ns"] = table["start_ns"].to_numpy() - int(first)
+    table["rank"] = np.full(len(table), recording.rank, dtype=np.int64)
+    return conform(table, "events")
+
+
+def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
+    """Every event of the trace with its rank, in its own columns: what the tables of the GPU's time are made of.
+
+    Parameters
+    ----------
+    columns : collection of str, optional
+        Only these, as far as the trace has them.
+    """
+    events = recording.events
+    if columns is not None:
+        events = events[[name for name in events.columns if name in columns]]
+    events = events.iloc[rows_of_trace(recording.events)]
+    if recording.outside is not None:
+        outside = recording.outside
+        events = pd.DataFrame(
+            {name: _joined(events[name], outside[name]) for name in events.columns if name in outside.columns}
+        )
+    return events.reset_index(drop=True).assign(rank=np.int64(recording.rank))
+
+
+def _columns(events: pd.DataFrame) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: events[name].to_numpy() for name in _AS_IT_IS}
+    columns |= {name: _or_na(events[name].to_numpy()) for name in _OR_MISSING if name in events}
+    return columns | {name: events[name].array for name in _TEXTS if name in events}
+
+
+def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[str, pd.Categorical]:
+    """Layer and phase of each event; names are looked up once for each block."""
+    cells = attribution.cells
+    of_blocks = {
+        "layer": owner_names(recording, attribution),
+        "phase": cells["phase"].to_numpy(dtype=object),
+    }
+    found = {}
+    for name, values in of_blocks.items():
+        codes, labels = pd.factorize(np.append(values, ""), sort=True)  # at NONE stands what is empty
+        empty = int(codes[-1])
+        codes = codes[block]
+        kept = pd.Index(labels.astype(object), dtype=TEXT).delete(empty)
+        found[name] = pd.Categorical.from_codes(np.where(codes == empty, NONE, codes - (codes > empty)), kept)
+    return found
+
+
+def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.arrays.IntegerArray:
+    events, known = recording.events, block != NONE
+    step = np.append(attribution.cells["step"].to_numpy(), NONE)[block]
+    if "marks_step" in events:
+        marks = events.iloc[np.flatnonzero((events["marks_step"] != NONE).to_numpy())].sort_values("start_ns")
+        start = events["start_ns"].to_numpy()
+        # What no known call launched is in the step in which it began.
+        step[~known] = np.searchsorted(marks["start_ns"].to_numpy(), start[~known], side="right") - 1
+        step = np.append(marks["marks_step"].to_numpy(), NONE)[step]
+    return _or_na(step)
+
+
+def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
+    """Names and categories, where perfnb's own spans are called by what they stand for."""
+    events = recording.events
+    ours = (events["category"] == _SPAN_CATEGORY).to_numpy(dtype=bool)
+    name, category = events["name"].array, events["category"].array
+    changes: list[tuple[npt.NDArray[np.bool_], str]] = []
+    if not recording.is_loaded:
+        for label in events["name"].cat.categories:
+            if str(label) == _DATA or str(label).startswith(_STEP):
+                changes.append(((events["name"] == label).to_numpy() & ours, "data" if label == _DATA else "step"))
+    spans = (events["span"] != NONE).to_numpy() & ours
+    for rows, word in changes:
+        name, category = _replaced(name, rows, [word]), _replaced(category, rows, [word])
+    if spans.any():
+        labels = ["(loss)", *layer.categories]
+        name = _replaced(name, spans, labels, layer.codes[spans].astype(np.int64) + 1)
+        category = _replaced(category, spans, ["layer"])
+    return {"name": name, "category": category}
+
+
+def _replaced(
+    texts: pd.Categorical, rows: npt.NDArray[np.bool_], labels: Sequence[str], codes: Ints | None = None
+) -> pd.Categorical:
+    """The texts with other labels in some rows."""
+    new: pd.Index = pd.Index(list(labels), dtype=TEXT)
+    whole = texts.categories.append(new.difference(texts.categories))
+    places = whole.get_indexer(new)
+    changed = texts.codes.astype(np.int32)
+    changed[rows] = places[0] if codes is None else places[codes]
+    return pd.Categorical.from_codes(changed, whole).remove_unused_categories()
+
+
+def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
+    """The events of the steps and those outside, which have no layer, phase and step."""
+    others = pd.DataFrame({**_columns(outside), "name": outside["name"].array, "category": outside["category"].array})
+    for name in table.columns:
+        if name not in others:
+            others[name] = pd.Series(pd.NA, index=others.index, dtype=table[name].dtype)
+    return pd.DataFrame({name: _joined(table[name], others[name]) for name in table.columns})
+
+
+def _joined(first: pd.Series, second: pd.Series) -> Any:
+    """The values of both; of text, with the labels of both."""
+    if isinstance(first.dtype, pd.CategoricalDtype):
+        return pd.api.types.union_categoricals([first.array, second.array])
+    return pd.concat([first, second], ignore_index=True).array
+
+
+def _or_na(values: Ints) -> pd.arrays.IntegerArray:
+    return pd.arrays.IntegerArray(values, values == NONE)

@@ -1,0 +1,89 @@
+"""Sets of time as sorted, disjoint intervals: union, intersection, difference, and how much lies where.
+
+Intervals are half open and in whole nanoseconds, so that every length is exact. An empty interval is no part of a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from perfnb.recording.nesting import Bools, Ints
+
+#: What of being in one set and in another makes a moment part of the result.
+_Rule = Callable[[Bools, Bools], Bools]
+
+
+class IntervalSet(NamedTuple):
+    """Disjoint intervals in order of time, no two of which touch."""
+
+    start: Ints
+    end: Ints
+
+    @property
+    def length(self) -> int:
+        """Nanoseconds in the set."""
+        return int((self.end - self.start).sum())
+
+    def until(self, times: Ints) -> Ints:
+        """Nanoseconds of the set that lie before each of `times`."""
+        if len(self.start) == 0:
+            return np.zeros(len(times), dtype=np.int64)
+        before = np.concatenate(([0], np.cumsum(self.end - self.start)))
+        place = np.searchsorted(self.start, times, side="right")
+        last = np.maximum(place - 1, 0)
+        return np.where(place > 0, before[last] + np.minimum(times, self.end[last]) - self.start[last], 0)
+
+    def within(self, start: Ints, end: Ints) -> Ints:
+        """Nanoseconds of the set that lie in each of the given intervals, which may overlap."""
+        return self.until(np.maximum(start, end)) - self.until(start)
+
+
+EMPTY = IntervalSet(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+
+
+def union(start: Ints, end: Ints) -> IntervalSet:
+    """The time that lies in at least one of the given intervals, in whatever order they come."""
+    real = end > start
+    start, end = start[real], end[real]
+    if len(start) == 0:
+        return EMPTY
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate(([True], start[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return IntervalSet(start[first], reach[last])
+
+
+def intersection(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    """The time that lies in both sets."""
+    return _where(a, b, lambda in_a, in_b: in_a & in_b)
+
+
+def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    """The time of `a` that does not lie in `b`."""
+    return _where(a, b, lambda in_a, in_b: in_a & ~in_b)
+
+
+def gaps(a: IntervalSet) -> IntervalSet:
+    """The time between the first begin and the last end that is not in the set."""
+    return IntervalSet(a.end[:-1], a.start[1:])
+
+
+def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
+    """The time at which `wanted` holds of being in `a` and being in `b`: cut at all borders, then joined again."""
+    borders = np.unique(np.concatenate((*a, *b)))
+    if len(borders) == 0:
+        return EMPTY
+    begin, end = borders[:-1], borders[1:]
+    chosen = wanted(_contains(a, begin), _contains(b, begin))
+    return union(begin[chosen], end[chosen])
+
+
+def _contains(a: IntervalSet, times: Ints) -> Bools:
+    place = np.searchsorted(a.start, times, side="right") - 1
+    inside: Bools = place >= 0
+    inside[inside] = times[inside] < a.end[place[inside]]
+    return inside

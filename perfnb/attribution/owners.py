@@ -1,0 +1,103 @@
+"""Who owns a node of the backward pass: the layer span in which the forward op that made it ran.
+
+A node carries a sequence number and the thread of its forward op, which carried the number that the next node would
+get. Several ops share a number (an op and those inside it that make no node, ops that need no gradient); the one that
+started last made the node. An op that makes several nodes (an in-place op on a view) carries the first one's number,
+so a number that no op carries belongs to the op with the greatest number below it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.blocks import Host, Kind
+from perfnb.recording.labels import of_labels
+from perfnb.recording.nesting import NONE, Ints
+
+_ACCUMULATE = "AccumulateGrad"
+
+
+def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
+    """For each block, the block in which the forward op of a backward node ran; `NONE` for all others.
+
+    A forward op that itself ran in a backward node (double backward) passes the question on to that node.
+    """
+    return _pass_on(np.append(host.block, NONE)[makers(events, host)], host)
+
+
+def makers(events: pd.DataFrame, host: Host) -> Ints:
+    """For each block, the place in `host` of the forward op that made a backward node; `NONE` for all others."""
+    result = np.full(len(host.blocks), NONE, dtype=np.int64)
+    nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
+    result[nodes] = forward_ops(events, host, host.blocks["event"].to_numpy()[nodes])
+    return result
+
+
+def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
+    """The forward op of each event of a backward pass, as a place among the host's events; `NONE` where it tells none.
+
+    Parameters
+    ----------
+    events : DataFrame
+    host : Host
+    rows : ndarray
+        Of backward nodes, or of the ops that do their work and carry their numbers.
+    """
+    result = np.full(len(rows), NONE, dtype=np.int64)
+    columns = ("sequence", "forward_thread", "start_ns")
+    asked_number, asked_thread, asked_at = (events[name].to_numpy()[rows] for name in columns)
+    sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in columns[:2])
+    forward = np.flatnonzero((sequence != NONE) & (forward_thread <= 0))
+    number, thread = sequence[forward], host.thread[forward]
+    numbered = (asked_number != NONE) & (asked_thread > 0)
+    for one in np.unique(asked_thread[numbered]):
+        asked = np.flatnonzero(numbered & (asked_thread == one))
+        of_thread = thread == _thread_of(asked_number[asked], number, thread)
+        on_thread = forward[of_thread]
+        place = _latest_before(number[of_thread], host.starts[on_thread], asked_number[asked], asked_at[asked])
+        result[asked] = np.append(on_thread, NONE)[place]
+    return result
+
+
+def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
+    """Whether each block is a node that adds a gradient to a parameter's."""
+    adds = of_labels(events["name"], lambda name: _ACCUMULATE in name)
+    event = host.blocks["event"].to_numpy()
+    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
+    return is_node & np.where(event != NONE, adds[event], False)
+
+
+def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
+    """The thread on which most of these sequence numbers occur: torch numbers its threads in its own way."""
+    threads = np.unique(op_thread)
+    if len(threads) == 0:
+        return NONE
+    hits = [np.isin(numbers, op_number[op_thread == thread]).sum() for thread in threads]
+    return int(threads[int(np.argmax(hits))])
+
+
+def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
+    """Position of the last entry, by number and then start, up to each wanted number and time; `NONE` for none."""
+    if len(number) == 0:
+        return np.full(len(wanted), NONE, dtype=np.int64)
+    # Entries and questions in one order: the entry wanted is the last one before the question.
+    numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
+    is_entry = np.arange(len(numbers)) < len(number)
+    order = np.lexsort((is_entry, times, numbers))
+    last = np.maximum.accumulate(np.where(is_entry[order], np.arange(len(order)), NONE))
+    asked = ~is_entry[order]
+    result = np.full(len(wanted), NONE, dtype=np.int64)
+    result[order[asked] - len(number)] = np.where(last != NONE, order[last], NONE)[asked]
+    return result
+
+
+def _pass_on(owner: Ints, host: Host) -> Ints:
+    """Replace owners that are backward nodes by the owners of those nodes, as often as it takes."""
+    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
+    for _ in range(len(owner)):
+        through = (owner != NONE) & is_node[owner]
+        if not through.any():
+            break
+        owner = np.where(through, owner[owner], owner)
+    return owner

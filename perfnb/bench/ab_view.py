@@ -1,0 +1,209 @@
+"""An experiment of pairs: the verdict in a sentence, and the distribution of the ratio with the band of equivalence."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette, tables
+from perfnb.draw.frame import framed, header
+from perfnb.draw.picture import LINE, QUIET, picture_html
+from perfnb.profile.noise import noise_facts
+from perfnb.stats.planning import MOST_NEEDED
+from perfnb.stats.signed_rank import FEWEST_PAIRS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from perfnb.bench.pairs import ABFigures
+
+_INCHES = (6.4, 2.1)
+_COLOURS = {
+    "faster": palette.BETTER,
+    "slower": palette.WORSE,
+    "same": palette.AS_BEFORE,
+    "inconclusive": palette.UNDECIDED,
+}
+_WHO = {
+    "worker processes": "Worker processes prepare batches for a step while the other one runs",
+    "processes": "Other processes may work for a step while the other one runs",
+    "threads": "Threads may work for a step while the other one runs",
+    "something": "A step takes longer in a row than in turns with the other, as if something worked for it then",
+}
+#: Ratios beyond this many interquartile ranges are drawn at the edge.
+_SHOWN = 6
+
+
+def ab_line(figures: ABFigures) -> str:
+    """The verdict in a few words."""
+    return f"{verdict_words(figures)}: {ratio_words(figures.comparison.ratio, figures.comparison.ratio_ci)}"
+
+
+def ab_sentences(figures: ABFigures) -> list[str]:
+    """What was found, what could have been found, and what to know about it."""
+    comparison = figures.comparison
+    sentences = [f"{ab_line(figures)} of the time of {escape.plain(figures.a_name, 40)}."]
+    if figures.check:
+        sentences.insert(0, f"Check: {escape.plain(figures.check, 400)}.")
+    elif figures.check is not None:
+        sentences.append("The results agree.")
+    sentences += _pairs_words(figures)
+    if figures.blocks is None and figures.needed > len(figures.a_ms) and figures.verdict == "inconclusive":
+        needed = f"more than {MOST_NEEDED:,}" if figures.needed >= MOST_NEEDED else f"{figures.needed:,}"
+        sentences.append(f"The pilot asked for {needed} pairs, more than the budget allowed: raise budget_s.")
+    if comparison.correlation:
+        sentences.append("Neighbouring pairs resemble each other, and the interval is wider for it.")
+    if figures.steady is False:
+        sentences.append("The steps were not steady when the warm-up ended.")
+    noise = noise_facts(figures.noise, figures.whole_ms)
+    return [*sentences, *(f"{fmt.capital(fact)}." for fact in noise)]
+
+
+def too_few_words(figures: ABFigures) -> str:
+    """Why there are too few pairs for a verdict, and what to do about it."""
+    pairs, blocks = figures.comparison.pairs, figures.blocks
+    few = f"{pairs:,} pair{'' if pairs == 1 else 's'}{'' if blocks is None else ' of blocks'}"
+    take = ""
+    if blocks is not None and blocks.round_s is not None:
+        take = f"take about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
+    if blocks is not None and not blocks.lead:
+        needed = f" (6 pairs of them {take})" if take else ""
+        return f"{_WHO[blocks.who]}: only blocks can tell, and there was no time for one{needed}; raise budget_s."
+    needed = f"6 are needed, which {take}" if take else "6 are needed"
+    return f"{few} {'is' if pairs == 1 else 'are'} too few to tell anything ({needed}): raise budget_s."
+
+
+def _pairs_words(figures: ABFigures) -> list[str]:
+    """How many pairs there were, of what, and what they find."""
+    comparison, blocks = figures.comparison, figures.blocks
+    if blocks is not None and not blocks.lead:
+        return [too_few_words(figures)]
+    said = []
+    pairs = _count(comparison.pairs, "pair")
+    if blocks is not None:
+        lead, turns = (_count(count, "turn") for count in (blocks.lead, blocks.turns))
+        said.append(
+            f"{_WHO[blocks.who]}, so each pair is of two blocks, each of {turns} in a row; {lead} before them use up "
+            "what lay prepared, and do not count."
+        )
+        pairs += " of blocks"
+    if blocks is not None and comparison.ratio_ci is None:
+        return [*said, too_few_words(figures)]
+    if math.isfinite(comparison.smallest_detectable):
+        found = _apart(comparison.smallest_detectable)
+        return [*said, f"{pairs} in random order; they find a difference of {found} in 9 of 10 runs."]
+    return [*said, f"{pairs} in random order, too few to find anything."]
+
+
+def _count(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def _apart(difference: float) -> str:
+    """A relative difference; from twice on as a factor."""
+    return fmt.share(difference) if difference < 1 else f"a factor of {fmt.significant(1 + difference, trim=True)}"
+
+
+def verdict_words(figures: ABFigures) -> str:
+    """``b is faster than a`` and so on."""
+    a, b = (escape.plain(name, 40) for name in (figures.a_name, figures.b_name))
+    band = fmt.share(figures.comparison.equal_within)
+    words = {
+        "faster": f"{b} is faster than {a}",
+        "slower": f"{b} is slower than {a}",
+        "same": f"{b} and {a} are the same within {band}",
+        "inconclusive": f"inconclusive: no difference between {b} and {a} was found, nor shown to be below {band}",
+    }
+    return words[figures.verdict]
+
+
+def ratio_words(ratio: float, bounds: tuple[float, float] | None) -> str:
+    """``0.912 [0.905, 0.921]``: thousandths near 1, else three significant digits."""
+    if not math.isfinite(ratio):
+        return fmt.UNKNOWN
+    one, *others = (
+        f"{value:.3f}" if 0.1 <= value < 10 else fmt.significant(value) for value in (ratio, *(bounds or ()))
+    )
+    return one + (f" [{', '.join(others)}]" if others else "")
+
+
+def ab_text(figures: ABFigures, width: int = 100) -> str:
+    """The experiment as text."""
+    lines = [line for sentence in ab_sentences(figures) for line in escape.wrapped(sentence, width)]
+    rows = _rows(figures)
+    words = max(escape.cells(row[0]) for row in rows)
+    return "\n".join([*lines, *(f"{escape.fit(name, words)}  {step:>30}  {least:>8}" for name, step, least in rows)])
+
+
+def ab_html(figures: ABFigures) -> str:
+    """The experiment as sentences, a picture of the ratios, and a table."""
+    return framed(ab_body(figures))
+
+
+def ab_body(figures: ABFigures) -> str:
+    """The same as a part of another view."""
+    first, *rest = ab_sentences(figures)
+    sides = " against ".join(escape.plain(name, 40) for name in (figures.b_name, figures.a_name))
+    words = header(sides, "A/B test", first, " ".join(rest)) + ab_picture(figures)
+    rows = [[tables.name(name), escape.html(step), escape.html(least)] for name, step, least in _rows(figures)[1:]]
+    return words + tables.table("Step times in the experiment", ["step", "median", "least"], rows)
+
+
+def ab_picture(figures: ABFigures) -> str:
+    """A picture of how the ratios are distributed; nothing for one pair."""
+    if len(figures.a_ms) < 2:
+        return ""
+    alt = f"The ratios of the pairs' times, how they are distributed, and the band of equivalence; {ab_line(figures)}"
+    return f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
+
+
+def _rows(figures: ABFigures) -> list[tuple[str, str, str]]:
+    rows = [("step", "median", "least")]
+    for name, timing in ((figures.a_name, figures.a), (figures.b_name, figures.b)):
+        median = fmt.interval(timing.median_ms, timing.ci_ms) if timing.steps else fmt.UNKNOWN
+        rows.append((escape.plain(name, 40), median, fmt.duration(min(timing.samples_ms, default=None))))
+    return rows
+
+
+def _draw(figure: Figure, figures: ABFigures) -> None:
+    comparison = figures.comparison
+    axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    percent = figures.percent
+    low, middle, high = np.percentile(percent, [25, 50, 75])
+    reach = max(_SHOWN * (high - low) / 2, 150 * comparison.equal_within, 0.1)
+    least, most = min(middle - reach, -150 * comparison.equal_within), middle + reach
+    edges = (max(least, -100.0), max(most, 150 * comparison.equal_within))  # no step takes less than no time
+    band = (100 * (1 / (1 + comparison.equal_within) - 1), 100 * comparison.equal_within)
+    colour = _COLOURS[figures.verdict]
+    axes.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
+    axes.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
+    bins = min(40, max(10, len(percent) // 4))
+    axes.hist(np.clip(percent, *edges), bins=bins, range=edges, color=palette.mark("host_to_device").colour)
+    for place, beyond in enumerate(((percent < edges[0]).sum(), (percent > edges[1]).sum())):
+        if beyond:  # they stand in the outermost bar
+            words = f"{beyond:,} beyond →" if place else f"← {beyond:,} beyond"
+            where: Any = {"transform": axes.transAxes, "ha": ("left", "right")[place], "va": "top"}
+            axes.text(place, 0.84, words, color=QUIET, **where)
+    axes.set_ylabel("pairs")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.margins(y=0.25)  # room for the words above the bars
+    axes.text(band[1], 1.0, " the same", transform=axes.get_xaxis_transform(), va="top", color=QUIET)
+    strip.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
+    strip.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
+    if comparison.ratio_ci is not None:
+        strip.plot([100 * (bound - 1) for bound in comparison.ratio_ci], [0, 0], color=colour, linewidth=5, alpha=0.5)
+    strip.plot(100 * (comparison.ratio - 1), 0, marker="D", color=colour, markersize=6)
+    strip.set_yticks([])
+    strip.set_ylabel("95 %", rotation=0, ha="right", va="center")
+    strip.set_xlim(*edges)
+    strip.set_xlabel(f"time of {_short(figures.b_name)} against {_short(figures.a_name)}, %")
+    for part in (axes, strip):
+        part.spines[["top", "right"]].set_visible(False)
+
+
+def _short(name: Any) -> str:
+    return escape.chart(name, 30)

@@ -1,0 +1,130 @@
+"""Two steps side by side: what pairs of their times say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from perfnb.stats.intervals import Floats
+from perfnb.stats.paired import PairedComparison, compare_pairs
+from perfnb.stats.planning import smallest_detectable
+from perfnb.stats.step_times import Timing
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Turns of a step in a row, where pairs would flatter a step for which something works on meanwhile.
+
+    Attributes
+    ----------
+    who : str
+        What works on: "worker processes", "processes", "threads", or "something" that is not seen and yet was felt.
+    lead, turns : int
+        How many turns of each block come before those that count, and how many count.
+    round_s : float or None
+        Seconds that a round takes, a block of each step; ``None`` where there was no time to find out.
+    """
+
+    who: str
+    lead: int
+    turns: int
+    round_s: float | None
+
+
+@dataclass(frozen=True)
+class ABFigures:
+    """An experiment of randomised, interleaved pairs: of turns, or of blocks of turns.
+
+    Attributes
+    ----------
+    a_name, b_name : str
+        The steps.
+    a_ms, b_ms : tuple of float
+        Their times a turn; pair by pair, in the order of execution. Where there are `blocks`, the mean of each.
+    comparison : PairedComparison
+        What the pairs say of b against a.
+    planned, needed : int
+        How many pairs the pilot allowed within the budget, and how many the aim asked for.
+    seed : int
+        Of the order within the pairs.
+    check : str or None
+        How the results of b differ from those of a, in words; empty where they agree, ``None`` where it was not asked.
+    noise : mapping
+        What went on beside the steps.
+    steady : bool or None
+        Whether the warm-up ended with both steady.
+    batch_size : int or None
+        Samples that every step works on; ``None`` where the batches do not tell or differ.
+    blocks : Blocks or None
+        Of what the pairs are, where not of single turns.
+    """
+
+    a_name: str
+    b_name: str
+    a_ms: tuple[float, ...]
+    b_ms: tuple[float, ...]
+    comparison: PairedComparison
+    planned: int
+    needed: int
+    seed: int
+    check: str | None = None
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    steady: bool | None = None
+    batch_size: int | None = None
+    blocks: Blocks | None = None
+
+    @property
+    def whole_ms(self) -> float:
+        """Time of all turns that count."""
+        return (sum(self.a_ms) + sum(self.b_ms)) * (1 if self.blocks is None else self.blocks.turns)
+
+    @property
+    def verdict(self) -> str:
+        """ "faster", "slower", "same" or "inconclusive", of b against a."""
+        return self.comparison.verdict
+
+    @property
+    def a(self) -> Timing:
+        """The times of a."""
+        return Timing(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
+
+    @property
+    def b(self) -> Timing:
+        """The times of b."""
+        return Timing(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
+
+    @property
+    def percent(self) -> Floats:
+        """By how many percent b took longer than a, pair by pair."""
+        return 100.0 * (np.asarray(self.b_ms, dtype=np.float64) / np.asarray(self.a_ms, dtype=np.float64) - 1.0)
+
+
+def ab_figures(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: float, **rest: Any) -> ABFigures:
+    """Judge pairs of times; the log of their ratio makes b twice as fast as far from 1 as b twice as slow."""
+    ratios = np.log(np.asarray(b_ms, dtype=float) / np.asarray(a_ms, dtype=float))
+    return ABFigures(
+        a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=compare_pairs(ratios, equal_within=equal_within), **rest
+    )
+
+
+def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """For each of `count` rounds the order of its steps, each as likely as any other."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        yield generator.permutation(steps).tolist()
+
+
+def detectable_in(figures: ABFigures, seconds: float) -> float | None:
+    """The smallest difference that as many pairs as fit into `seconds` find with a probability of 90 %."""
+    pairs, found = figures.comparison.pairs, figures.comparison.smallest_detectable
+    if pairs < 2 or not math.isfinite(found):
+        return None
+    pair_s = figures.whole_ms / pairs / 1e3
+    if figures.blocks is not None:
+        pair_s *= 1 + figures.blocks.lead / figures.blocks.turns
+    deviation = math.log1p(found) / math.log1p(smallest_detectable(1.0, pairs))
+    return smallest_detectable(deviation, max(2, int(seconds / pair_s)))

@@ -1,0 +1,220 @@
+"""A model's outputs without the model: its forward gives copies of what it gave before, and backward stops there."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
+
+from perfnb.step.device import synchronize
+
+#: Kinds of inputs (by their shapes) whose outputs are kept; the oldest one goes first.
+_MOST_KINDS = 64
+
+#: What runs when a module is called; the second is there after ``module.compile()``.
+_CALLED = ("forward", "_compiled_call_impl")
+
+_ABSENT = object()
+
+
+class _Kept:
+    """A tensor of an output, and whether it could be derived."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.derivable = tensor.detach().clone(), tensor.requires_grad
+
+
+class _KeptObject:
+    """An output of a class of its own, whose attributes hold tensors."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = copy.copy(value)
+        self.parts = {name: tree_map(_kept, part) for name, part in vars(value).items() if _holds_tensors(part)}
+
+
+class _Joined(torch.autograd.Function):
+    """A copy of a kept tensor that seems to come from a parameter, whose gradient is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, kept: _Kept) -> Tensor:
+        ctx.like = anchor.shape, anchor.dtype, anchor.device
+        return kept.tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Tensor, None]:
+        shape, dtype, device = ctx.like
+        return torch.zeros(shape, dtype=dtype, device=device), None
+
+
+class StandIn:
+    """Learns what models give, and gives it in their place.
+
+    Where a step calls not a model but modules inside it, these are stood in for. An output is kept for each kind of
+    input (shapes and dtypes) and each call within a step. It is copied, so that the step may change it, and tied to the
+    smallest parameter of the module, which gets a zero gradient: so ``loss.backward()`` and ``optimizer.step()`` work
+    and have next to nothing to do.
+
+    Parameters
+    ----------
+    models : list of Module
+
+    Attributes
+    ----------
+    real_ns : int
+        Time in which the true models ran although they were stood in for: for inputs of a kind not seen before.
+    compiled_in : bool
+        Whether a compiled region was seen to call one of them, where it cannot be stood in for.
+    """
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        self.real_ns = 0
+        self.compiled_in = False
+        self._models = models
+        self._outputs: dict[Any, list[Any]] = {}
+        self._called: dict[int, nn.Module] = {}
+        self._uncalled = list(models)
+        self._depth = 0
+        self._places: dict[Any, int] = {}
+        self._anchors: dict[int, Tensor] = {}
+
+    @property
+    def called(self) -> list[nn.Module]:
+        """The modules that are stood in for."""
+        return list(self._called.values())
+
+    def step_begins(self) -> None:
+        """A step begins: calls are counted from the first on."""
+        self._places.clear()
+
+    @contextmanager
+    def learning(self, *, inside: bool = False) -> Iterator[None]:
+        """Watch a step run: which modules it calls, and what they give.
+
+        Parameters
+        ----------
+        inside : bool
+            Whether to look for modules inside those models that were not called.
+        """
+        watched = self._models
+        if inside:
+            watched = [part for model in self._uncalled for part in model.modules()]
+        self._depth = 0
+        with ExitStack() as stack:
+            for module in {id(module): module for module in watched}.values():
+                _replace(stack, module, self._learn)
+            yield
+        seen = {id(part) for module in self.called for part in module.modules()}
+        self._uncalled = [model for model in self._models if id(model) not in seen]
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a model was not called by the step that was watched."""
+        return bool(self._uncalled)
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Give the outputs in place of the modules; their gradients are gone, so that an optimizer passes them by."""
+        with ExitStack() as stack:
+            for module in self.called:
+                _replace(stack, module, self._answer)
+            for model in self._models:
+                for parameter in model.parameters():
+                    parameter.grad = None
+            yield
+
+    def _learn(self, module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if torch.compiler.is_compiling():  # inside a region that is compiled, which is called as a whole
+            self.compiled_in = True
+            return forward(*args, **kwargs)
+        self._depth += 1
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if not self._depth:
+            self._called[id(module)] = module
+            self._keep(_kind(module, args, kwargs), output)
+        return output
+
+    def _answer(self, module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        kind = _kind(module, args, kwargs)
+        if kind not in self._outputs:
+            synchronize()
+            begin = time.perf_counter_ns()
+            self._keep(kind, forward(*args, **kwargs))
+            synchronize()
+            self.real_ns += time.perf_counter_ns() - begin
+        outputs, place = self._outputs[kind], self._places.get(kind, 0)
+        self._places[kind] = place + 1
+        return tree_map(partial(self._given, module), outputs[min(place, len(outputs) - 1)])
+
+    def _keep(self, kind: Any, output: Any) -> None:
+        if kind not in self._outputs and len(self._outputs) >= _MOST_KINDS:
+            del self._outputs[next(iter(self._outputs))]
+        self._outputs.setdefault(kind, []).append(tree_map(_kept, output))
+
+    def _given(self, module: nn.Module, part: Any) -> Any:
+        if isinstance(part, _KeptObject):
+            value = copy.copy(part.value)
+            for name, inner in part.parts.items():
+                setattr(value, name, tree_map(partial(self._given, module), inner))
+            return value
+        if not isinstance(part, _Kept):
+            return part
+        if part.derivable and torch.is_grad_enabled():
+            return _Joined.apply(self._anchor(module), part)  # type: ignore[no-untyped-call]
+        return part.tensor.clone()
+
+    def _anchor(self, module: nn.Module) -> Tensor:
+        """The smallest parameter that is trained, so that an optimizer finds something to do; else a tensor of ours."""
+        if id(module) not in self._anchors:
+            trained = [each for each in module.parameters() if each.requires_grad and not is_lazy(each)]
+            own = torch.zeros((), requires_grad=True)
+            self._anchors[id(module)] = min(trained, key=lambda each: each.numel(), default=own)
+        return self._anchors[id(module)]
+
+
+def _replace(stack: ExitStack, module: nn.Module, instead: Callable[..., Any]) -> None:
+    """Let `instead` run, given the module and its forward, until the stack is left.
+
+    Not by hooks: those of a compiled module would be compiled with it.
+    """
+    own = module.__dict__
+    stack.callback(_put_back, own, {name: own.get(name, _ABSENT) for name in _CALLED})
+    own["forward"] = partial(instead, module, module.forward)
+    own.pop("_compiled_call_impl", None)
+
+
+def _put_back(own: dict[str, Any], before: dict[str, Any]) -> None:
+    for name, value in before.items():
+        own.pop(name, None)
+        if value is not _ABSENT:
+            own[name] = value
+
+
+def _kind(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What outputs are kept by: the module, whether gradients are asked for, the shapes and dtypes of its inputs."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    return id(module), torch.is_grad_enabled(), tuple((each.shape, each.dtype, each.device) for each in tensors)
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _Kept(value)
+    if not isinstance(value, type) and any(map(_holds_tensors, getattr(value, "__dict__", {}).values())):
+        return _KeptObject(value)
+    return value
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))

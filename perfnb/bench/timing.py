@@ -1,0 +1,201 @@
+"""`time_step`: how long a step takes, and how well that is known."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from perfnb.bench.timing_view import timing_html, timing_text
+from perfnb.draw.progress import Progress
+from perfnb.errors import RecordingError
+from perfnb.recording import measurements
+from perfnb.recording.text import TEXT
+from perfnb.stats import step_times as analysis
+from perfnb.stats.planning import plan_steps, steps_in_block, still_needed
+from perfnb.stats.step_times import timing_of_batches
+
+#: Share of the budget after which the warm-up ends, steady or not; greatest number of its steps.
+WARMUP_SHARE, MOST_WARMUP = 0.2, 200
+#: Steps at the end of the warm-up by which the number of steps is planned.
+PILOT = 20
+#: Most times that are taken, whatever the budget: a clock may stand still.
+MOST_SAMPLES = 100_000
+
+
+#: What is saved of a timing, beside its steps.
+_FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
+#: What a timing saved by an earlier version does not tell.
+_LATER = {"block": 1}
+
+
+class Timing(analysis.Timing):
+    """Step times, measured without profiler and hooks. Shows itself as a line and a small picture."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the step times to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+
+        Raises
+        ------
+        RecordingError
+            If something that is no timing stands there, or it cannot be written.
+        """
+        parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
+        steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
+        return measurements.save_timing(
+            steps.astype({"pass": TEXT, "wall_ms": "float64"}),
+            {name: getattr(self, name) for name in (*_FACTS, *_LATER)},
+            path,
+        )
+
+    def __str__(self) -> str:
+        return timing_text(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": timing_html(self)}
+
+
+def shown(timing: analysis.Timing) -> Timing:
+    """The same figures, as what shows itself."""
+    return Timing(**{name: getattr(timing, name) for name in analysis.Timing.__dataclass_fields__})
+
+
+def load_timing(path: str | Path) -> Timing:
+    """Read step times that `Timing.save` wrote.
+
+    Raises
+    ------
+    RecordingError
+        If there are none, or damaged ones.
+    """
+    steps, meta = measurements.load_timing(path)
+    try:
+        warmup, timed = (
+            tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
+        )
+        facts = {name: meta[name] for name in _FACTS} | {name: meta.get(name, old) for name, old in _LATER.items()}
+        return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordingError(f"{path} is damaged: its steps are not what a timing writes ({error}).") from error
+
+
+def time_step(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    steps: int | None = None,
+    budget_s: float = 10.0,
+) -> Timing:
+    """Run a step until it is warm, then until its time is known to 2 % or the budget is spent.
+
+    Steps under 0.1 ms without `batches` are timed in blocks of at least 1 ms.
+
+    Parameters
+    ----------
+    step : callable
+        One step: ``step()``, or ``step(batch)`` where there are `batches`; the wait for a batch counts.
+    batches : iterable, optional
+        Begun again when they run out.
+    steps : int, optional
+        Steps to time, each by itself. By default as many as put the ends of the interval 2 % from the median.
+    budget_s : float
+        Seconds that all steps together may take; one step is timed at least. Where they end before the interval is as
+        narrow as that, the result says so.
+
+    Returns
+    -------
+    Timing
+
+    Raises
+    ------
+    TypeError
+        If `step` is none or `batches` are one batch, or one does not fit the other.
+    ValueError
+        For a number of steps or a budget that makes no sense.
+    CaptureError
+        Inside a profiler, or with batches that run out.
+    Exception
+        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.bench.rounds import Bench
+    from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
+    from perfnb.step.device import cuda_in_use
+    from perfnb.step.given import require_steps
+    from perfnb.step.steady import WINDOW, require_passing_time, steady_from
+
+    __tracebackhide__ = True
+    Plan(steps=steps, budget_s=budget_s)  # refuses what makes no sense
+    require_steps({"step": step}, batches, "time_step(step, loader)")
+    begin = time.perf_counter()
+    with Progress() as progress, Bench([step], batches, progress) as bench:
+        series: list[float] = []
+        first: int | None = None
+        while first is None and len(series) < MOST_WARMUP:
+            series += _run(bench, 1, "warmup")
+            if time.perf_counter() - begin > WARMUP_SHARE * budget_s:
+                break
+            first = steady_from(series, FLOOR_GPU if cuda_in_use() else FLOOR)
+        require_passing_time(series)
+        warm = len(series) if first is None else first
+        end, pilot = begin + budget_s, series[-PILOT:]
+        block = steps_in_block(median(pilot) / 1e3) if steps is None and batches is None else 1
+        # What was steady already is a measurement like those that follow, but for blocks.
+        before = warm if block == 1 else len(series)
+        if steps is None:
+            samples, wanted = _until_known(bench, series[before:], pilot, end, block)
+        else:
+            samples, wanted = series[before:][:steps], steps
+            if len(samples) < steps:
+                samples += _run(bench, steps - len(samples), "timed", end)
+    noise = bench.conditions.facts
+    noise["gc_pauses"] = [[place - before, ms] for place, ms in noise["gc_pauses"] if place >= before]
+    return shown(
+        timing_of_batches(
+            samples,
+            bench.sizes[before : before + len(samples)],
+            warmup_ms=tuple(series[:before]),
+            steady=None if len(series) < WINDOW else first is not None,
+            noise=noise,
+            wanted=wanted,
+            block=block,
+        )
+    )
+
+
+def _until_known(
+    bench: Any, samples: list[float], pilot: list[float], end: float, block: int
+) -> tuple[list[float], int]:
+    """Time until the interval is narrow enough or the time is over; the samples, and how many steps that asks for."""
+    __tracebackhide__ = True
+    left_s = max(0.0, end - time.perf_counter())
+    needed = count = PILOT
+    if min(pilot) > 0:
+        plan = plan_steps(pilot, budget_s=left_s / block)
+        needed, count = plan.needed, plan.count
+    samples = samples[:count]
+    while True:
+        if len(samples) < count:
+            samples += _run(bench, count - len(samples), "timed", end, block)
+        more = min(still_needed(samples), MOST_SAMPLES - len(samples))
+        if more == 0:
+            return samples, block * len(samples)
+        needed = max(needed, len(samples) + more)
+        each_s = block * median(samples) / 1e3
+        affordable = more if each_s <= 0 else int((end - time.perf_counter()) / each_s)
+        if affordable < 1:
+            return samples, block * needed
+        count = len(samples) + min(more, affordable)
+
+
+def _run(bench: Any, count: int, pass_name: str, until: float | None = None, block: int = 1) -> list[float]:
+    """Milliseconds of `count` steps, or of one in each of as many blocks."""
+    __tracebackhide__ = True
+    (durations,) = bench.rounds(
+        itertools.repeat((0,), count), pass_name=pass_name, planned=count, until=until, repeat=block
+    )
+    return [duration / block / 1e6 for duration in durations]

@@ -1,1 +1,0 @@
-"""Running a step under observation: passes, layer spans, torch.profiler. Knows no pandas, plotting or IPython."""

@@ -1,0 +1,122 @@
+"""Two profiles side by side: which layer of the one is which of the other, what grew and what shrank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pandas as pd
+
+from perfnb.profile.summary import Summary
+from perfnb.recording.schema import SPECIAL_ROWS
+from perfnb.recording.text import TEXT
+
+#: What is set side by side of each layer.
+FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
+GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
+NAME, PLACE = "name", "place"
+
+
+@dataclass(frozen=True)
+class ProfileDiff:
+    """What a profile b has against a profile a.
+
+    Attributes
+    ----------
+    a_name, b_name : str
+        Titles.
+    a_step_ms, b_step_ms : float or None
+        Median step times, which were not measured side by side.
+    a_peak_bytes, b_peak_bytes : int or None
+        The most memory alive.
+    layers : DataFrame
+        A row a layer of either, in the order of a: ``a``, ``b`` (its name there, missing where it has none),
+        ``matched`` (name, place, or missing), ``module``, ``depth``, and of each of `FIGURES` and `GPU_FIGURES`
+        ``<figure>_a``, ``<figure>_b``; ``grew_ms``, ``grew_gpu_ms``: of its own time on the host and the GPU, layers
+        inside excluded. What is of the GPU is missing where one of the two has nothing on one.
+    phases : DataFrame
+        By phase: ``ms_a``, ``ms_b``, ``grew_ms``.
+    """
+
+    a_name: str
+    b_name: str
+    a_step_ms: float | None
+    b_step_ms: float | None
+    a_peak_bytes: int | None
+    b_peak_bytes: int | None
+    layers: pd.DataFrame
+    phases: pd.DataFrame
+
+
+def diff_profiles(a: Summary, b: Summary) -> ProfileDiff:
+    """Set two profiles side by side."""
+    phases = pd.DataFrame({"ms_a": a.phases["ms"], "ms_b": b.phases["ms"]})
+    return ProfileDiff(
+        a_name=a.name,
+        b_name=b.name,
+        a_step_ms=a.timing.median_ms if a.timing.steps else None,
+        b_step_ms=b.timing.median_ms if b.timing.steps else None,
+        a_peak_bytes=None if a.memory is None else a.memory.peak_bytes,
+        b_peak_bytes=None if b.memory is None else b.memory.peak_bytes,
+        layers=diff_layers(a.layers, b.layers),
+        phases=phases.assign(grew_ms=phases["ms_b"] - phases["ms_a"]),
+    )
+
+
+def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Two frames ``layers`` side by side; see `ProfileDiff`."""
+    pairs = match_layers(a, b)
+    of_a, of_b = (side.reset_index().rename(columns={"layer": "name"}) for side in (a, b))
+    left = of_a.reindex([-1 if place is None else place for place, _, _ in pairs]).reset_index(drop=True)
+    right = of_b.reindex([-1 if place is None else place for _, place, _ in pairs]).reset_index(drop=True)
+    table = pd.DataFrame(
+        {
+            "a": left["name"],
+            "b": right["name"],
+            "matched": pd.Series([how for _, _, how in pairs], dtype=TEXT),
+            "module": left["module"].where(left["module"].notna(), right["module"]),
+            "depth": left["depth"].where(left["depth"].notna(), right["depth"]),
+        }
+    )
+    for name in (*FIGURES, *GPU_FIGURES):
+        table[f"{name}_a"], table[f"{name}_b"] = left[name], right[name]
+    # What one of them does not have at all took no time there.
+    own, own_gpu = (
+        [side[time].mask(side["name"].isna(), 0.0) for side in (left, right)] for time in ("self_ms", "self_gpu_ms")
+    )
+    grew_gpu = own_gpu[1] - own_gpu[0]
+    if not on_gpu(a, b):
+        grew_gpu = grew_gpu.mask(grew_gpu.notna())
+    return table.assign(grew_ms=own[1] - own[0], grew_gpu_ms=grew_gpu)
+
+
+def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    """Whether two frames ``layers`` both tell of work on a GPU."""
+    return all(bool((side["self_gpu_ms"].fillna(0) > 0).any()) for side in (a, b))
+
+
+def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:
+    """Rows of a and b that are the same layer: place in a, place in b, how they were matched; in the order of a.
+
+    By name first; then, of what is left, the first, second ... layer of a class at its depth by that place.
+    """
+    places = {name: place for place, name in reversed(list(enumerate(map(str, b.index))))}
+    found: dict[int, tuple[int, str]] = {}
+    for place, name in enumerate(map(str, a.index)):
+        if name in places:
+            found[place] = (places.pop(name), NAME)
+    free: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for name, place in sorted(places.items(), key=lambda item: item[1]):
+        if name not in SPECIAL_ROWS:
+            free[_key(b, place)].append(place)
+    for place, name in enumerate(map(str, a.index)):
+        if place not in found and name not in SPECIAL_ROWS and free.get(_key(a, place)):
+            found[place] = (free[_key(a, place)].pop(0), PLACE)
+    taken = {place for place, _ in found.values()}
+    alone = [(None, place, None) for place in range(len(b)) if place not in taken]
+    return [(place, *found.get(place, (None, None))) for place in range(len(a))] + alone
+
+
+def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
+    row = layers.iloc[place]
+    return str(row["module"]), -1 if pd.isna(row["depth"]) else int(row["depth"])

@@ -1,0 +1,162 @@
+"""The tree of operators of the traced steps: what ran inside what, in which layer and phase, for how long on the host
+and on the GPU.
+
+It looks the same on every maker's machine down to the operators that only one of them has: by it two traces can be
+compared.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.attribution import ON_DEVICE, Attribution, attribute
+from perfnb.attribution.blocks import Host, Kind
+from perfnb.attribution.device_work import calls_of, device_work, is_in, matching, named, step_rows
+from perfnb.attribution.ops import owner_names
+from perfnb.attribution.owners import makers
+from perfnb.recording.nesting import NONE, Bools, Forest, Ints, children_sums, forest_of, innermost, nest, outermost
+from perfnb.recording.recording import Recording
+from perfnb.recording.text import TEXT
+
+_NODES = ("cpu_op", "user_annotation")
+#: Ranges that older versions of torch traced as operators.
+_RANGE = re.compile(r"Optimizer\.|enumerate\(DataLoader\)#|DistributedDataParallel\.")
+_ENGINE = re.compile(r"autograd::engine::evaluate_function: ")
+#: Marks of perfnb's own.
+_OURS = re.compile(r"pf_(step#|data$|op#)")
+
+
+@dataclass(frozen=True)
+class OpTree:
+    """Calls of operators, and annotated ranges, as they lie in each other.
+
+    Attributes
+    ----------
+    nodes : DataFrame
+        One row a call or range, in order of time: ``name``, ``shapes``, ``layer``, ``phase`` (text; missing where not
+        known; ``recompute`` is a phase here), ``forward_op`` (of a node of the backward pass: the outermost operator
+        that made it), ``is_range``, ``is_engine`` (the engine's mark around such a node), ``self_ns`` (on the host,
+        less the nodes inside).
+    forest : Forest
+        How they nest.
+    work : DataFrame
+        One row a kernel, copy or fill: ``name``, ``duration_ns``, ``node`` (the innermost one around the call that
+        launched it, -1 where none is known).
+    steps : int
+        Number of traced steps.
+    """
+
+    nodes: pd.DataFrame
+    forest: Forest
+    work: pd.DataFrame
+    steps: int
+
+
+def op_tree(recording: Recording) -> OpTree:
+    """The tree of a recording; without nodes where no step was traced."""
+    attribution = attribute(recording)
+    host = attribution.host
+    members = _members(recording, host)
+    rows = host.rows[members]
+    is_node = _is_node(recording.events, host, rows)
+    start, end = host.starts[members], host.ends[members]
+    around = innermost(nest(host.thread[members], start, end), is_node)
+    places = np.flatnonzero(is_node)
+    places = places[np.lexsort((-end[places], start[places]))]
+    number = np.full(len(members) + 1, NONE, dtype=np.int64)  # of each node; the last is for none
+    number[places] = np.arange(len(places))
+    parent = number[around[places]]
+    duration = (end - start)[places].astype(np.float64)
+    # A call's node is the one around it; an operator's the operator itself.
+    node_of = np.full(len(recording.events) + 1, NONE, dtype=np.int64)
+    node_of[rows] = np.where(is_node, number[:-1], number[around])
+    forest, is_range = forest_of(parent), _is_range(recording.events)[rows[places]]
+    nodes = pd.DataFrame(
+        {
+            **_words(recording, attribution, rows[places], host.block[members][places]),
+            "is_range": is_range,
+            "is_engine": matching(recording.events, _ENGINE)[rows[places]],
+            "self_ns": np.maximum(duration - children_sums(parent, duration), 0),
+        }
+    )
+    made_by = _forward_ops(recording.events, host, node_of, rows[places], outermost(forest, ~is_range))
+    nodes["forward_op"] = named(recording.events, np.append(rows[places], NONE)[made_by])
+    return OpTree(nodes, forest, _work(recording.events, node_of), max(attribution.steps, 1))
+
+
+def _members(recording: Recording, host: Host) -> Ints:
+    """Places in `host` of the operators, ranges and calls of the steps."""
+    chosen = is_in(recording.events, (*_NODES, "cuda_runtime", "cuda_driver"))[host.rows]
+    if not recording.is_loaded:
+        chosen &= host.block != NONE  # a live one may hold what other threads did meanwhile
+    return np.flatnonzero(chosen)
+
+
+def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
+    """Whether each of the rows is an operator or range, and no step, layer or mark of perfnb's."""
+    is_step = np.zeros(len(events) + 1, dtype=bool)
+    is_step[host.blocks["event"].to_numpy()[(host.blocks["kind"] == Kind.STEP).to_numpy()]] = True
+    mark = is_step[:-1] | step_rows(events) | (matching(events, _OURS) & is_in(events, ("cpu_op",)))
+    mark |= (events["span"] != NONE).to_numpy()
+    return np.asarray((is_in(events, _NODES) & ~mark)[rows])
+
+
+def _is_range(events: pd.DataFrame) -> Bools:
+    return is_in(events, ("user_annotation",)) | matching(events, _RANGE)
+
+
+def _forward_ops(events: pd.DataFrame, host: Host, node_of: Ints, rows: Ints, top: Ints) -> Ints:
+    """The node of the outermost operator in which each node of the backward pass was made; -1 for all others."""
+    block = np.full(len(events), NONE, dtype=np.int64)
+    block[host.rows] = host.block
+    of_blocks = makers(events, host)
+    place = np.append(of_blocks, NONE)[block[rows]]
+    place[(events["forward_thread"].to_numpy()[rows] <= 0) | (events["sequence"].to_numpy()[rows] == NONE)] = NONE
+    return np.asarray(np.append(top, NONE)[node_of[np.append(host.rows, NONE)[place]]])
+
+
+def _words(recording: Recording, attribution: Attribution, rows: Ints, block: Ints) -> dict[str, pd.Categorical]:
+    """Name, shapes, layer and phase of each node."""
+    events, cells = recording.events, attribution.cells
+    owner = owner_names(recording, attribution)
+    layer = np.where(cells["span"].to_numpy() != NONE, owner, "")
+    recomputed = (cells["direction"] == "recompute").to_numpy()
+    phase = np.where(recomputed, "recompute", cells["phase"].to_numpy(dtype=object))
+    return {
+        "name": named(events, rows),
+        "shapes": named(events, rows, "shapes") if "shapes" in events.columns else _nothing(len(rows)),
+        "layer": _of_blocks(layer, block),
+        "phase": _of_blocks(phase, block),
+    }
+
+
+def _of_blocks(texts: np.ndarray, block: Ints) -> pd.Categorical:
+    """What is said of the block of each node; missing where that is empty."""
+    codes, labels = pd.factorize(np.append(texts, ""))
+    empty = int(codes[-1])
+    codes = codes[block]
+    return pd.Categorical.from_codes(
+        np.where(codes == empty, NONE, codes), pd.Index(labels.astype(object), dtype=TEXT)
+    ).remove_unused_categories()
+
+
+def _nothing(length: int) -> pd.Categorical:
+    return pd.Categorical.from_codes(np.full(length, NONE), categories=pd.Index([], dtype=TEXT))
+
+
+def _work(events: pd.DataFrame, node_of: Ints) -> pd.DataFrame:
+    rows = np.flatnonzero(is_in(events, ON_DEVICE))
+    call = calls_of(events, rows)
+    # What has no call in the trace may tell its operator.
+    launcher = np.where(call != NONE, call, device_work(events).op) if (call == NONE).any() else call
+    return pd.DataFrame(
+        {
+            "name": named(events, rows),
+            "duration_ns": np.maximum(events["duration_ns"].to_numpy()[rows], 0),
+            "node": node_of[launcher],
+        }
+    )

@@ -1,0 +1,33 @@
+"""Bars made of characters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from perfnb.draw.palette import Mark
+
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def cells_of(shares: Sequence[float], width: int) -> list[int]:
+    """How many of `width` cells each share gets; together all of them."""
+    total = sum(shares) or 1.0
+    edges = [round(width * sum(shares[:i]) / total) for i in range(len(shares) + 1)]
+    return [after - before for before, after in itertools.pairwise(edges)]
+
+
+def stacked(marks: Iterable[Mark], shares: Sequence[float], width: int) -> str:
+    """A bar of `width` cells: each mark's glyph as often as its share is large."""
+    return "".join(mark.glyph * cells for mark, cells in zip(marks, cells_of(shares, width), strict=True))
+
+
+def heights(values: Iterable[float], highest: float) -> str:
+    """One cell a value, filled from below; anything above zero can be seen."""
+    return "".join(_LEVELS[_level(value, highest)] for value in values)
+
+
+def _level(value: float, highest: float) -> int:
+    if value <= 0 or highest <= 0:
+        return 0
+    return max(1, round((len(_LEVELS) - 1) * min(1.0, value / highest)))

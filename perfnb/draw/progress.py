@@ -1,0 +1,141 @@
+"""How far a capture has got: one line that is updated in place and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape
+from perfnb.profile.display import in_notebook
+
+#: What the name of a pass begins with in which a file is read.
+READING = "reading "
+#: Least time between two updates, in seconds.
+INTERVAL_S = 0.2
+_MOST_OF_A_NOTE = 250
+
+
+class _Line(Protocol):
+    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Progress:
+    """A progress display for the passes of a run, as a context manager that is called at every step.
+
+    In a notebook it is one HTML line, in a terminal a bar on stderr, elsewhere nothing. It starts no thread, and
+    its output is blank after it ends.
+
+    Parameters
+    ----------
+    enabled : bool
+        ``False`` shows nothing.
+    clock : callable
+        Seconds, as `time.monotonic` gives them.
+    """
+
+    def __init__(self, enabled: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._enabled = enabled
+        self._clock = clock
+        self._line: _Line | None = None
+        self._drawn: tuple[tuple[str, str], float] | None = None
+
+    def __enter__(self) -> Progress:
+        self._line, self._drawn = (_line() if self._enabled else None), None
+        return self
+
+    def __call__(self, pass_name: str, done: int, total: int | None = None, note: str = "") -> None:
+        """Say that `done` of `total` steps of a pass are done; drawn at most five times a second.
+
+        The first call of a pass is always drawn, and that of a new `note`, which says what the user should know.
+        """
+        if self._line is None:
+            return
+        now = self._clock()
+        new = self._drawn is None or self._drawn[0] != (pass_name, note)
+        due = self._drawn is None or now - self._drawn[1] >= INTERVAL_S
+        if new or due:
+            self._drawn = ((pass_name, note), now)
+            self._line.update(pass_name, done, total, *filter(None, [note]))
+
+    def of_file(self, name: str) -> Callable[[int, int], None]:
+        """What to call with the bytes done of reading a file, and its size; it is shown as percent."""
+        return lambda done, size: self(f"{READING}{name}", 100 * done // max(size, 1), 100)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+
+def _line() -> _Line | None:
+    if in_notebook():
+        return _NotebookLine()
+    return _TerminalLine() if sys.stderr is not None and sys.stderr.isatty() else None
+
+
+class _NotebookLine:
+    """One display that is updated by its id, and blank in the end."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._handle: Any = display(_bundle("", ""), raw=True, display_id=True)
+
+    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None:
+        words = _words(pass_name, done, total) + (f" · {escape.plain(note, _MOST_OF_A_NOTE)}" if note else "")
+        amount = "" if not total else f' value="{min(done, total)}" max="{total}"'
+        page = (
+            '<div style="display:flex;gap:10px;align-items:center">'
+            f'<progress aria-label="Progress"{amount}></progress><span>{escape.html(words)}</span></div>'
+        )
+        self._handle.update(_bundle(words, page), raw=True)
+
+    def close(self) -> None:
+        self._handle.update(_bundle("", ""), raw=True)
+
+
+class _TerminalLine:
+    """A tqdm bar on stderr."""
+
+    def __init__(self) -> None:
+        from tqdm import tqdm
+
+        class Bar(tqdm):  # type: ignore[type-arg]
+            monitor_interval = 0  # of this class alone: no monitor thread is started
+
+        self._bar = Bar(leave=False, file=sys.stderr, unit="step", mininterval=0, delay=0)
+        self._pass: str | None = None
+
+    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None:
+        if pass_name != self._pass:
+            self._pass = pass_name
+            self._bar.reset(total)
+            self._bar.set_description(escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 20), refresh=False)
+        self._bar.set_postfix_str(escape.plain(note, _MOST_OF_A_NOTE), refresh=False)
+        self._bar.total = total
+        self._bar.n = done
+        self._bar.refresh()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _words(pass_name: str, done: int, total: int | None) -> str:
+    name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
+    if pass_name.startswith(READING):
+        return f"{name}: {done} %"
+    if not done:
+        return name
+    return f"{name}: step {done:,}" if total is None else f"{name}: step {done:,} of {total:,}"
+
+
+def _bundle(words: str, page: str) -> dict[str, str]:
+    return {"text/plain": words, "text/html": page}

@@ -1,0 +1,70 @@
+"""Tables of the static twin: they read well even where styles are stripped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perfnb.draw import escape
+from perfnb.draw.palette import Mark
+
+# Names stay at the left where style sheets are stripped: some hosts keep the one of these, some the other.
+LEFT = 'align="left" style="text-align:left"'
+RIGHT = 'align="right"'
+ROW_HEAD = f'scope="row" {LEFT}'
+
+
+def table(
+    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, last_texts: int = 0
+) -> str:
+    """A table; its cells are HTML already.
+
+    Parameters
+    ----------
+    caption : str
+    heads : sequence of str
+        Words over the columns.
+    rows : iterable of sequences of str
+    texts : int
+        The first columns hold text, these many; the others hold figures.
+    last_texts : int
+        And so many of the last ones.
+    """
+    after = len(heads) - last_texts
+    body = "".join(_row(row, texts, after) for row in rows)
+    head = head_row(heads, texts, after)
+    return f"<table><caption>{caption}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> str:
+    """A row of column heads, of which the first `texts` stand over text, and those from the place `after` on."""
+    after = len(words) if after is None else after
+    cells = (
+        f'<th scope="col" {_side(place, texts, after)}>{word}</th>' if word else "<td></td>"
+        for place, word in enumerate(words)
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def key(mark: Mark) -> str:
+    """The small box that ties a word to what is drawn."""
+    return f'<i class="pf-key pf-{mark.pattern}" style="background-color:{mark.colour}"></i>'
+
+
+def keyed(mark: Mark) -> str:
+    """A mark's box and its word."""
+    return f"{key(mark)}{escape.html(mark.word)}"
+
+
+def name(text: object, width: int = 60) -> str:
+    """A name from a model, in full on hover."""
+    return f'<bdi title="{escape.html(text)}">{escape.html(text, width)}</bdi>'
+
+
+def _side(place: int, texts: int, after: int) -> str:
+    return LEFT if place < texts or place >= after else RIGHT
+
+
+def _row(cells: Sequence[str], texts: int, after: int) -> str:
+    first, *rest = cells
+    others = (f"<td {_side(place, texts, after)}>{cell}</td>" for place, cell in enumerate(rest, 1))
+    return f"<tr><th {ROW_HEAD}>{first}</th>{''.join(others)}</tr>"

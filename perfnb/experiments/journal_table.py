@@ -1,0 +1,179 @@
+"""A journal's entries as a frame: each against the last accepted one before it, and what else was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from perfnb.experiments.journal_files import Entry
+from perfnb.recording.text import TEXT
+from perfnb.stats.unpaired import compare_medians
+
+#: Columns of the history and their types, after the index ``entry``.
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "number": "int64",
+        "at": "datetime64[us, UTC]",
+        **dict.fromkeys(("kind", "name", "hypothesis", "change", "decision", "reason"), TEXT),
+        "accepted": "bool",
+        **dict.fromkeys(("median_ms", "ci_low_ms", "ci_high_ms"), "Float64"),
+        **dict.fromkeys(("baseline_ms", "baseline_ci_low_ms", "baseline_ci_high_ms"), "Float64"),
+        **dict.fromkeys(("candidate_ratio", "candidate_ci_low", "candidate_ci_high"), "Float64"),
+        **dict.fromkeys(("throughput_per_s", "utilisation"), "Float64"),
+        "peak_memory_bytes": "Int64",
+        "steps": "int64",
+        "batch_size": "Int64",
+        "against": TEXT,
+        **dict.fromkeys(("ratio", "ratio_ci_low", "ratio_ci_high"), "Float64"),
+        "verdict": TEXT,
+        "regression": "bool",
+        "also_changed": TEXT,
+        "two_changes": "bool",
+        "comparable": "bool",
+        "not_compared": TEXT,
+        **dict.fromkeys(("disturbed", "host", "torch", "commit"), TEXT),
+    }
+)
+
+#: What tells one run from the next without bearing on speed; a commit is where the change itself lies.
+_APART = {"at", "commit", "uncommitted"}
+#: Where these differ, times say nothing about the step.
+_DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What is in effect: the last accepted entry, as it was made, and what it measured."""
+
+    entry: str
+    ms: float | None
+    ci_ms: tuple[float, float] | None
+    made: Entry
+
+    def changed(self, entry: Entry) -> dict[str, tuple[str, str]]:
+        """What is otherwise in a later entry: environment, batch size, and of one of its kind options."""
+        found = _changed(self.made.environment, entry.environment)
+        sizes = self.made.batch_size, entry.batch_size
+        if None not in sizes and sizes[0] != sizes[1]:
+            found["batch_size"] = (str(sizes[0]), str(sizes[1]))
+        return found | (_changed(self.made.options, entry.options) if self.made.kind == entry.kind else {})
+
+    def comparable(self, entry: Entry) -> bool:
+        """Whether the times of both say something about the step."""
+        return not self.changed(entry).keys() & set(_DECISIVE)
+
+
+def journal_history(entries: Mapping[str, Entry], equal_within: float = 0.02) -> pd.DataFrame:
+    """A row an entry, in the order of time.
+
+    What an entry found the step to take, of a report its baseline, is compared with the last accepted entry before it
+    of the same name, machine and batch size: a report's candidate if it was accepted, or a profile or timing that was.
+    The first that has a time stands in for one. The two were not measured in pairs, so that `ratio` holds whatever
+    changed on the machine meanwhile as well; its interval, of `compare_medians`, does not. ``candidate_ratio`` is of
+    pairs, within one report.
+
+    ``regression`` is where the verdict is "slower". ``also_changed`` names what differs in environment and options but
+    is not in the words of ``change``, and ``two_changes`` tells where that makes more than one. An entry that nothing
+    stands against on its machine and with its batch size is not ``comparable``; ``not_compared`` tells what differs.
+    """
+    last: dict[str, list[_Reference]] = {}
+    records = []
+    for number, (name, entry) in enumerate(entries.items(), start=1):
+        known = last.setdefault(entry.name, [])  # at most one of each machine and batch size, the latest last
+        reference = next((one for one in reversed(known) if one.comparable(entry)), None)
+        against = reference or (known[-1] if known else None)
+        records.append(_facts(number, entry) | _against(entry, against, equal_within))
+        if (found := _in_effect(name, entry, reference is None)) is not None:
+            last[entry.name] = [*(one for one in known if not one.comparable(entry)), found]
+    index = pd.Index(list(entries), name="entry", dtype=TEXT)
+    return pd.DataFrame({column: _typed(records, column, index) for column in COLUMNS}, index=index)
+
+
+def _typed(records: list[dict[str, Any]], column: str, index: pd.Index) -> pd.Series:
+    dtype: Any = COLUMNS[column]
+    values: pd.Series = pd.Series([record[column] for record in records], index=index, dtype=dtype)
+    return values
+
+
+def _facts(number: int, entry: Entry) -> dict[str, Any]:
+    intervals = {
+        "ci_low_ms": "ci_high_ms",
+        "baseline_ci_low_ms": "baseline_ci_high_ms",
+        "candidate_ci_low": "candidate_ci_high",
+    }
+    bounds = zip(intervals.items(), (entry.ci_ms, entry.baseline_ci_ms, entry.ratio_ci), strict=True)
+    ends = {end: value for names, pair in bounds for end, value in zip(names, pair or (None, None), strict=True)}
+    same = ("kind", "name", "hypothesis", "change", "decision", "reason", "accepted", "steps", "batch_size")
+    measured = ("median_ms", "baseline_ms", "throughput_per_s", "utilisation", "peak_memory_bytes")
+    told = {key: entry.environment.get(key) for key in ("host", "torch", "commit")}
+    return {
+        "number": number,
+        "at": entry.time,
+        **{key: getattr(entry, key) for key in (*same, *measured)},
+        **ends,
+        "candidate_ratio": entry.ratio,
+        "disturbed": entry.disturbed or None,
+        **{key: None if value is None else str(value) for key, value in told.items()},
+    }
+
+
+def _against(entry: Entry, reference: _Reference | None, equal_within: float) -> dict[str, Any]:
+    """How an entry stands to what was in effect before it."""
+    found: dict[str, Any] = dict.fromkeys(
+        ("against", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict", "not_compared")
+    )
+    found |= {"regression": False, "also_changed": None, "two_changes": False, "comparable": reference is not None}
+    if reference is None:
+        return found
+    changed = reference.changed(entry)
+    told = {key: f"{key} {old} → {new}" for key, (old, new) in changed.items()}
+    others = [words for key, words in told.items() if not _named(entry.change, key, changed[key][1])]
+    found["against"] = reference.entry
+    found["also_changed"] = "; ".join(others) or None
+    found["two_changes"] = len(others) + bool(entry.change) > 1
+    found["comparable"] = reference.comparable(entry)
+    found["not_compared"] = "; ".join(told[key] for key in _DECISIVE if key in told) or None
+    is_report = entry.kind == "report"
+    ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if is_report else (entry.median_ms, entry.ci_ms)
+    if found["comparable"] and ms is not None and reference.ms is not None:
+        compared = compare_medians(reference.ms, reference.ci_ms, ms, ci, equal_within)
+        low, high = compared.ratio_ci or (None, None)
+        found |= {"ratio": compared.ratio, "ratio_ci_low": low, "ratio_ci_high": high, "verdict": compared.verdict}
+        found["regression"] = compared.verdict == "slower"
+    return found
+
+
+def _in_effect(name: str, entry: Entry, first: bool) -> _Reference | None:
+    """What is in effect after an entry, if that changes."""
+    is_report = entry.kind == "report"
+    if entry.accepted or (first and not is_report):
+        ms, ci = entry.median_ms, entry.ci_ms
+    elif first:
+        ms, ci = entry.baseline_ms, entry.baseline_ci_ms
+    else:
+        return None
+    return _Reference(name, ms, ci, entry) if entry.accepted or ms is not None else None
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What both tell of and tell otherwise."""
+    both = [key for key in old if key in new and key not in _APART]
+    return {key: (_short(old[key]), _short(new[key])) for key in both if old[key] != new[key]}
+
+
+def _short(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _named(change: str, key: str, new: str) -> bool:
+    """Whether the words of a change speak of it: of `torch`, or of threads as ``num_threads=4``."""
+    words = change.casefold()
+    return (
+        key.casefold() in words
+        or key.replace("_", " ").casefold() in words
+        or (len(new) > 2 and new.casefold() in words)
+    )

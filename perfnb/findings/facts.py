@@ -1,0 +1,444 @@
+"""What the rules share: the figures of one step, computed once.
+
+Times of the traced pass are corrected for the cost of tracing, and scaled so that the parts of a step outside the wait
+for data add up to a timed one. So a bound is of the step as it really ran. Where the traced steps did the same, each
+part is taken at its median over them: what disturbed one of them counts little.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.attribution.attribution import Attribution, blocks_of_events
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.ops import owner_names
+from perfnb.attribution.owners import makers
+from perfnb.attribution.python_calls import calls_of
+from perfnb.findings.code import MODULES, root_of
+from perfnb.findings.finding import time
+from perfnb.findings.gpu import GpuFacts, gpu_facts
+from perfnb.recording.foreign import rows_of_trace
+from perfnb.recording.labels import of_labels
+from perfnb.recording.nesting import NONE, children_sums, innermost, nest, subtree_sums
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import PHASES
+
+if TYPE_CHECKING:
+    from perfnb.profile.summary import Summary
+
+#: Nanoseconds below which an operator is all overhead, where its cost was not measured; and its least and most.
+_TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
+#: The same in multiples of an operator that does nothing.
+_TINY = 15.0
+#: What torch calls an optimizer's step in a trace.
+_OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a step.
+
+    Attributes
+    ----------
+    recording, attribution, summary
+        What all is computed from.
+    step_ms : float
+        A timed step: the median without waits for data and pauses of the garbage collector, and these in the mean. Of
+        a loaded trace the mean of the traced ones, or the GPU's time where that is longer.
+    timed_ms, waits_ms, pauses_ms : ndarray
+        Of each timed step: its time, and how much of it were the wait for a batch and the garbage collector's pauses.
+    cells_ns : ndarray
+        Typical time of each cell, corrected for the cost of tracing.
+    scale : float
+        From this time to timed time.
+    gpu : GpuFacts or None
+        Where a GPU worked.
+    """
+
+    recording: Recording
+    attribution: Attribution
+    summary: Summary
+    step_ms: float
+    timed_ms: npt.NDArray[np.float64]
+    waits_ms: npt.NDArray[np.float64]
+    pauses_ms: npt.NDArray[np.float64]
+    cells_ns: npt.NDArray[np.float64]
+    scale: float
+    gpu: GpuFacts | None
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What was found out about the run."""
+        return self.recording.meta
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Versions, device, threads."""
+        found: Mapping[str, Any] = self.meta.get("environment", {})
+        return found
+
+    @property
+    def live(self) -> bool:
+        """Whether steps were run and timed, instead of a trace loaded."""
+        return len(self.timed_ms) > 0
+
+    @cached_property
+    def records_python(self) -> bool:
+        """Whether Python's calls are on record, beside those of modules that a trace may hold without the others."""
+        events = self.recording.events
+        names = events["name"].iloc[calls_of(events)]
+        return bool(of_labels(names, lambda name: not name.startswith("nn.Module: ")).any())
+
+    @property
+    def step_words(self) -> str:
+        """The step that bounds are shares of, in words, called a mean where it is not the median of the headline."""
+        whole, median = time(self.step_ms), self.summary.timing.median_ms
+        return whole if median is None or time(median) == whole else f"a mean step of {whole}"
+
+    def share(self, ms: float) -> float:
+        """A time as a share of the step."""
+        return ms / self.step_ms if self.step_ms > 0 else 0.0
+
+    def per_step(self, ns: float) -> float:
+        """Typical nanoseconds of all traced steps as milliseconds of a timed one."""
+        return ns / 1e6 / max(self.attribution.steps, 1) * self.scale
+
+    @cached_property
+    def phases_ms(self) -> dict[str, float]:
+        """Time by phase in a timed step; the wait for data is that of the timed pass.
+
+        No more than the report shows of a phase, which is a mean. A wait is not the same in each step: its mean counts.
+        """
+        found = {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES}
+        found["data"] = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
+        return found
+
+    def typical_ms(self, phase: str) -> float:
+        """What a phase takes of a timed step if nothing disturbs it."""
+        return self.per_step(float(self.cells_ns[(self.attribution.cells["phase"] == phase).to_numpy()].sum()))
+
+    def shown_share(self, phase: str) -> float:
+        """The share of the step that the report shows of a phase: the mean of the traced steps."""
+        share = self.summary.phases["share"].get(phase)
+        return 0.0 if share is None or pd.isna(share) else float(share)
+
+    def shown_ms(self, phase: str) -> float:
+        """What a phase takes of a timed step by its share that the report shows, and no more than its time there."""
+        ms = self.summary.phases["ms"].get(phase)
+        return min(self.shown_share(phase) * self.step_ms, math.inf if ms is None or pd.isna(ms) else float(ms))
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """One row a call of an operator in the traced steps, in order of time.
+
+        ``op``, ``start``, ``end``, ``thread``, ``block``, ``step``, ``phase``, ``layer``, ``direction``, ``outer``
+        (in no other operator of its block), ``around`` (row of the operator around it, -1 for none), ``place`` (among
+        the host's events), ``whole_ns`` (typical, corrected, operators inside included; together no more than the block
+        of the step's thread that they lie in).
+        """
+        host, cells = self.attribution.host, self.attribution.cells
+        # What other threads do beside the step's takes no time of it.
+        chosen = np.flatnonzero(host.is_op & (np.append(self.lines, NONE)[host.block] != NONE))
+        chosen = chosen[np.lexsort((-host.ends[chosen], host.starts[chosen]))]
+        start, end, block = host.starts[chosen], host.ends[chosen], host.block[chosen]
+        forest = nest(host.thread[chosen], start, end)
+        inside = subtree_sums(forest, np.ones(len(chosen)))
+        cost = float(self.meta.get("cost", {}).get("op_ns", 0.0))
+        above = forest.parent
+        names = self.recording.events["name"].array
+        codes, step = names.codes[host.rows[chosen]], cells["step"].to_numpy()[block]
+        outer = (above == NONE) | (block[above] != block)
+        whole = typical(np.maximum(end - start - inside * cost, 0.0), step, codes)
+        line = self.lines[block]
+        sums = np.bincount(line[outer], weights=whole[outer], minlength=len(cells))
+        whole = whole * np.minimum(self.cells_ns / np.where(sums > 0, sums, 1.0), 1.0)[line]
+        return pd.DataFrame(
+            {
+                "op": pd.Categorical.from_codes(codes, names.categories),
+                "start": start,
+                "end": end,
+                "thread": host.thread[chosen],
+                "block": block,
+                "step": step,
+                "phase": cells["phase"].array[block],
+                "layer": self.owners[block],
+                "direction": cells["direction"].to_numpy(dtype=object)[block],
+                "outer": outer,
+                "around": above,
+                "place": chosen,
+                "whole_ns": whole,
+            }
+        )
+
+    @cached_property
+    def lines(self) -> npt.NDArray[np.int64]:
+        """The innermost block of the step's own thread that each block is or lies in: its time is the step's.
+
+        -1 for what other threads do beside it.
+        """
+        host = self.attribution.host
+        main = host.blocks["main"].to_numpy(dtype=bool)
+        above: npt.NDArray[np.int64] = innermost(host.forest, main)
+        return np.where(main, np.arange(len(main)), above)
+
+    @cached_property
+    def left_ns(self) -> npt.NDArray[np.float64]:
+        """By block of the step's thread: what its operators leave of its time."""
+        outer = self.ops[self.ops["outer"]]
+        line = self.lines[outer["block"].to_numpy()]
+        inside = np.bincount(line, weights=outer["whole_ns"].to_numpy(), minlength=len(self.cells_ns))
+        return np.maximum(self.cells_ns - inside, 0.0)
+
+    def between_ops_ms(self, ns: float) -> float:
+        """Nanoseconds of all traced steps between operators, as milliseconds of a timed one.
+
+        Tracing slows operators and not the Python between them, unless there is more of that than a timed step lasts:
+        then it slowed both alike, as recording Python's calls does.
+        """
+        steps = max(self.attribution.steps, 1)
+        fits = float(self.left_ns.sum()) / 1e6 / steps <= self.per_step(float(self.cells_ns.sum()))
+        return ns / 1e6 / steps if self.scale < 1 and fits else self.per_step(ns)
+
+    def backward_of(self, chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
+        """The outermost operators of the backward nodes that some of `ops` made."""
+        made_by = makers(self.recording.events, self.attribution.host)
+        nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
+        found: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
+        return found
+
+    @cached_property
+    def layers_ms(self) -> pd.Series:
+        """What each row of the layers' table takes of a timed step, layers inside it not counted."""
+        return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
+
+    def layers_on_gpu_ms(self, layers: Collection[str]) -> float:
+        """For how much of a step at least one of some layers runs on the GPU, layers inside them not counted."""
+        assert self.gpu is not None
+        events = self.recording.events
+        block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
+        block = np.append(block, NONE)[np.minimum(self.gpu.runs.row, len(block))]
+        chosen = pd.Series(np.append(self.owners, "")[block]).isin(list(layers)).to_numpy()
+        return self.gpu.ran_ms(chosen)
+
+    @cached_property
+    def owners(self) -> npt.NDArray[np.object_]:
+        """The row of the layers' table that owns each cell; empty where none does."""
+        return owner_names(self.recording, self.attribution)
+
+    @cached_property
+    def blocks_inside(self) -> npt.NDArray[np.float64]:
+        """How many blocks lie directly in each."""
+        forest = self.attribution.host.forest
+        return children_sums(forest.parent, np.ones(len(forest.parent)))
+
+    @property
+    def tiny_ns(self) -> float:
+        """Nanoseconds below which an operator is mostly the cost of calling it."""
+        bare = float(self.meta.get("bare_cost", {}).get("op_ns", 0.0))
+        return float(np.clip(_TINY * bare, _LEAST_TINY_NS, _MOST_TINY_NS)) if bare > 0 else _TINY_NS
+
+    @property
+    def cores(self) -> float | None:
+        """CPUs that the process may use; ``None`` if unknown."""
+        cpus, limit = self.environment.get("cpus"), self.environment.get("cpu_limit")
+        known = [float(value) for value in (cpus, limit) if value]
+        return min(known) if known else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs had work for more CPUs than there are while steps were timed."""
+        noise = self.meta.get("noise", {})
+        loads = [noise[name] for name in ("load_before", "load_after") if name in noise]
+        return bool(loads) and bool(noise.get("cpus")) and max(loads) > noise["cpus"]
+
+    @property
+    def variables(self) -> set[str]:
+        """The user's variables of which a line of code may make use, as far as they are known."""
+        names = [*self._models, *(part.get("name") for part in (*self.optimizers, self.loader))]
+        imported = set(_texts(self._parts.get("imports"))) & set(MODULES)
+        return {root for name in names if (root := root_of(name))} | imported
+
+    @property
+    def _parts(self) -> Mapping[str, Any]:
+        found = self.meta.get("parts")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def _models(self) -> dict[str, bool]:
+        """The models that a variable of the user's holds, and whether the step calls each itself."""
+        found = _maps(self._parts.get("models"))
+        return {str(one["name"]): one.get("called") is True for one in found if root_of(one.get("name"))}
+
+    def root(self, layer: str | None = None) -> str | None:
+        """The model that a layer is part of; without a layer, the one with most parameters. ``None`` for no model."""
+        modules = self.recording.modules
+        if layer is not None:
+            place = self.rows.get(layer, NONE)
+            while place != NONE and modules["parent"].iloc[place] != NONE:
+                place = int(modules["parent"].iloc[place])
+            return str(modules["name"].iloc[place]) if place != NONE else None
+        roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
+        return str(roots["name"].iloc[0]) if len(roots) else None
+
+    def variable(self, layer: str | None = None) -> str | None:
+        """The user's name of the model that a layer is part of; ``None`` where no variable is known to hold it."""
+        root = self.root(layer)
+        return root if root in self._models else None
+
+    def is_called(self, layer: str | None = None) -> bool:
+        """Whether the step calls that model itself, instead of a method of it or layers inside it."""
+        return self._models.get(self.root(layer) or "", False)
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """The row of each layer among the modules."""
+        return {str(name): place for place, name in enumerate(self.recording.modules["name"])}
+
+    @property
+    def own_tables(self) -> frozenset[str]:
+        """The embeddings whose weight no other layer is known to have, and whose gradient is dense."""
+        return frozenset(_texts(self._parts.get("own_tables")))
+
+    @property
+    def optimizers(self) -> list[Mapping[str, Any]]:
+        """Names and settings of the optimizers that are known, and whose steps the trace holds where it tells any."""
+        known = [_named(one) for one in _maps(self._parts.get("optimizers"))]
+        return [one for one in known if not self.optimizer_classes or one["class"] in self.optimizer_classes]
+
+    @cached_property
+    def optimizer_classes(self) -> list[str]:
+        """Classes of the optimizers whose steps the trace holds."""
+        names = self.recording.events["name"].cat.categories
+        found = [_OPTIMIZER.fullmatch(str(name)) for name in names]
+        return list(dict.fromkeys(match[1] for match in found if match))
+
+    @cached_property
+    def updates(self) -> float:
+        """How often each optimizer steps in a step of the profile: more than once where that holds a loop."""
+        blocks, events = self.attribution.host.blocks, self.recording.events
+        steps = blocks[blocks["kind"] == Kind.STEP]
+        times, most = np.sort(steps["start"].to_numpy()), 1.0
+        for label in events["name"].cat.categories:
+            if match := _OPTIMIZER.fullmatch(str(label)):
+                begins = events.loc[(events["name"] == label).to_numpy(), "start_ns"].to_numpy()
+                inside = begins[(begins >= times.min(initial=0)) & (begins < steps["end"].max())] if len(times) else []
+                of_class = max(sum(one["class"] == match[1] for one in self.optimizers), 1)
+                most = max(most, len(inside) / len(times) / of_class if len(times) else 1.0)
+        return most
+
+    @property
+    def loader(self) -> Mapping[str, Any]:
+        """Name and settings of the loader; empty where it is not known."""
+        return next((_named(one) for one in _maps([self._parts.get("loader")])), {})
+
+    def path_of(self, layer: str) -> str:
+        """A layer as an expression in Python, from the name of its model."""
+        modules = self.recording.modules
+        place, parts = self.rows.get(layer, NONE), []
+        while place != NONE and modules["parent"].iloc[place] != NONE:
+            above = int(modules["parent"].iloc[place])
+            own = str(modules["name"].iloc[place]).removeprefix(f"{modules['name'].iloc[above]}.")
+            inside = str(modules["module"].iloc[above])
+            is_place = own.isdecimal() and inside in ("Sequential", "ModuleList")
+            parts.append(f"[{own}]" if is_place else f".{own}" if own.isidentifier() else f".get_submodule({own!a})")
+            place = above
+        return (str(modules["name"].iloc[place]) if place != NONE else "") + "".join(reversed(parts))
+
+    def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
+        """The layers in which some operators take most time."""
+        owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
+        sums = owned.groupby("layer")[weight].sum().sort_values(ascending=False, kind="stable")
+        return [str(name) for name in sums.index[:most]]
+
+
+def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -> Facts:
+    """The facts of a recording of which at least one step was traced."""
+    steps = recording.steps
+    timed = steps[steps["pass"] == "timed"]
+    timed_ms = timed["wall_ms"].to_numpy(dtype=float)
+    waits_ms = timed["data_ms"].to_numpy(dtype=float)
+    cells = attribution.cells
+    on_gpu = bool(cells["kernels"].sum()) or recording.is_loaded
+    gpu = gpu_facts(recording, attribution) if on_gpu else None
+    count = max(attribution.steps, 1)
+    scale = 1.0
+    cells_ns = _cells_ns(attribution)
+    pauses_ms = np.zeros(len(timed_ms))
+    for step, ms in recording.meta.get("noise", {}).get("gc_pauses", []):
+        if 0 <= step < len(pauses_ms):
+            pauses_ms[int(step)] += ms
+    if len(timed_ms):
+        waits_ms = np.clip(waits_ms, 0.0, timed_ms)
+        # A pause that the rest of its step has no room for lay within the wait, and is a part of it.
+        pauses_ms = np.where(pauses_ms > timed_ms - waits_ms, 0.0, pauses_ms)
+        usual = float(np.median(timed_ms - waits_ms - pauses_ms))
+        step_ms = usual + float(waits_ms.mean()) + float(pauses_ms.mean())
+        # Waits that the step's own code makes were not timed apart: they are a part of its time.
+        timed_apart = (cells["phase"] == "data").to_numpy() & bool(waits_ms.any())
+        rest = float(cells_ns[~timed_apart].sum()) / 1e6 / count
+        scale = usual / rest if rest > 0 < usual else 1.0
+        gpu = None if gpu is None else gpu.in_step_of(step_ms)
+    else:
+        wall = float(steps.loc[steps["pass"] == "traced", "wall_ms"].mean())
+        step_ms = max(wall, 0.0 if gpu is None else gpu.span_ms)
+        # Medians of parts can add up to more than the mean of the whole.
+        whole = float(cells_ns.sum()) / 1e6 / count
+        scale = min(wall / whole, 1.0) if whole > 0 else 1.0
+    return Facts(recording, attribution, summary, step_ms, timed_ms, waits_ms, pauses_ms, cells_ns, scale, gpu)
+
+
+def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is known of a part, without a name or class that is no plain Python: it may stand in a line to run."""
+    kind = str(part.get("class"))
+    return {
+        **part,
+        "name": part.get("name") if root_of(part.get("name")) else None,
+        "class": kind if kind.isidentifier() else None,
+    }
+
+
+def _maps(values: Any) -> list[Mapping[str, Any]]:
+    """Those of some values that are mappings."""
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, (list, tuple)) else []
+
+
+def _texts(values: Any) -> list[str]:
+    """Those of some values that are text; a saved profile may hold anything."""
+    return [value for value in values if isinstance(value, str)] if isinstance(values, (list, tuple)) else []
+
+
+def without_longest(ms: npt.NDArray[np.float64]) -> float:
+    """The mean over all steps without the longest of every fifty: what once held a step up is not in it."""
+    return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
+
+
+def _cells_ns(attribution: Attribution) -> npt.NDArray[np.float64]:
+    """Corrected time of each cell on its step's time line, at its median over steps that did the same."""
+    cells, blocks = attribution.cells, attribution.host.blocks
+    order = np.lexsort((attribution.host.forest.depth, blocks["start"].to_numpy()))
+    result = np.empty(len(cells))
+    ns, step = cells["corrected_ns"].to_numpy(dtype=float)[order], cells["step"].to_numpy()[order]
+    result[order] = typical(ns, step, blocks["kind"].to_numpy()[order])
+    return result
+
+
+def typical(
+    values: npt.NDArray[np.float64], step: npt.NDArray[np.int64], kind: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Values in order of time, each at its median over the steps, where all steps are the same series of kinds."""
+    steps, counts = np.unique(step, return_counts=True)
+    if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():
+        return values
+    kinds = kind.reshape(len(steps), -1)
+    if (kinds != kinds[0]).any():
+        return values
+    return np.tile(np.median(values.reshape(len(steps), -1), axis=0), len(steps))

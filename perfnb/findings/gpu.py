@@ -1,0 +1,314 @@
+"""What a GPU did in a step, and what the host was doing while it had nothing to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.attribution import ON_DEVICE, Attribution
+from perfnb.attribution.device_work import CALLS, SORTS, DeviceWork, column, device_work, is_in, matching, named
+from perfnb.attribution.events import all_events
+from perfnb.attribution.interval_sets import IntervalSet, difference, union
+from perfnb.findings.host_doing import Doing
+from perfnb.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS, idle_of
+from perfnb.gpu.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.idle import idle_gaps
+from perfnb.gpu.launches import launches
+from perfnb.recording.labels import found
+from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.recording.recording import Recording
+from perfnb.recording.text import TEXT
+
+_PAGEABLE, _PINNED = re.compile("Pageable"), re.compile("Pinned")
+_NO_KERNEL = re.compile("Memcpy|Memset")
+
+#: Copies between host and device, by where they lead.
+TO_DEVICE = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
+TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Kernels, copies and fills of the steps, one after the other. Every array has one value for each.
+
+    Attributes
+    ----------
+    names : Categorical
+    sort : ndarray
+        Index into `SORTS`.
+    start, end : ndarray
+        Nanoseconds.
+    row : ndarray
+        Position in the events of the trace.
+    called : ndarray
+        When the call that launched it began; -1 where that is not known.
+    """
+
+    names: pd.Categorical
+    sort: Ints
+    start: Ints
+    end: Ints
+    row: Ints
+    called: Ints
+
+    def named(self, pattern: re.Pattern[str]) -> Bools:
+        """Which have a name in which the pattern is found."""
+        return found(pd.Series(self.names), pattern.search)
+
+    def time(self, chosen: Bools) -> IntervalSet:
+        """The time in which at least one of them ran."""
+        return union(self.start[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of all traced steps in one direction, between host and device.
+
+    Attributes
+    ----------
+    count, pageable, pinned : int
+        All, and those from or to memory of which the trace says that it is not pinned, or that it is.
+    each_bytes : float or None
+        What one moves (median); ``None`` where the trace does not tell.
+    call_ms : float
+        The host's time in the calls that launched them, per step.
+    """
+
+    count: int
+    pageable: int
+    pinned: int
+    each_bytes: float | None
+    call_ms: float
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """Of the busiest GPU, in milliseconds of a traced step.
+
+    Attributes
+    ----------
+    span_ms : float
+        The host's step, and what the GPU still worked of it afterwards.
+    busy_ms, communication_ms, exposed_ms, copies_ms, idle_ms : float
+        Lengths of unions; ``exposed_ms`` is communication and ``copies_ms`` are copies between host and device while
+        nothing was computed.
+    idle_by, idle_perhaps : mapping
+        Idle time by its cause, as ``by`` and ``perhaps`` of `Idle`.
+    doing : Doing
+        What the host did in that of ``host``.
+    late : IntervalSet
+        When the host had not launched what the GPU could have done.
+    per_step : float
+        From nanoseconds of all traced steps to milliseconds of one.
+    calls_ms : mapping
+        Time of the host in calls that allocate, copy and wait, and their number, by the words of `idle_by`.
+    kernels : float
+        Kernels, copies and fills of a step.
+    short_share : float or None
+        Of kernels, those that ran for less time than their launch took.
+    call_us, kernel_us : float or None
+        Median duration of a launching call, and of a kernel.
+    graph_share : float
+        Of the work, what a launch of a CUDA graph gave to the device.
+    before : DataFrame
+        Operators whose work ended idle times: ``op``, ``ms``; the heaviest first.
+    work : DataFrame
+        Kernels by name: ``name``, ``sort``, ``ms``, ``calls``; the heaviest first.
+    runs : Runs
+        All that ran.
+    run_ms : float
+        From nanoseconds in `runs` to milliseconds of a step.
+    to_device, to_host : Copies
+        Copies between host and device.
+    """
+
+    span_ms: float
+    busy_ms: float
+    communication_ms: float
+    exposed_ms: float
+    copies_ms: float
+    idle_ms: float
+    idle_by: Mapping[str, float]
+    idle_perhaps: Mapping[str, float]
+    doing: Doing
+    late: IntervalSet
+    per_step: float
+    calls_ms: Mapping[str, tuple[float, int]]
+    kernels: float
+    short_share: float | None
+    call_us: float | None
+    kernel_us: float | None
+    graph_share: float
+    before: pd.DataFrame
+    work: pd.DataFrame
+    runs: Runs
+    run_ms: float
+    to_device: Copies
+    to_host: Copies
+
+    def ran_ms(self, chosen: Bools) -> float:
+        """Milliseconds of a step in which at least one of some `runs` ran."""
+        return self.runs.time(chosen).length * self.run_ms
+
+    @property
+    def idle_share(self) -> float:
+        """Idle time as a share of the step."""
+        return self.idle_ms / self.span_ms if self.span_ms > 0 else 0.0
+
+    @property
+    def unexplained_ms(self) -> float:
+        """Idle time of which the trace does not show why."""
+        return sum(self.idle_by[why] for why in UNEXPLAINED)
+
+    def held_ms(self, cause: str) -> float:
+        """Idle time while the host was held by one of `HELD`."""
+        return self.idle_by[cause] + self.idle_perhaps[cause]
+
+    def is_unsure(self, cause: str) -> bool:
+        """Whether it is not known of most of this time that the GPU waited for the host."""
+        return self.idle_perhaps[cause] > self.idle_by[cause]
+
+    def late_ms(self, blocks: pd.DataFrame) -> float:
+        """Idle time, for which the host was late, in some blocks of the host that do not overlap."""
+        within = self.late.within(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
+        return float(within.sum()) * self.per_step
+
+    def in_step_of(self, ms: float) -> GpuFacts:
+        """The same in a step of that length, where the GPU has less time to idle than in one that is traced.
+
+        Where it worked for longer than that, tracing slowed its work too.
+        """
+        if self.busy_ms > ms:
+            shorter = ms / self.busy_ms
+            return replace(
+                self,
+                busy_ms=ms,
+                communication_ms=self.communication_ms * shorter,
+                exposed_ms=self.exposed_ms * shorter,
+                copies_ms=self.copies_ms * shorter,
+                run_ms=self.run_ms * shorter,
+            ).in_step_of(ms)
+        factor = max(ms - self.busy_ms, 0.0) / self.idle_ms if self.idle_ms > 0 else 1.0
+        if factor >= 1:
+            return self
+        return replace(
+            self,
+            span_ms=self.busy_ms + self.idle_ms * factor,
+            idle_ms=self.idle_ms * factor,
+            idle_by={cause: time * factor for cause, time in self.idle_by.items()},
+            idle_perhaps={cause: time * factor for cause, time in self.idle_perhaps.items()},
+            per_step=self.per_step * factor,
+        )
+
+
+def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None:
+    """The facts of the busiest GPU; ``None`` where none worked."""
+    events = all_events(recording)
+    if not is_in(events, ON_DEVICE).any():
+        return None
+    done = device_work(events)
+    times = gpu_time(events, done)
+    steps = max(attribution.steps, 1)
+    device = times["device"].iloc[int(times["busy_ms"].astype(float).to_numpy().argmax())]
+    idle = idle_of(events, done, done.device == (-1 if pd.isna(device) else device), attribution)
+    by_step = gpu_time_by_step(events, done)
+    gaps = _of(idle_gaps(events, work=done), device)
+    rows = _of(launches(events, done), device)
+    if len(by_step) and rows["step"].notna().any():
+        # What lies between steps is part of none.
+        whole, gaps, rows = (frame[frame["step"].notna()] for frame in (_of(by_step, device), gaps, rows))
+    else:
+        whole = _of(times, device)
+    sums = {name: float(whole[name].sum()) / steps for name in _SUMS}
+    kernels = rows[rows["short"].notna()]
+    known = rows[rows["call_ns"].notna()]
+    per_step = 1e-6 / steps
+    runs = _runs(events, done, rows.index.to_numpy())
+    to_device, to_host = runs.named(TO_DEVICE), runs.named(TO_HOST)
+    copied = difference(runs.time(to_device | to_host), runs.time(runs.sort != SORTS.index("memcpy")))
+    idle_ms = idle.idle_ns * per_step
+    return GpuFacts(
+        span_ms=sums["busy_ms"] + idle_ms,
+        busy_ms=sums["busy_ms"],
+        communication_ms=sums["communication_ms"],
+        exposed_ms=sums["communication_ms"] - sums["overlap_ms"],
+        copies_ms=copied.length * per_step,
+        idle_ms=idle_ms,
+        idle_by={cause: ns * per_step for cause, ns in idle.by.items()},
+        idle_perhaps={cause: ns * per_step for cause, ns in idle.perhaps.items()},
+        doing=idle.doing,
+        late=idle.late,
+        per_step=per_step,
+        calls_ms=_calls(events, steps),
+        kernels=len(rows) / steps,
+        short_share=float(kernels["short"].astype(float).mean()) if len(kernels) else None,
+        call_us=float(known["call_ns"].astype(float).median()) / 1e3 if len(known) else None,
+        kernel_us=float(rows["duration_ns"].median()) / 1e3 if len(rows) else None,
+        graph_share=float((known["shared"] > 1).mean()) if len(known) else 0.0,
+        before=_before(gaps, steps),
+        work=_work(rows, steps),
+        runs=runs,
+        run_ms=per_step,
+        to_device=_copies(events, rows, to_device, steps),
+        to_host=_copies(events, rows, to_host, steps),
+    )
+
+
+_SUMS = ("busy_ms", "communication_ms", "overlap_ms")
+
+
+def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
+    """Those of all work that stand in some rows of the events."""
+    chosen = np.isin(work.rows, rows)
+    called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
+    names = named(events, work.rows[chosen])
+    return Runs(names, *(one[chosen] for one in (work.sort, work.start, work.end, work.rows, called)))
+
+
+def _copies(events: pd.DataFrame, rows: pd.DataFrame, chosen: Bools, steps: int) -> Copies:
+    of_these = rows[chosen]
+    name = of_these["name"]
+    moved = column(events, "bytes")[of_these.index.to_numpy()]
+    return Copies(
+        count=len(of_these),
+        pageable=int(found(name, _PAGEABLE.search).sum()),
+        pinned=int(found(name, _PINNED.search).sum()),
+        each_bytes=float(np.median(moved[moved >= 0])) if (moved >= 0).any() else None,
+        call_ms=float(of_these["call_ns"].astype("Float64").fillna(0.0).sum()) / 1e6 / steps,
+    )
+
+
+def _of(frame: pd.DataFrame, device: Any) -> pd.DataFrame:
+    """The rows of one device."""
+    return frame[frame["device"].isna() if pd.isna(device) else (frame["device"] == device).fillna(False)]
+
+
+def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
+    patterns = {"allocator": ALLOCATES, "copies": COPIES, "synchronisation": WAITS}
+    duration = column(events, "duration_ns")
+    spent = {}
+    for cause, pattern in patterns.items():
+        chosen = matching(events, pattern) & is_in(events, CALLS)
+        spent[cause] = (float(duration[chosen].sum()) / 1e6 / steps, int(chosen.sum()))
+    return spent
+
+
+def _before(gaps: pd.DataFrame, steps: int) -> pd.DataFrame:
+    late = gaps[gaps["host_ns"] > 0]
+    sums = late.groupby(late["op"].astype(TEXT))["host_ns"].sum().sort_values(ascending=False, kind="stable")
+    sums = sums[~sums.index.isin(["nan", "<NA>"])]
+    return pd.DataFrame({"op": sums.index, "ms": sums.to_numpy() / 1e6 / steps})
+
+
+def _work(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
+    kernels = rows[~found(rows["name"], _NO_KERNEL.match)]
+    sums = kernels.groupby(kernels["name"].astype(TEXT))["duration_ns"].agg(["sum", "size"])
+    sums = sums.sort_values("sum", ascending=False, kind="stable")
+    return pd.DataFrame(
+        {"name": sums.index, "ms": sums["sum"].to_numpy() / 1e6 / steps, "calls": sums["size"].to_numpy() / steps}
+    )

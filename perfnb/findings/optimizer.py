@@ -1,0 +1,250 @@
+"""The optimizer: a loop over parameters where one call could update them all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from keyword import iskeyword
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.blocks import Kind
+from perfnb.findings.facts import Facts
+from perfnb.findings.finding import Finding, Row, many, part, time
+from perfnb.recording.labels import found
+from perfnb.recording.nesting import Bools
+
+_WORTH = 0.05
+#: How many times as long as typical a phase must be in the mean of the traced steps for the two to be told apart.
+_OFTEN_LESS = 1.2
+#: Fewest operators of an update that make a loop.
+_FEWEST = 40
+_READ = re.compile("aten::_local_scalar")
+_AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
+#: Bytes that an update moves for each byte of a parameter: read it and its gradient, write it; with two moments more.
+_MOVED, _MOVED_WITH_STATE = 3, 7
+#: What an update at once still costs for each parameter, in ops that do nothing (fused SGD and Adam of torch 2.13, on
+#: 200 and 2,000 small parameters): torch's optimizers gather parameters, gradients and states in Python.
+_PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.5, 9.0, 650.0
+#: Optimizers of torch that take fused=True, on a CPU some more, and those that take foreach=True.
+_FUSED, _FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
+_FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
+_ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
+
+
+def optimizer_loop(facts: Facts) -> list[Finding]:
+    """Many small operators in the optimizer's step, or after the last backward pass where the update is the user's."""
+    ops = facts.ops
+    own = ops[ops["outer"] & (ops["phase"] == "optimizer")]
+    by_hand = own.empty
+    phase_ms = facts.phases_ms["optimizer"]
+    if by_hand:
+        own, phase_ms = _after_backward(facts)
+        phase_ms = min(phase_ms, facts.shown_ms("other"))
+    own = own[~found(own["op"], _READ.match)]
+    count = len(own) / max(facts.attribution.steps, 1)
+    updates = 1.0 if by_hand else facts.updates
+    if count / updates < _FEWEST or facts.share(phase_ms) < _WORTH:
+        return []
+    at_once = found(own["op"], _AT_ONCE.match)
+    if float(own.loc[at_once, "whole_ns"].sum()) > 0.5 * float(own["whole_ns"].sum()):
+        return []
+    floor = _least_ms(facts, own, updates)
+    bound, waits = max(phase_ms - floor, 0.0), ""
+    if facts.gpu is not None:
+        # A busy GPU waits for no loop.
+        idle = facts.gpu.late_ms(_blocks(facts, by_hand))
+        bound, waits = min(bound, idle), f" The GPU was idle for {time(idle)} of it."
+    if facts.share(bound) < _WORTH:
+        return []
+    known = [] if by_hand else facts.optimizers
+    classes = _classes(facts, known)
+    if classes == ["LBFGS"]:  # its vectors hold all parameters already
+        return []
+    tensors = sum(int(one.get("tensors") or 0) for one in known)
+    over = f" over {tensors:,} parameters" if tensors else ""
+    over += f" in {updates:,.3g} updates" if updates > 1 else ""
+    top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
+    lever = "Update all parameters in one call instead of a loop over them" + _how(facts, classes, by_hand)
+    lines = [line for one in known if (line := _line(facts, one))]
+    return [
+        Finding(
+            "optimizer",
+            f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {many(count, 'op')} one after the "
+            f"other{over}; all at once it would take about {time(floor)}.{waits}",
+            bound,
+            f"{lever}.{_where(known, bool(lines))}{_sparse(facts)}",
+            "; ".join(lines),
+            "medium",
+            "The time of the phase is sure. What remains is estimated: the bytes that it must move, and what torch "
+            "does for each parameter also where it updates all at once.",
+            "Gradients that are clipped or synchronised in between count as the optimizer's. Parameters in one flat "
+            "tensor would save what remains, too.",
+            (Row("phase", "other" if by_hand else "optimizer"), *(Row("op", str(op)) for op in top)),
+        )
+    ]
+
+
+def _taken(facts: Facts, phase_ms: float, by_hand: bool) -> str:
+    """What the update takes, of the whole phase as the report shows it."""
+    if by_hand:
+        return f"{time(phase_ms)}, {part(facts.share(phase_ms))} of the step"
+    shown, usual = facts.shown_share("optimizer"), facts.share(facts.typical_ms("optimizer"))
+    said = f"{part(shown)} of the step ({time(float(facts.summary.phases['ms']['optimizer']))} as traced"
+    if shown > _OFTEN_LESS * usual:
+        said += f", a mean: most traced steps spent less there, about {part(usual)}"
+    return f"{said})"
+
+
+def _classes(facts: Facts, known: list[Mapping[str, Any]]) -> list[str]:
+    """Classes of the optimizers that run: of those that are known by name, else as the trace calls their steps."""
+    return list(dict.fromkeys(str(one["class"]) for one in known if one.get("class"))) or facts.optimizer_classes
+
+
+def _what(known: list[Mapping[str, Any]], by_hand: bool) -> str:
+    if by_hand:
+        return "The update by hand"
+    names = [one.get("name") for one in known]
+    return f"{names[0]}.step()" if len(names) == 1 and names[0] else "The optimizer"
+
+
+def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
+    """What makes it update all at once, in words."""
+    if by_hand:
+        return ": torch._foreach_add_ and its like take lists of tensors"
+    said = {argument for kind in classes if (argument := _argument(facts, kind))}
+    if len(said) == 1 and all(_argument(facts, kind) for kind in classes):
+        return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
+    if classes and not any(_argument(facts, kind) for kind in classes):
+        return ": torch._foreach_add_ and its like take lists of tensors"
+    return ": most optimizers of torch take fused=True or foreach=True"
+
+
+def _where(known: list[Mapping[str, Any]], by_line: bool) -> str:
+    """Words on where to make it, for whatever holds the old optimizer goes on with that one."""
+    if any(one.get("scheduled") is True for one in known):
+        where = " Do so where you make the optimizer, before its learning-rate scheduler: one that exists"
+    elif others := [str(name) for one in known for name in _held_by(one)]:
+        where = f" Do so where you make the optimizer: {others[0]} holds it too, and"
+    else:
+        return " The line makes a new optimizer: its state, such as momentum, starts anew." if by_line else ""
+    return f"{where} would keep the old one."
+
+
+def _held_by(known: Mapping[str, Any]) -> list[Any]:
+    """What else holds an optimizer."""
+    found = known.get("held_by")
+    return found if isinstance(found, list) else []
+
+
+def _argument(facts: Facts, kind: str) -> str | None:
+    """The argument with which an optimizer of torch's updates all at once; ``None`` of other classes."""
+    fused = (*_FUSED, *(() if facts.gpu is not None else _FUSED_ON_CPU))
+    return "fused" if kind in fused else "foreach" if kind in _FOREACH else None
+
+
+def _line(facts: Facts, known: Mapping[str, Any]) -> str:
+    """The line that makes the same optimizer update all at once.
+
+    Empty where it is not known well enough, and where something else would go on with the old one.
+    """
+    if known.get("scheduled") is True or _held_by(known):
+        return ""
+    name, kind = known.get("name"), str(known.get("class"))
+    argument, given = _argument(facts, kind), known.get("arguments")
+    if not name or argument is None or argument not in (known.get("at_once") or ()) or given is None:
+        return ""
+    if known.get(argument) is True or given.get("differentiable") or not all(_is_argument(key) for key in given):
+        return ""
+    if known.get("groups", 1) != 1 or known.get("untold"):
+        # What a group holds beside its parameters counts for it; nothing else need be told.
+        groups = f'[{{**group, "foreach": None, "{argument}": True}} for group in {name}.param_groups]'
+        return f"{name} = torch.optim.{kind}({groups}, {argument}=True)"
+    arguments = [f"{key}={_literal(value)}" for key, value in given.items()]
+    parameters = f"{_whole_of(facts, known)}.parameters()" if _whole_of(facts, known) else ""
+    parameters = parameters or f'{name}.param_groups[0]["params"]'
+    return f"{name} = torch.optim.{kind}({', '.join([parameters, *arguments, f'{argument}=True'])})"
+
+
+def _is_argument(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not iskeyword(key)
+
+
+def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:
+    """The variable that holds the one model of so many parameters as an optimizer has."""
+    modules = facts.recording.modules
+    same = (modules["parameters"] == known.get("elements")).fillna(False).to_numpy(dtype=bool)
+    roots = modules.loc[same & (modules["parent"] < 0).to_numpy(), "name"]
+    return facts.variable(str(roots.iloc[0])) if len(roots) == 1 else None
+
+
+def _literal(value: object) -> str:
+    """As Python writes it; JSON knows no tuples."""
+    return repr(tuple(value) if isinstance(value, list) else value)
+
+
+def _sparse(facts: Facts) -> str:
+    """Words on embeddings of which a batch looks few rows up, where they are most of the parameters.
+
+    The gradient of a table that another layer has too, such as one tied to the output, stays dense.
+    """
+    modules = facts.recording.modules
+    whole = float(modules.loc[modules["parent"] < 0, "parameters"].sum())
+    tables = modules[modules["name"].isin(facts.own_tables)]
+    share = float(tables["parameters"].sum()) / whole if whole else 0.0
+    if share <= 0.5:
+        return ""
+    first = tables.sort_values("parameters", ascending=False, kind="stable")["name"].iloc[0]
+    return (
+        f" {part(share)} of the parameters are embeddings ({first}), which no other layer shares. If nothing but their "
+        "look-up uses their weights, make them with sparse=True and give them an optimizer of their own "
+        "(torch.optim.SparseAdam, or SGD without weight decay): then only the rows that a batch looked up are updated."
+    )
+
+
+def _after_backward(facts: Facts) -> tuple[pd.DataFrame, float]:
+    """Operators of the gap after each step's last backward pass, and the gap's time."""
+    ops, after = facts.ops, _gaps_after_backward(facts)
+    ns = float(facts.cells_ns[after].sum())
+    chosen = ops[ops["outer"] & after[ops["block"].to_numpy()]]
+    return chosen, facts.per_step(ns)
+
+
+def _gaps_after_backward(facts: Facts) -> Bools:
+    """Which blocks lie after their step's last backward pass."""
+    blocks = facts.attribution.host.blocks
+    kind = blocks["kind"].to_numpy()
+    engines = blocks[kind == Kind.ENGINE].groupby("step")["end"].max()
+    gaps = (kind == Kind.GAP) & (blocks["phase"] == "other").to_numpy()
+    result: Bools = gaps & (blocks["start"].to_numpy() >= blocks["step"].map(engines).fillna(np.inf).to_numpy())
+    return result
+
+
+def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
+    """The blocks of the update that lie in no other of them."""
+    blocks = facts.attribution.host.blocks
+    if by_hand:
+        return blocks[_gaps_after_backward(facts)]
+    chosen = blocks[(blocks["phase"] == "optimizer") & blocks["main"]].sort_values(["start", "end"])
+    reach = chosen["end"].cummax().shift(fill_value=np.iinfo(np.int64).min)
+    return chosen[chosen["end"] > reach]
+
+
+def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
+    """How long so many updates take at least where each is done at once: traffic, and what each parameter costs."""
+    moments = bool(found(own["op"], _ADAM.match).any())
+    steps = max(facts.attribution.steps, 1)
+    known = sum(int(one.get("tensors") or 0) for one in facts.optimizers)
+    tensors = known * updates or float(own["op"].value_counts().max()) / steps
+    bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
+    # The bare cost is the least of many; steps are slower than their least by what else the machine does.
+    rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
+    busy = float(np.median(rest) / rest.min()) if len(rest) and rest.min() > 0 else 1.0
+    least = tensors * bare / 1e6 * busy * (_PER_TENSOR_WITH_STATE if moments else _PER_TENSOR)
+    roofline, modules = facts.summary.roofline, facts.recording.modules
+    if roofline is not None and roofline.bandwidth:
+        held = float(modules.loc[modules["parent"] < 0, "parameter_bytes"].sum())
+        least += updates * held * (_MOVED_WITH_STATE if moments else _MOVED) / roofline.bandwidth * 1e3
+    return least

@@ -1,0 +1,1 @@
+"""What the GPUs did: busy and idle time, launches, the critical path."""

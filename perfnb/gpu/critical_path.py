@@ -1,0 +1,317 @@
+"""The critical path of a step: the chain of host, launches, GPU and waiting that set how long it took.
+
+The path is found from the end of the step backwards. At each moment it asks what had to happen last for things to go
+on: for the host, what it did before, or, where it waited, the work for which it waited; for work on a device, its
+launch, the work before it on its stream or an event of another one. So every nanosecond lies in one segment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.device_work import (
+    CALLS,
+    OPS,
+    SORTS,
+    DeviceWork,
+    column,
+    device_work,
+    is_in,
+    named,
+    step_windows,
+    thread_keys,
+)
+from perfnb.gpu.dependencies import EVENT, LAUNCH, UNKNOWN, HeldUp, Waits, held_up, host_waits
+from perfnb.gpu.host_timeline import Handovers, HostTimeline, handovers, host_timeline
+from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.text import TEXT
+
+#: Kinds of segment. The host: in an operator, in a call of the GPU's runtime, in neither; returning from waiting for a
+#: device; from the end of one thread's work to the begin of the next one's. A launch, from the begin of the call to
+#: that of the work; the work; from the end of work to the begin of what waited for it. What cannot be known, as when
+#: work begins much later than its launch or the end of what it waited for explain.
+KINDS = ("operator", "call", "host", "synchronisation", "handover", "launch", *SORTS, "delay", "unknown")
+_HOST = -1  # stands for what the host's timeline will tell
+_CODE = {name: code for code, name in enumerate(KINDS)}
+#: Kind, position of the event, place of the work, begin, end, number of the thread; -1 where there is none.
+_Segment = tuple[int, int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of one rank.
+
+    `jumps` holds, for each thread, the times at which it went on after waiting, and for what it had waited: a place in
+    `waits`, or, below zero, -1 less one in `handovers`.
+    """
+
+    events: pd.DataFrame
+    work: DeviceWork
+    held: HeldUp
+    waits: Waits
+    timeline: HostTimeline
+    handovers: Handovers
+    jumps: dict[int, tuple[list[int], list[int]]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The interval whose path is sought, and the thread at its end; -1 where it ends with work on a device."""
+
+    begin: int
+    end: int
+    thread: int
+
+
+def critical_path(
+    events: pd.DataFrame, step: int | None = None, window: tuple[int, int] | None = None, tail: bool = False
+) -> pd.DataFrame:
+    """The critical path of a step, or of any interval of time.
+
+    Parameters
+    ----------
+    events : DataFrame
+        One row an event, of one rank.
+    step : int, optional
+        Number of a step. By default the whole trace.
+    window : (int, int), optional
+        Begin and end in nanoseconds instead of a step.
+    tail : bool
+        Let the step last until the last work that was launched in it has ended, where that is later than the host's
+        end of the step.
+
+    Returns
+    -------
+    DataFrame
+        One row a segment, in order of time and without a gap: ``kind`` (one of `KINDS`), ``name`` (of the operator,
+        call or work), ``op`` (operator that it is or lies in, or that launched it), ``layer`` (where the events have
+        one), ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in `events`) and
+        ``inferred`` (a delay after work that the trace does not name as awaited). The durations add up to the interval.
+
+    Raises
+    ------
+    ValueError
+        If the events are of several ranks, or no step has this number.
+    """
+    run = prepare(events)
+    return path_in(run, window_of(run, step, window, tail))
+
+
+def critical_paths(events: pd.DataFrame, tail: bool = False) -> pd.DataFrame:
+    """The critical path of every step of every rank, as `critical_path`, with ``rank`` and ``step`` before."""
+    parts = []
+    rank = column(events, "rank")
+    for one in np.unique(rank):
+        positions = np.flatnonzero(rank == one)
+        run = prepare(events.iloc[positions])
+        for number in step_windows(run.events)["number"].unique():
+            part = path_in(run, window_of(run, int(number), None, tail))
+            of_rank = part["event"].fillna(NONE).to_numpy(dtype=np.int64)
+            part["event"] = _known(np.append(positions, NONE)[of_rank])
+            part.insert(0, "step", int(number))
+            part.insert(0, "rank", _known(np.full(len(part), one)))
+            parts.append(part)
+    return pd.concat(parts, ignore_index=True) if parts else _no_segments()
+
+
+def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | None = None) -> Run:
+    """Find all that paths through the events of one rank rest on.
+
+    Raises
+    ------
+    ValueError
+        If the events are of several ranks.
+    """
+    if len(np.unique(column(events, "rank"))) > 1:
+        raise ValueError("a critical path is of one rank: choose the events of one, or call critical_paths")
+    work = device_work(events) if work is None else work
+    waits, timeline = host_waits(events, work), host_timeline(events)
+    over = handovers(events, timeline, _main_thread(events) if main is None else main)
+    real = np.flatnonzero((waits.work != NONE) & (np.append(work.end, NONE)[waits.work] > waits.start))
+    frame = pd.DataFrame(
+        {
+            "thread": np.concatenate((waits.thread[real], over.thread)),
+            "time": np.concatenate((waits.end[real], over.time)),
+            "place": np.concatenate((real, -1 - np.arange(len(over.time)))),
+        }
+    ).sort_values("time", kind="stable")
+    of_thread = {int(one): frame[frame["thread"] == one] for one in frame["thread"].unique()}
+    jumps = {one: (part["time"].tolist(), part["place"].tolist()) for one, part in of_thread.items()}
+    return Run(events, work, held_up(events, work), waits, timeline, over, jumps)
+
+
+def window_of(run: Run, step: int | None, window: tuple[int, int] | None, tail: bool) -> Window:
+    """The interval of a step, the given one, or that of the whole trace."""
+    events, work = run.events, run.work
+    thread = _main_thread(events)
+    if step is not None:
+        steps = step_windows(events)
+        steps = steps[steps["number"] == step]
+        if len(steps) == 0:
+            raise ValueError(f"the trace holds no step {step}")
+        begin, end = int(np.min(steps["start"])), int(np.max(steps["end"]))
+        thread = int(thread_keys(events)[steps["event"].to_numpy()[0]])
+    elif window is not None:
+        begin, end = window
+    elif len(events) == 0:
+        return Window(0, 0, NONE)
+    else:
+        real = is_in(events, (*OPS, *CALLS)).copy()
+        real[work.rows] = True
+        start = column(events, "start_ns")
+        stop = start + np.maximum(column(events, "duration_ns"), 0)
+        real = real if real.any() else np.ones(len(events), dtype=bool)
+        begin, end, tail = int(start[real].min()), int(stop[real].max()), True
+    if tail and len(work):
+        launched = np.where(run.held.launch != NONE, run.held.launch, work.start)
+        inside = (launched >= begin) & (launched < end)
+        last = int(work.end[inside].max(initial=NONE))
+        if last >= end:
+            return Window(begin, last, NONE)
+    return Window(begin, end, thread)
+
+
+def path_in(run: Run, window: Window) -> pd.DataFrame:
+    """The critical path in an interval."""
+    kind, event, place, begin, end, key = _expanded(run, _walk(run, window))
+    events, work = run.events, run.work
+    on_device = place != NONE
+    op = np.where(on_device, np.append(work.op, NONE)[place], np.append(run.timeline.around, NONE)[event])
+    op = np.where(kind == _CODE["operator"], event, op)
+    launched = np.where(on_device, np.append(work.call, NONE)[place], event)
+    keys, first = np.unique(thread_keys(events), return_index=True)
+    of_key = np.append(column(events, "thread")[first], NONE)
+    thread = of_key[np.where(key != NONE, np.searchsorted(keys, key), len(keys))]
+    delayed = kind == _CODE["delay"]
+    none = np.full(len(event), NONE)
+    layers = named(events, launched, "layer") if "layer" in events.columns else named(events, none)
+    layers = layers.remove_categories([name for name in layers.categories if name == ""])
+    frame = {
+        "kind": pd.Categorical.from_codes(kind, categories=pd.Index(KINDS)),
+        "name": named(events, event),
+        "op": named(events, op),
+        "layer": layers,
+        "start_ns": begin,
+        "duration_ns": end - begin,
+        "thread": _known(thread),
+        "device": _known(np.append(work.device, NONE)[place]),
+        "stream": _known(np.append(work.stream, NONE)[place]),
+        "event": _known(event),
+        "inferred": delayed & np.append(run.held.inferred, False)[place],
+    }
+    return pd.DataFrame(frame)
+
+
+def _walk(run: Run, window: Window) -> list[_Segment]:
+    """Segments from the end to the begin."""
+    work, held, waits, over = run.work, run.held, run.waits, run.handovers
+    starts, ends, sorts, rows = (values.tolist() for values in (work.start, work.end, work.sort, work.rows))
+    explained = held.explained.tolist()
+    launch, threads, by, calls = (values.tolist() for values in (held.launch, held.thread, held.by, work.call))
+    previous = np.where(held.by == EVENT, held.awaited, held.before).tolist()
+    segments: list[_Segment] = []
+    begin, now, thread = window.begin, window.end, window.thread
+    at = NONE  # place of the work at whose end we are; -1 on the host
+    if thread == NONE and len(work):
+        inside = np.flatnonzero(work.end <= now)
+        at = int(inside[np.argmax(work.end[inside])]) if len(inside) else NONE
+        if at != NONE:
+            segments.append((_CODE["unknown"], NONE, NONE, max(ends[at], begin), now, NONE))
+            now = ends[at]
+    for _ in range(4 * (len(starts) + len(waits.rows) + len(over.time)) + 4):
+        if now <= begin:
+            break
+        if at != NONE:
+            start = min(starts[at], now)
+            segments.append((_CODE[SORTS[sorts[at]]], rows[at], at, max(start, begin), now, NONE))
+            reason = by[at]
+            if reason != UNKNOWN and explained[at] < start:
+                segments.append((_CODE["unknown"], NONE, NONE, max(explained[at], begin), max(start, begin), NONE))
+                start = explained[at]
+            if reason == LAUNCH:
+                now = min(launch[at], start)
+                thread = threads[at]
+                segments.append((_CODE["launch"], calls[at], at, max(now, begin), max(start, begin), thread))
+                at = NONE
+            elif reason == UNKNOWN:
+                segments.append((_CODE["unknown"], NONE, NONE, begin, max(start, begin), NONE))
+                break
+            else:
+                now = min(ends[previous[at]], start)
+                segments.append((_CODE["delay"], rows[at], at, max(now, begin), max(start, begin), NONE))
+                at = previous[at]
+            continue
+        times, places = run.jumps.get(thread, ([], []))
+        jump = bisect_right(times, now) - 1
+        went_on = max(times[jump], begin) if jump >= 0 else begin
+        segments.append((_HOST, NONE, NONE, went_on, now, thread))
+        now = went_on
+        if jump < 0 or now <= begin:
+            break
+        place = places[jump]
+        if place >= 0:
+            at = int(waits.work[place])
+            done = min(ends[at], now)
+            segments.append((_CODE["synchronisation"], int(waits.rows[place]), NONE, max(done, begin), now, thread))
+        else:
+            done = int(over.ended[-1 - place])
+            segments.append((_CODE["handover"], NONE, NONE, max(done, begin), now, thread))
+            thread = int(over.other[-1 - place])
+        now = done
+    return segments
+
+
+def _expanded(run: Run, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+    """Segments in order of time, those of the host cut where its innermost event changes, empty ones left out."""
+    is_call = is_in(run.events, CALLS)
+    pieces = []
+    straight = []
+    for segment in segments:
+        kind, _, _, begin, end, thread = segment
+        if end <= begin:
+            continue
+        if kind != _HOST:
+            straight.append(segment)
+            continue
+        owner, low, high = run.timeline.cut(thread, begin, end)
+        code = np.where(owner == NONE, _CODE["host"], np.where(np.append(is_call, False)[owner], _CODE["call"], 0))
+        pieces.append((code, owner, np.full(len(owner), NONE), low, high, np.full(len(owner), thread)))
+    columns = np.array(straight, dtype=np.int64).reshape(-1, 6).T
+    joined = [np.concatenate([values, *(piece[n] for piece in pieces)]) for n, values in enumerate(columns)]
+    order = np.argsort(joined[3], kind="stable")
+    kinds, events, places, begins, ends, keys = (values[order] for values in joined)
+    return kinds, events, places, begins, ends, keys
+
+
+def _main_thread(events: pd.DataFrame) -> int:
+    """The thread of the steps; where none is marked, the one that spent the most time in operators and calls."""
+    keys = thread_keys(events)
+    steps = step_windows(events)
+    if len(steps):
+        return int(keys[steps["event"].to_numpy()[0]])
+    rows = np.flatnonzero(is_in(events, (*OPS, *CALLS)))
+    if len(rows) == 0:
+        return NONE
+    return int(np.argmax(np.bincount(keys[rows], weights=column(events, "duration_ns")[rows])))
+
+
+def _known(values: Ints) -> pd.Series:
+    numbers = pd.Series(values, dtype="Int64")
+    return numbers.where(numbers != NONE)
+
+
+def _no_segments() -> pd.DataFrame:
+    texts, integers = pd.Series([], dtype=TEXT), pd.Series([], dtype="Int64")
+    times = pd.Series([], dtype="int64")
+    return pd.DataFrame(
+        {
+            **{"rank": integers, "step": times, "kind": pd.Categorical([], categories=list(KINDS))},
+            **{"name": texts, "op": texts, "layer": texts, "start_ns": times, "duration_ns": times},
+            **dict.fromkeys(("thread", "device", "stream", "event"), integers),
+            "inferred": pd.Series([], dtype=bool),
+        }
+    )

@@ -1,0 +1,128 @@
+"""What the tab of the GPUs in the browser is drawn from."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette
+from perfnb.gpu.words import (
+    KIND_WORDS,
+    PART_WORDS,
+    SAVES_WORDS,
+    device_word,
+    headline,
+    launch_figures,
+    launch_sentence,
+    layer_words,
+    path_title,
+    shape_words,
+)
+
+if TYPE_CHECKING:
+    from perfnb.gpu.summary import GpuSummary, PathFacts
+
+#: Cells that are kept of the name of a kernel.
+KERNEL_WIDTH = 400
+_NONE = -1
+
+
+def gpu_data(summary: GpuSummary) -> dict[str, Any]:
+    """Everything that the tab of the GPUs shows, ready for JSON; unknown figures are ``None``.
+
+    Times are milliseconds. ``parts`` of a device or step are in the order of ``marks``. Columns of names hold places in
+    ``names``, -1 for none.
+    """
+    names: dict[str, int] = {}
+    kernels = summary.kernels
+    queue = summary.queue
+    steps = summary.steps if len(summary.steps) > len(summary.devices) else summary.steps.head(0)
+    return {
+        "busy": _number(summary.busy),
+        "headline": _together(headline(summary)),
+        "marks": [{**_mark(mark), "title": PART_WORDS[name]} for name, mark in palette.GPU.items()],
+        "devices": [_bar(row, device_word(row.device)) for row in summary.devices.itertuples(index=False)],
+        "steps": [_bar(row, _step_word(row, summary)) for row in steps.itertuples(index=False)],
+        "steps_in_all": summary.steps_in_all,
+        "path": None if summary.path is None else _path(summary.path),
+        "launches": [[word, value, *map(_together, rest)] for word, value, *rest in launch_figures(summary)],
+        "sentence": _together(launch_sentence(summary)),
+        "queue": None
+        if queue is None
+        else {
+            "start_ms": _number(queue.start_ms),
+            "piece_ms": _number(queue.piece_ms, 9),
+            "devices": [
+                [device_word(device), [_number(value, 4) for value in queue.mean[device]], values.tolist()]
+                for device, values in queue.longest.items()
+            ],
+        },
+        "kernels": {
+            "op": [_place(names, value) for value in kernels["op"]],
+            "shapes": [_place(names, shape_words(value)) for value in kernels["shapes"]],
+            "kernel": [_place(names, value, KERNEL_WIDTH) for value in kernels["kernel"]],
+            "layers": [_place(names, layer_words(row) or None) for row in kernels.itertuples(index=False)],
+            **{
+                name: [_number(value) for value in kernels[name]]
+                for name in ("kernels", "calls", "total_ms", "mean_us", "share")
+            },
+        },
+        "kernels_in_all": summary.kernels_in_all,
+        "names": list(names),
+        "notes": [escape.plain(note, 2000) for note in summary.notes],
+    }
+
+
+def _bar(row: Any, word: str) -> dict[str, Any]:
+    return {
+        "word": word,
+        "total_ms": _number(row.total_ms),
+        "parts": [_number(getattr(row, name)) for name in palette.GPU],
+        "overlap_ms": _number(row.overlap_ms),
+    }
+
+
+def _step_word(row: Any, summary: GpuSummary) -> str:
+    return f"step {row.step}" if len(summary.devices) == 1 else f"step {row.step}, {device_word(row.device)}"
+
+
+def _path(path: PathFacts) -> dict[str, Any]:
+    kinds, ops = path.kinds, path.ops
+    marks = [palette.PATH[str(kind)] for kind in kinds["kind"]]
+    return {
+        "title": _together(path_title(path)),
+        "saves_title": SAVES_WORDS,
+        "kinds": [
+            {**_mark(mark), "title": KIND_WORDS[str(kind)], **_figures(row)}
+            for mark, kind, row in zip(marks, kinds["kind"], kinds.itertuples(index=False), strict=True)
+        ],
+        "ops": [{"word": escape.plain(row.op), **_figures(row)} for row in ops.itertuples(index=False)],
+    }
+
+
+def _figures(row: Any) -> dict[str, float | None]:
+    return {"ms": _number(row.path_ms), "share": _number(row.share), "saves_ms": _number(row.saves_ms)}
+
+
+def _mark(mark: palette.Mark) -> dict[str, str]:
+    return {"word": mark.word, "colour": mark.colour, "pattern": mark.pattern}
+
+
+def _place(names: dict[str, int], value: Any, width: int = escape.MAX_NAME) -> int:
+    return _NONE if pd.isna(value) else names.setdefault(escape.plain(value, width), len(names))
+
+
+def _together(sentence: str) -> str:
+    """A sentence whose figures are not parted from their units."""
+    return re.sub(r"(?<=\d) (?=%|[mµ]?s\b)", "\N{NO-BREAK SPACE}", sentence)
+
+
+def _number(value: Any, digits: int = 6) -> float | None:
+    number = fmt.known(value)
+    if number is None:
+        return None
+    short = fmt.rounded(number, digits)
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short

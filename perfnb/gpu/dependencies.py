@@ -1,0 +1,257 @@
+"""What each piece of work on a GPU, and each waiting call of the host, waited for.
+
+Work on a device can begin when its call has launched it, when what runs before it on its stream has ended, and when the
+events have come about for which its stream was told to wait. The last of these to happen is what held it up.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.device_work import CALLS, DeviceWork, column, first_match, is_in, matching, pairs, thread_keys
+from perfnb.gpu.idle import HANDOVER_NS, LAUNCH_NS
+from perfnb.gpu.launches import submitted
+from perfnb.recording.nesting import NONE, Bools, Ints
+
+#: What held up a piece of work.
+UNKNOWN, LAUNCH, STREAM, EVENT = -1, 0, 1, 2
+_WAITING = re.compile(r"(?:cuda|hip|cu)(?P<what>Device|Ctx|Stream|Event)Synchronize")
+_STREAM_WAITING, _EVENT_WAITING = (re.compile(rf"(?:cuda|hip|cu){what}Synchronize") for what in ("Stream", "Event"))
+_COPYING = re.compile(r"(?:cuda|hip|cu)Memcpy")
+
+
+@dataclass(frozen=True)
+class HeldUp:
+    """For each piece of work: what held it up.
+
+    Attributes
+    ----------
+    launch, thread : ndarray
+        Begin of the launching call and the number of its thread (see `thread_keys`); -1 where the call is not known.
+    before, awaited : ndarray
+        Place of the work before it on its stream, and of the latest work on another stream for whose event it waited;
+        -1 for none.
+    by : ndarray
+        `LAUNCH`, `STREAM` (the work before it), `EVENT` (the awaited work) or `UNKNOWN`.
+    inferred : ndarray of bool
+        The awaited work is not named by the trace: it ended just before this began, and nothing else did.
+    explained : ndarray
+        Until when what held it up explains that it did not run: its begin, but earlier where it began much later than
+        a launch takes. Then nothing in the trace tells what it waited for afterwards.
+    """
+
+    launch: Ints
+    thread: Ints
+    before: Ints
+    awaited: Ints
+    by: Ints
+    inferred: Bools
+    explained: Ints
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The calls in which the host waits for a device, by thread and time of return.
+
+    Attributes
+    ----------
+    rows : ndarray
+        Position in the events.
+    thread, start, end : ndarray
+        Number of the thread, nanoseconds.
+    work : ndarray
+        Place of the work for which the call waited: of what it waits for, the last to end. It may have ended before.
+    waiting, awaited : ndarray
+        All of it: place of a call in these arrays, and of the last work of one stream that it waits for.
+    """
+
+    rows: Ints
+    thread: Ints
+    start: Ints
+    end: Ints
+    work: Ints
+    waiting: Ints
+    awaited: Ints
+
+
+def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
+    """What held up each piece of work."""
+    ready = submitted(events, work)
+    known = work.call != NONE
+    launch = np.where(known, column(events, "start_ns")[work.call], NONE)
+    thread = np.where(known, thread_keys(events)[work.call], NONE)
+    place = pairs(work.device, work.stream)
+    before = np.where(work.stream != NONE, _ended_before(place, work), NONE)
+    awaited = _awaited(events, work, place)
+    ends = np.append(work.end, np.iinfo(np.int64).min)
+    by = np.where(known, LAUNCH, np.where(before != NONE, STREAM, UNKNOWN))
+    held = np.where(known, ready, ends[before])
+    # The kernels of a CUDA graph are launched by one call: only the first of a stream waits for it.
+    graph = known & (before != NONE) & (work.call[before] == work.call)
+    after = (before != NONE) & ((ends[before] > held) | graph)
+    by, held = np.where(after, STREAM, by), np.where(after, ends[before], held)
+    by, held = np.where(ends[awaited] > held, EVENT, by), np.maximum(held, ends[awaited])
+    # Without events of synchronisation in the trace: what ended just before, where nothing else explains the delay.
+    nearest = _ended_before(pairs(work.device), work)
+    inferred = (work.start - np.maximum(held, work.start.min(initial=0)) > HANDOVER_NS) & (by != UNKNOWN)
+    inferred &= (ends[nearest] > held) & (work.start - np.maximum(ends[nearest], held) <= HANDOVER_NS)
+    awaited, by = np.where(inferred, nearest, awaited), np.where(inferred, EVENT, by)
+    returned = launch + np.where(known, column(events, "duration_ns")[work.call], 0)
+    free = np.where(by == LAUNCH, returned, np.where(by == STREAM, ends[before], ends[awaited]))
+    # The kernels of a CUDA graph come in the order that it gives, with gaps that are its own.
+    late = (by != UNKNOWN) & ~(graph & (by == STREAM)) & (work.start - np.minimum(free, work.start) > LAUNCH_NS)
+    return HeldUp(launch, thread, before, awaited, by, inferred, np.where(late, free, work.start))
+
+
+def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
+    """The calls that synchronise with a device or copy and wait, and what they waited for."""
+    start = column(events, "start_ns")
+    end = start + column(events, "duration_ns")
+    is_call = is_in(events, CALLS)
+    of_event = is_call & matching(events, _EVENT_WAITING)
+    others = np.flatnonzero(is_call & matching(events, _WAITING) & ~of_event)
+    rows = np.flatnonzero(of_event)
+    waiting, awaited = np.arange(len(rows)), _work_of_events(events, work, rows)
+    call, last = _work_of_streams(events, work, others, matching(events, _STREAM_WAITING)[others])
+    rows, waiting, awaited = (
+        np.concatenate((rows, others)),
+        np.concatenate((waiting, len(rows) + call)),
+        np.concatenate((awaited, last)),
+    )
+    # A copy waits where what it launched had ended when it returned.
+    copied = np.flatnonzero(work.call != NONE)
+    call = work.call[copied]
+    blocks = matching(events, _COPYING)[call] & (work.end[copied] > start[call]) & (work.end[copied] <= end[call])
+    waiting = np.concatenate((waiting, len(rows) + np.arange(blocks.sum())))
+    rows, awaited = np.concatenate((rows, call[blocks])), np.concatenate((awaited, copied[blocks]))
+    waiting, awaited = waiting[awaited != NONE], awaited[awaited != NONE]
+    thread = thread_keys(events)[rows]
+    order = np.lexsort((end[rows], thread))
+    place = np.empty(len(rows), dtype=np.int64)
+    place[order] = np.arange(len(rows))
+    last = np.full(len(rows), NONE, dtype=np.int64)
+    by_end = np.argsort(work.end[awaited], kind="stable")
+    last[place[waiting[by_end]]] = awaited[by_end]
+    rows = rows[order]
+    return Waits(rows, thread[order], start[rows], end[rows], last, place[waiting], awaited)
+
+
+def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["left", "right"] = "left") -> Ints:
+    """Place of the last member of each wanted group before a time (or, with ``right``, at it); -1 for none."""
+    moments = np.unique(np.concatenate((time, until)))
+    key = group * len(moments) + np.searchsorted(moments, time)
+    order = np.argsort(key, kind="stable")
+    wanted = of_group * len(moments) + np.searchsorted(moments, until)
+    place = np.append(order, NONE)[np.searchsorted(key[order], wanted, side=side) - 1]
+    found = (place != NONE) & (np.append(group, NONE)[place] == of_group)
+    return np.where(found, place, NONE)
+
+
+def _ended_before(group: Ints, work: DeviceWork) -> Ints:
+    """Of the same group, the last to end by the time that each begins; -1 for none."""
+    order = np.lexsort((np.arange(len(work)), work.start, work.end))
+    place = np.empty(len(work), dtype=np.int64)
+    place[order] = np.arange(len(work))
+    # As whole numbers in the order of their ends, so that work without duration does not come before itself.
+    until = np.minimum(np.searchsorted(work.end[order], work.start, side="right"), place)
+    return latest(group, place, group, until)
+
+
+def _launched(events: pd.DataFrame, work: DeviceWork) -> Ints:
+    """When each was launched; where that is not known, when it began."""
+    return np.where(work.call != NONE, column(events, "start_ns")[work.call], work.start)
+
+
+def _streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, name: str) -> tuple[Ints, Ints]:
+    """One number for each stream of a device: of the work, and of what the column of each row names."""
+    device = np.concatenate((work.device, column(events, "device")[rows]))
+    both = pairs(device, np.concatenate((work.stream, column(events, name)[rows])))
+    return both[: len(work)], both[len(work) :]
+
+
+def _recorded(events: pd.DataFrame, rows: Ints) -> Ints:
+    """When the event was recorded that each row of synchronisation names; before everything if not known."""
+    correlation = column(events, "wait_correlation")[rows]
+    calls = np.flatnonzero(is_in(events, CALLS))
+    place = first_match(column(events, "correlation")[calls], correlation)
+    known = (place != NONE) & (correlation != NONE)
+    never = np.iinfo(np.int64).min
+    return np.where(known, column(events, "start_ns")[np.append(calls, 0)[place]], never)
+
+
+def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
+    """The work after which the event was recorded that each row of synchronisation names; -1 where not known."""
+    of_work, of_row = _streams(events, work, rows, "wait_stream")
+    source = latest(of_work, _launched(events, work), of_row, _recorded(events, rows))
+    return np.where(column(events, "wait_stream")[rows] != NONE, source, NONE)
+
+
+def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
+    """For each piece of work the latest one on another stream for whose event its stream was told to wait."""
+    rows = np.flatnonzero(is_in(events, ("cuda_sync",)) & (events["name"] == "Stream Wait Event").to_numpy())
+    result = np.full(len(work), NONE, dtype=np.int64)
+    source = _source(events, work, rows)
+    rows, source = rows[source != NONE], source[source != NONE]
+    if len(rows) == 0:
+        return result
+    # The first work launched on the stream afterwards: the last one before, with time turned round.
+    of_work, of_row = _streams(events, work, rows, "stream")
+    target = latest(of_work, -_launched(events, work), of_row, -column(events, "start_ns")[rows], side="right")
+    real = (target != NONE) & (work.end[source] <= work.start[target])
+    source, target = source[real], target[real]
+    order = np.argsort(work.end[source], kind="stable")
+    result[target[order]] = source[order]
+    return result
+
+
+def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
+    """The event of synchronisation that describes each waiting call; -1 for none."""
+    described = np.flatnonzero(is_in(events, ("cuda_sync",)) & (column(events, "correlation") != NONE))
+    place = first_match(column(events, "correlation")[described], column(events, "correlation")[rows])
+    return np.where(place != NONE, np.append(described, NONE)[place], NONE)
+
+
+def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
+    """What calls that wait for an event waited for; where the trace is silent, the last to end before they return."""
+    detail = _detail(events, rows)
+    result = np.full(len(rows), NONE, dtype=np.int64)
+    known = detail != NONE
+    result[known] = _source(events, work, detail[known])
+    start = column(events, "start_ns")[rows]
+    one = np.zeros(len(rows), dtype=np.int64)
+    end = start + column(events, "duration_ns")[rows]
+    last = latest(np.zeros(len(work), dtype=np.int64), work.end, one, end, side="right")
+    launched = _launched(events, work)
+    begun = (last != NONE) & (np.append(launched, 0)[last] < start)
+    return np.where(known, result, np.where(begun, last, NONE))
+
+
+def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> tuple[Ints, Ints]:
+    """Pairs of a call that waits for a stream or a device, and the last work launched before it on each stream."""
+    detail = _detail(events, rows)
+    device = np.append(column(events, "device"), NONE)[detail]
+    stream = np.append(column(events, "stream"), NONE)[detail]
+    start, launched = column(events, "start_ns")[rows], _launched(events, work)
+    # What ends later than the call returns was not waited for; a little later, and the clocks differ.
+    until = start + column(events, "duration_ns")[rows] + HANDOVER_NS
+    none = np.array([], dtype=np.int64)
+    calls, awaited = [none], [none]
+    ends = np.append(work.end, np.iinfo(np.int64).min)
+    place = pairs(work.device, work.stream)
+    for one in np.unique(place):
+        member = np.flatnonzero(place == one)
+        of_device, of_member = work.device[member[0]], work.stream[member[0]]
+        order = member[np.argsort(launched[member], kind="stable")]
+        last = np.append(order, NONE)[np.searchsorted(launched[order], start) - 1]
+        last = np.where(np.searchsorted(launched[order], start) > 0, last, NONE)
+        fits = (device == NONE) | (device == of_device) | (of_device == NONE)
+        fits &= ~of_stream | (stream == NONE) | (stream == of_member)
+        fits &= (last != NONE) & (ends[last] <= until)
+        calls.append(np.flatnonzero(fits))
+        awaited.append(last[fits])
+    return np.concatenate(calls), np.concatenate(awaited)

@@ -1,0 +1,108 @@
+"""The events that the tables of the GPU's time and of the critical path are made from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.attribution import ON_DEVICE, Attribution, blocks_of_events
+from perfnb.attribution.device_work import CALLS, OPS, DeviceWork, device_work, is_in, matching, step_windows
+from perfnb.attribution.events import all_events, owners
+from perfnb.recording.foreign import rows_of_trace
+from perfnb.recording.nesting import NONE, Bools
+from perfnb.recording.recording import Recording
+
+_OWN_STEP, _OWN_SPAN = re.compile(r"pf_step#[0-9]+$"), re.compile(r"pf#|pf_data$")
+_SYNCHRONISATION = ("cuda_sync",)
+
+
+@dataclass(frozen=True)
+class GpuEvents:
+    """What ran on devices, and what of the host has to do with it.
+
+    Attributes
+    ----------
+    events : DataFrame
+        Work on devices, calls of their runtime, operators, and the marks of the steps that count, of one rank, in the
+        columns of `Recording.events`; ``start_ns`` counts from the begin of the first step. With ``layer`` where an
+        attribution was given.
+    in_steps : ndarray
+        Whether each is part of a step.
+    steps : tuple of int
+        Numbers of the steps.
+    only_step : int or None
+        The number of the step that stands for the whole trace, where one does.
+    """
+
+    events: pd.DataFrame
+    in_steps: Bools
+    steps: tuple[int, ...]
+    only_step: int | None
+
+    @cached_property
+    def work(self) -> DeviceWork:
+        """The work on devices."""
+        return device_work(self.events)
+
+    @cached_property
+    def of_steps(self) -> GpuEvents:
+        """The same of what is part of a step."""
+        if self.in_steps.all():
+            return self
+        rows = np.flatnonzero(self.in_steps)
+        return replace(self, events=self.events.iloc[rows].reset_index(drop=True), in_steps=self.in_steps[rows])
+
+
+def gpu_events(recording: Recording, attribution: Attribution | None = None) -> GpuEvents:
+    """Choose the events of a recording that tell what its GPUs did and waited for.
+
+    Spans that stand for layers and data are left out, so that time of the host's between operators is told as such, and
+    so are the marks of steps that do not count as steps.
+    """
+    events = all_events(recording)
+    in_trace = rows_of_trace(recording.events)
+    in_steps = np.arange(len(events)) < len(in_trace)
+    if attribution is not None:
+        layer = owners(recording, attribution, blocks_of_events(recording.events, attribution.host))["layer"]
+        codes = np.full(len(events), NONE, dtype=np.int64)
+        codes[: len(in_trace)] = layer.codes[in_trace]
+        events["layer"] = pd.Categorical.from_codes(codes, layer.categories)
+    is_op = is_in(events, OPS)
+    marks = _marks(recording, events)
+    kept = is_in(events, (*ON_DEVICE, *CALLS, *_SYNCHRONISATION)) | (is_op & ~_spans(events)) | marks
+    rows = np.flatnonzero(kept & (marks | ~_looks_like_a_step(events)))
+    first = _first_step(recording)
+    chosen = events.iloc[rows].reset_index(drop=True)
+    chosen["start_ns"] = chosen["start_ns"].to_numpy() - first
+    if recording.is_loaded and not recording.meta["trace"]["steps_marked"]:
+        only = [int(number) for number in recording.steps["step"].head(1)]
+        return GpuEvents(chosen, in_steps[rows], tuple(only), only[0] if only else None)
+    numbers = step_windows(chosen)["number"].tolist()
+    return GpuEvents(chosen, in_steps[rows], tuple(dict.fromkeys(numbers)), None)
+
+
+def _marks(recording: Recording, events: pd.DataFrame) -> Bools:
+    """Whether each event marks a step that counts."""
+    if recording.is_loaded and "marks_step" in events:
+        return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
+    return matching(events, _OWN_STEP) & is_in(events, OPS)
+
+
+def _looks_like_a_step(events: pd.DataFrame) -> Bools:
+    return matching(events, re.compile(r"(?:ProfilerStep#|pf_step#)[0-9]+$"))
+
+
+def _spans(events: pd.DataFrame) -> Bools:
+    spans = matching(events, _OWN_SPAN)
+    return spans | (events["span"] != NONE).to_numpy() if "span" in events else spans
+
+
+def _first_step(recording: Recording) -> int:
+    """Begin of the first step, from which the times of the frame ``events`` count."""
+    marks = _marks(recording, recording.events)
+    starts = recording.events["start_ns"].to_numpy()
+    return int(starts[marks].min()) if marks.any() else int(starts.min(initial=0))

@@ -1,0 +1,127 @@
+"""What each thread of the host was doing at each moment: the innermost operator or call, or neither."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.device_work import CALLS, OPS, column, is_in, matching, nested_ends, step_rows, thread_keys
+from perfnb.recording.nesting import NONE, Ints, forest_of
+
+#: Nodes of the backward pass; older traces do not say from which thread they came.
+_NODE = re.compile(r"autograd::engine::evaluate_function|torch::autograd::AccumulateGrad|[A-Za-z_]+Backward[0-9]*$")
+_FIRST = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class HostTimeline:
+    """The time of each thread, cut wherever the innermost event changes.
+
+    Attributes
+    ----------
+    thread, time : ndarray
+        Number of the thread (see `thread_keys`) and nanosecond of each cut, in this order. Each thread begins with a
+        cut before all time.
+    owner : ndarray
+        Position in the events of what runs from there to the next cut; -1 for no operator and no call.
+    around : ndarray
+        For each event: the operator around it, if it is an operator or call; -1 for none.
+    """
+
+    thread: Ints
+    time: Ints
+    owner: Ints
+    around: Ints
+
+    def of(self, thread: int) -> slice:
+        """Where the cuts of a thread stand."""
+        low, high = np.searchsorted(self.thread, [thread, thread + 1])
+        return slice(int(low), int(high))
+
+    def cut(self, thread: int, begin: int, end: int) -> tuple[Ints, Ints, Ints]:
+        """Owner, begin and end of each piece of an interval of a thread."""
+        place = self.of(thread)
+        time, owner = self.time[place], self.owner[place]
+        if len(time) == 0:
+            return np.array([NONE]), np.array([begin]), np.array([end])
+        first = int(np.searchsorted(time, begin, side="right")) - 1
+        last = max(int(np.searchsorted(time, end, side="left")), first + 1)
+        borders = np.append(time[first:last], end)
+        borders[0] = begin
+        return owner[first:last], borders[:-1], borders[1:]
+
+
+def host_timeline(events: pd.DataFrame) -> HostTimeline:
+    """Cut the time of each thread of one rank."""
+    is_op = is_in(events, OPS) & ~step_rows(events)
+    rows = np.flatnonzero(is_op | is_in(events, CALLS))
+    keys = thread_keys(events)
+    thread, start = keys[rows], column(events, "start_ns")[rows]
+    end, parent = nested_ends(thread, start, start + np.maximum(column(events, "duration_ns")[rows], 0))
+    depth = forest_of(parent).depth
+    around = np.full(len(events), NONE, dtype=np.int64)
+    around[rows] = np.append(rows, NONE)[parent]
+    real = np.flatnonzero(end > start)
+    everywhere = np.unique(keys[rows])
+    borders = pd.DataFrame(
+        {
+            "thread": np.concatenate((everywhere, thread[real], thread[real])),
+            "time": np.concatenate((np.full(len(everywhere), _FIRST), start[real], end[real])),
+            # Of what happens at one moment the last counts: ends from inside out, then begins from outside in.
+            "order": np.concatenate((np.zeros(len(everywhere), dtype=np.int64), depth[real] + 1, -depth[real] - 1)),
+            "owner": np.concatenate((np.full(len(everywhere), NONE), rows[real], np.append(rows, NONE)[parent[real]])),
+        }
+    )
+    borders = borders.iloc[np.lexsort((borders["order"], borders["time"], borders["thread"]))]
+    keep = ~borders.duplicated(["thread", "time"], keep="last").to_numpy()
+    kept = borders[keep]
+    return HostTimeline(kept["thread"].to_numpy(), kept["time"].to_numpy(), kept["owner"].to_numpy(), around)
+
+
+@dataclass(frozen=True)
+class Handovers:
+    """Where a thread went on after another had ended something: forward and backward pass take turns on two threads.
+
+    Attributes
+    ----------
+    thread, time : ndarray
+        The thread that went on, and when, in this order.
+    other, ended : ndarray
+        The thread that had been at work, and when it ended.
+    """
+
+    thread: Ints
+    time: Ints
+    other: Ints
+    ended: Ints
+
+
+def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handovers:
+    """Find where the main thread and those of the backward pass waited for each other.
+
+    A thread that did nothing for a while, and in this while another of them came to an end, waited for it.
+    """
+    backward = (column(events, "forward_thread") > 0) | matching(events, _NODE)
+    backward &= is_in(events, OPS)
+    joined = np.unique(np.append(thread_keys(events)[backward], main))
+    none = np.array([], dtype=np.int64)
+    if len(joined) < 2:
+        return Handovers(none, none, none, none)
+    idle = np.flatnonzero((timeline.owner == NONE) & np.isin(timeline.thread, joined))
+    idle = idle[np.append(timeline.thread, NONE)[idle + 1] == timeline.thread[idle]]  # what follows is at work again
+    thread, begin, end = timeline.thread[idle], timeline.time[idle], timeline.time[idle + 1]
+    other, ended = np.full(len(idle), NONE, dtype=np.int64), begin.copy()
+    for one in joined:
+        place = timeline.of(int(one))
+        stops = timeline.time[place][(timeline.owner[place] == NONE) & (timeline.time[place] != _FIRST)]
+        if len(stops) == 0:
+            continue
+        last = np.searchsorted(stops, end, side="right") - 1
+        stop = np.where(last >= 0, stops[np.maximum(last, 0)], _FIRST)
+        better = (thread != one) & (stop > ended)
+        other[better], ended[better] = one, stop[better]
+    found = other != NONE
+    return Handovers(thread[found], end[found], other[found], ended[found])

@@ -1,0 +1,227 @@
+"""Why a GPU was idle: the host was late, a kernel waited for another stream or event, or something else."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.device_work import (
+    CALLS,
+    DeviceWork,
+    column,
+    device_work,
+    is_in,
+    matching,
+    named,
+    pairs,
+    thread_keys,
+)
+from perfnb.gpu.gpu_time import groups
+from perfnb.recording.nesting import NONE, Bools, Ints
+
+#: Why a device was idle, in the order of the columns of the sums.
+REASONS = ("host", "dependency", "other")
+#: Longest gap between two kernels that handing over from one to the next explains. NVIDIA's need 1 to 3 µs, AMD's
+#: sometimes 10 and more.
+HANDOVER_NS = 10_000
+#: Longest time from the return of a launching call to the begin of the work that launching alone explains. Usual are 2
+#: to 6 µs with NVIDIA's GPUs, 7 to 24 with AMD's.
+LAUNCH_NS = 30_000
+_WAIT_CALL = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
+
+
+def idle_gaps(
+    events: pd.DataFrame,
+    per_stream: bool = False,
+    handover_ns: int = HANDOVER_NS,
+    work: DeviceWork | None = None,
+    own_step: bool = False,
+) -> pd.DataFrame:
+    """One row a gap in which a device ran nothing, between its first and its last work.
+
+    A gap has up to two parts, told by the work that ended it: until the call that launched this work returned, and the
+    rest.
+
+    ``host``
+        The host was late: until the call returned (where the work began before that, until it began); and the rest too
+        where it is no longer than a launch takes.
+    ``dependency``
+        The rest, where the work waited: for what ran before it, if the gap is no longer than handing over takes; for
+        earlier work of the same CUDA graph; or for an event for which its stream was told to wait, and of which the
+        trace does not tell when it came about.
+    ``other``
+        The rest, where nothing in the trace explains why the work did not run; or all, where its launch is not in the
+        trace.
+
+    Parameters
+    ----------
+    events : DataFrame
+        One row an event.
+    per_stream : bool
+        Look for gaps in each stream instead of in each device.
+    handover_ns : int
+        Longest gap that handing over from one kernel to the next explains, in nanoseconds.
+    work : DeviceWork, optional
+        What `device_work` finds in the events, where that is known.
+    own_step : bool
+        Look for gaps between the work of each step alone, as if there were no other.
+
+    Returns
+    -------
+    DataFrame
+        ``rank``, ``device`` (with `per_stream` also ``stream``), ``step`` (of the work after the gap), ``start_ns``,
+        ``duration_ns``, ``host_ns``, ``dependency_ns`` and ``other_ns`` (which add up to it), ``call_ns`` and
+        ``latency_ns`` (of `host_ns`: in the launching call, and after it returned), ``reason`` (the longest of the
+        three), ``launch_known``, ``before_step`` (the gap stands before the first work of its step), ``next_event``
+        (position in `events` of the work after the gap), ``next`` and ``op`` (names of this and of the operator that
+        launched it). The durations add up to the idle time.
+    """
+    work = device_work(events) if work is None else work
+    by: tuple[str, ...] = ("rank", "device", "stream") if per_stream else ("rank", "device")
+    waits, sibling = _awaits_unknown(events, work), _first(work.call, work)
+    called = column(events, "start_ns")[work.call]
+    returned = called + column(events, "duration_ns")[work.call]
+    first = _first(pairs(work.rank, work.device, work.step), work)
+    parts: list[pd.DataFrame] = []
+    ops: list[Ints] = []
+    chosen = work.step != NONE if own_step else None
+    for key, places in groups(work, (*by, "step") if own_step else by, chosen):
+        begin, end, after = _gaps(work, places)
+        known = work.call[after] != NONE
+        graph = known & (sibling[after] < begin)
+        given = np.clip(returned[after], begin, end)
+        # Where the call had begun in time and had not returned, a short gap is that from one work to the next.
+        short = end - begin <= handover_ns
+        in_time = graph | (short & (np.where(returned[after] > end, called[after], returned[after]) <= begin))
+        given = np.where(known & ~in_time, given, begin)
+        soon = ~in_time & (end - returned[after] <= LAUNCH_NS) & ((given > begin) | ~waits[after])
+        soon &= known
+        host = np.where(soon, end, given) - begin
+        rest = end - begin - host
+        in_call = given - np.clip(called[after], begin, given)
+        waited = known & (in_time | waits[after])
+        three = np.stack((host, np.where(waited, rest, 0), np.where(waited, 0, rest)))
+        step = pd.Series(work.step[after], dtype="Int64")
+        part = pd.DataFrame(
+            {
+                **{name: pd.Series([key[name]] * len(after), dtype="Int64") for name in by},
+                "step": step.where(step != NONE),
+                "start_ns": begin,
+                "duration_ns": end - begin,
+                **{f"{reason}_ns": values for reason, values in zip(REASONS, three, strict=True)},
+                "call_ns": np.where(known, in_call, 0),
+                "latency_ns": begin + host - given,
+                "before_step": (work.step[after] != NONE) & (begin < first[after]) & (not own_step),
+                "reason": pd.Categorical.from_codes(three.argmax(axis=0), categories=pd.Index(REASONS)),
+                "launch_known": known,
+                "next_event": work.rows[after],
+            }
+        )
+        parts.append(part)
+        ops.append(work.op[after])
+    if not parts:
+        return _no_gaps(by)
+    whole = pd.concat(parts, ignore_index=True)
+    return whole.assign(next=named(events, whole["next_event"].to_numpy()), op=named(events, np.concatenate(ops)))
+
+
+def idle_time(
+    events: pd.DataFrame,
+    by_step: bool = False,
+    per_stream: bool = False,
+    handover_ns: int = HANDOVER_NS,
+    work: DeviceWork | None = None,
+    own_step: bool = False,
+) -> pd.DataFrame:
+    """Sums of `idle_gaps` over each device of each rank (and each step, or each stream).
+
+    Returns
+    -------
+    DataFrame
+        ``rank``, ``device``, ... then ``idle_ms``, its parts ``host_ms``, ``dependency_ms`` and ``other_ms``,
+        ``call_ms`` and ``latency_ms`` (parts of `host_ms`), ``unknown_ms`` (the part of `other_ms` whose launch is not
+        in the trace), ``before_ms`` (the part of `idle_ms` before the first work of a step) and ``gaps``. A device that
+        was never idle has no row. Gaps between the work of two steps belong to the second; with `own_step` to neither.
+    """
+    rows = idle_gaps(events, per_stream, handover_ns, work, own_step)
+    by = ["rank", "device", *(["stream"] if per_stream else []), *(["step"] if by_step else [])]
+    parts = {"idle_ms": rows["duration_ns"] / 1e6}
+    parts |= {f"{name}_ms": rows[f"{name}_ns"] / 1e6 for name in (*REASONS, "call", "latency")}
+    parts |= {"unknown_ms": parts["other_ms"].where(~rows["launch_known"].astype(bool), 0.0)}
+    parts |= {"before_ms": parts["idle_ms"].where(rows["before_step"].astype(bool), 0.0)}
+    parts |= {"gaps": rows["duration_ns"].notna()}
+    return pd.DataFrame({**{name: rows[name] for name in by}, **parts}).groupby(by, dropna=False).sum().reset_index()
+
+
+def _gaps(work: DeviceWork, places: Ints) -> tuple[Ints, Ints, Ints]:
+    """Begin and end of each gap between the given work, and what ended it: of what began then, the longest.
+
+    Work without duration ends a gap too, so that first begin, gaps, work and last end fit together.
+    """
+    order = places[np.lexsort((-work.end[places], work.start[places]))]
+    reach = np.maximum.accumulate(work.end[order])[:-1]
+    after = order[1:]
+    real = work.start[after] > reach
+    return reach[real], work.start[after[real]], after[real]
+
+
+def _first(group: Ints, work: DeviceWork) -> Ints:
+    """Begin of the first work of the same group as each."""
+    _, place = np.unique(group, return_inverse=True)
+    first = np.full(place.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, place, work.start)
+    return first[place]
+
+
+def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
+    """Whether the stream was told, since its last work was launched, to wait for an event the trace does not know.
+
+    Where the trace holds no events of synchronisation, a call that tells a stream to wait counts for what the same
+    thread launches next: which stream it was is not told.
+    """
+    is_sync = is_in(events, ("cuda_sync",))
+    result = np.zeros(len(work), dtype=bool)
+    launched = np.flatnonzero(work.call != NONE)
+    begin = column(events, "start_ns")
+    if is_sync.any():
+        waits = np.flatnonzero(is_sync & (events["name"] == "Stream Wait Event").to_numpy())
+        waits = waits[column(events, "wait_correlation")[waits] == NONE]
+        rank = column(events, "rank")
+        everything = pairs(
+            np.concatenate((work.rank, rank[waits])),
+            np.concatenate((work.device, column(events, "device")[waits])),
+            np.concatenate((work.stream, column(events, "stream")[waits])),
+        )
+        of_work, of_wait = everything[: len(work)], everything[len(work) :]
+    else:
+        waits = np.flatnonzero(is_in(events, CALLS) & matching(events, _WAIT_CALL))
+        thread = thread_keys(events)
+        of_work, of_wait = thread[work.call], thread[waits]
+    if len(waits) == 0:
+        return result
+    order = launched[np.lexsort((begin[work.call[launched]], of_work[launched]))]
+    # A wait counts for the first work launched after it on its stream.
+    time = begin[work.call[order]]
+    key = of_work[order]
+    for stream in np.unique(of_wait):
+        low, high = np.searchsorted(key, [stream, stream + 1])
+        place = low + np.searchsorted(time[low:high], begin[waits[of_wait == stream]])
+        result[order[place[place < high]]] = True
+    return result
+
+
+def _no_gaps(by: tuple[str, ...]) -> pd.DataFrame:
+    integers = pd.Series([], dtype="int64")
+    reason = pd.Categorical([], categories=list(REASONS))
+    missing, text = pd.Series([], dtype="Int64"), pd.Categorical([])
+    lengths = ("start_ns", "duration_ns", *(f"{name}_ns" for name in REASONS), "call_ns", "latency_ns")
+    return pd.DataFrame(
+        {
+            **dict.fromkeys((*by, "step"), missing),
+            **dict.fromkeys(lengths, integers),
+            **{"reason": reason, **dict.fromkeys(("launch_known", "before_step"), pd.Series([], dtype=bool))},
+            **{"next_event": integers, "next": text, "op": text},
+        }
+    )

@@ -1,0 +1,237 @@
+"""How much of a step each part of its critical path would save.
+
+Two answers. The time that a part has on the path is what removing it can save at most: the rest of the path would still
+have to be gone through. Often another path is nearly as long, and less is saved. So the step is also timed anew, once
+for each part: the part takes no time wherever it occurs, everything else takes as long as it did and waits for what it
+waited for, and what had been ready earlier may begin earlier. Calls still come in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.attribution.device_work import CALLS, is_in, text
+from perfnb.attribution.interval_sets import union
+from perfnb.gpu.critical_path import KINDS, Run, Window, path_in, prepare, window_of
+from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM
+from perfnb.recording.nesting import NONE, Ints
+
+By = Literal["kind", "op", "name"]
+#: Nanoseconds by which something comes earlier, one value a part; or a table of them.
+_Shift = npt.NDArray[np.float64]
+#: Order of what happens at one moment.
+_RETURN, _TURN, _POINT, _WORK = range(4)
+
+
+def path_savings(
+    events: pd.DataFrame,
+    step: int | None = None,
+    window: tuple[int, int] | None = None,
+    tail: bool = False,
+    by: By = "kind",
+    most: int = 12,
+) -> pd.DataFrame:
+    """The parts of a critical path, the longest first, and what each would save.
+
+    Parameters
+    ----------
+    events, step, window, tail
+        As for `critical_path`.
+    by : {"kind", "op", "name"}
+        What makes a part: the column of `critical_path`. Segments without a value are in no part.
+    most : int
+        Number of parts to time anew; the others have their time on the path alone.
+
+    Returns
+    -------
+    DataFrame
+        One row a part: its value, ``segments``, ``path_ms`` (on the path: a bound of what removing it can save),
+        ``share`` (of the step) and ``saves_ms`` (by which the step is shorter when timed anew without it; never more
+        than `path_ms`).
+    """
+    run = prepare(events)
+    return savings_in(run, window_of(run, step, window, tail), by, most)
+
+
+def savings_in(
+    run: Run, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """As `path_savings`, of an interval, whose path may be known."""
+    path = path_in(run, window) if path is None else path
+    sums = path.groupby(by, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
+    sums = sums.sort_values("sum", ascending=False, kind="stable")
+    parts = sums.index[:most].tolist()
+    saved = Retiming(run, window, by, parts).saved() if parts else np.array([])
+    # Where the clocks of host and device differ, work can end after the call that waited for it, and seem to save more.
+    saved = np.clip(saved, 0, sums["sum"].to_numpy()[: len(parts)]) / 1e6
+    length = max(window.end - window.begin, 1)
+    table = pd.DataFrame({"segments": sums["size"], "path_ms": sums["sum"] / 1e6, "share": sums["sum"] / length})
+    table["saves_ms"] = pd.Series(saved, index=parts, dtype="Float64").reindex(table.index)
+    if by == "kind":
+        table["saves_ms"] = table["saves_ms"].mask(table.index == "unknown")
+    table.index.name = by
+    return table.reset_index()
+
+
+class Retiming:
+    """A step timed anew without each of some parts: by how much earlier each moment comes, one column a part."""
+
+    def __init__(self, run: Run, window: Window, by: By, parts: list[str]) -> None:
+        self.run, self.window, self.count = run, window, len(parts)
+        events, work = run.events, run.work
+        self.awaited: dict[int, list[int]] = {}
+        for call, one in zip(run.waits.waiting.tolist(), run.waits.awaited.tolist(), strict=True):
+            self.awaited.setdefault(call, []).append(one)
+        # The part of each event's own time, by position; one more for what is no event.
+        part = {name: code for code, name in enumerate(parts)}
+        codes, names = text(events, "name")
+        of_name = np.append([part.get(str(name), NONE) for name in names], NONE).astype(np.int64)
+        own = np.append(of_name[codes], NONE)
+        around = np.append(run.timeline.around, NONE)
+        is_call = np.append(is_in(events, CALLS), False)
+        kind = {name: np.int64(part.get(name, NONE)) for name in KINDS}
+        if by == "kind":
+            sorts = np.array([kind[KINDS[KINDS.index("computation") + sort]] for sort in range(3)], dtype=np.int64)
+            self.of_host = np.append(np.where(is_call[:-1], kind["call"], kind["operator"]), kind["host"])
+            self.of_work, self.of_launch = sorts[work.sort], np.full(len(work), kind["launch"])
+            self.of_delay, self.of_wait = np.full(len(work), kind["delay"]), np.full(len(own), kind["synchronisation"])
+            self.of_turn = int(kind["handover"])
+        else:
+            self.of_host = np.where(is_call, own[around], own) if by == "op" else own
+            self.of_work = own[work.op] if by == "op" else own[work.rows]
+            self.of_launch = own[work.op] if by == "op" else own[work.call]
+            self.of_delay, self.of_wait, self.of_turn = self.of_work, self.of_host, NONE
+
+    def saved(self) -> _Shift:
+        """Nanoseconds by which the end comes earlier without each part."""
+        run, window, work = self.run, self.window, self.run.work
+        points = self._points()
+        time, thread = points["time"].to_numpy(), points["thread"].to_numpy()
+        sort, place = points["sort"].to_numpy(), points["place"].to_numpy()
+        on_host = np.flatnonzero(sort != _WORK)
+        previous, gone = self._host_work(thread, time, on_host)
+        # Where to find what each depends on, among the points.
+        at_work = np.full(len(work) + 1, NONE, dtype=np.int64)
+        at_work[place[sort == _WORK]] = np.flatnonzero(sort == _WORK)
+        shift = np.zeros((len(points) + 1, self.count))  # the last one stands for what is outside: never earlier
+        done = np.zeros((len(work) + 1, self.count))
+        launch = self._where(points, run.held.thread, run.held.launch)
+        turned = self._where(points, run.handovers.other, run.handovers.ended)
+        began = self._where(points, run.waits.thread, run.waits.start)
+        for at in range(len(points)):
+            which = place[at]
+            if sort[at] == _POINT:
+                shift[at] = shift[previous[at]] + gone[at]
+            elif sort[at] == _WORK:
+                shift[at] = self._begin(which, shift[launch[which]], done)
+                done[which] = shift[at]
+                if self.of_work[which] != NONE:
+                    done[which, self.of_work[which]] += work.end[which] - work.start[which]
+            elif sort[at] == _RETURN:
+                shift[at] = self._return(which, shift[began[which]], shift[previous[at]], gone[at], done)
+            else:
+                shift[at] = shift[turned[which]]
+                if self.of_turn != NONE:
+                    shift[at, self.of_turn] += run.handovers.time[which] - run.handovers.ended[which]
+        if window.thread != NONE:
+            last: _Shift = shift[len(points) - 1]
+            return last
+        begun = np.flatnonzero((at_work[:-1] != NONE) & (work.end <= window.end))
+        slack = (work.end[begun].max(initial=0) - work.end[begun]).astype(np.float64)
+        return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
+
+    def _points(self) -> pd.DataFrame:
+        """All moments of the interval that depend on another or on which another depends, in order of time."""
+        run, window, work, over = self.run, self.window, self.run.work, self.run.handovers
+        launched = np.flatnonzero(run.held.launch != NONE)
+        groups = [
+            (_WORK, work.start, np.full(len(work), NONE), np.arange(len(work))),
+            (_POINT, run.held.launch[launched], run.held.thread[launched], np.full(len(launched), NONE)),
+            (_POINT, run.waits.start, run.waits.thread, np.full(len(run.waits.rows), NONE)),
+            (_RETURN, run.waits.end, run.waits.thread, np.arange(len(run.waits.rows))),
+            (_POINT, over.ended, over.other, np.full(len(over.time), NONE)),
+            (_TURN, over.time, over.thread, np.arange(len(over.time))),
+        ]
+        frame = pd.concat(
+            pd.DataFrame({"time": time, "thread": thread, "sort": sort, "place": place})
+            for sort, time, thread, place in groups
+        )
+        frame = frame[(frame["time"] > window.begin) & (frame["time"] <= window.end)]
+        last = pd.DataFrame({"time": [window.end], "thread": [window.thread], "sort": [_POINT], "place": [NONE]})
+        frame = pd.concat((frame.sort_values(["time", "sort"], kind="stable"), last), ignore_index=True)
+        plain = (frame["sort"] == _POINT) & frame.duplicated(["time", "thread", "sort"])
+        return frame[~plain].reset_index(drop=True).astype(np.int64)
+
+    def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
+        """The point before each on its thread, and how much of the host's time between them each part takes."""
+        timeline = self.run.timeline
+        previous = np.full(len(time), len(time), dtype=np.int64)
+        gone = np.zeros((len(time), self.count))
+        for one in np.unique(thread[on_host]):
+            points = on_host[thread[on_host] == one]
+            before = np.concatenate(([self.window.begin], time[points][:-1]))
+            previous[points[1:]] = points[:-1]
+            owner, begin, end = timeline.cut(int(one), self.window.begin, self.window.end)
+            part = self.of_host[owner]
+            for code in range(self.count):
+                of_part = union(begin[part == code], end[part == code])
+                gone[points, code] = of_part.within(before, time[points])
+        return previous, gone
+
+    def _where(self, points: pd.DataFrame, thread: Ints, time: Ints) -> Ints:
+        """The last host's point at each of the given places; the one outside where there is none."""
+        on_host = points[points["sort"] != _WORK]
+        last = on_host.drop_duplicates(["thread", "time"], keep="last")
+        known = pd.Series(last.index, index=pd.MultiIndex.from_frame(last[["thread", "time"]]))
+        wanted = pd.MultiIndex.from_arrays([thread, time])
+        return np.asarray(known.reindex(wanted, fill_value=len(points)), dtype=np.int64)
+
+    def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
+        """By how much earlier a piece of work begins: as much as the least of what it depends on allows."""
+        held, work = self.run.held, self.run.work
+        start, by = work.start[which], held.by[which]
+        earliest = np.full(self.count, np.inf)
+        for reason, known, time, shift, part in (
+            (LAUNCH, held.launch[which] != NONE, held.launch[which], launched, self.of_launch[which]),
+            (STREAM, held.before[which] != NONE, work.end[held.before[which]], done[held.before[which]], NONE),
+            (EVENT, held.awaited[which] != NONE, work.end[held.awaited[which]], done[held.awaited[which]], NONE),
+        ):
+            if not known:
+                continue
+            slack = max(int(start - time), 0)
+            if reason != by:
+                shift = shift + slack
+            else:
+                # What held it up did so for the whole delay, unless the delay is what is left out; of this what nothing
+                # explains stays.
+                shift = shift.copy()
+                part = self.of_delay[which] if reason != LAUNCH else part
+                if part != NONE:
+                    shift[part] += max(min(int(held.explained[which]), int(start)) - int(time), 0)
+            earliest = np.minimum(earliest, shift)
+        return np.where(np.isfinite(earliest), earliest, 0.0)
+
+    def _return(self, which: int, began: _Shift, host: _Shift, gone: _Shift, done: _Shift) -> _Shift:
+        """By how much earlier a waiting call returns: as much as the host and all that it waits for allow.
+
+        `began` is the shift of the call's begin, `host` that of the last thing on its thread, `gone` the host's time
+        since then that is left out.
+        """
+        waits = self.run.waits
+        start, end, awaited = int(waits.start[which]), int(waits.end[which]), waits.work[which]
+        finished = min(int(self.run.work.end[awaited]), end) if awaited != NONE else start
+        waited = finished > start
+        result = began + (finished - start) if waited else host.copy()
+        for one in self.awaited.get(int(which), ()):
+            slack = max(finished, start) - min(int(self.run.work.end[one]), end)
+            result = np.minimum(result, done[one] + max(slack, 0))
+        part = self.of_wait[waits.rows[which]]
+        if not waited:
+            result = result + gone
+        elif part != NONE:
+            result[part] += end - finished
+        return result

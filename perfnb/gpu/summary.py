@@ -1,0 +1,268 @@
+"""What a report tells of the GPUs: what they did, what they waited for, and what set how long a step took."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.attribution import ON_DEVICE, Attribution
+from perfnb.attribution.device_work import CALLS, OPS, is_in, step_windows
+from perfnb.gpu import tables as gpu_tables
+from perfnb.gpu.critical_path import path_in, prepare
+from perfnb.gpu.gpu_events import GpuEvents, gpu_events
+from perfnb.gpu.gpu_time import gpu_time
+from perfnb.gpu.idle import REASONS, idle_time
+from perfnb.gpu.kernels import kernels_of_ops
+from perfnb.gpu.launch_facts import LaunchFacts, QueueChart, launch_facts, queue_chart
+from perfnb.gpu.launches import launches
+from perfnb.gpu.path_savings import savings_in
+from perfnb.recording.labels import found
+from perfnb.recording.nesting import NONE
+from perfnb.recording.recording import Recording
+
+#: Most rows of the table of kernels, steps with a bar of their own, and parts of the path by operator.
+MOST_KERNELS, MOST_STEPS, MOST_OPS = 300, 40, 8
+#: Kinds that a path is timed without.
+MOST_PARTS = 12
+#: Segments of a path above which it is not timed anew: that would take seconds.
+MOST_SEGMENTS = 150_000
+#: What a device's time is made of, idle time by its reason; the parts add up to it.
+PARTS = ("computation", "communication", "memcpy", *REASONS)
+#: Parts of these, beside them: of ``host`` in the launching call and after it, of ``other`` without a known launch.
+_WITHIN = ("call", "latency", "unknown")
+_GRAPH = re.compile("GraphLaunch")
+
+
+@dataclass(frozen=True)
+class PathFacts:
+    """The critical path of one step.
+
+    Attributes
+    ----------
+    step : int or None
+        Its number; ``None`` where the trace marks no steps, and the path is that of the whole.
+    steps, steps_in_all : int
+        Of so many it is the one with the median time, of two the longer: of those that launched work on a device; and
+        how many there are.
+    total_ms, tail_ms : float
+        How long it took, until its work on devices was done, and how much of this came after the step on the host.
+    kinds, ops : DataFrame
+        As `path_savings` gives them: by kind, and the longest by operator; ``saves_ms`` is missing where the path was
+        too long to be timed anew.
+    """
+
+    step: int | None
+    steps: int
+    steps_in_all: int
+    total_ms: float
+    tail_ms: float
+    kinds: pd.DataFrame
+    ops: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class GpuSummary:
+    """The facts of the GPUs.
+
+    Attributes
+    ----------
+    busy : float
+        Share of the devices' time in which something ran.
+    devices : DataFrame
+        One row a device, over the whole trace: ``device``, ``total_ms``, and `PARTS` in milliseconds, which add up to
+        it: computation, communication while not computing, copies beside neither, idle by reason. ``overlap_ms`` is
+        communication while computing; ``call`` and ``latency`` are the parts of ``host`` in the launching call and
+        after it, ``unknown`` that of ``other`` whose launch is not known.
+    whole_ms : float
+        How long the steps took on host and devices; the whole trace where it marks none.
+    pieces : int
+        Kernels, copies and fills of the whole trace.
+    steps : DataFrame
+        As `devices` of each step, with ``step``; the first `MOST_STEPS`. From the begin of its first work to the end of
+        its last, as the frame ``gpu_steps`` has it: idle time between two steps is in neither.
+    steps_in_all : int
+    steps_marked : bool
+        Whether the trace marks steps; if not, its whole is one.
+    launches : LaunchFacts
+    queue : QueueChart or None
+    kernels : DataFrame
+        The heaviest, per step: ``op``, ``shapes``, ``kernel`` (the heaviest of them), ``kernels``, ``calls``,
+        ``total_ms``, ``mean_us``, ``share`` (of all), ``layers``, ``layer``, ``layer_share``. Where the operator is not
+        known a row is a kernel.
+    kernels_in_all : int
+    path : PathFacts or None
+    notes : tuple of str
+        What could not be seen.
+    """
+
+    busy: float
+    devices: pd.DataFrame
+    whole_ms: float
+    pieces: int
+    steps: pd.DataFrame
+    steps_in_all: int
+    steps_marked: bool
+    launches: LaunchFacts
+    queue: QueueChart | None
+    kernels: pd.DataFrame
+    kernels_in_all: int
+    path: PathFacts | None
+    notes: tuple[str, ...]
+
+
+def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | None:
+    """Compute what a report tells of the GPUs; ``None`` where none did anything."""
+    parts = (recording.events, recording.outside)
+    if not any(part is not None and is_in(part, ON_DEVICE).any() for part in parts):
+        return None
+    gpu = gpu_events(recording, attribution)
+    times = gpu_time(gpu.events, gpu.work)
+    if not len(times):
+        return None
+    steps, idle = gpu_tables.step_table(gpu), gpu_tables.idle_table(gpu)
+    names = [f"{name}_ms" for name in (*REASONS, *_WITHIN)]
+    waited = idle.groupby("device", dropna=False)[names].sum().reset_index()
+    if gpu.only_step is None:
+        idle = idle_time(gpu.events, by_step=True, work=gpu.work, own_step=True)
+    by_step = _parts(steps.merge(idle.drop(columns="idle_ms"), on=["rank", "device", "step"], how="left"))
+    numbers = by_step["step"].drop_duplicates()
+    rows = launches(gpu.of_steps.events, gpu.of_steps.work)
+    queue, spans = gpu_tables.queue_table(gpu), _spans(gpu)
+    kernels = _kernels(gpu, has_layers=len(recording.modules) > 0)
+    span = float(times["total_ms"].sum())
+    return GpuSummary(
+        busy=float(times["busy_ms"].sum()) / span if span else 1.0,
+        devices=_parts(times.merge(waited, on="device", how="left")),
+        whole_ms=_whole(gpu) / 1e6,
+        pieces=len(gpu.work),
+        steps=by_step[by_step["step"].isin(numbers.head(MOST_STEPS))].reset_index(drop=True),
+        steps_in_all=len(numbers),
+        steps_marked=gpu.only_step is None,
+        launches=launch_facts(rows, queue, spans, len(gpu.steps)),
+        queue=queue_chart(queue, spans),
+        kernels=kernels.head(MOST_KERNELS),
+        kernels_in_all=len(kernels),
+        path=_path(gpu),
+        notes=tuple(_notes(gpu, rows)),
+    )
+
+
+def _parts(table: pd.DataFrame) -> pd.DataFrame:
+    """The time of each row's device as parts that do not overlap."""
+    alone = table["communication_ms"] - table["overlap_ms"]
+    parts = {
+        "computation": table["computation_ms"],
+        "communication": alone,
+        "memcpy": (table["busy_ms"] - table["computation_ms"] - alone).clip(lower=0),
+        **{reason: table[f"{reason}_ms"].fillna(0.0) for reason in REASONS},
+    }
+    named = {name: table[name] for name in ("device", "step") if name in table}
+    within = {name: table[f"{name}_ms"].fillna(0.0) for name in _WITHIN}
+    frame = pd.DataFrame({**named, **parts, "overlap_ms": table["overlap_ms"], **within})
+    frame.insert(len(named), "total_ms", frame[list(PARTS)].sum(axis=1))
+    return frame
+
+
+def _whole(gpu: GpuEvents) -> int:
+    """Nanoseconds from the begin of the first step to the end of the last and of all work; or of the trace."""
+    marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
+    if gpu.only_step is None and len(marks):
+        begin, end = int(marks["start"].min()), int(marks["end"].max())
+    else:
+        begin = int(events["start_ns"].min())
+        end = int((events["start_ns"] + events["duration_ns"]).max())
+    return max(end, int(work.end.max())) - min(begin, int(work.start.min()))
+
+
+def _spans(gpu: GpuEvents) -> pd.DataFrame:
+    """From the begin of each device's first work to the end of its last, in the order of `gpu_time`."""
+    work = pd.DataFrame({"device": gpu.work.device, "start_ns": gpu.work.start, "end_ns": gpu.work.end})
+    spans = work.groupby("device").agg({"start_ns": "min", "end_ns": "max"}).reset_index()
+    spans["device"] = spans["device"].astype("Int64").where(spans["device"] != NONE)
+    return spans
+
+
+def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
+    """Kernels by operator and shapes with the heaviest kernel of each; where no operator is known, each kernel."""
+    steps = max(len(gpu.steps), 1)
+    known = gpu_tables.kernel_op_table(gpu)
+    each = kernels_of_ops(gpu.of_steps.events, gpu.of_steps.work)
+    names = each.drop_duplicates(["op", "shapes"])[["op", "shapes", "kernel"]]
+    known = known[known["op"].notna()].astype({"op": "object", "shapes": "object"})
+    known = known.merge(names.astype("object"), on=["op", "shapes"], how="left")
+    alone = each[each["op"].isna()].astype({"op": "object", "shapes": "object", "kernel": "object"})
+    alone = alone.assign(total_ms=alone["total_ms"] / steps, calls=alone["calls"] / steps, kernels=1)
+    table = pd.concat([part for part in (known, alone) if len(part)] or [known], ignore_index=True)
+    for name in ("layers", "layer", "layer_share"):
+        table[name] = table[name] if name in table and has_layers else pd.NA
+    total = float(table["total_ms"].sum())
+    table["share"] = table["total_ms"] / total if total else pd.NA
+    columns = ["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share"]
+    table = table[[*columns, "layers", "layer", "layer_share"]]
+    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def _path(gpu: GpuEvents) -> PathFacts | None:
+    """The path of the step with the median time, of those that launched work on a device."""
+    if not gpu.steps:
+        return None
+    number, marks, chosen = gpu.steps[0], step_windows(gpu.events), 1
+    if gpu.only_step is None:
+        busy = marks[marks["number"].isin(np.unique(gpu.work.step))]
+        busy = busy if len(busy) else marks
+        order = (busy["end"] - busy["start"]).sort_values(kind="stable").index
+        number, chosen = int(busy.loc[order[len(order) // 2], "number"]), int(busy["number"].nunique())
+    run = prepare(gpu.events, work=gpu.work)
+    window = gpu_tables.window_of_step(run, gpu, number)
+    length = window.end - window.begin
+    if length <= 0:
+        return None
+    path = path_in(run, window)
+    most = MOST_PARTS if len(path) <= MOST_SEGMENTS else 0
+    kinds, ops = savings_in(run, window, "kind", most, path), savings_in(run, window, "op", min(most, MOST_OPS), path)
+    tail = 0
+    if gpu.only_step is None:
+        tail = max(window.end - int(marks.loc[marks["number"] == number, "end"].max()), 0)
+    return PathFacts(
+        step=None if gpu.only_step is not None else number,
+        steps=chosen,
+        steps_in_all=len(gpu.steps),
+        total_ms=length / 1e6,
+        tail_ms=tail / 1e6,
+        kinds=kinds,
+        ops=ops.head(MOST_OPS),
+    )
+
+
+def _notes(gpu: GpuEvents, rows: pd.DataFrame) -> Iterator[str]:
+    """What the trace does not tell."""
+    unknown = int(rows["call_ns"].isna().sum())
+    if unknown:
+        yield (
+            f"The launches of {unknown:,} of {len(rows):,} kernels, copies and fills are not in the trace: what these "
+            "waited for is not known, and they are in no queue."
+        )
+    of_graphs = found(rows["call"], _GRAPH.search)
+    if of_graphs.any():
+        yield (
+            f"{int(of_graphs.sum()):,} of {len(rows):,} kernels, copies and fills were launched as CUDA graphs: one "
+            "enters the queue as a whole, and the ops and layers that it was recorded from cannot be told."
+        )
+    early = int((rows["call_ns"].notna() & rows["delay_ns"].isna()).sum())
+    if early:
+        yield (
+            f"{early:,} of {len(rows):,} seem to begin before their launch: the clocks of host and GPU differ a little."
+        )
+    on_host = is_in(gpu.events, OPS)
+    if not on_host.any():
+        calls = "calls of the GPU's runtime" if is_in(gpu.events, CALLS).any() else "events"
+        yield f"The trace holds no ops of the host, only {calls}: kernels are listed by name."
+    elif "shapes" not in gpu.events or not gpu.events["shapes"].notna().any():
+        yield "The trace holds no shapes of inputs (record_shapes=True): kernels are grouped by op alone."
+    outside = int(np.count_nonzero(is_in(gpu.events, ON_DEVICE) & ~gpu.in_steps))
+    if outside:
+        yield f"{outside:,} kernels, copies and fills belong to no step; they are in the bars of the whole trace alone."

@@ -1,0 +1,1 @@
+"""Memory of a step: what is alive when, and what for."""

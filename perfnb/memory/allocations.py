@@ -1,0 +1,310 @@
+"""Every allocation of the watched steps: whose it is, what for, and how long it lives.
+
+What a block is for is known where a live object was seen to have its address: parameters, gradients, optimizer state,
+inputs. The rest follows from its life: made in forward and alive when backward begins, or when the step fails before,
+it is an activation; made and freed within a step, a temporary. What neither tells is ``other``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.attribution import Attribution, attribute
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.ops import owner_names
+from perfnb.recording.labels import of_labels
+from perfnb.recording.nesting import NONE, Bools, Ints, innermost, nest, outermost
+from perfnb.recording.recording import MemoryRecord, Recording
+from perfnb.recording.schema import CATEGORIES, conform
+from perfnb.recording.text import TEXT
+
+#: Times of what was made before, or is freed after, all that was watched.
+BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+#: Ops that only fetch memory for the op around them.
+_FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
+#: Which of several owners of one address counts.
+_CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
+#: Phases in which a step makes no inputs.
+_COMPUTING = ("forward", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The watched steps and all that was alive in them.
+
+    Attributes
+    ----------
+    recording : Recording
+        With the events of the watched steps.
+    attribution : Attribution
+        Of those events.
+    blocks : DataFrame
+        One row a block of memory: ``bytes``, ``device``, ``address``, ``start`` and ``end`` (`BEFORE` and `AFTER` where
+        it was made or freed outside the watch), ``place`` (its block in the attribution, -1 for none), ``made_in`` and
+        ``freed_in`` (numbers of the steps, -1 for none), ``layer``, ``phase``, ``direction``, ``op``, ``name`` (missing
+        where there is none) and ``category``.
+    begin, end : int
+        Of the counted step, the last one.
+    """
+
+    recording: Recording
+    attribution: Attribution
+    blocks: pd.DataFrame
+    begin: int
+    end: int
+
+
+def watched_memory(recording: Recording) -> Watched | None:
+    """Pair allocations with frees, and find owner and category of each; ``None`` where memory was not watched."""
+    memory, view = recording.memory, recording.of_memory()
+    if memory is None or view is None:
+        return None
+    attribution = attribute(view)
+    steps = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.STEP].sort_values("start")
+    blocks = _made(paired(memory.changes), memory, view, attribution, steps)
+    begin, finish = int(steps["start"].iloc[-1]), int(steps["end"].iloc[-1])
+    blocks = _claimed(blocks, memory.known, recording, begin, finish)
+    blocks["category"] = _categories(blocks, attribution, failed="failure" in recording.meta)
+    return Watched(view, attribution, blocks, begin, finish)
+
+
+def paired(changes: pd.DataFrame) -> pd.DataFrame:
+    """One row a block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
+
+    ``event`` is that of the allocation, -1 where a free alone was seen.
+    """
+    order = np.lexsort((np.arange(len(changes)), changes["address"], changes["device"].cat.codes))
+    rows = changes.iloc[order]
+    address, device = rows["address"].to_numpy(), rows["device"].cat.codes.to_numpy()
+    size, time = rows["bytes"].to_numpy(), rows["time_ns"].to_numpy()
+    next_is_same = np.append((address[1:] == address[:-1]) & (device[1:] == device[:-1]), False)
+    made = size > 0
+    # A block that begins where another is alive: that one's free was not seen.
+    ends = np.where(next_is_same, np.append(time[1:], AFTER), AFTER)
+    follows = np.append(False, next_is_same[:-1] & made[:-1]) if len(rows) else np.zeros(0, dtype=bool)
+    orphan = ~made & ~follows
+    blocks = pd.DataFrame(
+        {
+            "bytes": np.abs(size),
+            "device": rows["device"].array,
+            "address": address,
+            "start": np.where(made, time, BEFORE),
+            "end": np.where(made, ends, time),
+            "event": np.where(made, rows["event"].to_numpy(), NONE),
+        }
+    )
+    chosen: pd.DataFrame = blocks.loc[made | orphan].reset_index(drop=True)
+    return chosen
+
+
+def allocation_table(watched: Watched) -> pd.DataFrame:
+    """The frame ``allocations``: what was alive at some time in the counted step, in order of time."""
+    blocks = watched.blocks[(watched.blocks["start"] < watched.end) & (watched.blocks["end"] > watched.begin)]
+    start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
+    before, after = start == BEFORE, end >= watched.end
+    table = blocks.assign(
+        start_ns=pd.arrays.IntegerArray(np.where(before, 0, start) - watched.begin, before),
+        end_ns=pd.arrays.IntegerArray(np.where(after, 0, end) - watched.begin, after),
+    )
+    columns = ["bytes", "category", "layer", "phase", "direction", "op", "name", "device", "start_ns", "end_ns"]
+    return conform(table.iloc[np.argsort(start, kind="stable")][columns].reset_index(drop=True), "allocations")
+
+
+def allocations_by_step(watched: Watched) -> pd.DataFrame:
+    """In which of the watched steps each block was made and freed: what `analysis.leaks.leak_report` judges.
+
+    A row a block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
+    ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
+    after the last one ended). What is freed between two steps belongs to the one before. Of blocks made before the
+    watch only a GPU's are told: torch sees few of the frees on the CPU, and takes some for those of older blocks.
+    """
+    host = watched.attribution.host.blocks
+    starts = np.sort(host.loc[host["kind"] == Kind.STEP, "start"].to_numpy())
+    start, end = watched.blocks["start"].to_numpy(), watched.blocks["end"].to_numpy()
+    made = np.searchsorted(starts, start, side="right") - 1
+    freed = np.where(end > watched.end, len(starts), np.searchsorted(starts, end, side="right") - 1)
+    before, alive = (watched.blocks["event"] == NONE).to_numpy() | (made < 0), end == AFTER
+    table = watched.blocks.assign(
+        made_in_step=pd.arrays.IntegerArray(np.where(before, 0, made), before),
+        freed_in_step=pd.arrays.IntegerArray(np.where(alive, 0, freed), alive),
+    )
+    columns = ["bytes", "device", "layer", "phase", "op", "made_in_step", "freed_in_step"]
+    unsure = before & (alive | (freed < 0) | (watched.blocks["device"] == "cpu").to_numpy())
+    chosen: pd.DataFrame = table.loc[~unsure, columns].reset_index(drop=True)
+    return chosen
+
+
+def _made(
+    blocks: pd.DataFrame, memory: MemoryRecord, recording: Recording, attribution: Attribution, steps: pd.DataFrame
+) -> pd.DataFrame:
+    """Add by whom, in which phase and by which op each block was made, and in which steps it was made and freed."""
+    host, cells = attribution.host, attribution.cells
+    of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
+    of_event[host.rows] = np.arange(len(host.rows))
+    place_in_host = of_event[blocks["event"].to_numpy()]
+    place = np.where(place_in_host != NONE, host.block[place_in_host], NONE)
+    known = place != NONE
+    ops = _making_op(memory.events, attribution)
+    starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
+    return blocks.assign(
+        place=place,
+        layer=_text(owner_names(recording, attribution)[place], known),
+        phase=_text(cells["phase"].to_numpy(dtype=object)[place], known),
+        direction=_text(cells["direction"].to_numpy(dtype=object)[place], known),
+        op=_text(np.append(ops, "")[place_in_host], place_in_host != NONE),
+        name=pd.Series(pd.NA, index=blocks.index, dtype="object"),
+        made_in=_step_at(blocks["start"].to_numpy(), starts, ends),
+        freed_in=_step_at(blocks["end"].to_numpy(), starts, ends),
+    )
+
+
+def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
+    """Name of the op around each host event: the innermost one that does more than fetch memory, else the outermost."""
+    host = attribution.host
+    rows = host.rows
+    start = host.starts
+    end = start + events["duration_ns"].to_numpy()[rows]
+    forest = nest(events["thread"].to_numpy()[rows], start, end)
+    fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[rows]
+    making = innermost(forest, host.is_op & ~fetches)
+    fetching = outermost(forest, host.is_op)
+    found = np.where(making != NONE, making, fetching)
+    names = events["name"].to_numpy(dtype=object)[rows]
+    return np.where(found != NONE, names[found], "")
+
+
+def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
+    """Give blocks to the live objects that were seen at their addresses.
+
+    Objects from before the watch are added where they are seen from the look before the counted step on, for frees of
+    what was made before are not all reported.
+    """
+    devices = sorted({*blocks["device"].unique(), *known["device"].unique()})
+    codes = {device: code for code, device in enumerate(devices)}
+    names = np.array([*recording.modules["name"], None], dtype=object)
+    seen = pd.DataFrame(
+        {
+            "at": known["time_ns"].to_numpy(),
+            "key": known["device"].map(codes).astype("int64").to_numpy(),
+            "address": known["address"].to_numpy(),
+            "bytes": known["bytes"].to_numpy(),
+            "device": known["device"].astype(TEXT).to_numpy(dtype=object),
+            "rank": known["category"].map({name: rank for rank, name in enumerate(_CLAIMS)}).astype("int64").to_numpy(),
+            "owner": names[known["layer"].to_numpy()],
+            "called": known["name"].to_numpy(dtype=object),
+        }
+    ).sort_values("at", kind="stable")
+    alive = pd.DataFrame(
+        {
+            "at": blocks["start"].to_numpy(),
+            "key": blocks["device"].map(codes).astype("int64").to_numpy(),
+            "address": blocks["address"].to_numpy(),
+            "row": np.arange(len(blocks)),
+            "until": blocks["end"].to_numpy(),
+        }
+    ).sort_values("at", kind="stable")
+    found = pd.merge_asof(seen, alive, on="at", by=["key", "address"])
+    matched = found["row"].notna().to_numpy() & (found["until"].fillna(BEFORE).to_numpy() > found["at"].to_numpy())
+    computed = blocks["phase"].isin(_COMPUTING).to_numpy()
+    claims = found[matched].assign(row=found.loc[matched, "row"].astype("int64"))
+    # Of what was made before the watch torch tells a size that the address had in an earlier one.
+    old = claims[(blocks["event"].to_numpy()[claims["row"]] == NONE) & (claims["device"] == "cpu").to_numpy()]
+    sizes = blocks["bytes"].to_numpy().copy()
+    sizes[old["row"]] = old["bytes"]
+    blocks = blocks.assign(bytes=sizes)
+    claims = claims[~((claims["rank"] == _CLAIMS.index("inputs")) & computed[claims["row"]])]
+    claims = claims[claims["rank"] < _CLAIMS.index("other")]
+    best = claims.sort_values("rank", kind="stable").drop_duplicates("row")
+    blocks = blocks.assign(claim=NONE)
+    for column, values in (("claim", best["rank"]), ("layer", best["owner"]), ("name", best["called"])):
+        filled = blocks[column].to_numpy(dtype=object).copy()
+        filled[best["row"].to_numpy()] = values.to_numpy(dtype=object)
+        blocks[column] = pd.Series(filled, dtype="object")
+    looks = seen["at"].to_numpy()
+    first = looks[looks <= begin].max(initial=BEFORE)
+    added = found[~matched & (found["at"] >= first)].sort_values("at", kind="stable")
+    sightings = added.groupby(["key", "address"])["at"].agg(["min", "max"])
+    added = added.sort_values("rank", kind="stable").drop_duplicates(["key", "address"])
+    since, last = sightings.reindex(pd.MultiIndex.from_frame(added[["key", "address"]])).to_numpy(dtype=np.int64).T
+    # What is first seen in the middle, and was not allocated here, came from elsewhere (a loader's shared memory).
+    late = (added["rank"] == _CLAIMS.index("inputs")).to_numpy() & (since > first)
+    # Another block that begins at the address: the free was not seen.
+    later = pd.merge_asof(
+        added[["key", "address"]].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
+        alive,
+        on="at",
+        by=["key", "address"],
+        direction="forward",
+    ).sort_values("place")["row"]
+    again = later.fillna(NONE).to_numpy(dtype=np.int64)
+    # The look after the step is at all of a model's and an optimizer's: what it does not find is gone.
+    gone = (
+        (added["rank"] < _CLAIMS.index("inputs")).to_numpy() & (last < finish) & (looks.max(initial=BEFORE) >= finish)
+    )
+    end = np.where(again == NONE, AFTER, np.append(blocks["start"].to_numpy(), AFTER)[again])
+    resident = pd.DataFrame(
+        {
+            "bytes": added["bytes"],
+            "device": added["device"],
+            "address": added["address"],
+            "start": np.where(late, since, BEFORE),
+            "end": np.where(gone, np.minimum(end, np.maximum(last, begin) + 1), end),
+            "event": NONE,
+            "place": NONE,
+            "layer": added["owner"],
+            "name": added["called"],
+            "made_in": NONE,
+            "freed_in": NONE,
+            "claim": added["rank"].astype("object"),
+        }
+    )
+    blocks["device"] = blocks["device"].astype(TEXT).astype("object")
+    return pd.concat([blocks, resident.reindex(columns=blocks.columns)], ignore_index=True)
+
+
+def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) -> pd.Categorical:
+    start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
+    phase = blocks["phase"].fillna("").to_numpy(dtype=object)
+    recomputed = (blocks["direction"].fillna("") == "recompute").to_numpy()
+    began = np.sort(attribution.host.blocks.loc[attribution.host.blocks["kind"] == Kind.ENGINE, "start"].to_numpy())
+    backward = np.append(began, AFTER)[np.searchsorted(began, start)]
+    saved = np.isin(phase, ("forward", "loss")) & (end > backward)
+    if failed:  # before it came to its backward, for which what forward left is kept
+        saved |= np.isin(phase, ("forward", "loss")) & (end == AFTER)
+    saved |= recomputed & (end > _end_of_recomputation(blocks["place"].to_numpy(), attribution))
+    in_step = (blocks["made_in"] != NONE) & (blocks["made_in"] == blocks["freed_in"])
+    category = np.where(in_step.to_numpy(), "temporaries", "other").astype(object)
+    category[np.isin(phase, ("data", "host_to_device")) & ~in_step.to_numpy()] = "inputs"
+    category[saved] = "activations"
+    claim = blocks["claim"].to_numpy(dtype=np.int64)
+    claimed = claim != NONE
+    category[claimed] = np.array(_CLAIMS, dtype=object)[claim[claimed]]
+    return pd.Categorical(category, categories=list(CATEGORIES))
+
+
+def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
+    """Where the outermost layer span of a recomputation around each block ends."""
+    host = attribution.host
+    kind, above = host.blocks["kind"].to_numpy(), host.forest.parent
+    at = place.copy()
+    while True:
+        up = np.where(at != NONE, above[at], NONE)
+        climbs = (up != NONE) & (kind[up] == Kind.SPAN)
+        if not climbs.any():
+            return np.where(at != NONE, host.blocks["end"].to_numpy()[at], AFTER)
+        at = np.where(climbs, up, at)
+
+
+def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
+    """Number of the step in which each time lies, -1 for none."""
+    place = np.searchsorted(starts, time, side="right") - 1
+    return np.where((place >= 0) & (time <= ends[place]), place, NONE)
+
+
+def _text(values: np.ndarray, known: Bools) -> pd.Series:
+    """Text that is missing where it is empty or nothing is known."""
+    text = pd.Series(values, dtype="object")
+    return text.mask(~known | (text == ""), pd.NA)

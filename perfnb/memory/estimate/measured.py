@@ -1,0 +1,347 @@
+"""One training or inference step on fake tensors: every allocation that it would make, and none made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from perfnb.arguments import shown
+from perfnb.bench.rounds import random_state, set_random_state
+from perfnb.errors import CaptureError
+from perfnb.memory.estimate.model_step import call_model, loss_and_held
+from perfnb.memory.estimate.refusals import explained
+from perfnb.memory.estimate.simulated import CUDA_GRAIN, Change, Made, SimulatedAllocator
+from perfnb.memory.estimate.standins import StandIns, replaced, stepping
+from perfnb.step.guard import room_to_nest
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What is to be simulated.
+
+    Attributes
+    ----------
+    model : Module
+    batch : object
+        Tensor, tuple with the target last, or mapping of keyword arguments; on ``meta`` where it was resized.
+    sample : object
+        The batch as the user gave it, whose whole numbers decide what code that asks for them does.
+    optimizer : str, Optimizer, callable or None
+    loss : callable or None
+    training : bool
+    device : device
+        Whose allocator is simulated.
+    autocast : dtype or None
+    """
+
+    model: nn.Module
+    batch: Any
+    sample: Any
+    optimizer: Any
+    loss: Callable[..., Any] | None
+    training: bool
+    device: torch.device
+    autocast: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What the simulated allocator saw in a steady step.
+
+    Attributes
+    ----------
+    changes : list of Change
+        Every allocation and its end within the step.
+    resident : dict of str to int
+        Bytes alive all through the step: ``parameters``, ``inputs``, ``optimizer_state``.
+    category : dict of int to str
+        The category of each allocation in `changes`.
+    buffers : int
+        Bytes of buffers among the parameters.
+    optimizer : str or None
+        Class of the optimizer.
+    model : str
+        Class of the model.
+    training : bool
+        Whether the step has a backward pass.
+    never_stepped : str or None
+        Class of an optimizer whose parameters get gradients and that did not step in any simulated call.
+    """
+
+    changes: list[Change]
+    resident: dict[str, int]
+    category: dict[int, str]
+    buffers: int
+    optimizer: str | None
+    model: str
+    training: bool
+    never_stepped: str | None = None
+
+
+def device_of(model: nn.Module, wanted: str | torch.device | None) -> torch.device:
+    """The device to simulate: `wanted`, or the parameters' own; models without one, or on ``meta``, are for the CPU."""
+    return device_among((t for group in (model.parameters(), model.buffers()) for t in group), wanted)
+
+
+def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
+    """The device to simulate: `wanted`, or the first one on which data lies, else the CPU."""
+    if wanted is None:
+        device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
+    else:
+        try:
+            device = torch.device(wanted)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"device must be cpu or cuda, not {shown(wanted)}.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise CaptureError(f"memory is estimated for cpu and cuda, not for {device.type}: give one of them as device.")
+    return device
+
+
+def simulate(plan: StepPlan) -> Simulation:
+    """Run one step of `plan` on fake tensors.
+
+    The model, the loss, the optimizer and the state of random numbers are afterwards as they were.
+
+    Raises
+    ------
+    CaptureError
+        Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
+    """
+    __tracebackhide__ = True
+    cuda = plan.device.type == "cuda"
+    allocator, place = allocator_of(plan.device, SimulatedAllocator)
+    modules = [m for m in (plan.model, plan.loss) if isinstance(m, nn.Module)]
+    with ExitStack() as stack:
+        stack.enter_context(pretending())
+        stand_ins = StandIns(place)
+        agrees = plan.model.training == plan.training
+        stack.enter_context(replaced(modules, stand_ins, None if agrees else plan.training))
+        own = stand_ins.all()
+        batch = stand_ins.within(_plain(plan.batch))
+        for fake, real in zip(tree_leaves(batch), tree_leaves(_plain(plan.sample)), strict=True):
+            allocator.numbers_known(fake, real)
+        optimizer = _optimizer(plan, stand_ins, stack, foreach=cuda) if plan.training else None
+        stack.enter_context(allocator)
+        stack.enter_context(torch.set_grad_enabled(plan.training))
+        return _Step(plan, allocator, own, stand_ins.all()).run(batch, optimizer)
+
+
+_Allocator = TypeVar("_Allocator", bound=SimulatedAllocator)
+
+
+def allocator_of(device: torch.device, kind: type[_Allocator]) -> tuple[_Allocator, torch.device]:
+    """An allocator of a class like that of a device, and where its tensors pretend to be."""
+    # Autograd has no cuda queue where there is no cuda: then sizes come from the CPU's kernels.
+    cuda = device.type == "cuda"
+    place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
+    return kind(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda), place
+
+
+@contextmanager
+def pretending() -> Iterator[None]:
+    """Within this context operators make fake tensors, and the random numbers are put back at its end."""
+    with ExitStack() as stack:
+        stack.enter_context(room_to_nest())
+        stack.enter_context(_random_numbers_kept())
+        stack.enter_context(_no_log())
+        stack.enter_context(_no_fused_layers())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+class _Step:
+    """A step under way."""
+
+    def __init__(self, plan: StepPlan, allocator: SimulatedAllocator, own: list[Tensor], fakes: list[Tensor]) -> None:
+        self._plan, self._allocator, self._own, self._fakes = plan, allocator, own, fakes
+        self._output_at = 0
+
+    def run(self, batch: Any, optimizer: torch.optim.Optimizer | None) -> Simulation:
+        """Forward, loss, backward and the optimizer's second step, the first of which makes its state."""
+        __tracebackhide__ = True
+        allocator = self._allocator
+        for fake in self._fakes:
+            allocator.hold(fake)
+        inputs = allocator.numbers(tree_leaves(batch))
+        parameters = allocator.numbers(self._own)
+        others = allocator.alive() - inputs
+        buffers = others & allocator.numbers(b for b in self._own if not isinstance(b, nn.Parameter))
+        buffers -= allocator.numbers(p for p in self._own if isinstance(p, nn.Parameter))
+        begin = len(allocator.changes)
+        with explained(self._plan.model):
+            saved, loss, output = self._forward_and_backward(batch)
+        gradients = allocator.numbers(p.grad for p in self._parameters(optimizer))
+        changes = allocator.changes[begin:]
+        state: set[int] = set()
+        if optimizer is not None:
+            with torch.no_grad(), explained(self._plan.model):
+                allocator.phase = "optimizer"
+                before = allocator.alive()
+                optimizer.step()
+                kept = [list(values.values()) for values in optimizer.state.values() if isinstance(values, dict)]
+                state = (allocator.alive() - before) | allocator.numbers(tree_leaves(kept))
+                begin = len(allocator.changes)
+                optimizer.step()
+            changes += allocator.changes[begin:]
+        if output is not None:
+            begin = len(allocator.changes)
+            del loss, output
+            changes = self._with_last_output(changes, allocator.changes[begin:])
+        resident = {
+            "parameters": parameters - inputs,
+            "inputs": inputs,
+            "optimizer_state": state - parameters - inputs,
+        }
+        kinds = {n: name for name, numbers in resident.items() for n in numbers}
+        kinds |= dict.fromkeys(gradients, "gradients")
+        for number in {change.allocation for change in changes}:
+            if number not in kinds:
+                kinds[number] = kind_of(allocator.made[number], number in saved, self._plan.training)
+        return Simulation(
+            changes=changes,
+            resident={name: self._size(numbers) for name, numbers in resident.items()},
+            category=kinds,
+            buffers=self._size(buffers),
+            optimizer=None if optimizer is None else type(optimizer).__name__,
+            model=type(self._plan.model).__name__,
+            training=self._plan.training,
+        )
+
+    def _with_last_output(self, changes: list[Change], freed: list[Change]) -> list[Change]:
+        """What the last step's output still held is alive until this step's takes its place."""
+        known = {change.allocation for change in changes}
+        freed = [change for change in freed if change.allocation in known]
+        before = [change._replace(size=-change.size, phase="forward") for change in freed]
+        there = self._output_at or len(changes)
+        return [*before, *changes[:there], *freed, *changes[there:]]
+
+    def _forward_and_backward(self, batch: Any) -> tuple[set[int], Any, Any]:
+        """The allocations that are alive when backward begins, and the loss and the output that the step holds."""
+        __tracebackhide__ = True
+        plan, allocator = self._plan, self._allocator
+        allocator.phase = "forward"
+        if not plan.training:
+            with self._casting():
+                call_model(plan.model, batch)
+            return set(), None, None
+        begin = len(allocator.changes)
+        with self._casting():
+            loss, output = self._loss(batch)
+        self._output_at = len(allocator.changes) - begin
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise CaptureError("the loss must be one number, a tensor with one element: reduce it by mean or sum.")
+        if not loss.requires_grad:
+            raise CaptureError(
+                "nothing in this step requires a gradient: give training=False, or unfreeze a parameter that is used."
+            )
+        allocator.phase = "backward"
+        saved = allocator.alive()
+        loss.backward()
+        return saved, loss, output
+
+    def _loss(self, batch: Any) -> tuple[Any, Any]:
+        __tracebackhide__ = True
+
+        def output_is_there() -> None:
+            self._allocator.phase = "loss"
+
+        return loss_and_held(self._plan.model, batch, self._plan.loss, output_is_there)
+
+    def _casting(self) -> Any:
+        kind = self._plan.device.type if torch.cuda.is_available() else "cpu"
+        return nullcontext() if self._plan.autocast is None else torch.autocast(kind, self._plan.autocast)
+
+    def _parameters(self, optimizer: torch.optim.Optimizer | None) -> list[Any]:
+        stepped = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        return [p for p in (*self._own, *stepped) if isinstance(p, Tensor) and p.is_leaf]
+
+    def _size(self, numbers: set[int]) -> int:
+        return sum(self._allocator.made[n].size for n in numbers)
+
+
+def _plain(batch: Any) -> Any:
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def kind_of(made: Made, saved: bool, training: bool) -> str:
+    """The category of an allocation that no live object owns, by where it was made and whether backward needs it."""
+    if made.scratch or made.phase == "optimizer":
+        return "temporaries"
+    if made.phase == "backward":
+        return "activations" if made.recorded else "temporaries"  # recorded again: a checkpoint's recomputation
+    return "activations" if saved or not training else "temporaries"
+
+
+def _optimizer(plan: StepPlan, stand_ins: StandIns, stack: ExitStack, foreach: bool) -> torch.optim.Optimizer | None:
+    wanted = plan.optimizer
+    if wanted is None:
+        return None
+    if not isinstance(wanted, torch.optim.Optimizer):
+        parameters = [p for p in dict.fromkeys(plan.model.parameters()) if p.requires_grad]
+        wanted = _factory(wanted)(parameters)
+        if not isinstance(wanted, torch.optim.Optimizer):
+            raise TypeError(f"the optimizer's factory must give a torch optimizer, not {type(wanted).__name__}.")
+    if isinstance(wanted, torch.optim.LBFGS):
+        raise CaptureError("LBFGS runs the loss as often as it likes within a step, so its memory cannot be estimated.")
+    stack.enter_context(stepping(wanted, stand_ins, foreach))
+    return wanted
+
+
+def _factory(wanted: Any) -> Callable[[list[nn.Parameter]], Any]:
+    if isinstance(wanted, str):
+        classes = {
+            name.lower(): kind
+            for name, kind in vars(torch.optim).items()
+            if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+        }
+        if wanted.lower() not in classes:
+            raise ValueError(
+                f"there is no optimizer {shown(wanted)} in torch.optim; it has {', '.join(sorted(classes))}."
+            )
+        return classes[wanted.lower()]
+    if not callable(wanted):
+        raise TypeError(
+            "optimizer must be a name in torch.optim, an optimizer, or a function from parameters to one, "
+            f"not {type(wanted).__name__}."
+        )
+    return wanted  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
+
+
+@contextmanager
+def _no_fused_layers() -> Iterator[None]:
+    """Torch's transformer layers run inference as one operator, of which a fake kernel shows only the result."""
+    kept = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(kept)
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """Torch logs each error of a fake kernel with a traceback; the error itself is enough."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    kept, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = kept

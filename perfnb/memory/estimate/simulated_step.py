@@ -1,0 +1,390 @@
+"""A user's own step on fake tensors: every allocation that it would make, and none made.
+
+The step's Python runs as it stands. Models, optimizers, and the tensors that its variables lead to have stand-ins
+meanwhile, and what it changes in its variables is undone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from perfnb.interrupts import InterruptGate
+from perfnb.memory.estimate.measured import Simulation, allocator_of, device_among, kind_of, pretending
+from perfnb.memory.estimate.refusals import explained
+from perfnb.memory.estimate.simulated import SimulatedAllocator
+from perfnb.memory.estimate.sizing import tensor_resized, with_tensors
+from perfnb.memory.estimate.standins import StandIns, replaced, stepping, variables_replaced
+from perfnb.step.known import living
+from perfnb.step.namespace import is_installed
+from perfnb.step.reachable import reachable
+from perfnb.step.steps import tensors_in
+
+#: So often at most a step is called until every optimizer has stepped, and as often again until they step once more.
+MOST_CALLS = 16
+#: What is found wherever it lives, as the profiler finds it when it is called or steps.
+_LIVING = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
+#: Packages whose objects are no part of a step.
+_NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "perfnb", "traitlets", "zmq"}
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """A step of the user's that is to be simulated.
+
+    Attributes
+    ----------
+    step : callable
+    batch : object
+        ``None`` where the step takes none.
+    samples, size : int or None
+        How many samples the batch holds, and how many to simulate.
+    device : str, device or None
+        Whose allocator is simulated; ``None``: where the step's models are.
+    """
+
+    step: Callable[..., Any]
+    batch: Any
+    samples: int | None
+    size: int | None
+    device: str | torch.device | None
+
+    @cached_property
+    def reached(self) -> list[Any]:
+        """What the step's variables lead to, the nearest first."""
+        return list(reachable([self.step]))
+
+    @cached_property
+    def found(self) -> list[Any]:
+        """What the step's variables lead to, then models and optimizers wherever they live."""
+        return list({id(value): value for value in (*self.reached, *living(_LIVING))}.values())
+
+    def of_kind(self, kind: type[Any]) -> list[Any]:
+        """What of `found` is of a class."""
+        return [value for value in self.found if issubclass(type(value), kind)]
+
+    def sized(self) -> tuple[Any, dict[int, Tensor]]:
+        """The batch at the size to simulate, and the user's tensor for each in it, by its ``id``."""
+        made: dict[int, Tensor] = {}
+        given: dict[int, Tensor] = {}
+
+        def sized(tensor: Tensor) -> Tensor:
+            if id(tensor) not in made:
+                made[id(tensor)] = tensor
+                if self.samples is not None and self.size is not None:
+                    made[id(tensor)] = tensor_resized(tensor, self.samples, self.size)
+                given[id(made[id(tensor)])] = tensor
+            return made[id(tensor)]
+
+        return with_tensors(self.batch, sized), given
+
+    def place(self) -> torch.device:
+        """The device to simulate."""
+        return device_among(self._tensors(), self.device)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for value in self.found:
+            if issubclass(type(value), nn.Module):
+                yield from value.parameters()
+            elif issubclass(type(value), Optimizer):
+                yield from _stepped(value)
+            elif issubclass(type(value), Tensor):
+                yield value
+        yield from tensors_in(self.batch)
+
+
+def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
+    """Run a user's step on fake tensors until it is a steady one; what that one did, and whose allocator was simulated.
+
+    The first call makes the optimizer's state and the second one counts. Where gradients are accumulated over several
+    calls, it is called until each optimizer has stepped, and all the calls until they step once more count.
+
+    Parameters, buffers, gradients, the optimizers' state, random numbers, and the variables and plain containers that
+    the step leads to are afterwards as they were. Whatever else its Python does is done: files, counters elsewhere.
+
+    Raises
+    ------
+    CaptureError
+        Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
+    Exception
+        Whatever the step raises.
+    """
+    __tracebackhide__ = True
+    device = plan.place()
+    allocator, place = allocator_of(device, _StepAllocator)
+    modules, optimizers = plan.of_kind(nn.Module), plan.of_kind(Optimizer)
+    sized, given = plan.sized()
+    with InterruptGate() as gate, ExitStack() as stack:
+        stack.enter_context(pretending())
+        stand_ins, known = StandIns(place, strict=False), {}  # type: ignore[var-annotated]
+        stack.enter_context(replaced(modules, stand_ins, None, known))
+        for optimizer in optimizers:
+            stack.enter_context(stepping(optimizer, stand_ins, foreach=device.type == "cuda"))
+        stack.enter_context(variables_replaced(filter(_has_variables, plan.found), stand_ins, known))
+        inputs: list[Tensor] = []
+
+        def stood_in(tensor: Tensor) -> Tensor:
+            inputs.append(stand_ins.of(tensor))
+            allocator.numbers_known(inputs[-1], given[id(tensor)])
+            return inputs[-1]
+
+        batch = () if plan.batch is None else (with_tensors(sized, stood_in),)
+        for fake in stand_ins.all():
+            allocator.hold(fake)
+            if fake.is_leaf and fake.requires_grad:
+                fake.register_post_accumulate_grad_hook(allocator.accumulated)
+        stack.enter_context(allocator.listening())
+        stack.enter_context(allocator)
+        with explained(None), gate.opened():
+            late = _call_until_stepped(plan.step, batch, allocator, [o for o in optimizers if _is_in(o, plan.reached)])
+            stepped = list(allocator.optimizers)
+            allocator.steps_again()
+            _call_until_stepped(plan.step, batch, allocator, stepped)
+        owners = _Owners(allocator, stand_ins, modules, optimizers, allocator.numbers(inputs))
+        return owners.simulation(late), device
+
+
+def _call_until_stepped(
+    step: Callable[..., Any], batch: tuple[Any, ...], allocator: _StepAllocator, optimizers: list[Optimizer]
+) -> list[Optimizer]:
+    """Call the step until these optimizers have stepped; those that have not after `MOST_CALLS` calls."""
+    __tracebackhide__ = True
+    for _ in range(MOST_CALLS):
+        step(*batch)
+        late = allocator.late(optimizers)
+        if not late:
+            break
+    return late
+
+
+def _is_in(value: Any, values: Iterable[Any]) -> bool:
+    return any(value is other for other in values)
+
+
+class _StepAllocator(SimulatedAllocator):
+    """An allocator that finds out by itself what a step is doing.
+
+    Attributes
+    ----------
+    saved : set of int
+        The allocations that were alive when a backward pass began.
+    gradients : set of int
+        The allocations that held the gradient of a parameter.
+    trained : set of int
+        The allocations that hold parameters with a gradient.
+    alive_at_begin : set of int
+        The allocations that were alive when the calls began that count.
+    first_change : int
+        The place of their first change.
+    models : list of Module
+        The outermost modules that were called.
+    optimizers : list of Optimizer
+        Those that stepped.
+    trains : bool
+        Whether there was a backward pass.
+    """
+
+    def __init__(self, device: torch.device, *, grain: int = 1, scratch: bool = True) -> None:
+        super().__init__(device, grain=grain, scratch=scratch)
+        self.saved: set[int] = set()
+        self.gradients: set[int] = set()
+        self.trained: set[int] = set()
+        self.alive_at_begin: set[int] = set()
+        self.first_change = 0
+        self.models: list[nn.Module] = []
+        self.optimizers: list[Optimizer] = []
+        self.trains = False
+        self._called: list[nn.Module] = []
+        self._stepping = 0
+        self._first_step = 0
+        self._between = "other"  # what it means that neither a module nor backward nor an optimizer runs
+
+    def listening(self) -> ExitStack:
+        """Hear of the calls of modules and the steps of optimizers until this is left."""
+        with ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(self._call_begins).remove)
+            stack.callback(register_module_forward_hook(self._call_ends, always_call=True).remove)
+            stack.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
+            stack.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)
+            return stack.pop_all()
+
+    def steps_again(self) -> None:
+        """The next call is the first that counts."""
+        self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
+        self._first_step = len(self.optimizers)
+
+    def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+        """Those of these optimizers with parameters that have gradients and that none has stepped meanwhile."""
+        stepped: set[int] = set()
+        for optimizer in self.optimizers[self._first_step :]:
+            stepped |= self.numbers(_stepped(optimizer))
+        return [each for each in optimizers if (self.numbers(_stepped(each)) & self.trained) - stepped]
+
+    def accumulated(self, parameter: Tensor) -> None:
+        """A parameter has got its gradient."""
+        self.gradients |= self.numbers([parameter.grad])
+        self.trained |= self.numbers([parameter])
+
+    def before_op(self) -> None:
+        """Find out in which phase the operator runs."""
+        if torch._C._current_autograd_node() is not None:
+            if self._between != "backward":
+                self._between, self.trains = "backward", True
+                self.saved |= self.alive()
+            self.phase = "backward"
+        elif self._called:
+            self.phase = "loss" if isinstance(self._called[0], _Loss) else "forward"
+        else:
+            self._between = "other" if self._between == "backward" else self._between
+            self.phase = "optimizer" if self._stepping else self._between
+
+    def number_asked_for(self) -> float | None:
+        """An optimizer is told how often it stepped, a gradient scaler that no gradient overflowed."""
+        asker = _asker()
+        if asker.endswith("grad_scaler.py"):
+            return 0.0
+        return super().number_asked_for() if is_installed(asker) else None
+
+    def _call_begins(self, module: nn.Module, _: Any) -> None:
+        if not self._called and torch._C._current_autograd_node() is None:
+            self.models.append(module)
+        self._called.append(module)
+
+    def _call_ends(self, module: nn.Module, *_: Any) -> None:
+        while self._called and self._called.pop() is not module:
+            pass
+        if not self._called:
+            self._between = "loss"
+
+    def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self.gradients |= self.numbers(parameter.grad for parameter in _stepped(optimizer))
+        self.optimizers.append(optimizer)
+        self._stepping += 1
+
+    def _optimizer_ends(self, *_: Any) -> None:
+        self._stepping -= 1
+
+
+class _Owners:
+    """Whose the allocations of a simulated step are."""
+
+    def __init__(
+        self,
+        allocator: _StepAllocator,
+        stand_ins: StandIns,
+        modules: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
+        batch: set[int],
+    ) -> None:
+        self._allocator, self._batch = allocator, batch
+        self._stood_in = allocator.numbers(stand_ins.all())
+        self._modules, self._optimizers = list(modules), list(optimizers)
+
+    def simulation(self, late: Iterable[Optimizer]) -> Simulation:
+        """The calls that count, where these optimizers never stepped."""
+        allocator = self._allocator
+        parameters, buffers = self._of_models()
+        stepped = {id(optimizer): optimizer for optimizer in allocator.optimizers}.values()
+        for optimizer in stepped:
+            parameters |= allocator.numbers(_stepped(optimizer))
+        holding = [each for each in self._optimizers if allocator.numbers(_stepped(each)) & allocator.used]
+        state = allocator.numbers(tensor for optimizer in (*stepped, *holding) for tensor in _state(optimizer))
+        state -= self._batch | parameters | buffers
+        others = (allocator.used & self._stood_in) - parameters - buffers - state - allocator.gradients
+        owners = {
+            "gradients": allocator.gradients,
+            "optimizer_state": state,
+            "inputs": self._batch | others,
+            "parameters": (parameters | buffers) - self._batch,
+        }
+        category = {number: name for name, numbers in owners.items() for number in numbers}
+        changes = allocator.changes[allocator.first_change :]
+        at_begin = allocator.alive_at_begin - (self._stood_in - category.keys())
+        for number in {change.allocation for change in changes} | at_begin:
+            if number not in category:
+                category[number] = kind_of(allocator.made[number], number in allocator.saved, allocator.trains)
+        resident: dict[str, int] = {}
+        for number in at_begin:
+            resident[category[number]] = resident.get(category[number], 0) + allocator.made[number].size
+        return Simulation(
+            changes=changes,
+            resident=resident,
+            category=category,
+            buffers=sum(allocator.made[number].size for number in buffers - parameters),
+            optimizer=_classes(stepped) or None,
+            model=_classes(m for m in allocator.models if next(m.parameters(), None) is not None) or "step",
+            training=allocator.trains,
+            never_stepped=_classes(late) or None,
+        )
+
+    def _of_models(self) -> tuple[set[int], set[int]]:
+        """Parameters and buffers of the models of which the step used some, with all that is in them."""
+        allocator = self._allocator
+        parameters: set[int] = set()
+        buffers: set[int] = set()
+        for model in (*self._modules, *allocator.models):
+            own, others = allocator.numbers(model.parameters()), allocator.numbers(model.buffers())
+            if (own | others) & allocator.used:
+                parameters |= own
+                buffers |= others
+        return parameters, buffers
+
+
+def _has_variables(value: Any) -> bool:
+    """Whether a step may keep something in a value: a function of the user's, or an object that is no model."""
+    kind = type(value)
+    if kind is FunctionType:
+        return not is_installed(value.__code__.co_filename)
+    if issubclass(kind, (nn.Module, Optimizer, type, Tensor)):
+        return False
+    try:
+        if not isinstance(vars(value), dict):
+            return False
+    except Exception:  # it has none, or will not tell
+        return False
+    return kind is SimpleNamespace or str(kind.__module__).partition(".")[0] not in _NO_PART
+
+
+def _stepped(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _state(optimizer: Optimizer) -> list[Tensor]:
+    groups = [[value for name, value in group.items() if name != "params"] for group in optimizer.param_groups]
+    kept = [list(values.values()) if isinstance(values, dict) else values for values in optimizer.state.values()]
+    return [leaf for leaf in tree_leaves((groups, kept)) if isinstance(leaf, Tensor)]
+
+
+def _classes(objects: Iterable[Any]) -> str:
+    return ", ".join(dict.fromkeys(type(value).__name__ for value in objects))
+
+
+def _asker() -> str:
+    """The file of the code that asks a tensor for its number."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _DISPATCHING:
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)
+
+
+#: Files through which a question for a number comes.
+_DISPATCHING = {
+    __file__,
+    str(sys.modules[SimulatedAllocator.__module__].__file__),
+    *(str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo/eval_frame.py")),
+}

@@ -1,0 +1,113 @@
+"""Batches of another size, made of tensors without memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+
+from perfnb.arguments import shown
+from perfnb.bench.rounds import random_state, set_random_state
+from perfnb.step.steps import BatchSource
+
+#: Levels of containers and objects in a batch in which tensors are looked for.
+_MOST_LEVELS = 4
+
+
+def one_batch(batch: Any) -> Any:
+    """The first batch of a loader; anything else is a batch itself.
+
+    Raises
+    ------
+    TypeError
+        For an iterator, which would lose its first batch.
+    """
+    __tracebackhide__ = True
+    if hasattr(type(batch), "__next__"):
+        raise TypeError(f"batch is a {type(batch).__name__}: pass one batch, as in next(iter(loader)), or the loader.")
+    if not isinstance(batch, DataLoader):
+        return batch
+    generators = {id(g): g for owner in (batch, batch.sampler) if (g := getattr(owner, "generator", None)) is not None}
+    states = [(generator, generator.get_state()) for generator in generators.values()]
+    source, numbers = BatchSource(batch), random_state()
+    try:
+        return source.next()
+    finally:
+        source.close()
+        set_random_state(numbers)
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def samples_in(batch: Any) -> int | None:
+    """The first dimension of the first tensor that has one."""
+    leaves = batch.values() if isinstance(batch, Mapping) else tree_leaves(batch)
+    return next((int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.dim()), None)
+
+
+def resized(batch: Any, samples: int, size: int) -> Any:
+    """`batch` with `size` samples instead of `samples`, of tensors on ``meta``."""
+    made: dict[int, Tensor] = {}  # a batch may hold a tensor twice, as input and as target
+
+    def sized(tensor: Tensor) -> Tensor:
+        return made.setdefault(id(tensor), tensor_resized(tensor, samples, size))
+
+    return with_tensors(batch, sized)
+
+
+def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
+    """A tensor on ``meta`` like one of a batch, if its first dimension counts the samples; else the tensor."""
+    given: Any = size
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
+        raise ValueError(f"batch_size must be a whole number of at least 1, not {shown(given)}.")
+    if not tensor.dim() or tensor.shape[0] != samples:
+        return tensor
+    shape = (size, *tensor.shape[1:])
+    strides = tensor.stride()
+    order = sorted(range(1, tensor.dim()), key=strides.__getitem__, reverse=True)  # keeps channels last
+    try:
+        made = torch.empty([shape[0], *(shape[d] for d in order)], dtype=tensor.dtype, device="meta")
+    except RuntimeError:
+        raise OverflowError(f"a batch of {size:,} samples has more bytes than can be counted.") from None
+    return made.permute(0, *(1 + order.index(d) for d in range(1, tensor.dim())))
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor], levels: int = _MOST_LEVELS) -> Any:
+    """A batch with other tensors, in containers and objects of the same classes; the batch itself is left alone."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if not levels:
+        return value
+
+    def inner(item: Any) -> Any:
+        return with_tensors(item, change, levels - 1)
+
+    if isinstance(value, Mapping):
+        items = {key: inner(value[key]) for key in value}
+        try:
+            copied: Any = copy.copy(value)
+            for key, item in items.items():
+                copied[key] = item
+        except Exception:  # it cannot be written to
+            return items
+        return copied
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(inner, value))
+    if type(value) in (list, tuple):
+        return type(value)(map(inner, value))
+    parts = getattr(value, "__dict__", None)
+    if isinstance(parts, dict) and not isinstance(value, type) and any(map(_holds_tensors, parts.values())):
+        copied = copy.copy(value)
+        vars(copied).update({name: inner(part) for name, part in parts.items()})
+        return copied
+    return value
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))

@@ -1,0 +1,133 @@
+"""`find_leaks`: does memory grow from step to step, and who makes what stays?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb.draw.progress import Progress
+from perfnb.memory.allocations import allocations_by_step, watched_memory
+from perfnb.memory.leaks.leaked import LeakReport, leak_report
+from perfnb.memory.leaks.view import growth, leak_sentence, leaks_html, leaks_text
+from perfnb.stats.slope import Slope
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Steps run before the ones that are watched: caches fill and optimizers make their state.
+WARMUP = 10
+
+
+class Leaks:
+    """What many steps leave behind. Shows itself in a notebook; its tables are pandas frames of their own."""
+
+    def __init__(self, report: LeakReport, name: str = "step") -> None:
+        self._report, self._name = report, name
+
+    @property
+    def verdict(self) -> str:
+        """``leak``, ``no leak seen`` or ``inconclusive``."""
+        return self._report.verdict
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with its reason."""
+        return leak_sentence(self._report)
+
+    @property
+    def allocator(self) -> Slope | None:
+        """Growth per step of the memory that torch's allocators gave out; ``None`` if unknown."""
+        return self._report.allocator
+
+    @property
+    def process(self) -> Slope | None:
+        """Growth per step of the process's resident memory; ``None`` if unknown."""
+        return self._report.process
+
+    @property
+    def survivors(self) -> pd.DataFrame:
+        """Layer, phase and op that make, step after step, what stays; the heaviest first."""
+        return self._report.survivors.copy()
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Memory after each watched step."""
+        return self._report.per_step.copy()
+
+    def __str__(self) -> str:
+        return leaks_text(self._report, self._name)
+
+    def __repr__(self) -> str:
+        slope = self.process if self._report.reason in ("outside", "shapes") else self.allocator or self.process
+        return f"<perfnb.Leaks: {self.verdict}{'' if slope is None else f', {growth(slope)}'}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": leaks_html(self._report, self._name)}
+
+
+def find_leaks(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    steps: int = 40,
+    warmup: int | None = None,
+    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None = None,
+    name: str | None = None,
+) -> Leaks:
+    """Run a step many times and find out whether memory grows, and what stays behind of each step.
+
+    After the warm-up the step runs `steps` times while only the process is looked at, and `steps` times with every
+    allocation recorded (fewer, but 15 at least, where the process grows by more than 256 MiB meanwhile).
+
+    A leak is said only where the 95 % interval of the growth excludes 0. Growth of the process alone, while batches of
+    new shapes keep coming, is not called one.
+
+    Parameters
+    ----------
+    step : callable
+        One step: ``step()``, or ``step(batch)`` where there are `batches`.
+    batches : iterable, optional
+        Batches for the steps; begun again when they run out.
+    steps : int
+        Steps to watch; 15 at least, 40 or more to see a leak among levels that vary.
+    warmup : int, optional
+        Steps to run before those, 10 by default.
+    model : Module, list of Module, or dict of name to Module, optional
+        The models to break into layers; by default every module that the step calls.
+    name : str, optional
+        Title.
+
+    Raises
+    ------
+    TypeError
+        If `step` is none or `batches` are one batch, or one does not fit the other.
+    CaptureError
+        Inside another profiler, with batches that run out, or where the step profiles itself.
+    Exception
+        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.step.build import recording_of
+    from perfnb.step.given import require_name, require_steps
+    from perfnb.step.many_steps import watch_steps
+    from perfnb.step.namespace import chosen_models, namespace_of
+
+    __tracebackhide__ = True
+    require_steps({"step": step}, batches, "find_leaks(step, loader)")
+    require_name(name)
+    models, names = chosen_models(model)
+    title = name or str(getattr(step, "__name__", "step"))
+    with Progress() as progress:
+        seen = watch_steps(
+            step,
+            batches,
+            steps=steps,
+            warmup=WARMUP if warmup is None else warmup,
+            models=models,
+            namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
+            progress=progress,
+        )
+        watched = watched_memory(recording_of(seen.capture, title))
+        allocations = None if watched is None else allocations_by_step(watched)
+        return Leaks(leak_report(allocations, seen.process_bytes, steps=seen.recorded), title)

@@ -1,0 +1,287 @@
+"""Does memory grow from step to step, and what stays behind of each?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.recording.text import TEXT
+from perfnb.stats.slope import Slope, memory_slope
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+#: Growth of the process per step that is no leak: the interpreter's own book-keeping, in pages.
+PROCESS_FLOOR_BYTES = 16 * 1024
+
+#: What `LeakReport.verdict` can be.
+LEAK, NO_LEAK, INCONCLUSIVE = "leak", "no leak seen", "inconclusive"
+
+_OWNER = ["device", "layer", "phase", "op"]
+#: Share of the growth that survivors must account for, that it may be called theirs.
+_EXPLAINED = 0.5
+#: Least growth between the ends of the watched steps for which an owner is looked at on its own.
+_WORTH_A_LOOK = 1024
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """What many steps leave behind.
+
+    Attributes
+    ----------
+    verdict : str
+        ``leak``, ``no leak seen`` or ``inconclusive``.
+    reason : str
+        What the verdict rests on: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
+        (the process grows, torch's allocator does not), ``shapes`` (the same while new shapes kept coming),
+        ``garbage`` (what stays is reference cycles that wait for the collector), ``unseen`` (the process does not grow
+        with the allocator: frees of what was made before the watch are not seen), ``unexplained`` (the allocator grows
+        and nothing that was watched stays), ``hidden`` (allocations survive, the spread of the levels hides whether
+        that adds up), ``few`` (too few steps), ``unknown`` (nothing was measured) or ``steady``.
+    allocator, process : Slope or None
+        Growth of the bytes that torch's allocators gave out, and of the process's resident memory.
+    beyond_bytes : float or None
+        Growth of the process per step beyond torch's allocator on the CPU; ``None`` where that is not certain.
+    survivors : DataFrame
+        Owners of what stays, the heaviest first: device, layer, phase, op, `bytes_per_step`, `count_per_step`,
+        `steps` (in how many it was made), and `kind`: ``kept`` or ``growing``.
+    garbage_bytes : float
+        Bytes that a garbage collection after the last step freed, per watched step: what automatic collections left.
+    per_step : DataFrame
+        `step`, `allocated_bytes` (beyond those at the first step's begin, so that it may be negative) and
+        `process_bytes`.
+    """
+
+    verdict: str
+    reason: str
+    allocator: Slope | None
+    process: Slope | None
+    beyond_bytes: float | None
+    survivors: pd.DataFrame
+    garbage_bytes: float
+    per_step: pd.DataFrame
+
+
+def leak_report(
+    allocations: pd.DataFrame | None, process_bytes: Sequence[Any] | None = None, *, steps: int
+) -> LeakReport:
+    """Judge the steps that were watched after warm-up.
+
+    Parameters
+    ----------
+    allocations : DataFrame or None
+        A row an allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
+        `freed_in_step` (``NA``: still alive; `steps` or above: by a garbage collection after the last step).
+    process_bytes : sequence of number, optional
+        Resident memory after each step, not necessarily of the same steps: a profiler's own memory grows while it
+        records.
+    steps : int
+        Number of steps whose allocations were watched.
+    """
+    process = None if process_bytes is None else memory_slope(process_bytes)
+    allocator = cpu = None
+    survivors, garbage, shapes = _no_survivors(), 0.0, False
+    levels: np.ndarray[Any, Any] | None = None
+    if allocations is not None:
+        levels = levels_by_step(allocations, steps)
+        allocator = memory_slope(levels)
+        cpu = memory_slope(levels_by_step(allocations[allocations["device"] == "cpu"], steps))
+        survivors = surviving(allocations, steps)
+        if allocator is not None and allocator.grows and not _explained(survivors, allocator):
+            every = surviving(allocations, steps, recurring=False)
+            survivors = every if _explained(every, allocator) else survivors
+        garbage = _garbage_bytes(allocations, steps)
+        shapes = _new_shapes_keep_coming(allocations, steps)
+    verdict, reason = _judged(allocator, cpu, process, survivors, garbage, shapes)
+    return LeakReport(
+        verdict=verdict,
+        reason=reason,
+        allocator=allocator,
+        process=process,
+        beyond_bytes=_beyond(process, cpu),
+        survivors=survivors,
+        garbage_bytes=garbage,
+        per_step=_per_step(levels, process_bytes),
+    )
+
+
+def levels_by_step(allocations: pd.DataFrame, steps: int) -> Integers:
+    """Bytes alive at each step's end, beyond those alive when the first began."""
+    return _levels(allocations, np.zeros(len(allocations), dtype=np.int64), 1, steps).ravel()
+
+
+def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) -> pd.DataFrame:
+    """Who makes, step after step, what stays.
+
+    Not listed is what each step replaces (the last gradients, a loss that a variable holds), what a step made once
+    (a cache, an optimizer's state), and what the last fifth of the steps made, for it may still go. An owner whose
+    allocations are all replaced, each time by larger ones, is ``growing``. Unless `recurring`, an owner that made
+    what stays in one step only is listed too, as where each step has a layer of its own.
+    """
+    owners, keys = _owners(allocations)
+    kept = _kept(allocations, owners, steps, recurring)
+    growing = _growing(allocations, owners, len(keys), steps, but=kept["owner"].to_numpy())
+    rows = pd.concat([kept, growing], ignore_index=True) if len(growing) else kept
+    found = keys.iloc[rows["owner"].to_numpy(dtype=np.int64)].reset_index(drop=True)
+    frame = pd.concat([found, rows.drop(columns="owner").reset_index(drop=True)], axis=1)
+    return frame.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
+
+
+def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """Who left something behind in every one of a few steps, the heaviest first.
+
+    What one step makes once (an optimizer's state, a cache), what the next one replaces (an output that a variable
+    holds, of whatever size), and what waits for the garbage collector is not listed.
+
+    Returns
+    -------
+    DataFrame
+        Device, layer, phase, op, and `bytes_per_step`: the least that any step left.
+    """
+    owners, keys = _owners(allocations)
+    made = _steps_of(allocations["made_in_step"], -1)
+    stays = (made >= 0) & (made < steps) & allocations["freed_in_step"].isna().to_numpy()
+    left = np.zeros((len(keys), max(steps, 1)), dtype=np.int64)
+    np.add.at(left, (owners[stays], made[stays]), allocations["bytes"].to_numpy(dtype=np.int64)[stays])
+    found = keys.assign(bytes_per_step=left.min(axis=1))
+    found = found[found["bytes_per_step"] > 0]
+    return found.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
+
+
+def _no_survivors() -> pd.DataFrame:
+    columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
+    return surviving(pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in columns.items()}), 0)
+
+
+def _owners(allocations: pd.DataFrame) -> tuple[Integers, pd.DataFrame]:
+    """The number of each allocation's owner, and the owners."""
+    names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # one kind of missing
+    numbers = names.groupby(_OWNER, dropna=False, sort=False, observed=True).ngroup()
+    first = ~numbers.duplicated()
+    keys = names[first].set_index(numbers[first]).sort_index()
+    return numbers.to_numpy(dtype=np.int64).astype(np.int64), keys.reset_index(drop=True).convert_dtypes()
+
+
+def _kept(allocations: pd.DataFrame, owners: np.ndarray[Any, Any], steps: int, recurring: bool) -> pd.DataFrame:
+    judged = steps - max(1, steps // 5)
+    made = _steps_of(allocations["made_in_step"], -1)
+    stays = (made >= 0) & (made < judged) & allocations["freed_in_step"].isna().to_numpy()
+    frame = pd.DataFrame({"owner": owners[stays], "bytes": allocations["bytes"].to_numpy()[stays], "made": made[stays]})
+    frame["early"] = frame["made"] < judged / 2
+    groups = frame.groupby("owner")
+    rows = pd.DataFrame(
+        {
+            "bytes_per_step": groups["bytes"].sum() / max(1, judged),
+            "count_per_step": groups["bytes"].count() / max(1, judged),
+            "steps": groups["made"].nunique(),
+            "kind": "kept",
+        }
+    )
+    if recurring:  # in both halves
+        rows = rows[groups["early"].any() & ~groups["early"].all() & (rows["steps"] > 2)]
+    return rows.reset_index()
+
+
+def _growing(
+    allocations: pd.DataFrame, owners: np.ndarray[Any, Any], count: int, steps: int, but: np.ndarray[Any, Any]
+) -> pd.DataFrame:
+    rows = []
+    waits = _steps_of(allocations["freed_in_step"], -1) >= steps
+    allocations, owners = allocations[~waits], owners[~waits]
+    levels = _levels(allocations, owners, count, steps)
+    grown = levels[:, -1] - levels[:, 0] if steps else np.zeros(count)
+    for owner in np.setdiff1d(np.flatnonzero(grown > _WORTH_A_LOOK), but):
+        slope = memory_slope(levels[owner])
+        if slope is not None and slope.grows:
+            made = _steps_of(allocations["made_in_step"], -1)[owners == owner]
+            inside = made[(made >= 0) & (made < steps)]
+            rows.append((owner, slope.bytes_per_step, len(inside) / steps, len(np.unique(inside)), "growing"))
+    return pd.DataFrame(rows, columns=["owner", "bytes_per_step", "count_per_step", "steps", "kind"])
+
+
+def _levels(allocations: pd.DataFrame, owners: np.ndarray[Any, Any], count: int, steps: int) -> Integers:
+    """A row an owner, a column a step: bytes alive at its end, beyond those before the first."""
+    size = allocations["bytes"].to_numpy(dtype=np.int64)
+    change = np.zeros((count, steps), dtype=np.int64)
+    for column, sign in (("made_in_step", 1), ("freed_in_step", -1)):
+        step = _steps_of(allocations[column], -1)
+        inside = (step >= 0) & (step < steps)
+        np.add.at(change, (owners[inside], step[inside]), sign * size[inside])
+    return change.cumsum(axis=1)
+
+
+def _steps_of(column: pd.Series, unknown: int) -> Integers:
+    return column.astype("Int64").fillna(unknown).to_numpy(dtype=np.int64).astype(np.int64)
+
+
+def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
+    made = _steps_of(allocations["made_in_step"], -1)
+    waited = (made >= 0) & (_steps_of(allocations["freed_in_step"], -1) >= steps)
+    return float(allocations["bytes"].to_numpy()[waited].sum() / max(1, steps))
+
+
+def _new_shapes_keep_coming(allocations: pd.DataFrame, steps: int) -> bool:
+    """Whether later steps asked for memory in amounts not seen before: what they keep is left out of that."""
+    passing = allocations[allocations["freed_in_step"].notna() & allocations["made_in_step"].notna()]
+    totals = passing.groupby(passing["made_in_step"].astype("int64"))["bytes"].sum()
+    totals = totals[(totals.index >= 0) & (totals.index < steps - 1)]
+    new = ~totals.duplicated().to_numpy()
+    return bool(new[len(new) // 2 :].sum() > 0.1 * len(new) / 2)
+
+
+def _judged(
+    allocator: Slope | None,
+    cpu: Slope | None,
+    process: Slope | None,
+    survivors: pd.DataFrame,
+    garbage: float,
+    shapes: bool,
+) -> tuple[str, str]:
+    if allocator is None and process is None:
+        return INCONCLUSIVE, "unknown"
+    if allocator is not None and allocator.grows:
+        if not _explained(survivors, allocator):
+            collected = garbage >= _EXPLAINED * allocator.bytes_per_step
+            return (NO_LEAK, "garbage") if collected else (INCONCLUSIVE, "unexplained")
+        if _contradicted(cpu, process):
+            return INCONCLUSIVE, "unseen"
+        return LEAK, str(survivors["kind"].iloc[0])
+    if process is not None and process.ci_low is not None and process.ci_low > PROCESS_FLOOR_BYTES:
+        return (INCONCLUSIVE, "shapes") if shapes else (LEAK, "outside")
+    if any(slope is not None and slope.ci_low is None for slope in (allocator, process)):
+        return INCONCLUSIVE, "few"
+    if allocator is not None and survivors["bytes_per_step"].sum() > PROCESS_FLOOR_BYTES:
+        return INCONCLUSIVE, "hidden"
+    return NO_LEAK, "garbage" if garbage > PROCESS_FLOOR_BYTES else "steady"
+
+
+def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
+    return bool(survivors["bytes_per_step"].sum() >= _EXPLAINED * allocator.bytes_per_step)
+
+
+def _contradicted(cpu: Slope | None, process: Slope | None) -> bool:
+    """Whether the process surely grows by less than half of what torch's allocator on the CPU seems to."""
+    if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
+        return False
+    return process.ci_high < _EXPLAINED * cpu.bytes_per_step
+
+
+def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
+    """Growth of the process that torch's allocator on the CPU does not explain, where the intervals lie apart."""
+    if process is None or process.ci_low is None or cpu is None or cpu.ci_high is None:
+        return None
+    apart = process.ci_low > cpu.ci_high + PROCESS_FLOOR_BYTES
+    return process.bytes_per_step - cpu.bytes_per_step if apart else None
+
+
+def _per_step(levels: np.ndarray[Any, Any] | None, process_bytes: Sequence[Any] | None) -> pd.DataFrame:
+    allocated = pd.Series([] if levels is None else levels, dtype="Int64")
+    process = pd.Series([] if process_bytes is None else list(process_bytes), dtype="Float64").round().astype("Int64")
+    places = pd.RangeIndex(max(len(allocated), len(process)))
+    frame = pd.DataFrame({"allocated_bytes": allocated.reindex(places), "process_bytes": process.reindex(places)})
+    frame.insert(0, "step", np.arange(len(places)))
+    return frame

@@ -1,0 +1,298 @@
+"""Bytes alive at every instant of the counted step, and what a report says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.phases import phase_stretches
+from perfnb.memory.allocations import Watched, allocations_by_step
+from perfnb.memory.fits import fitting_options
+from perfnb.memory.leaks.leaked import left_by_every_step
+from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.schema import CATEGORIES, conform
+from perfnb.recording.text import TEXT
+
+#: Greatest number of instants in a summary's timeline.
+INSTANTS = 1500
+#: Of how many of the largest allocations a view can tell at any instant.
+LARGEST = 8
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """Memory in the counted step, on the device with the largest peak.
+
+    Attributes
+    ----------
+    device : str
+        ``cpu``, ``cuda:0``.
+    timeline : DataFrame
+        At most `INSTANTS` rows of the frame ``memory``, the peak among them.
+    phases : DataFrame
+        ``phase``, ``start_ms``, ``end_ms``, in order of time.
+    step_ms : float
+        Length of the counted step.
+    peak_ms, peak_bytes : float, int
+        When most was alive, and how much; where the step failed, this and what follows is of the failure.
+    by_category : mapping of str to int
+        Bytes at the peak.
+    owners : DataFrame
+        At the peak, the largest first: ``category``, ``layer``, ``bytes``, ``count``, ``share``.
+    largest : DataFrame
+        Allocations, among which are the `LARGEST` largest alive at each instant of the timeline: ``bytes``,
+        ``category``, ``layer``, ``phase``, ``op``, ``name``, ``start_ms``, ``end_ms``.
+    fits : DataFrame
+        What would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated), ``detail``.
+    process_peak_bytes, reserved_peak_bytes : int or None
+        Peak of the process's resident memory (CPU), and of what the allocator reserved (CUDA).
+    fragmentation : float or None
+        1 - allocated / reserved at the peak of what was reserved (CUDA).
+    retries, ooms, largest_free_bytes : int or None
+        What the CUDA allocator counts: allocations tried again after emptying its cache, out-of-memory errors, and its
+        largest free block after the step.
+    incomplete : str or None
+        The error, where the step failed for want of memory.
+    kept_bytes : int or None
+        What each of the two watched steps left behind; ``None`` where only one was watched.
+    kept_by : str or None
+        Who made most of that.
+    """
+
+    device: str
+    timeline: pd.DataFrame
+    phases: pd.DataFrame
+    step_ms: float
+    peak_ms: float
+    peak_bytes: int
+    by_category: Mapping[str, int]
+    owners: pd.DataFrame
+    largest: pd.DataFrame
+    fits: pd.DataFrame
+    process_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    fragmentation: float | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    largest_free_bytes: int | None = None
+    incomplete: str | None = None
+    kept_bytes: int | None = None
+    kept_by: str | None = None
+
+
+def memory_table(watched: Watched) -> pd.DataFrame:
+    """The frame ``memory``: a row at the begin of the counted step and at each change in it, device by device."""
+    names = sorted(watched.blocks["device"].unique())
+    tables = [_device_table(watched, name) for name in names]
+    whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"t_ms": [], "device": []})
+    return conform(whole, "memory")
+
+
+def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = None) -> MemorySummary | None:
+    """What a report shows of the frame ``memory``; ``None`` where nothing was alive.
+
+    Parameters
+    ----------
+    samples : int, optional
+        Of a batch, for what a smaller one would free.
+    """
+    if table.empty:
+        return None
+    peaks = table.groupby("device", observed=True)["total"].max()
+    device = str(peaks.astype("int64").idxmax())
+    line = table[table["device"] == device].drop(columns="device").reset_index(drop=True)
+    total = line["total"].to_numpy(dtype=np.int64)
+    meta = watched.recording.meta
+    top = int(total.argmax()) if "failure" not in meta else len(line) - 1
+    peak_ms = float(line["t_ms"].iloc[top])
+    blocks = watched.blocks[watched.blocks["device"] == device]
+    moment = watched.begin + round(peak_ms * 1e6)
+    alive = blocks[(blocks["start"] <= moment) & (blocks["end"] > moment)].sort_values("start", kind="stable")
+    by_category = {name: int(line[name].iloc[top]) for name in CATEGORIES}
+    timeline = _thinned(line, top)
+    counted = meta.get("allocator", {}).get(device, {})
+    reserved = line["reserved"].fillna(0).to_numpy(dtype=np.int64)
+    fullest = int(reserved.argmax()) if reserved.any() else None
+    return MemorySummary(
+        device=device,
+        timeline=timeline,
+        phases=_phases(watched),
+        step_ms=(watched.end - watched.begin) / 1e6,
+        peak_ms=peak_ms,
+        peak_bytes=int(total[top]),
+        by_category=by_category,
+        owners=_owners(alive, by_category, int(total[top])),
+        largest=_largest(blocks, timeline["t_ms"].to_numpy(dtype=float), watched),
+        fits=fitting_options(alive, by_category, watched.recording, samples),
+        process_peak_bytes=_peak(line["process"]),
+        reserved_peak_bytes=_peak(line["reserved"]),
+        fragmentation=None if fullest is None else 1 - int(total[fullest]) / int(reserved[fullest]),
+        retries=counted.get("retries"),
+        ooms=counted.get("ooms"),
+        largest_free_bytes=counted.get("largest_free_bytes"),
+        incomplete=meta.get("failure"),
+        **_left_behind(watched, device),
+    )
+
+
+def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
+    """What every watched step left on a device, and who made most of it; empty where one step was watched alone."""
+    host = watched.attribution.host.blocks
+    steps = int((host["kind"] == Kind.STEP).sum())
+    if steps < 2:
+        return {}
+    allocations = allocations_by_step(watched)
+    left = left_by_every_step(allocations[allocations["device"] == device], steps)
+    top = [str(name) for name in left[["layer", "op"]].iloc[0].dropna()] if len(left) else []
+    return {"kept_bytes": int(left["bytes_per_step"].sum()), "kept_by": ", ".join(top) or None}
+
+
+def _device_table(watched: Watched, device: str) -> pd.DataFrame:
+    blocks = watched.blocks[watched.blocks["device"] == device]
+    blocks = blocks[(blocks["start"] < watched.end) & (blocks["end"] > watched.begin)]
+    starts = np.maximum(blocks["start"].to_numpy(), watched.begin)
+    ends = blocks["end"].to_numpy()
+    freed = ends <= watched.end
+    category, size = blocks["category"].cat.codes.to_numpy(), blocks["bytes"].to_numpy()
+    times = np.concatenate([[watched.begin], starts, ends[freed], [watched.end]])
+    codes = np.concatenate([[0], category, category[freed], [0]])
+    deltas = np.concatenate([[0], size, -size[freed], [0]])
+    moments, place = np.unique(times, return_inverse=True)
+    alive = np.zeros((len(moments), len(CATEGORIES)), dtype=np.int64)
+    np.add.at(alive, (place, codes), deltas)
+    alive = alive.cumsum(axis=0)
+    allocated, reserved = _allocator_totals(watched, device, moments)
+    # What the allocator gave out before the watch, and no live object owns.
+    unseen = allocated - alive.sum(axis=1)
+    alive[:, CATEGORIES.index("other")] += np.where(allocated == NONE, 0, np.maximum(unseen, 0))
+    return pd.DataFrame(
+        {
+            "t_ms": (moments - watched.begin) / 1e6,
+            "device": device,
+            **{name: alive[:, code] for code, name in enumerate(CATEGORIES)},
+            "total": alive.sum(axis=1),
+            "reserved": pd.arrays.IntegerArray(reserved, reserved == NONE),
+            "process": _process_at(watched, moments, device),
+        }
+    )
+
+
+def _allocator_totals(watched: Watched, device: str, moments: Ints) -> tuple[Ints, Ints]:
+    """What the device's allocator had given out and reserved at each moment, -1 where it tells nothing."""
+    record = watched.recording.memory
+    assert record is not None
+    changes = record.changes[(record.changes["device"] == device) & (record.changes["allocated"] != NONE)]
+    place = np.searchsorted(changes["time_ns"].to_numpy(), moments, side="right") - 1
+    known = place >= 0
+
+    def at(column: str) -> Ints:
+        values = np.append(changes[column].to_numpy(), NONE)
+        return np.asarray(np.where(known, values[np.where(known, place, -1)], NONE))
+
+    return at("allocated"), at("reserved")
+
+
+def _process_at(watched: Watched, moments: Ints, device: str) -> pd.arrays.IntegerArray:
+    """The process's resident memory as last read at each moment; it is the host's, and missing for other devices."""
+    record = watched.recording.memory
+    assert record is not None
+    times, sizes = record.resident["time_ns"].to_numpy(), np.append(record.resident["bytes"].to_numpy(), 0)
+    place = np.searchsorted(times, moments, side="right") - 1
+    return pd.arrays.IntegerArray(sizes[place], (place < 0) | (device != "cpu"))
+
+
+def _thinned(line: pd.DataFrame, top: int) -> pd.DataFrame:
+    """At most `INSTANTS` rows: of each stretch of time the one in which most is alive, the first and the last."""
+    if len(line) <= INSTANTS:
+        return line
+    time = line["t_ms"].to_numpy(dtype=float)
+    stretch = np.minimum((time / max(time[-1], 1e-9) * (INSTANTS - 3)).astype(np.int64), INSTANTS - 4)
+    total = line["total"].to_numpy(dtype=np.int64)
+    order = np.lexsort((-total, stretch))
+    first = np.unique(stretch[order], return_index=True)[1]
+    kept = np.unique(np.concatenate([order[first], [0, top, len(line) - 1]]))
+    return line.iloc[kept].reset_index(drop=True)
+
+
+def _phases(watched: Watched) -> pd.DataFrame:
+    """The phases of the counted step, neighbours of one phase joined."""
+    begin = watched.begin
+    rows = [
+        (phase, (start - begin) / 1e6, (stop - begin) / 1e6)
+        for phase, start, stop in phase_stretches(watched.attribution, begin, watched.end)
+    ]
+    return pd.DataFrame(rows, columns=["phase", "start_ms", "end_ms"])
+
+
+def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> pd.DataFrame:
+    groups = alive.assign(layer=alive["layer"].fillna("")).groupby(["category", "layer"], observed=True, sort=False)
+    table = groups["bytes"].agg(["sum", "size"]).reset_index().set_axis(["category", "layer", "bytes", "count"], axis=1)
+    unowned = by_category["other"] - int(table.loc[table["category"] == "other", "bytes"].sum())
+    if unowned > 0:
+        rest = pd.DataFrame({"category": ["other"], "layer": [""], "bytes": [unowned], "count": [0]})
+        table = pd.concat([table.astype({"category": TEXT}), rest])
+        table = table.groupby(["category", "layer"], as_index=False, sort=False).sum()
+    table["layer"] = table["layer"].mask(table["layer"] == "", pd.NA)
+    table["share"] = table["bytes"] / max(peak, 1)
+    return table.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+
+
+def _largest(blocks: pd.DataFrame, instants_ms: np.ndarray, watched: Watched) -> pd.DataFrame:
+    """The allocations that are among the `LARGEST` at some instant."""
+    blocks = blocks[(blocks["start"] < watched.end) & (blocks["end"] > watched.begin)]
+    blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
+    step_ms = (watched.end - watched.begin) / 1e6
+    start = (np.maximum(blocks["start"].to_numpy(), watched.begin) - watched.begin) / 1e6
+    freed = np.minimum(blocks["end"].to_numpy(), watched.end)
+    end = np.where(freed >= watched.end, step_ms, (freed - watched.begin) / 1e6)
+    first = np.searchsorted(instants_ms, start, side="left")
+    last = np.where(end >= step_ms, len(instants_ms), np.searchsorted(instants_ms, end, side="left"))
+    counts = np.zeros(len(instants_ms), dtype=np.int64)
+    chosen: list[int] = []
+    for row, (begin, stop) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        if begin < stop and counts[begin:stop].min() < LARGEST:
+            counts[begin:stop] += 1
+            chosen.append(row)
+            if len(chosen) % 256 == 0 and counts.min() >= LARGEST:
+                break
+    table = blocks.iloc[chosen].assign(start_ms=start[chosen], end_ms=end[chosen])
+    columns = ["bytes", "category", "layer", "phase", "op", "name", "start_ms", "end_ms"]
+    return table[columns].reset_index(drop=True)
+
+
+def _peak(values: pd.Series) -> int | None:
+    return int(values.max()) if values.notna().any() else None
+
+
+def activation_bytes(watched: Watched) -> np.ndarray:
+    """Bytes saved for backward by each block of the attribution in the counted step."""
+    blocks = watched.blocks
+    saved = (blocks["category"] == "activations") & (blocks["start"] >= watched.begin) & (blocks["place"] != NONE)
+    made = saved & (blocks["direction"] != "recompute")
+    place = blocks.loc[made, "place"].to_numpy(dtype=np.int64)
+    return np.bincount(place, weights=blocks.loc[made, "bytes"], minlength=len(watched.attribution.cells))
+
+
+def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms: np.ndarray) -> Ints:
+    """The most bytes alive on a device during each interval of the counted step."""
+    line = table[table["device"] == device]
+    times, total = line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64)
+    levels = [total]  # of runs of 1, 2, 4 ... instants
+    while len(levels[-1]) > 1 << (len(levels) - 1):
+        width = 1 << (len(levels) - 1)
+        levels.append(np.maximum(levels[-1][:-width], levels[-1][width:]))
+    first = np.maximum(np.searchsorted(times, starts_ms, side="right") - 1, 0)
+    last = np.maximum(np.searchsorted(times, ends_ms, side="left"), first + 1)
+    level = np.floor(np.log2(last - first)).astype(np.int64)
+    return np.array(
+        [
+            max(levels[n][begin], levels[n][end - (1 << n)])
+            for n, begin, end in zip(level.tolist(), first.tolist(), last.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )

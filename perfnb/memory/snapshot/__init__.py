@@ -1,0 +1,1 @@
+"""Snapshots of the CUDA allocator, as any program dumps them."""

@@ -1,0 +1,90 @@
+"""`MemorySnapshot`: what a snapshot of the CUDA allocator, dumped by any program, says about its memory."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perfnb.memory.snapshot import reading as reader
+from perfnb.memory.snapshot.reading import SnapshotColumns
+from perfnb.memory.snapshot.summary import SnapshotSummary, first_ns, summarize_snapshot
+from perfnb.memory.snapshot.tables import allocation_table, fragmentation_table, memory_table, segment_table
+from perfnb.memory.snapshot.view import snapshot_html, snapshot_line, snapshot_text
+
+
+class MemorySnapshot:
+    """Memory of the CUDA allocator at one instant, and as far back as its history goes.
+
+    Shows itself in a notebook; each access to a table gives a frame of its own. Names in them come from the file and
+    are text to distrust.
+    """
+
+    def __init__(self, columns: SnapshotColumns, name: str = "snapshot") -> None:
+        self._columns, self._name = columns, name
+
+    @property
+    def allocations(self) -> pd.DataFrame:
+        """Every allocation that is alive or that the history saw: its bytes, where it was made, and its life time.
+
+        ``start_ns`` and ``end_ns`` count from the first entry of the history (``meta["base_ns"]``).
+        """
+        return allocation_table(self._columns)
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Allocated (``total``) and reserved bytes of each device after each change in the history."""
+        return memory_table(self._columns)
+
+    @property
+    def segments(self) -> pd.DataFrame:
+        """The segments that the allocator holds, with what is free in them."""
+        return segment_table(self._columns)
+
+    @property
+    def fragmentation(self) -> pd.DataFrame:
+        """Per device: reserved, allocated, active and free bytes, and how broken up the free ones are."""
+        return fragmentation_table(self._columns)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Name of the file, the allocator's settings, entries of the history, and what is known to be missing."""
+        return {
+            "name": self._name,
+            "settings": deepcopy(self._columns.settings),
+            "events": len(self._columns.events.size),
+            "base_ns": first_ns(self._columns),
+            "notes": list(self._summary.notes),
+        }
+
+    @cached_property
+    def _summary(self) -> SnapshotSummary:
+        return summarize_snapshot(self._columns, self._name)
+
+    def __str__(self) -> str:
+        return snapshot_text(self._summary)
+
+    def __repr__(self) -> str:
+        return snapshot_line(self._summary)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": snapshot_text(self._summary), "text/html": snapshot_html(self._summary)}
+
+
+def load_snapshot(path: str | Path) -> MemorySnapshot:
+    """Load a snapshot that ``torch.cuda.memory._dump_snapshot`` wrote. Nothing in the file is run.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read, holds anything but plain data, is cut short or asks for too much; the message names it.
+    """
+    return MemorySnapshot(reader.read(path), Path(path).name)
+
+
+def looks_like_snapshot(path: str | Path) -> bool:
+    """Does the file at `path` begin as a pickle does? Reads two bytes and runs nothing."""
+    return reader.looks_like_snapshot(path)

@@ -1,0 +1,86 @@
+"""What a loaded trace tells of memory: how much was allocated after each allocation and free, not what for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+
+from perfnb.recording.nesting import Ints
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
+from perfnb.trace.columns import MISSING
+
+CPU = "cpu"
+#: torch's numbers of the kinds of devices that allocators report.
+_KINDS = {1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
+
+
+class TotalsOfDevice(NamedTuple):
+    """What a device's allocator had given out and reserved from each time on; -1 where it tells none."""
+
+    device: str
+    times_ns: Ints
+    allocated: Ints
+    reserved: Ints
+
+
+def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
+    """The totals of each device, the CPU's first; of none whose events carry no totals.
+
+    Before the first change stands what was allocated until then, from the begin of the trace on. The CPU's totals count
+    from when a profiler first recorded memory in the process, and leave out what was alive then.
+    """
+    changes = recording.trace_memory
+    if changes is None:
+        return []
+    parts = [part for part in (recording.events, recording.outside) if part is not None and len(part)]
+    begin = min((int(part["start_ns"].min()) for part in parts), default=None)
+    lines = []
+    told = changes[changes["allocated"] >= 0]
+    number = told["device"].where(told["device_type"] != 0, MISSING)
+    for key, rows in told.groupby([told["device_type"], number], sort=True):
+        kind, index = cast("tuple[int, int]", key)
+        times, allocated = rows["time_ns"].to_numpy(), rows["allocated"].to_numpy()
+        # The CPU's allocator reserves nothing.
+        reserved = np.full(len(rows), MISSING) if kind == 0 else np.maximum(rows["reserved"].to_numpy(), MISSING)
+        before = int(allocated[0]) - int(rows["bytes"].iloc[0])
+        if begin is not None and begin < times[0] and before >= 0:
+            times, allocated, reserved = (
+                np.concatenate([[first], values])
+                for first, values in ((begin, times), (before, allocated), (MISSING, reserved))
+            )
+        lines.append(TotalsOfDevice(_name(kind, index), times, allocated, reserved))
+    return sorted(lines, key=lambda line: line.device != CPU)
+
+
+def trace_memory_table(recording: Recording) -> pd.DataFrame:
+    """The frame ``memory`` of a loaded trace: ``t_ms`` from the begin of its first step, categories missing."""
+    lines = memory_of_trace(recording)
+    if not lines:
+        return conform(pd.DataFrame(), "memory")
+    times, total, reserved = (np.concatenate([line[field] for line in lines]) for field in (1, 2, 3))
+    zero = _first_step(recording)
+    table = pd.DataFrame(
+        {
+            "t_ms": (times - (int(times.min()) if zero is None else zero)) / 1e6,
+            "device": np.repeat([line.device for line in lines], [len(line.times_ns) for line in lines]),
+            "total": total,
+            "reserved": pd.arrays.IntegerArray(reserved, reserved == MISSING),
+        }
+    )
+    return conform(table, "memory")
+
+
+def _first_step(recording: Recording) -> int | None:
+    """When the first step of a loaded trace begins; ``None`` where it holds no event."""
+    events = recording.events
+    starts = events["start_ns"][events["marks_step"] != MISSING]
+    return int(starts.min()) if len(starts) else None
+
+
+def _name(kind: int, index: int) -> str:
+    """As torch calls the device."""
+    word = CPU if kind == 0 else _KINDS.get(kind, f"device of type {kind}")
+    return word if index < 0 else f"{word}:{index}"

@@ -1,0 +1,1 @@
+"""Many models or sizes: `compare_architectures` and `scaling_study`."""

@@ -1,0 +1,192 @@
+"""`compare_architectures`: models side by side on one batch, what each costs and where its time goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb.arguments import require_flag, shown
+from perfnb.bench.comparison import planned_rounds, warm_up
+from perfnb.draw.progress import Progress
+from perfnb.models.architecture_table import architecture_figures
+from perfnb.models.architectures_view import (
+    architectures_html,
+    architectures_line,
+    architectures_page,
+    architectures_text,
+    show_architectures,
+)
+from perfnb.models.costs import ArchitectureFigures
+from perfnb.profile.profile import Profile
+from perfnb.profile.profiling import run_profile
+from perfnb.profile.summary import device_words
+from perfnb.recording import storage
+from perfnb.trace.storable import storable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Relative difference of two times that does not matter.
+EQUAL_WITHIN = 0.02
+#: Share of the budget for the times side by side; the rest is for one profile a model.
+TIMED_SHARE = 0.6
+
+
+class ArchitectureComparison:
+    """Models side by side. Shows itself in a notebook; its tables are pandas frames."""
+
+    def __init__(self, figures: ArchitectureFigures, profiles: Mapping[str, Profile]) -> None:
+        self._figures = figures
+        self.profiles = dict(profiles)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """What each model costs, one row a name, in the given order; times are medians with 95 % intervals."""
+        return self._figures.table.copy()
+
+    @property
+    def shares(self) -> pd.DataFrame:
+        """Share of each model's time by kind of layer and by phase: ``name``, ``by``, ``part``, ``ms``, ``share``."""
+        return self._figures.shares.copy()
+
+    @property
+    def ratios(self) -> pd.DataFrame:
+        """Time of b by time of a for every pair, with simultaneous intervals, Holm's p-value and a verdict on b."""
+        return self._figures.ratios.copy()
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the comparison to one self-contained HTML file.
+
+        Raises
+        ------
+        RecordingError
+            If it cannot be written.
+        """
+        return storage.write_text(architectures_page(self._figures), path)
+
+    def __str__(self) -> str:
+        return architectures_text(self._figures)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.ArchitectureComparison: {architectures_line(self._figures)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": architectures_html(self._figures)}
+
+    def _ipython_display_(self) -> None:
+        show_architectures(self._figures)
+
+
+def compare_architectures(
+    models: Mapping[str, nn.Module | tuple[nn.Module, Any]],
+    batch: Any = None,
+    *,
+    training: bool = True,
+    loss: Callable[..., Any] | None = None,
+    budget_s: float = 30.0,
+) -> ArchitectureComparison:
+    """Set models side by side on one batch: time, memory, arithmetic, and where the time goes.
+
+    The times come from rounds in which each model runs once, in random order, so that a drift of the machine falls on
+    all alike; layers, memory and FLOPs from one profile of each. The models' parameters and buffers are left as they
+    were, their gradients are not.
+
+    Parameters
+    ----------
+    models : dict of str to Module or (Module, batch)
+        With a batch of its own, a model is run on that.
+    batch : tensor, tuple or mapping
+        A tensor is the models' input. Of a tuple the last is the target and the rest are inputs. A mapping holds
+        keyword arguments.
+    training : bool
+        Forward, loss and backward; ``False``: forward alone, without gradients, in evaluation mode.
+    loss : callable, optional
+        ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
+        default ``output.loss`` where there is one, else the sum of the outputs.
+    budget_s : float
+        Seconds that all may take; each model runs some twenty times at least.
+
+    Returns
+    -------
+    ArchitectureComparison
+
+    Raises
+    ------
+    TypeError, ValueError
+        Without models, or where one is no module or has no batch.
+    CaptureError
+        Inside a profiler.
+    Exception
+        Whatever a model or the loss raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.bench.rounds import Bench
+    from perfnb.memory.estimate.model_step import left_as_they_were, model_step
+    from perfnb.step.budget import Plan
+    from perfnb.step.device import describe_environment
+    from perfnb.step.steps import common_size
+
+    __tracebackhide__ = True
+    Plan(budget_s=budget_s)
+    require_flag("training", training)
+    pairs = _with_batches(models, batch)
+    steps = {name: model_step(model, own, loss, training=training) for name, (model, own) in pairs.items()}
+    begin = time.perf_counter()
+    chosen = [model for model, _ in pairs.values()]
+    with Progress() as progress, left_as_they_were(chosen, training=training):
+        with Bench(list(steps.values()), progress=progress) as bench:
+            steady = warm_up(bench, begin, TIMED_SHARE * budget_s)
+            _, samples = planned_rounds(bench, begin, TIMED_SHARE * budget_s, EQUAL_WITHIN)
+        left_s = max(1.0, begin + budget_s - time.perf_counter()) / len(steps)
+        profiles = {
+            name: run_profile(
+                step,
+                None,
+                plan=Plan(warmup=1, steps=1, traced=3, budget_s=left_s),
+                models=[pairs[name][0]],
+                namespace={name: pairs[name][0]},
+                labels=[name],
+                name=name,
+                quiet=True,
+            )
+            for name, step in steps.items()
+        }
+    figures = architecture_figures(
+        {name: profile._summary for name, profile in profiles.items()},
+        {name: times.tolist() for name, times in zip(steps, samples, strict=True)},
+        {name: common_size(own) for name, (_, own) in pairs.items()},
+        equal_within=EQUAL_WITHIN,
+        training=training,
+        device=device_words(describe_environment()),
+        batch=_batch_words(batch),
+        notes=() if steady is not False else ("Not all models were steady when the warm-up ended.",),
+    )
+    return ArchitectureComparison(figures, profiles)
+
+
+def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
+    """Each model with its batch."""
+    from torch import nn
+
+    if not isinstance(models, Mapping) or not models:
+        raise TypeError("models must be a dict of at least one name to a model, or to a pair of a model and its batch.")
+    pairs: dict[str, tuple[nn.Module, Any]] = {}
+    for name, value in models.items():
+        model, own = value if isinstance(value, tuple) and len(value) == 2 else (value, batch)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"models[{shown(name)}] is no torch module but {type(model).__name__}.")
+        if own is None:
+            raise ValueError(f"models[{shown(name)}] has no batch: give one for all, or a pair (model, batch).")
+        pairs[storable(str(name))] = (model, own)
+    return pairs
+
+
+def _batch_words(batch: Any) -> str:
+    """The shapes of the batch's tensors."""
+    from perfnb.step.steps import tensors_in
+
+    shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]
+    return ", ".join(shapes) if shapes else "a batch of each model's own"

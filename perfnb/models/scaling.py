@@ -1,0 +1,201 @@
+"""`scaling_study`: how time and memory grow with size, and what they will be at another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.bench.comparison import SEED, milliseconds, warm_up
+from perfnb.bench.pairs import random_orders
+from perfnb.draw.progress import Progress
+from perfnb.models.scaling_view import scaling_html, scaling_line, scaling_text, show_scaling
+from perfnb.models.size_laws import ScalingFigures, scaling_figures
+from perfnb.profile.profiling import run_profile
+from perfnb.profile.summary import device_words
+
+#: Share of the budget for the times; the rest counts memory and arithmetic.
+TIMED_SHARE = 0.7
+#: Bounds of the number of rounds, in each of which every size runs once.
+FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """What a step of some size will need.
+
+    Attributes
+    ----------
+    size : float
+    median_ms : float
+        Median step time.
+    ci_ms : tuple of float
+        95 % prediction interval of that median; wider outside the sizes that were measured.
+    peak_bytes : int or None
+        The most memory alive; ``None`` if unknown.
+    """
+
+    size: float
+    median_ms: float
+    ci_ms: tuple[float, float]
+    peak_bytes: int | None
+
+    def __repr__(self) -> str:
+        peak = "" if self.peak_bytes is None else f", peak memory {fmt.size(self.peak_bytes)}"
+        return f"<perfnb.Prediction: size {self.size:g}: {fmt.interval(self.median_ms, self.ci_ms)}{peak}>"
+
+
+class ScalingStudy:
+    """Time and memory by size. Shows itself in a notebook, with a slider that reads off any size."""
+
+    def __init__(self, figures: ScalingFigures) -> None:
+        self._figures = figures
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a size: median time with its interval, peak memory, FLOPs, and what the law foretells."""
+        return self._figures.table.copy()
+
+    @property
+    def fit(self) -> pd.DataFrame:
+        """A row a size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` as a share of the latter."""
+        return self._figures.law.fit.copy()
+
+    @property
+    def exponent(self) -> float:
+        """Of the law of time: 2 means that a step of twice the size takes four times as long."""
+        return self._figures.law.exponent
+
+    @property
+    def exponent_ci(self) -> tuple[float, float] | None:
+        """95 % interval of the exponent; ``None`` for two sizes, which cannot support one."""
+        return self._figures.law.exponent_ci
+
+    @property
+    def warning(self) -> str | None:
+        """Where one law does not hold, as at a cache's size or where another kernel takes over; ``None`` if it does."""
+        return self._figures.law.warning
+
+    def predict(self, size: float) -> Prediction:
+        """What a step of that size will need."""
+        from perfnb.arguments import finite, shown
+
+        if (finite(size) or 0.0) <= 0:
+            raise ValueError(f"size must be a number above 0, not {shown(size)}.")
+        found, memory = self._figures.law.predict(size), self._figures.memory_law
+        peak = None if memory is None else round(memory.predict(size).median)
+        return Prediction(float(size), found.median, (found.low, found.high), peak)
+
+    def __str__(self) -> str:
+        return scaling_text(self._figures)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.ScalingStudy: {scaling_line(self._figures)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": scaling_html(self._figures)}
+
+    def _ipython_display_(self) -> None:
+        show_scaling(self._figures)
+
+
+def scaling_study(
+    make_step: Callable[[Any], Callable[[], Any]], sizes: Iterable[float], *, budget_s: float = 30.0
+) -> ScalingStudy:
+    """Measure a step at several sizes, side by side, and fit a law to its time and memory.
+
+    Parameters
+    ----------
+    make_step : callable
+        ``make_step(size)`` gives the step of that size, which is called without arguments. The steps of all sizes are
+        alive at once.
+    sizes : iterable of number
+        At least two, above 0; five or more show whether one law holds.
+    budget_s : float
+        Seconds that all steps together may take; each size runs some ten times at least.
+
+    Returns
+    -------
+    ScalingStudy
+
+    Raises
+    ------
+    ValueError
+        For fewer than two sizes, or one that is not above 0.
+    CaptureError
+        Inside a profiler.
+    Exception
+        Whatever `make_step` or a step raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.arguments import finite, shown
+    from perfnb.bench.rounds import Bench
+    from perfnb.step.budget import Plan
+    from perfnb.step.device import describe_environment
+
+    __tracebackhide__ = True
+    Plan(budget_s=budget_s)
+    chosen: list[Any] = list(set(sizes))
+    numbers = all((finite(size) or 0.0) > 0 for size in chosen)
+    if len(chosen) < 2 or not numbers:
+        raise ValueError(f"sizes must be at least two different numbers above 0, not {shown(chosen)}.")
+    chosen.sort()
+    given: Any = make_step
+    if not callable(given):
+        kind = type(make_step).__name__
+        raise TypeError(f"make_step must be a function that returns the step of a size, not {kind}.")
+    steps = [_made(make_step, size) for size in chosen]
+    begin = time.perf_counter()
+    with Progress() as progress:
+        with Bench(steps, progress=progress) as bench:
+            steady = warm_up(bench, begin, TIMED_SHARE * budget_s)
+            pilot_s = float(milliseconds(bench.rounds(random_orders(1, len(steps), SEED + 1))).sum()) / 1e3
+            left_s = begin + TIMED_SHARE * budget_s - time.perf_counter()
+            count = int(min(MOST_ROUNDS, max(FEWEST_ROUNDS, left_s / pilot_s)))
+            times = milliseconds(bench.rounds(random_orders(count, len(steps), SEED), planned=count))
+        peaks: dict[float, int | None] = {}
+        flops: dict[float, int | None] = {}
+        for done, (size, step) in enumerate(zip(chosen, steps, strict=True), start=1):
+            peaks[size], flops[size] = _counted(step)
+            progress("counted", done, len(steps))
+    return ScalingStudy(
+        scaling_figures(
+            {size: row.tolist() for size, row in zip(chosen, times, strict=True)},
+            peaks,
+            flops,
+            device=device_words(describe_environment()),
+            notes=() if steady is not False else ("Not all sizes were steady when the warm-up ended.",),
+        )
+    )
+
+
+def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
+    """The step of a size."""
+    from perfnb.arguments import shown
+    from perfnb.step.given import require_steps
+
+    __tracebackhide__ = True
+    step = make_step(size)
+    if not callable(step):
+        raise TypeError(
+            f"make_step({shown(size)}) must return a function, the step of that size, and returned "
+            f"{type(step).__name__}: write def make_step(size) with the step as a function in it, or lambda size: "
+            "lambda: work(size)."
+        )
+    require_steps({"the step that make_step returns": step}, None, "")
+    return step  # type: ignore[no-any-return]
+
+
+def _counted(step: Callable[[], Any]) -> tuple[int | None, int | None]:
+    """Peak of memory and FLOPs of a step; what else is alive in the process is left out of the peak."""
+    from perfnb.step.budget import Plan
+
+    __tracebackhide__ = True
+    plan = Plan(warmup=0, steps=1, traced=1, budget_s=1.0)
+    summary = run_profile(step, None, plan=plan, models=None, namespace={}, quiet=True)._summary
+    memory, roofline = summary.memory, summary.roofline
+    peak = None if memory is None else memory.peak_bytes - memory.by_category["other"]
+    return peak or None, None if roofline is None else roofline.flops

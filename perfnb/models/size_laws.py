@@ -1,0 +1,97 @@
+"""How time and memory of a step grow with size: a law, what it foretells, and where it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.stats.intervals import interval_of_median, relative_standard_error
+from perfnb.stats.power_law import PowerLaw, fit_power_law
+
+#: The curve that is drawn reaches from this share of the least size to this multiple of the largest, in so many points
+#: and at the sizes themselves.
+_BELOW, _ABOVE, _POINTS = 0.5, 2.0, 121
+
+
+@dataclass(frozen=True)
+class ScalingFigures:
+    """What a study of sizes found.
+
+    Attributes
+    ----------
+    table : DataFrame
+        A row a size, ascending: ``size``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``peak_bytes``, ``flops``,
+        ``predicted_ms``, ``residual`` (share of what is predicted).
+    law : PowerLaw
+        Of the median times.
+    memory_law : PowerLaw or None
+        Of the peaks of memory, which are counted and not measured.
+    curve : DataFrame
+        What the laws foretell on a grid of sizes, evenly on the log scale: ``size``, ``median_ms``, ``low_ms``,
+        ``high_ms``, ``peak_bytes``.
+    device : str
+        In words.
+    notes : tuple of str
+        What else a reader must know.
+    """
+
+    table: pd.DataFrame
+    law: PowerLaw
+    memory_law: PowerLaw | None
+    curve: pd.DataFrame
+    device: str
+    notes: tuple[str, ...] = ()
+
+
+def scaling_figures(
+    samples_ms: Mapping[float, Sequence[float]],
+    peaks: Mapping[float, int | None],
+    flops: Mapping[float, int | None],
+    *,
+    device: str,
+    notes: tuple[str, ...] = (),
+) -> ScalingFigures:
+    """Fit the laws to what was measured at each size."""
+    sizes = sorted(samples_ms)
+    medians = [float(np.median(samples_ms[size])) for size in sizes]
+    errors = [relative_standard_error(samples_ms[size]) for size in sizes]
+    known = [error for error in errors if error is not None]
+    law = fit_power_law(sizes, medians, known if len(known) == len(sizes) else None)
+    intervals = [interval_of_median(samples_ms[size]) for size in sizes]
+    table = pd.DataFrame(
+        {
+            "size": sizes,
+            "median_ms": medians,
+            "ci_low_ms": [None if interval is None else interval.low for interval in intervals],
+            "ci_high_ms": [None if interval is None else interval.high for interval in intervals],
+            "peak_bytes": [peaks.get(size) for size in sizes],
+            "flops": [flops.get(size) for size in sizes],
+            "predicted_ms": law.fit["predicted"].to_numpy(),
+            "residual": law.fit["residual"].to_numpy(),
+        }
+    )
+    types = dict.fromkeys(table.columns, "Float64") | dict.fromkeys(("peak_bytes", "flops"), "Int64")
+    held = [peaks.get(size) for size in sizes]
+    memory_law = None
+    if all(peak for peak in held):
+        memory_law = fit_power_law(sizes, [float(peak or 0) for peak in held])
+    return ScalingFigures(table.astype(types), law, memory_law, _curve(sizes, law, memory_law), device, notes)
+
+
+def _curve(sizes: Sequence[float], law: PowerLaw, memory_law: PowerLaw | None) -> pd.DataFrame:
+    between = np.geomspace(_BELOW * sizes[0], _ABOVE * sizes[-1], _POINTS)
+    grid = np.union1d(between, np.asarray(sizes, dtype=float))
+    predicted = [law.predict(float(size)) for size in grid]
+    memory = [None if memory_law is None else memory_law.predict(float(size)).median for size in grid]
+    return pd.DataFrame(
+        {
+            "size": grid,
+            "median_ms": [each.median for each in predicted],
+            "low_ms": [each.low for each in predicted],
+            "high_ms": [each.high for each in predicted],
+            "peak_bytes": pd.array(memory, dtype="Float64"),
+        }
+    )

@@ -1,0 +1,1 @@
+"""`Profile` and its report: binds what the rooms above say of one recording."""

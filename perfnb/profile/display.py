@@ -1,0 +1,119 @@
+"""Showing a report where the reader is: live in a notebook, static wherever that is saved, as text elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perfnb.profile.html import summary_html
+from perfnb.profile.report_data import layer_rows, report_data
+from perfnb.profile.summary import Summary
+from perfnb.profile.text import summary_text
+from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
+
+if TYPE_CHECKING:
+    from perfnb.timeline.timeline import Timeline
+
+#: What a notebook shows, by mime type.
+Bundle = dict[str, str]
+
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+#: Gives what makes a timeline anew, or ``None`` where that is gone: a weak reference to a method.
+Again = Callable[[], Callable[[], "Timeline | None"] | None]
+
+
+def show(summary: Summary, timeline: Timeline | None = None, again: Again | None = None) -> None:
+    """Show the report, with its timeline where there is one.
+
+    Of a long timeline the live report holds a coarser level. A page that asks for the rest gets it by `again`.
+
+    In a notebook this makes two outputs. The first is the static twin, text and HTML without scripts, which a
+    saved, exported or untrusted notebook still shows. The second is the live report, which hides its twin while
+    it stands; where its model is gone, the twin hides the error that the notebook puts in its place. Elsewhere
+    the text is printed.
+    """
+    if not in_notebook():
+        print_text(summary_text(summary, timeline=timeline))
+        return
+    show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline, again))
+
+
+def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
+    """Show a live view after its static twin, which it hides while it stands.
+
+    Parameters
+    ----------
+    static : dict of str to str
+        The twin as a display bundle of text and HTML.
+    widget_of : callable
+        Makes the widget, given the id by which it finds its twin.
+    """
+    from IPython.display import display
+
+    view_id = uuid.uuid4().hex[:12]
+    live = live_bundle(widget_of, view_id)
+    if live:
+        static = static | {"text/html": twin_of(view_id, static["text/html"])}
+    display(static, raw=True)
+    if live:
+        display(live, raw=True)
+
+
+def twin_of(view_id: str, html: str) -> str:
+    """The HTML of a static twin, by which its live view finds it to hide it."""
+    return f'<div class="perfnb-static-live perfnb-static-{view_id}">{html}</div>'
+
+
+def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
+    """The report as a display bundle of text and HTML."""
+    return {"text/plain": summary_text(summary, timeline=timeline), "text/html": summary_html(summary, timeline)}
+
+
+def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any] | None:
+    """A live view as a display bundle; ``None`` where widgets are not installed.
+
+    The bundle holds no text: its static twin says everything, so that a front end without widgets shows nothing
+    more.
+    """
+    try:
+        widget = widget_of(view_id)
+    except ImportError:
+        return None
+    bundle, _ = widget._repr_mimebundle_()
+    return {_WIDGET_VIEW: bundle[_WIDGET_VIEW]}
+
+
+def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Again | None) -> Any:
+    from perfnb.draw.widget import ReportWidget
+
+    rows = [] if timeline is None else layer_rows(summary, timeline.layers)
+    saved, facts = bytes_of_report(timeline, rows)
+
+    def whole() -> bytes | None:
+        timeline_of = None if again is None else again()
+        made = None if timeline_of is None else timeline_of()
+        return None if made is None else timeline_bytes(made, rows, PAGE_BYTES)[0]
+
+    more = whole if facts is not None and not facts["whole"] else None
+    return ReportWidget(report_data(summary, view_id, facts), saved, more)
+
+
+def in_notebook() -> bool:
+    """Does this code run in a Jupyter kernel? Does not import IPython where it is not in use."""
+    return getattr(running_shell(), "kernel", None) is not None
+
+
+def running_shell() -> Any:
+    """IPython's shell, or ``None`` outside it; does not import IPython where it is not in use."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+
+
+def print_text(text: str) -> None:
+    """Print `text`, with ``?`` for characters that the terminal's encoding lacks."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))

@@ -1,0 +1,179 @@
+"""`profile_step`, and what it shares with its magic: capture, with progress, and read the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perfnb.draw.progress import Progress
+from perfnb.draw.step_output import StepOutput
+from perfnb.profile.display import in_notebook
+from perfnb.profile.profile import Profile
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+
+
+#: Seconds between readings of the machine during a profile.
+WATCH_INTERVAL_S = 0.1
+
+
+def profile_step(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | None = None,
+    *,
+    model: Models | None = None,
+    warmup: int | None = None,
+    steps: int | None = None,
+    traced: int = 3,
+    budget_s: float = 30.0,
+    memory: bool = True,
+    flops: bool = True,
+    stacks: bool = False,
+    watch: bool = False,
+    name: str | None = None,
+) -> Profile:
+    """Run a step again and again and find out where its time goes.
+
+    Where torch uses more threads than the process has cores, or far fewer, a few steps are tried with as many as there
+    are cores, and the number is put back (pass ``trial``).
+
+    Of what the step prints, the first ten lines are shown, and the last ten where it raises.
+
+    Parameters
+    ----------
+    step : callable
+        One step: ``step()``, or ``step(batch)`` where there are `batches`, whatever a batch is.
+    batches : iterable, optional
+        Batches for the steps; the wait for them is the phase ``data``. Begun again when they run out.
+    model : Module, list of Module, or dict of name to Module, optional
+        The models to break into layers. By default every module that the step calls, named by the variables that
+        `step` uses.
+    warmup, steps, traced : int, optional
+        Steps to warm up, to time, and to trace at most. By default warm-up runs until the step time is steady, and as
+        many steps are timed as the spread asks for, 20 to 200.
+    budget_s : float
+        Seconds that all steps together may take; each pass runs at least one step. Where steps are long, timing comes
+        first: it gets six steps before a second one is traced.
+    memory, flops : bool
+        Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
+        operator counted.
+    stacks : bool
+        Record Python calls in the trace too (in ``events``), at a high cost.
+    watch : bool
+        Read the machine's meters meanwhile, ten times a second (``samples``), as `perfnb.watch` does.
+    name : str, optional
+        Title of the profile.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    TypeError
+        If `step` is none or `batches` are one batch, or one does not fit the other.
+    CaptureError
+        Inside another profiler, with batches that run out, or where the step profiles itself.
+    Exception
+        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+    """
+    from perfnb.arguments import require_flag
+    from perfnb.step.budget import Plan
+    from perfnb.step.given import require_name, require_steps
+    from perfnb.step.namespace import chosen_models, namespace_of
+    from perfnb.step.parts import name_of_batches
+
+    __tracebackhide__ = True
+    require_flag("stacks", stacks)
+    require_flag("watch", watch)
+    require_steps({"step": step}, batches, "profile_step(step, loader)")
+    require_name(name)
+    models, names = chosen_models(model)
+    variables = namespace_of(step)
+    return run_profile(
+        step,
+        batches,
+        plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
+        models=models,
+        # A name given with a model comes first.
+        namespace={**names, **name_of_batches(step, batches), **variables, **names},
+        labels=[name for name, value in names.items() if variables.get(name) is not value],
+        used=variables,
+        stacks=stacks,
+        watch=watch,
+        name=name or str(getattr(step, "__name__", "step")),
+    )
+
+
+def run_profile(
+    step: Callable[..., Any],
+    batches: Any,
+    *,
+    plan: Any,
+    models: list[nn.Module] | None,
+    namespace: Mapping[str, Any],
+    labels: Collection[str] = (),
+    used: Mapping[str, Any] | None = None,
+    stacks: bool = False,
+    watch: bool = False,
+    name: str = "step",
+    quiet: bool = False,
+) -> Profile:
+    """What `profile_step` and its magic share: capture, with progress, and read the trace.
+
+    The models are named by `namespace`; `used` are the variables that the step uses.
+    """
+    from perfnb.interrupts import InterruptGate
+    from perfnb.step.build import recording_of
+    from perfnb.step.given import note_on_meta
+    from perfnb.step.run import capture_step
+    from perfnb.telemetry.watcher import Watcher
+
+    __tracebackhide__ = True
+    # Open all the time, and there for an interrupt that Python drops.
+    with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet) as progress:
+        with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher, StepOutput():
+            try:
+                capture = capture_step(
+                    step,
+                    batches,
+                    plan=plan,
+                    models=models,
+                    namespace=namespace,
+                    labels=labels,
+                    stacks=stacks,
+                    progress=progress,
+                )
+            except (RuntimeError, NotImplementedError) as error:
+                if note := note_on_meta(used or {}):
+                    error.add_note(note)
+                raise
+        failure, profile = capture.failure, Profile(recording_of(capture, name, watcher))
+        if failure is None:
+            return _under_right_ceilings(profile)
+    if in_notebook() and not quiet:
+        profile._ipython_display_()
+        failure.add_note("perfnb: the profile up to here is shown above; it is incomplete.")
+    else:
+        failure.add_note(f"perfnb: the profile up to here, incomplete:\n\n{profile}")
+    raise failure
+
+
+def _under_right_ceilings(profile: Profile) -> Profile:
+    """Measure the machine's ceilings again where a layer or op of the profile computed faster than they allow.
+
+    What it reached counts where they stay below it.
+    """
+    from perfnb.step.ceilings import measure_ceilings
+
+    roofline, recording = profile._summary.roofline, profile._recording
+    if roofline is None or not roofline.refuted:
+        return profile
+    on = recording.meta["ceilings"]["on"]
+    ceilings = {"on": on, **measure_ceilings(roofline.peaks, on, refresh=True)}
+    return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}))

@@ -1,0 +1,214 @@
+"""What a report shows, as data: the one thing that every view of a profile is drawn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from perfnb.attribution.attribution import ON_DEVICE, Attribution, attribute, blocks_of_events
+from perfnb.attribution.blocks import Host, Kind, host_blocks
+from perfnb.attribution.layers import layer_table
+from perfnb.attribution.ops import layer_op_table, op_calls, op_table, op_times
+from perfnb.attribution.phases import phase_table
+from perfnb.findings import Findings, find
+from perfnb.gpu.summary import GpuSummary, gpu_summary
+from perfnb.memory.allocations import Watched, watched_memory
+from perfnb.memory.memory_table import MemorySummary, memory_summary, memory_table
+from perfnb.profile.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
+from perfnb.profile.notes import notes, notes_of_failure, slowdown_of
+from perfnb.recording.labels import is_one_of
+from perfnb.recording.nesting import NONE
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import PASSES, conform
+from perfnb.roofline.levels import Roofline, step_roofline
+from perfnb.stats.step_times import Timing, timing_of_batches
+from perfnb.watching.machine import MachineSummary, machine_summary
+from perfnb.watching.machine_steps import steps_watched
+
+#: How many times as long as the host's step one with the GPU's work is, where the report tells the two apart.
+_LONGER = 1.01
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The facts of a report; views format and draw them and compute nothing.
+
+    Attributes
+    ----------
+    name : str
+        Title of the profile.
+    timing : Timing
+        Step time of the timed pass.
+    executed : mapping of str to int
+        How often the step ran, by pass.
+    traced_ms : float or None
+        Mean wall time of a traced step; the times in `phases` and `layers` add up to it. ``None`` if none was traced.
+    slowdown : float or None
+        Traced step time divided by the timed one.
+    device : str
+        What the step ran on, in words.
+    phases, layers, ops, layer_ops : DataFrame
+        As `perfnb.recording.schema` describes them; ``share`` is corrected for the cost of tracing, times are not.
+    memory : MemorySummary or None
+        Where memory was watched.
+    roofline : Roofline or None
+        Where arithmetic was counted.
+    machine : MachineSummary or None
+        Where the machine was watched.
+    gpu : GpuSummary or None
+        Where something ran on a GPU.
+    source : str or None
+        Name of the trace that was loaded; ``None`` where a step was profiled.
+    hot_path : tuple of str
+        Layers from a root to the heaviest layer, the ones that a view opens at first.
+    notes : tuple of str
+        Sentences that the reader must know to read the figures rightly.
+    findings : Findings or None
+        What holds the step back; ``None`` where no step was traced.
+    """
+
+    name: str
+    timing: Timing
+    executed: Mapping[str, int]
+    traced_ms: float | None
+    slowdown: float | None
+    device: str
+    phases: pd.DataFrame
+    layers: pd.DataFrame
+    ops: pd.DataFrame
+    layer_ops: pd.DataFrame
+    hot_path: tuple[str, ...]
+    notes: tuple[str, ...]
+    memory: MemorySummary | None = None
+    roofline: Roofline | None = None
+    machine: MachineSummary | None = None
+    source: str | None = None
+    gpu: GpuSummary | None = None
+    findings: Findings | None = None
+
+    @property
+    def until_gpu_ms(self) -> float | None:
+        """A traced step until the GPU has done its work, where that is longer and findings are shares of it."""
+        found = None if self.findings is None or self.timing.steps else self.findings.step_ms
+        return found if found is not None and self.traced_ms and found > _LONGER * self.traced_ms else None
+
+
+def timing_of(recording: Recording) -> Timing:
+    """The step times of the timed pass."""
+    steps = recording.steps
+    timed, warmup = steps[steps["pass"] == "timed"], steps[steps["pass"] == "warmup"]
+    return timing_of_batches(
+        [float(value) for value in timed["wall_ms"]],
+        [None if pd.isna(size) else int(size) for size in timed["samples"]],
+        warmup_ms=tuple(float(value) for value in warmup["wall_ms"]),
+        steady=recording.meta.get("steady"),
+        noise=recording.meta.get("noise", {}),
+    )
+
+
+def summarize(recording: Recording, attribution: Attribution | None = None, watched: Watched | None = None) -> Summary:
+    """Compute what a report shows; of a capture that failed before a step was traced, what was seen until then.
+
+    Parameters
+    ----------
+    recording : Recording
+    attribution, watched : optional
+        What `attribute` and `watched_memory` say of it, where that is known already.
+    """
+    timing, roofline = timing_of(recording), None
+    tables = ("phases", "layers", "ops", "layer_ops")
+    phases, layers, ops, layer_ops = (conform(pd.DataFrame(), name) for name in tables)
+    said = tuple(notes_of_failure(recording))
+    if len(recording.events):
+        attribution = attribution or attribute(recording)
+        phases, layers = phase_table(attribution), layer_table(recording, attribution)
+        calls = op_calls(recording, attribution)
+        on_gpu = _on_gpu(recording, attribution.host, calls)
+        ops, layer_ops = (table(calls, attribution.steps, on_gpu) for table in (op_table, layer_op_table))
+        if counted := count_ops(recording):
+            layers, ops = with_arithmetic(layers, *counted), ops_with_arithmetic(ops, counted[2])
+            roofline = step_roofline(recording, attribution, counted[2], timing.median_ms if timing.steps else None)
+        said += notes(recording, attribution, layers, timing)
+    memory: MemorySummary | None = None
+    if watched := watched or watched_memory(recording):
+        table = memory_table(watched)
+        memory = memory_summary(watched, table, timing.batch_size)
+        if memory is not None:
+            layers = with_memory(layers, watched, table, memory.device)
+    executed = recording.steps["pass"].value_counts()
+    summary = Summary(
+        name=str(recording.meta["name"]),
+        timing=timing,
+        executed={name: int(executed[name]) for name in PASSES if executed.get(name, 0)},
+        traced_ms=float(phases["ms"].sum()) if len(phases) else None,
+        slowdown=slowdown_of(recording, timing),
+        device=device_words(recording.meta["environment"]),
+        phases=phases,
+        layers=layers,
+        ops=ops,
+        layer_ops=layer_ops,
+        hot_path=hot_path(recording, layers) if len(layers) else (),
+        notes=said,
+        memory=memory,
+        roofline=roofline,
+        machine=_machine(recording, attribution),
+        source=str(recording.meta["trace"]["file"]) if recording.is_loaded else None,
+        gpu=None if attribution is None else gpu_summary(recording, attribution),
+    )
+    return summary if attribution is None else replace(summary, findings=find(recording, attribution, summary))
+
+
+def ops_alone(recording: Recording) -> pd.DataFrame:
+    """The `ops` of `summarize`, in a part of its time."""
+    if recording.events.empty:
+        return conform(pd.DataFrame(), "ops")
+    host = host_blocks(recording.events)
+    calls = op_times(recording, host)
+    steps = int((host.blocks["kind"] == Kind.STEP).sum())
+    ops = op_table(calls, steps, _on_gpu(recording, host, calls))
+    counted = count_ops(recording)
+    return ops_with_arithmetic(ops, counted[2]) if counted else ops
+
+
+def _on_gpu(recording: Recording, host: Host, calls: pd.DataFrame) -> bool:
+    """Whether the steps launched work on a device."""
+    on_device = is_one_of(recording.events["category"], ON_DEVICE)
+    known = blocks_of_events(recording.events, host)[on_device] != NONE
+    return bool(known.any()) or bool((calls["gpu_ns"] > 0).any())
+
+
+def _machine(recording: Recording, attribution: Attribution | None) -> MachineSummary | None:
+    if recording.watch is None:
+        return None
+    seen = machine_summary(recording.watch, recording.meta["watch"])
+    return replace(seen, steps=steps_watched(recording, attribution))
+
+
+def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
+    """From the heaviest model down to a leaf, at each level the layer that takes the most of the step."""
+    modules = recording.modules
+    share = layers["share"].iloc[: len(modules)].to_numpy(dtype=float, na_value=0.0)
+    path: list[str] = []
+    inside = -1
+    while True:
+        children = (modules["parent"] == inside).to_numpy().nonzero()[0]
+        if len(children) == 0:
+            return tuple(path)
+        inside = int(children[share[children].argmax()])
+        path.append(str(modules["name"].iloc[inside]))
+
+
+def device_words(environment: Mapping[str, Any]) -> str:
+    """What ran the steps, from what `capture.device.describe_environment` tells."""
+    if environment.get("gpus"):
+        count = Counter(environment["gpus"])
+        return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in count.items())
+    if "processor" not in environment:
+        return "CPU"
+    if (threads := environment.get("threads")) is None:
+        return f"CPU ({environment['processor']})"
+    return f"CPU ({environment['processor']}), {threads} thread{'' if threads == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""Several ranks of one job, side by side."""

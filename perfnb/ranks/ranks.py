@@ -1,0 +1,194 @@
+"""`Ranks`: the profiles of several ranks of one job, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pandas as pd
+
+from perfnb.analysis_version import analysis_version
+from perfnb.findings import finding_table
+from perfnb.findings.collectives import straggler
+from perfnb.profile.page import page_of_ranks
+from perfnb.profile.profile import Profile
+from perfnb.ranks.tables import RanksSummary, summarize_ranks
+from perfnb.ranks.view import ranks_html, ranks_text
+from perfnb.recording import storage
+
+
+class Ranks:
+    """Profiles of several ranks of one job. Shows itself in a notebook; ``ranks[3]`` is the profile of rank 3.
+
+    The tables are those of the profiles one after another, with the column ``rank``.
+    """
+
+    def __init__(self, profiles: Sequence[Profile]) -> None:
+        self._profiles = {profile.meta["rank"]: profile for profile in profiles}
+
+    @property
+    def ranks(self) -> list[int]:
+        """Numbers of the ranks."""
+        return list(self._profiles)
+
+    def __getitem__(self, rank: int) -> Profile:
+        return self._profiles[rank]
+
+    def __iter__(self) -> Iterator[Profile]:
+        return iter(self._profiles.values())
+
+    def __len__(self) -> int:
+        return len(self._profiles)
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """Every event of each rank; ``start_ns`` counts from the begin of the rank's own first step."""
+        parts = [profile.events for profile in self]
+        columns = {}
+        for name in parts[0].columns:
+            if isinstance(parts[0][name].dtype, pd.CategoricalDtype):
+                columns[name] = pd.api.types.union_categoricals([part[name].array for part in parts])
+            else:
+                columns[name] = pd.concat([part[name] for part in parts], ignore_index=True).array
+        return pd.DataFrame(columns)
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Every step of each rank."""
+        return pd.concat([profile.steps for profile in self], ignore_index=True)
+
+    @property
+    def gpu_time(self) -> pd.DataFrame:
+        """What each GPU of each rank did over the whole trace."""
+        return pd.concat([profile.gpu_time for profile in self], ignore_index=True)
+
+    @property
+    def gpu_steps(self) -> pd.DataFrame:
+        """As `gpu_time`, of each step."""
+        return pd.concat([profile.gpu_steps for profile in self], ignore_index=True)
+
+    @property
+    def gpu_idle(self) -> pd.DataFrame:
+        """Why each GPU of each rank was idle, by step."""
+        return pd.concat([profile.gpu_idle for profile in self], ignore_index=True)
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """Calls and time per rank and GPU kernel."""
+        return self._with_rank("kernels")
+
+    @property
+    def ops(self) -> pd.DataFrame:
+        """Calls and time per rank and operator."""
+        return self._with_rank("ops")
+
+    @property
+    def layers(self) -> pd.DataFrame:
+        """Time per rank and layer."""
+        return self._with_rank("layers")
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """Time per rank and phase."""
+        return self._with_rank("phases")
+
+    @property
+    def findings(self) -> pd.DataFrame:
+        """What holds each rank back, and with ``rank`` missing what holds them all back: a straggler."""
+        steps_ms = float(self._summary.times["wall_ms"].mean())
+        both = [(None, finding_table(straggler(self._summary), steps_ms))]
+        both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
+        parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
+        if not parts:
+            return finding_table([], None).assign(rank=pd.array([], dtype="Int64"))
+        whole = pd.concat(parts, ignore_index=True)
+        whole.insert(0, "rank", whole.pop("rank"))
+        return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
+
+    @property
+    def times(self) -> pd.DataFrame:
+        """What each rank's GPUs did in each step, in milliseconds.
+
+        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), idle, and
+        ``waiting_ms``: in collectives, for the last rank to come, as far as collectives of the ranks could be matched.
+        """
+        return self._summary.times.copy()
+
+    @property
+    def clocks(self) -> pd.DataFrame:
+        """How far each rank's clock is ahead of that of rank ``reference``, from the ends of matching collectives.
+
+        ``reference`` is the first of the ranks that it shares collectives with, directly or through others. Missing
+        where no collective, or no one difference, could be told.
+        """
+        return self._summary.clocks.copy()
+
+    @property
+    def straggler(self) -> int | None:
+        """The one of these ranks that those wait for that share collectives with it, where one stands out.
+
+        Those not loaded are not known.
+        """
+        return self._summary.straggler
+
+    @property
+    def meta(self) -> dict[int, dict[str, Any]]:
+        """What each profile's `meta` says, by rank."""
+        return {rank: profile.meta for rank, profile in self._profiles.items()}
+
+    def compare(self, other: object) -> NoReturn:
+        """Ranks are compared one by one: ``a[0].compare(b[0])``.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        raise TypeError(
+            "The profiles of several ranks cannot be compared all at once, since what a rank waits for is the others' "
+            "doing. Compare one rank with one: a[0].compare(b[0])."
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the profiles to the folder `path`, one in a folder of its own each; `perfnb.load` brings them back.
+
+        Raises
+        ------
+        RecordingError
+            If something else stands there, or it cannot be written.
+        """
+        recordings, tables = [profile._recording for profile in self], [profile._tables() for profile in self]
+        return storage.save_ranks(recordings, path, tables, analysis_version())
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the comparison of the ranks to one self-contained HTML file.
+
+        Raises
+        ------
+        RecordingError
+            If it cannot be written.
+        """
+        return storage.write_text(page_of_ranks(self._summary), path)
+
+    def _with_rank(self, table: str) -> pd.DataFrame:
+        parts = []
+        for rank, profile in self._profiles.items():
+            part: pd.DataFrame = getattr(profile, table).reset_index()
+            part.insert(0, "rank", rank)
+            parts.append(part)
+        return pd.concat(parts, ignore_index=True)
+
+    @cached_property
+    def _summary(self) -> RanksSummary:
+        return summarize_ranks([profile._recording for profile in self])
+
+    def __str__(self) -> str:
+        return ranks_text(self._summary)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.Ranks: {', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": ranks_text(self._summary), "text/html": ranks_html(self._summary)}

@@ -1,0 +1,186 @@
+"""A recording of a trace that any program wrote: all its events, and the steps that it marks."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.recording.device_ranges import with_places
+from perfnb.recording.event_frame import event_frame, span_names
+from perfnb.recording.own_layers import layers_read
+from perfnb.recording.recording import Recording
+from perfnb.recording.text import TEXT
+from perfnb.trace.columns import MISSING, Ints, TraceColumns
+from perfnb.trace.trace_steps import ON_DEVICE, TraceSteps, belongs_to_steps, is_in, steps_of
+
+#: Category of an event that is none of the trace's: the step that stands for all of it.
+WHOLE_TRACE = "whole trace"
+_LOADER = "enumerate(DataLoader)#"
+_SPAN_CATEGORY = "cpu_op"
+#: Of so many threads are the names kept.
+_MOST_NAMES = 1000
+
+
+def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) -> Recording:
+    """The recording of a trace, without layers but those that perfnb wrote into it.
+
+    Parameters
+    ----------
+    trace : TraceColumns
+    name : str
+        Of the file.
+    rank : int, optional
+        Where the trace itself tells none.
+    """
+    trace = with_places(trace)
+    steps = steps_of(trace)
+    part = belongs_to_steps(trace, steps)
+    _, span = span_names(trace)
+    span = np.where(is_in(trace, (_SPAN_CATEGORY,)), span[trace.name], MISSING)
+    rows, rest = np.flatnonzero(part), np.flatnonzero(~part)
+    events = event_frame(trace, rows, span[rows])
+    marks = np.full(len(trace), MISSING, dtype=np.int64)
+    if steps.marked:
+        marks[steps.rows] = steps.numbers
+    events["marks_step"] = marks[rows]
+    if not steps.marked and len(trace):
+        events = _with_whole_step(events, steps)
+    outside = event_frame(trace, rest, span[rest]).assign(marks_step=marks[rest])
+    modules, spans = layers_read(trace.perfnb) or (_no_modules(), _no_spans())
+    meta = _meta(trace, steps, name, rank)
+    memory = {field.name: getattr(trace.memory, field.name) for field in fields(trace.memory)}
+    return Recording(
+        events,
+        _steps_frame(trace, steps),
+        modules,
+        spans,
+        meta,
+        outside=outside if len(outside) else None,
+        trace_memory=pd.DataFrame(memory) if len(trace.memory) else None,
+    )
+
+
+def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:
+    """The events after one that stands for the whole trace."""
+    whole = pd.DataFrame({column: [MISSING] for column in events.columns if events[column].dtype == np.int64})
+    whole["start_ns"], whole["duration_ns"] = steps.starts, steps.ends - steps.starts
+    whole["process"], whole["thread"], whole["marks_step"] = steps.process, steps.thread, steps.numbers
+    values: dict[str, Any] = {}
+    for column in events.columns:
+        kind = events[column].dtype
+        if isinstance(kind, pd.CategoricalDtype):
+            text = WHOLE_TRACE if column in ("name", "category") else None
+            labels = kind.categories if text is None or text in kind.categories else [*kind.categories, text]
+            dtype = pd.CategoricalDtype(pd.Index(labels, dtype=TEXT))
+            code = MISSING if text is None else dtype.categories.get_loc(text)
+            codes = np.concatenate([[code], events[column].cat.codes.to_numpy()])
+            values[column] = pd.Categorical.from_codes(codes, dtype=dtype)
+        else:
+            values[column] = np.concatenate([whole[column].to_numpy(dtype=np.int64), events[column].to_numpy()])
+    return pd.DataFrame(values)
+
+
+def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
+    wall = (steps.ends - steps.starts) / 1e6
+    first = steps.starts[0] if len(steps.starts) else 0
+    return pd.DataFrame(
+        {
+            "pass": pd.Categorical(["traced"] * len(wall)),
+            "start_s": (steps.starts - first) / 1e9,
+            "wall_ms": wall,
+            "data_ms": _waits_for_data(trace, steps),
+            "samples": pd.array([None] * len(wall), dtype="Int64"),
+            "step": pd.array(steps.numbers, dtype="Int64"),
+        }
+    )
+
+
+def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
+    """Milliseconds that each step waited for a data loader of torch's, on its own thread; a mark may cut a wait."""
+    is_wait = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
+    if not is_wait.any():
+        return np.zeros(len(steps.starts))
+    rows = np.flatnonzero(is_wait[trace.name] & is_in(trace, ("user_annotation", "cpu_op")))
+    rows = rows[(trace.thread[rows] == steps.thread) & (trace.process[rows] == steps.process)]
+    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+    if len(rows) == 0:
+        return np.zeros(len(steps.starts))
+    reached = np.maximum.accumulate(trace.start_ns[rows] + trace.duration_ns[rows])
+    outside = np.append(True, trace.start_ns[rows][1:] >= reached[:-1])  # a wait may lie inside another
+    begins, durations = trace.start_ns[rows][outside], trace.duration_ns[rows][outside]
+    before = np.concatenate([[0], np.cumsum(durations)])
+
+    def waited_until(time: Ints) -> Ints:
+        place = np.searchsorted(begins, time, side="right") - 1
+        within = np.minimum(time - begins[place], durations[place])
+        return np.where(place >= 0, before[place] + within, 0)
+
+    return np.asarray((waited_until(steps.ends) - waited_until(steps.starts)) / 1e6)
+
+
+def _no_modules() -> pd.DataFrame:
+    text = pd.Series([], dtype=TEXT)
+    whole, flag = np.array([], dtype=np.int64), np.array([], dtype=bool)
+    columns = {"name": text, "module": text, "parent": whole, "depth": whole, "parameters": whole}
+    return pd.DataFrame({**columns, "parameter_bytes": whole, "compiled": flag})
+
+
+def _no_spans() -> pd.DataFrame:
+    empty = pd.DataFrame({"layer": np.array([], dtype=np.int64), "loss": np.array([], dtype=bool)})
+    return empty.set_index(pd.Index([], dtype="int64", name="span"))
+
+
+def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -> dict[str, Any]:
+    own_rank = rank if trace.rank is None else trace.rank
+    return {
+        "name": name,
+        "rank": 0 if own_rank is None else own_rank,
+        "base_ns": trace.base_ns,
+        "devices": trace.devices,
+        "environment": {"gpus": _gpus(trace)},
+        "options": {},
+        "trace": {
+            "file": name,
+            "rank_known": own_rank is not None,
+            "rank": own_rank,
+            "world_size": trace.world_size,
+            "events": len(trace),
+            "unit_ns": trace.unit_ns,
+            "steps_marked": steps.marked,
+            "steps_ignored": steps.ignored,
+            "negative_durations": trace.negative_durations,
+            "host_events": int(is_in(trace, ("cpu_op", "user_annotation", "python_function")).sum()),
+            "host_calls": int(is_in(trace, ("cuda_runtime", "cuda_driver")).sum()),
+            "device_events": int(is_in(trace, ("kernel", "gpu_memcpy", "gpu_memset")).sum()),
+            "process_names": [[pid, text] for pid, text in trace.process_names.items()][:_MOST_NAMES],
+            "process_labels": [[pid, text] for pid, text in trace.process_labels.items()][:_MOST_NAMES],
+            "thread_names": [[pid, tid, text] for (pid, tid), text in trace.thread_names.items()][:_MOST_NAMES],
+        },
+    }
+
+
+def _gpus(trace: TraceColumns) -> list[str]:
+    """Names of the devices that something ran on, as far as the trace tells them.
+
+    The numbers in the trace are not always those of the list; where all in the list are of one kind, its name is right.
+    """
+    used = np.unique(trace.device[is_in(trace, ON_DEVICE)]) if len(trace) else np.array([], dtype=np.int64)
+    by_number: dict[Any, Any] = {device.get("id"): device.get("name") for device in trace.devices if _plain(device)}
+    kinds = {name for name in by_number.values() if name}
+    only = kinds.pop() if len(kinds) == 1 else None
+    return [str(by_number.get(number) or only or f"GPU {number}") for number in used.tolist() if number != MISSING]
+
+
+def _plain(device: dict[str, Any]) -> bool:
+    return isinstance(device.get("id"), int) and isinstance(device.get("name"), str)
+
+
+def rows_of_trace(events: pd.DataFrame) -> Ints:
+    """Places of the events that the trace holds: all but the step that stands for it."""
+    if "marks_step" not in events:
+        return np.arange(len(events))
+    stands_for_it = (events["category"] == WHOLE_TRACE) & (events["marks_step"] != MISSING)
+    return np.flatnonzero(~stands_for_it.to_numpy(dtype=bool))

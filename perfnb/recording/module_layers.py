@@ -1,0 +1,170 @@
+"""Layers of a trace that was loaded: the module calls that it holds become layer spans, as those of a live profile.
+
+torch records a call of a module, where it records Python calls (``with_stack=True``), as ``nn.Module: Linear_3``: the
+fourth `Linear` that the program called. Lightning's profiler marks calls by the module's own name, as
+``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have numbers alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from perfnb.recording.labels import of_labels
+from perfnb.recording.nesting import NONE, Bools, Forest, Ints, nest_cutting
+from perfnb.recording.recording import Recording
+from perfnb.recording.text import TEXT
+from perfnb.trace.trace_size import refuse_odd_layers
+
+_CALL = "nn.Module: "
+_CALL_CATEGORY = "python_function"
+_LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<name>.+)")
+_LIGHTNING_CATEGORY = "user_annotation"
+_NUMBER = re.compile(r"_[0-9]+$")
+_LOSS = re.compile(r"Loss$")
+
+
+def with_module_layers(recording: Recording) -> Recording:
+    """The recording of a trace with the layers that its module calls tell; the same where it holds none.
+
+    A module is one layer however often it is called, and lies in the one that first called it. Its name is the way to
+    it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own where Lightning tells it. Of perfnb's own
+    spans, whose modules the trace does not name, those at the same place in each step are one layer, ``call_0.call_2``.
+    A module whose class is called a loss, called by no other, is the loss.
+    """
+    if len(recording.modules):
+        return recording  # perfnb wrote the trace, and told of its layers
+    events = recording.events
+    is_call = of_labels(events["name"], lambda name: name.startswith(_CALL))
+    named = is_call & (events["category"] == _CALL_CATEGORY).to_numpy(dtype=bool)
+    if named.any():
+        return _of_modules(recording, np.flatnonzero(named))
+    is_call = of_labels(events["name"], lambda name: _LIGHTNING.fullmatch(name) is not None)
+    named = is_call & (events["category"] == _LIGHTNING_CATEGORY).to_numpy(dtype=bool)
+    if named.any():
+        return _of_modules(recording, np.flatnonzero(named))
+    own = np.flatnonzero((events["span"] != NONE).to_numpy())
+    return _of_places(recording, own) if len(own) else recording
+
+
+def _of_modules(recording: Recording, rows: Ints) -> Recording:
+    calls, forest, order = _calls(recording.events, rows)
+    key = calls.groupby(["process", "name"], sort=False, observed=True).ngroup().to_numpy()
+    first = order[np.sort(np.unique(key[order], return_index=True)[1])]  # of each module, in their order
+    code = np.empty(len(first), dtype=np.int64)
+    code[key[first]] = np.arange(len(first))
+    module = code[key]
+    above = forest.parent[first]
+    parent = np.where(above != NONE, module[above], NONE)
+    told = [_LIGHTNING.fullmatch(str(name)) for name in calls["name"].iloc[first]]
+    label = [
+        found["name"] if found else str(name)[len(_CALL) :]
+        for found, name in zip(told, calls["name"].iloc[first], strict=True)
+    ]
+    classes = [found["kind"] if found else _NUMBER.sub("", text) for found, text in zip(told, label, strict=True)]
+    is_loss = np.array([_LOSS.search(text) is not None for text in classes], dtype=bool)
+    outermost = forest.parent == NONE
+    whole = all(told)
+    return _with_layers(recording, rows, parent, label, classes, module, is_loss[module] & outermost, forest, whole)
+
+
+def _of_places(recording: Recording, rows: Ints) -> Recording:
+    """Layers of spans without names: a place in the tree of a step's calls is a layer."""
+    events = recording.events
+    calls, forest, order = _calls(events, rows)
+    marks = np.sort(events["start_ns"].to_numpy()[(events["marks_step"] != NONE).to_numpy()])
+    step = np.searchsorted(marks, calls["start"].to_numpy(), side="right")
+    module = np.full(len(rows), NONE, dtype=np.int64)
+    parent: list[int] = []
+    label: list[str] = []
+    known: dict[tuple[int, int], int] = {}
+    count: dict[tuple[int, int], int] = {}
+    for call in order.tolist():  # calls of modules, not events
+        above = int(forest.parent[call])
+        around = (above, NONE) if above != NONE else (NONE, int(step[call]))
+        place = count[around] = count.get(around, NONE) + 1
+        layer = int(module[above]) if above != NONE else NONE
+        if (layer, place) not in known:
+            known[layer, place] = len(parent)
+            parent.append(layer)
+            label.append(f"call_{place}")
+        module[call] = known[layer, place]
+    loss = np.zeros(len(rows), dtype=bool)
+    return _with_layers(recording, rows, np.array(parent, dtype=np.int64), label, None, module, loss, forest)
+
+
+def _calls(events: pd.DataFrame, rows: Ints) -> tuple[pd.DataFrame, Forest, Ints]:
+    """The calls, how they nest, and their order: by begin, what is outside first."""
+    calls = pd.DataFrame({"name": events["name"].array[rows], "start": events["start_ns"].to_numpy()[rows]})
+    calls["process"] = events["process"].to_numpy()[rows] if "process" in events else 0
+    threads = pd.DataFrame({"process": calls["process"], "thread": events["thread"].to_numpy()[rows]})
+    thread = np.asarray(threads.groupby(["process", "thread"]).ngroup().to_numpy(), dtype=np.int64)
+    start = calls["start"].to_numpy()
+    end = start + events["duration_ns"].to_numpy()[rows]
+    forest, _ = nest_cutting(thread, start, end)
+    return calls, forest, np.lexsort((forest.depth, start))
+
+
+def _with_layers(
+    recording: Recording,
+    rows: Ints,
+    parent: Ints,
+    label: list[str],
+    classes: list[str] | None,
+    module: Ints,
+    loss: Bools,
+    forest: Forest,
+    whole_names: bool = False,
+) -> Recording:
+    """The recording with these layers; where `whole_names`, a label is the way to a layer already."""
+    for level in forest.by_depth()[1:]:
+        loss[level] |= loss[forest.parent[level]]  # what runs inside a loss is loss
+    kept = np.unique(module[~loss])
+    place = np.full(len(label) + 1, NONE, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    parent = place[parent[kept]]
+    labels, parents = [label[old] for old in kept.tolist()], parent.tolist()
+    depth = _depth(labels, parents, whole_names, recording)
+    names = _names(labels, parents, whole_names)
+    unknown = pd.array([pd.NA] * len(kept), dtype="Int64")
+    modules = pd.DataFrame(
+        {
+            "name": pd.Series(names, dtype=TEXT),
+            "module": pd.Series([None if classes is None else classes[old] for old in kept.tolist()], dtype=TEXT),
+            "parent": parent,
+            "depth": np.array(depth, dtype=np.int64),
+            "parameters": unknown,
+            "parameter_bytes": unknown,
+            "compiled": np.zeros(len(kept), dtype=bool),
+        }
+    )
+    numbers = np.full(len(recording.events), NONE, dtype=np.int64)
+    numbers[rows] = np.arange(len(rows))
+    spans = pd.DataFrame({"layer": np.where(loss, NONE, place[module]), "loss": loss})
+    spans.index = spans.index.rename("span")
+    return replace(recording, events=recording.events.assign(span=numbers), modules=modules, spans=spans)
+
+
+def _depth(label: list[str], parent: list[int], whole: bool, recording: Recording) -> list[int]:
+    """How deep each layer lies, unless their names would fill the memory: each has all those around it in it."""
+    depth: list[int] = []
+    letters: list[int] = []
+    for text, above in zip(label, parent, strict=True):  # parents come first
+        depth.append(0 if above == NONE else depth[above] + 1)
+        letters.append(len(text) if above == NONE or whole else letters[above] + 1 + len(text))
+    refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])
+    return depth
+
+
+def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
+    """The way to each layer; those of several processes are told apart by a number."""
+    names: list[str] = []
+    taken: dict[str, int] = {}
+    for text, above in zip(label, parent, strict=True):
+        name = text if above == NONE or whole else f"{names[above]}.{text}"
+        taken[name] = taken.get(name, 0) + 1
+        names.append(name if taken[name] == 1 else f"{name} ({taken[name]})")
+    return names

@@ -1,0 +1,292 @@
+"""Which columns a saved frame must have, of which type and in which range: a file may have been altered by anyone.
+
+What a Parquet file tells of its columns is looked at before they are decoded, and the columns themselves afterwards,
+for a file may tell what is not so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from perfnb.recording.schema import SCHEMA
+from perfnb.recording.text import TEXT
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds.
+
+    Attributes
+    ----------
+    kind : str
+        ``whole`` and ``count`` (int64, and int64 that may be missing), ``number`` (float64), ``label`` (a category of
+        text), ``text``, ``flag``.
+    missing : bool
+        Whether values may be missing.
+    low, high : float or None
+        Least and greatest value.
+    needed : bool
+        Whether a file without it is damaged.
+    """
+
+    kind: str
+    missing: bool = False
+    low: float | None = None
+    high: float | None = None
+    needed: bool = True
+
+
+Columns = Mapping[str, Column]
+
+_FAR = 2**62
+_WHOLE, _FROM_NONE = Column("whole"), Column("whole", low=-1)
+_LENGTH = Column("whole", low=0)
+_LABEL, _MAYBE_LABEL = Column("label"), Column("label", missing=True)
+#: What earlier versions did not write.
+_OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
+_OLD_LABEL = replace(_MAYBE_LABEL, needed=False)
+_COUNT = Column("count", missing=True, low=0, high=_FAR)
+_MS = Column("number", low=0, high=1e15)
+#: An index, which is no column of the file where it counts from 0.
+_NUMBER_OF_ROW = Column("whole", low=0, needed=False)
+
+EVENTS: Columns = {
+    **{"name": _LABEL, "category": _LABEL, "start_ns": _WHOLE, "duration_ns": _LENGTH},
+    **dict.fromkeys(("thread", "device", "stream", "correlation", "sequence", "forward_thread"), _WHOLE),
+    "span": _FROM_NONE,
+    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation", "bytes"), _OLD_WHOLE),
+    **dict.fromkeys(("shapes", "collective", "group"), _OLD_LABEL),
+    "marks_step": _OLD_FROM_NONE,
+}
+STEPS: Columns = {
+    "pass": _LABEL,
+    "start_s": Column("number", low=-1e12, high=1e12, needed=False),
+    "wall_ms": _MS,
+    "data_ms": _MS,
+    "samples": _COUNT,
+    "step": Column("count", missing=True, needed=False),
+}
+MODULES: Columns = {
+    "name": Column("text"),
+    "module": Column("text", missing=True),
+    "parent": _FROM_NONE,
+    "depth": Column("whole", low=0),
+    "parameters": _COUNT,
+    "parameter_bytes": _COUNT,
+    "compiled": Column("flag"),
+}
+SPANS: Columns = {"layer": _FROM_NONE, "loss": Column("flag"), "span": _NUMBER_OF_ROW}
+TRACE_MEMORY: Columns = {
+    **{"time_ns": _WHOLE, "process": _WHOLE, "thread": _WHOLE, "address": _WHOLE},
+    "bytes": _WHOLE,
+    **dict.fromkeys(("device_type", "device", "allocated", "reserved"), _WHOLE),
+}
+CHANGES: Columns = {
+    **{"event": _FROM_NONE, "time_ns": _WHOLE, "address": _WHOLE},
+    "bytes": _WHOLE,
+    **{"device": _LABEL, "allocated": _WHOLE, "reserved": _WHOLE},
+}
+KNOWN: Columns = {
+    **{"time_ns": _WHOLE, "address": _WHOLE, "bytes": _LENGTH, "device": _LABEL, "category": _LABEL},
+    **{"layer": _FROM_NONE, "name": Column("text", missing=True)},
+}
+RESIDENT: Columns = {"time_ns": _WHOLE, "bytes": _LENGTH}
+CALLS: Columns = {
+    **{"op": _LABEL, "flops": _COUNT, "bytes": _COUNT, "dtype": _MAYBE_LABEL},
+    "number": _NUMBER_OF_ROW,
+}
+_KINDS: dict[Any, str] = {"Int64": "count", "int64": "whole", "Float64": "number", "float64": "number", TEXT: "text"}
+
+
+def _of_watch(table: str, needed: Columns) -> Columns:
+    rest = {name: _KINDS.get(dtype, "label") for name, dtype in SCHEMA[table].items()}
+    return {name: Column(kind, missing=True, needed=False) for name, kind in rest.items()} | dict(needed)
+
+
+SAMPLES: Columns = _of_watch(
+    "samples",
+    {
+        "t_s": Column("number", low=-1e12, high=1e12),
+        "device": _LABEL,
+        "window_s": Column("number", missing=True),
+        "readings": Column("count", low=0, high=_FAR),
+    },
+)
+MARKS: Columns = _of_watch(
+    "marks",
+    {
+        "name": Column("text"),
+        "depth": Column("count", low=0, high=1e6),
+        "start_s": Column("number", low=-1e12, high=1e12),
+        "end_s": Column("number", missing=True, low=-1e12, high=1e12),
+    },
+)
+TIMED: Columns = {"pass": Column("text"), "wall_ms": _MS}
+PAIRS: Columns = {"a_ms": _MS, "b_ms": _MS}
+LOSSES: Columns = {
+    "name": Column("text"),
+    **dict.fromkeys(("candidate", "baseline", "limit"), Column("number", missing=True)),
+}
+
+#: Frames whose rows have a number each, and the column of it, which is their index.
+ROWS_NUMBERED = MappingProxyType({"spans": "span", "arithmetic_calls": "number"})
+
+
+class Odd(ValueError):
+    """A column that is not what it must be."""
+
+
+def check_file(file: pq.ParquetFile, columns: Columns) -> bool:
+    """Refuse a file whose columns cannot be what they must be; whether it tells enough to believe it is.
+
+    Raises
+    ------
+    Odd
+        With the column and what is wrong.
+    """
+    schema, rows = file.schema_arrow, file.metadata.num_rows
+    for name, column in columns.items():
+        if name not in schema.names:
+            if column.needed:
+                raise Odd(f"it has no column {name!r}")
+        elif len(schema.get_all_field_indices(name)) > 1:
+            raise Odd(f"it has the column {name!r} twice")
+        elif rows and not _is(schema.field(name).type, column):
+            raise Odd(f"its column {name!r} is of another type ({schema.field(name).type})")
+    if rows:
+        known = {name: its for name, its in columns.items() if name in schema.names and not _is_null(schema, name)}
+        _check_types(schema.empty_table().to_pandas(), known)
+    told = _told(file.metadata)
+    for name, column in columns.items():
+        if name in schema.names and rows and (seen := told.get(name)) is not None:
+            missing, low, high = seen
+            _check_range(name, column, bool(missing), low, high)
+    return not rows or all(name in told for name in columns if name in schema.names)
+
+
+def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None) -> pd.DataFrame:
+    """The frame with the columns that are known, each of which is what it must be; as `check_file`.
+
+    Of a frame without rows Parquet does not keep the types: it gets them.
+
+    Parameters
+    ----------
+    index : str, optional
+        The column of numbers that is its index.
+    """
+    if index is not None:
+        frame = frame.reset_index()
+    lost = [name for name, column in columns.items() if (column.needed or name == index) and name not in frame]
+    if lost:
+        raise Odd(f"it has no column {lost[0]!r}")
+    frame = frame[[name for name in columns if name in frame]].reset_index(drop=True)
+    for name, column in columns.items():
+        if name in frame and column.kind == "label" and column.missing and frame[name].isna().all():
+            frame = frame.assign(**{name: pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype=TEXT))})
+    if len(frame):
+        _check_values(frame, columns)
+    else:
+        frame = _typed(frame, columns)
+    if index is not None and frame[index].duplicated().any():
+        raise Odd(f"its column {index!r} holds a number twice")
+    return frame if index is None else frame.set_index(index)
+
+
+def _check_values(frame: pd.DataFrame, columns: Columns) -> None:
+    _check_types(frame, columns)
+    for name, column in columns.items():
+        if name in frame:
+            values, numeric = frame[name], column.kind in ("whole", "count", "number")
+            known = values.dropna() if numeric else values
+            low, high = (known.min(), known.max()) if numeric and len(known) else (None, None)
+            _check_range(name, column, bool(values.isna().any()), low, high)
+
+
+def _is(kind: pa.DataType, column: Column) -> bool:
+    if column.kind in ("whole", "count"):
+        return bool(pa.types.is_int64(kind))
+    if column.kind == "number":
+        return bool(pa.types.is_float64(kind))
+    if column.kind == "flag":
+        return bool(pa.types.is_boolean(kind))
+    if pa.types.is_null(kind):  # what has no value has no type
+        return column.missing
+    if column.kind == "label":
+        return bool(pa.types.is_dictionary(kind)) and (column.missing or is_text(kind.value_type))
+    return is_text(kind)
+
+
+def _is_null(schema: pa.Schema, name: str) -> bool:
+    return bool(pa.types.is_null(schema.field(name).type))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of a file is text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+_DTYPES = {
+    "whole": ("int64",),
+    "count": ("int64", "Int64"),
+    "number": ("float64", "Float64"),
+    "flag": ("bool",),
+    "label": ("category",),
+    "text": ("str", "string", "object"),
+}
+
+
+def _check_types(frame: pd.DataFrame, columns: Columns) -> None:
+    for name, column in columns.items():
+        if name in frame and str(frame[name].dtype) not in _DTYPES[column.kind]:
+            raise Odd(f"its column {name!r} is of another type ({frame[name].dtype})")
+
+
+def _check_range(name: str, column: Column, missing: bool, low: object, high: object) -> None:
+    if missing and not column.missing:
+        raise Odd(f"its column {name!r} lacks values")
+    below = column.low is not None and isinstance(low, _NUMBER) and low < column.low
+    above = column.high is not None and isinstance(high, _NUMBER) and high > column.high
+    if below or above:
+        raise Odd(f"its column {name!r} holds a value that is out of range ({low if below else high})")
+
+
+_NUMBER = (int, float, np.number)
+
+
+def _told(metadata: pq.FileMetaData) -> dict[str, tuple[int, object, object]]:
+    """Number of missing values, the least and the greatest of each column that tells them for all its parts."""
+    told: dict[str, tuple[int, object, object]] = {}
+    silent = set()
+    for group in range(metadata.num_row_groups):
+        part = metadata.row_group(group)
+        for place in range(part.num_columns):
+            column = part.column(place)
+            name, known = column.path_in_schema, column.statistics
+            if known is None or not known.has_null_count or (not known.has_min_max and known.num_values):
+                silent.add(name)
+                continue
+            low, high = (known.min, known.max) if known.has_min_max else (None, None)
+            missing, *before = told.get(name, (0, None, None))
+            lows, highs = ([one for one in ends if one is not None] for ends in ((low, before[0]), (high, before[1])))
+            told[name] = (missing + known.null_count, min(lows, default=None), max(highs, default=None))  # type: ignore[type-var]
+    return {name: one for name, one in told.items() if name not in silent}
+
+
+def _typed(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    text = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
+    types = {"whole": "int64", "count": "Int64", "number": "float64", "flag": "bool", "label": text, "text": TEXT}
+    kept = {"whole": ("int64",), "count": ("int64", "Int64"), "number": ("float64", "Float64")}
+    wrong: dict[str, Any] = {
+        name: types[its.kind]
+        for name, its in columns.items()
+        if name in frame and str(frame[name].dtype) not in kept.get(its.kind, ())
+    }
+    return frame.astype(wrong)

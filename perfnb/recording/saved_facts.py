@@ -1,0 +1,289 @@
+"""What the facts beside saved frames are: their types and ranges, by which msgspec checks a file that was altered.
+
+Keys that are not named here are kept as they stand.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Required, TypedDict
+
+from msgspec import Meta, Struct, field
+
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
+Above0 = Annotated[float, Meta(gt=0, le=1e18)]
+Rank = Annotated[int, Meta(ge=0, lt=2**31)]
+Plain = bool | Whole | Number | str | None
+
+
+class Noise(TypedDict, total=False):
+    """What went on beside steps, as `perfnb.step.conditions` finds it."""
+
+    cpus: Count | None
+    load_before: Amount
+    load_after: Amount
+    cpu_mhz_before: Amount
+    cpu_mhz_after: Amount
+    gc_pauses: list[tuple[Count, Amount]]
+    involuntary_switches: Whole
+    throttled_periods: Whole
+    throttled_ms: Number
+    gpu_throttle_reasons: list[str]
+
+
+class Environment(TypedDict, total=False):
+    """As `perfnb.step.provenance` tells it."""
+
+    python: str | None
+    torch: str | None
+    platform: str | None
+    machine: str | None
+    processor: str | None
+    cpus: Count | None
+    cpu_limit: Amount | None
+    threads: Count | None
+    interop_threads: Count | None
+    gpus: list[str]
+    unwatched_accelerator: str | None
+    debugger_or_tracer: bool
+    host: str | None
+    commit: str | None
+    uncommitted: bool
+
+
+class Options(TypedDict, total=False):
+    """What a profile was asked for."""
+
+    warmup: Count | None
+    steps: Count | None
+    traced: Count
+    budget_s: Annotated[float, Meta(ge=0)]
+    memory: bool
+    flops: bool
+
+
+class Cost(TypedDict, total=False):
+    """Nanoseconds that tracing costs."""
+
+    op_ns: Amount
+    call_ns: Amount
+
+
+class Ceilings(TypedDict, total=False):
+    """What the machine can do."""
+
+    on: Required[str]
+    device: Required[str]
+    threads: Count | None
+    flops_per_s: Required[dict[str, Above0]]
+    bytes_per_s: Required[Above0 | None]
+    measured_at: str | None
+    others: Amount
+
+
+class Optimizer(Struct):
+    """Name and settings of an optimizer."""
+
+    name: str
+    class_: str = field(name="class")
+    tensors: Count
+    elements: Count
+    groups: Count
+    at_once: list[str]
+    arguments: dict[str, Any] | None = None
+    foreach: Plain = None
+    fused: Plain = None
+    capturable: Plain = None
+
+
+class Loader(Struct):
+    """Name and settings of what feeds the step."""
+
+    name: str | None
+    class_: str = field(name="class")
+    dataset: str = ""
+    iterable: bool = False
+    collates: bool = False
+    num_workers: Number = 0.0
+    prefetch_factor: Number = 0.0
+    batch_size: Number = 0.0
+    pin_memory: bool | Number = False
+    persistent_workers: bool | Number = False
+    drop_last: bool | Number = False
+
+
+class Parts(TypedDict, total=False):
+    """What the user calls the parts of the step."""
+
+    optimizers: list[Optimizer]
+    loader: Loader | None
+
+
+class Threads(TypedDict):
+    """The trial with as many threads as there are cores."""
+
+    threads: Count
+    steps_ms: list[Amount]
+
+
+class Allocator(TypedDict, total=False):
+    """What CUDA's allocator counts of a device."""
+
+    retries: Count | None
+    ooms: Count | None
+    largest_free_bytes: Count | None
+
+
+class Sum(TypedDict):
+    """Figures of a metric over all readings of a watch, as `perfnb.telemetry.history.Exact`."""
+
+    max: Number
+    integral: Annotated[float, Meta(ge=-1e30, le=1e30)]  # bytes by seconds: a week of a terabyte is near 1e18
+    known_s: Amount
+    readings: Count
+
+
+class Device(TypedDict, total=False):
+    """What a watched device has, as its sampler tells it."""
+
+    name: str | None
+    cpus: Count | None
+    memory_bytes: Count | None
+    power_limit_w: Amount | None
+    cpu_limit: Amount | None
+    memory_limit_bytes: Count | None
+
+
+class WatchFacts(TypedDict, total=False):
+    """Of a watch."""
+
+    running: bool
+    interval_s: Required[Above0]
+    devices: Required[dict[str, Device]]
+    absent: Required[dict[str, str]]
+    notes: Required[list[str]]
+    ticks: Required[Count]
+    missed: Required[Count]
+    unsent: Count
+    sampler_cpu_s: Amount | None
+    sampler_lived_s: Amount | None
+    exact: dict[str, dict[str, Sum]]
+
+
+class TraceFacts(TypedDict, total=False):
+    """Of a trace that was loaded."""
+
+    file: Required[str]
+    rank_known: Required[bool]
+    rank: Whole | None
+    world_size: Whole | None
+    events: Required[Count]
+    unit_ns: Required[Count]
+    steps_marked: Required[bool]
+    steps_ignored: Required[Count]
+    negative_durations: Required[Count]
+    host_events: Required[Count]
+    host_calls: Required[Count]
+    device_events: Required[Count]
+    process_names: list[tuple[Whole, str]]
+    process_labels: list[tuple[Whole, str]]
+    thread_names: list[tuple[Whole, Whole, str]]
+
+
+class Looped(TypedDict):
+    """An optimizer that the step called more than once."""
+
+    optimizer: str
+    times: Count
+
+
+class ProfileFacts(TypedDict, total=False):
+    """Of a profile."""
+
+    name: Required[str]
+    rank: Rank
+    base_ns: Whole
+    devices: list[dict[str, Any]]
+    environment: Required[Environment]
+    options: Required[Options]
+    models_chosen: bool
+    steady: bool | None
+    noise: Noise
+    timed_cut_short: bool
+    traced_cut_short: bool
+    stacks: bool
+    threads_tried: Threads
+    cost: Cost
+    bare_cost: Cost
+    ceilings: Ceilings
+    parts: Parts
+    optimizer_steps: Looped
+    allocator: dict[str, Allocator]
+    watch: WatchFacts
+    trace: TraceFacts
+    failure: str
+    failed_in: str
+    tables_made_by: str
+
+
+class RanksFacts(TypedDict):
+    """Of several ranks."""
+
+    ranks: Annotated[list[Rank], Meta(min_length=1)]
+
+
+class TimingFacts(TypedDict, total=False):
+    """Of step times."""
+
+    batch_size: Required[Count | None]
+    samples: Required[Count | None]
+    steady: Required[bool | None]
+    noise: Required[Noise]
+    wanted: Required[Count | None]
+    block: Annotated[int, Meta(ge=1, le=2**62)]
+
+
+class Blocks(TypedDict):
+    """Of an experiment in blocks."""
+
+    who: str
+    lead: Count
+    turns: Count
+    round_s: Amount | None
+
+
+class Experiment(TypedDict, total=False):
+    """Of an experiment in pairs."""
+
+    a_name: Required[str]
+    b_name: Required[str]
+    equal_within: Required[Above0]
+    planned: Required[Count]
+    needed: Count | None
+    seed: Whole | None
+    check: str | None
+    noise: Noise
+    steady: Any
+    batch_size: Count | None
+    blocks: Blocks | None
+
+
+class Quality(TypedDict):
+    """What was said of a change's quality."""
+
+    judged_by: str
+    said: str
+    dtype: str
+
+
+class ReportFacts(TypedDict, total=False):
+    """Of a report on a change."""
+
+    change: Required[str]
+    limits: Required[dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]]
+    environment: Required[Environment]
+    options: Required[dict[str, Any]]
+    experiment: Required[Experiment]
+    quality: Required[Quality]

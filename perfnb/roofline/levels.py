@@ -1,0 +1,251 @@
+"""The roofline: how near each layer and operator comes to what the machine can do, and what holds it back.
+
+A machine has two ceilings: its arithmetic, and the bytes that it can move. What does few operations for each byte
+cannot come nearer to the first than the second lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from perfnb.attribution.arithmetic import (
+    main_dtype,
+    time_by_layer,
+    time_by_op,
+    uncounted_ops,
+    work_by_layer,
+    work_by_op,
+)
+from perfnb.attribution.attribution import Attribution
+from perfnb.recording.nesting import NONE
+from perfnb.recording.recording import Recording
+from perfnb.recording.text import TEXT
+
+COMPUTE, MEMORY = "compute", "memory"
+#: Share of a ceiling above which it was measured too low.
+_TOO_LOW = 1.02
+#: Share of the time of all layers, or of all operators, below which a rate is too unsure to speak against a ceiling.
+_COUNTS = 0.01
+#: Share of the CPUs that others use from which on a measured ceiling is doubted.
+_MANY_OTHERS = 0.1
+
+#: Columns of `Roofline.points` and their types.
+POINTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "kind": TEXT,
+        "name": TEXT,
+        "flops": "Int64",
+        "bytes": "Int64",
+        "ms": "Float64",
+        "intensity": "Float64",
+        "achieved_flops_per_s": "Float64",
+        "attainable_flops_per_s": "Float64",
+        "efficiency": "Float64",
+        "bound": TEXT,
+        "dtype": TEXT,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The machine's ceilings and where the parts of a step lie under them.
+
+    Attributes
+    ----------
+    device : str
+        Name of the device.
+    peaks : mapping
+        FLOP/s by dtype: as measured, or as a part of this step reached where that is more.
+    bandwidth : float or None
+        Measured bytes/s.
+    points : DataFrame
+        One row a layer or operator that moves something: ``kind`` (layer, op), ``name``, ``flops``, ``bytes``, ``ms``,
+        ``intensity`` (FLOP/byte), ``achieved_flops_per_s``, ``attainable_flops_per_s`` (the roof above it),
+        ``efficiency`` (achieved/attainable), ``bound`` (compute, memory, or NA), ``dtype``. A layer's are its own,
+        without those of the layers inside it.
+    utilisation : float or None
+        Model FLOPs utilisation: the arithmetic that the model needs, recomputation left out, of what the machine could
+        have done in the same time.
+    flops : int or None
+        FLOPs of a step, recomputation included.
+    uncounted : DataFrame
+        Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; the heaviest first.
+    others : float
+        Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
+    dtype : str or None
+        The one whose ceiling `utilisation` is a share of.
+    refuted : mapping
+        Measured FLOP/s of the dtypes in which a layer or operator of this step computed faster, which then count by
+        what it reached: how much faster large products would be is not known.
+    """
+
+    device: str
+    peaks: Mapping[str, float]
+    bandwidth: float | None
+    points: pd.DataFrame
+    utilisation: float | None
+    flops: int | None
+    uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
+    others: float = 0.0
+    dtype: str | None = None
+    refuted: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ceilings_doubted(self) -> bool:
+        """Whether the ceilings may be too low for what else ran while they were measured."""
+        return self.others > _MANY_OTHERS
+
+    def ridge(self, dtype: str) -> float | None:
+        """The intensity from which on arithmetic is the ceiling, not memory."""
+        peak = self.peaks.get(dtype)
+        return peak / self.bandwidth if peak and self.bandwidth else None
+
+
+def step_roofline(
+    recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
+) -> Roofline:
+    """The roofline of a profile: work from the counted step, times from the traced ones.
+
+    Parameters
+    ----------
+    recording, attribution
+        Of the traced steps.
+    counted : DataFrame
+        As `counted_ops` gives it.
+    step_ms : float or None
+        A step's time without profiler.
+    """
+    on_gpu = bool(attribution.cells["kernels"].sum())
+    ceilings, time = recording.meta.get("ceilings"), "gpu_ms" if on_gpu else "ms"
+    if ceilings is not None and ceilings.get("on") != ("cuda" if on_gpu else "cpu"):
+        ceilings = None  # the process has a GPU that the step does not use
+    layers, ops = work_by_layer(counted), work_by_op(counted)
+    by_layer, by_op = time_by_layer(recording, attribution), time_by_op(recording, attribution, ops.index)
+    whole_ms = float(attribution.cells["gpu_ns" if on_gpu else "ns"].sum()) / 1e6 / max(attribution.steps, 1)
+    inside = counted[counted["block"] != NONE]
+    return roofline_of(
+        layers.assign(ms=by_layer[time].reindex(layers.index)),
+        ops.assign(ms=by_op[time].reindex(ops.index)),
+        uncounted_ops(counted, by_op, whole_ms, on_gpu=on_gpu),
+        ceilings=ceilings,
+        flops=int(inside["flops"].sum()),
+        recompute_flops=int(inside.loc[inside["direction"] == "recompute", "flops"].sum()),
+        main_dtype=main_dtype(counted),
+        step_ms=step_ms,
+    )
+
+
+def roofline_of(
+    layers: pd.DataFrame,
+    ops: pd.DataFrame,
+    uncounted: pd.DataFrame,
+    *,
+    ceilings: Mapping[str, Any] | None,
+    flops: int | None,
+    recompute_flops: int = 0,
+    main_dtype: str | None = None,
+    step_ms: float | None = None,
+) -> Roofline:
+    """The roofline of a step.
+
+    Parameters
+    ----------
+    layers, ops : DataFrame
+        Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` as `work_by_layer` and `work_by_op` give
+        them, and the ``ms`` that they took per step.
+    uncounted : DataFrame
+        Operators without a formula.
+    ceilings : mapping or None
+        ``device``, ``flops_per_s`` by dtype, ``bytes_per_s``; ``None`` where they were not measured.
+    flops, recompute_flops : int
+        Of a step, and those of them that did again what forward had done.
+    main_dtype : str or None
+        The dtype whose ceiling counts for the utilisation.
+    step_ms : float or None
+        A step's time without profiler.
+    """
+    ceilings = ceilings or {}
+    peaks = {str(name): float(rate) for name, rate in (ceilings.get("flops_per_s") or {}).items()}
+    bandwidth = ceilings.get("bytes_per_s")
+    bandwidth = float(bandwidth) if bandwidth else None
+    points = _all_points(layers, ops, peaks, bandwidth)
+    reached = _reached(points)
+    refuted = {dtype: peak for dtype, peak in peaks.items() if reached.get(dtype, 0.0) > _TOO_LOW * peak}
+    if refuted:
+        peaks |= {dtype: reached[dtype] for dtype in refuted}
+        points = _all_points(layers, ops, peaks, bandwidth)
+    utilisation = None
+    peak = peaks.get(main_dtype or "")
+    if peak and step_ms and flops is not None:
+        utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
+    device = str(ceilings.get("device", ""))
+    others = float(ceilings.get("others") or 0.0)
+    dtype = None if utilisation is None else main_dtype
+    return Roofline(
+        device,
+        MappingProxyType(peaks),
+        bandwidth,
+        points,
+        utilisation,
+        flops,
+        uncounted,
+        others,
+        dtype,
+        MappingProxyType(refuted),
+    )
+
+
+def _all_points(
+    layers: pd.DataFrame, ops: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None
+) -> pd.DataFrame:
+    parts = {"layer": layers, "op": ops}
+    return pd.concat([_points(kind, work, peaks, bandwidth) for kind, work in parts.items()], ignore_index=True)
+
+
+def _reached(points: pd.DataFrame) -> dict[str, float]:
+    """The greatest FLOP/s by dtype of the parts that take enough time for their rate to be sure."""
+    whole = points.groupby("kind")["ms"].transform("sum")
+    sure = points[(points["ms"] >= _COUNTS * whole).fillna(False).to_numpy(dtype=bool)]
+    best = sure.groupby("dtype")["achieved_flops_per_s"].max().dropna()
+    return {str(dtype): float(rate) for dtype, rate in best.items()}
+
+
+def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
+    """The points of one kind; what moves nothing, such as a layer that only calls others, is none."""
+    work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
+    flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))
+    intensity = flops / moved
+    achieved = flops / (ms.where(ms > 0) / 1e3)
+    peak = pd.Series(work["dtype"].map(dict(peaks)), index=work.index).astype("Float64")
+    # What only moves data waits for memory; of what has no formula nobody knows.
+    roof = pd.Series(pd.NA, index=work.index, dtype="Float64")
+    bound = pd.Series(pd.NA, index=work.index, dtype="object")
+    if bandwidth is not None:
+        under_slope = intensity * bandwidth
+        computes = (under_slope >= peak).fillna(False)
+        roof = under_slope.mask(computes, peak).where(peak.notna())
+        moves_only = (flops == 0).fillna(False) & (work["uncounted"] == 0)
+        told = ((flops > 0).fillna(False) & peak.notna()) | moves_only
+        bound = bound.mask(told.to_numpy(dtype=bool), MEMORY).mask(computes.to_numpy(dtype=bool), COMPUTE)
+    table = pd.DataFrame(
+        {
+            "kind": kind,
+            "name": work.index.astype(TEXT),
+            "flops": work["flops"].astype("Int64").to_numpy(),
+            "bytes": work["bytes"].astype("Int64").to_numpy(),
+            "ms": ms.array,
+            "intensity": intensity.array,
+            "achieved_flops_per_s": achieved.array,
+            "attainable_flops_per_s": roof.array,
+            "efficiency": (achieved / roof.where(roof > 0)).array,
+            "bound": bound.to_numpy(dtype=object),
+            "dtype": work["dtype"].to_numpy(dtype=object),
+        }
+    )
+    return table.astype(dict(POINTS))

@@ -1,0 +1,71 @@
+"""`Roofline`: how near a profile's layers and ops come to what the machine can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.draw.frame import framed
+from perfnb.roofline import levels as analysis
+from perfnb.roofline.view import roofline_html, roofline_text
+
+
+class Roofline:
+    """The machine's measured ceilings, and every layer and op under them. Shows itself in a notebook.
+
+    See S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for multicore
+    architectures", Communications of the ACM 52 (4), 2009.
+    """
+
+    def __init__(self, figures: analysis.Roofline) -> None:
+        self._figures = figures
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """A row a layer (its own work, without the layers inside) and a row an op that moves bytes.
+
+        ``kind``, ``name``, ``flops`` and ``bytes`` of a step, ``ms``, ``intensity`` (FLOP/byte),
+        ``achieved_flops_per_s``, ``attainable_flops_per_s`` (the roof above it), ``efficiency`` (the ratio of the two),
+        ``bound`` (compute, memory, or missing), ``dtype``.
+        """
+        return self._figures.points.copy()
+
+    @property
+    def peaks(self) -> dict[str, float]:
+        """FLOP/s by dtype that large products reach on this machine, or a part of this step if that was faster."""
+        return dict(self._figures.peaks)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes/s that a large copy moves, read and written; ``None`` if it was not measured."""
+        return self._figures.bandwidth
+
+    @property
+    def utilisation(self) -> float | None:
+        """Model FLOPs utilisation of the timed step, 0 to 1; ``None`` if unknown.
+
+        The arithmetic of forward and backward, without recomputation, by what the ceiling of the step's main dtype
+        allows in the same time (A. Chowdhery et al., "PaLM", appendix B, 2022; there with the vendor's peak).
+        """
+        return self._figures.utilisation
+
+    @property
+    def flops(self) -> int | None:
+        """FLOPs of a step, of the ops that have a formula; recomputation included."""
+        return self._figures.flops
+
+    @property
+    def uncounted(self) -> pd.DataFrame:
+        """Ops without a formula, with their calls, time in milliseconds and share of a traced step."""
+        return self._figures.uncounted.copy()
+
+    def __str__(self) -> str:
+        return "\n".join(roofline_text(self._figures))
+
+    def __repr__(self) -> str:
+        return f"<perfnb.Roofline: {fmt.flops(self.flops)} a step, utilisation {fmt.share(self.utilisation)}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": framed(roofline_html(self._figures, alone=True), narrow=True)}

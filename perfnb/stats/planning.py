@@ -1,0 +1,191 @@
+"""How many steps, or pairs of steps, a measurement needs: planned from a pilot, fixed before looking."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfnb.stats.intervals import Samples, effective_size, interval_of_median
+from perfnb.stats.signed_rank import FEWEST_PAIRS, spread
+
+#: A pilot's standard deviation is taken at this upper confidence limit: half of all pilots show too little.
+PILOT_CONFIDENCE = 0.8
+#: The fewest pairs that still tell where one of them was disturbed, however much: of the 2**12 sums of signed ranks
+#: 2 × 70, 3.4 %, are as extreme as with the other sign at the greatest; of 11 pairs it would be 5.4 %.
+STURDY_PAIRS = 12
+#: How far the ends of a step time's interval may lie from the median, as a share of it.
+AIM = 0.02
+#: Steps shorter than this are timed in blocks that last the latter at least: a clock is read in a tenth of a
+#: microsecond or so, and that read takes as long.
+SHORT_STEP_S, BLOCK_S = 1e-4, 1e-3
+_MOST_IN_BLOCK = 10_000
+#: More pairs than this are not counted: it stands for as many or more.
+MOST_NEEDED = 100_000
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How many to measure.
+
+    Attributes
+    ----------
+    count : int
+        What the budget allows of what is needed.
+    needed : int
+        What the aim needs.
+    """
+
+    count: int
+    needed: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether the budget allows for the aim."""
+        return self.count >= self.needed
+
+
+def plan_steps(
+    pilot_ms: Samples,
+    *,
+    half_width: float = AIM,
+    budget_s: float = math.inf,
+    confidence: float = 0.95,
+    fewest: int = 20,
+    most: int = 1000,
+) -> Planned:
+    """Steps that put the ends of the median's interval `half_width` (0.02 is 2 %) from the median.
+
+    The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (David and
+    Nagaraja, Order Statistics, on asymptotic quantiles); the deviation is that of log times, read from their quartiles.
+    Steps that resemble the one before count for less, by `effective_size`.
+    """
+    from scipy.special import ndtri
+
+    logs = np.log(np.asarray(pilot_ms, dtype=float))
+    low, high = np.percentile(logs, [25, 75])
+    deviation = (high - low) / 1.349
+    inflation = len(logs) / effective_size(logs)
+    z = float(ndtri((1 + confidence) / 2))
+    needed = max(fewest, math.ceil((z * 1.2533 * deviation / math.log1p(half_width)) ** 2 * inflation))
+    return _within(needed, budget_s, float(np.mean(pilot_ms)) / 1e3, most, least=1)
+
+
+def steps_in_block(step_s: float) -> int:
+    """How many steps of this length are timed as one: 1 unless they are very short."""
+    if step_s >= SHORT_STEP_S:
+        return 1
+    return _MOST_IN_BLOCK if step_s <= 0 else min(_MOST_IN_BLOCK, math.ceil(BLOCK_S / step_s))
+
+
+def still_needed(samples: Samples, *, half_width: float = AIM) -> int:
+    """How many more samples put the ends of the median's interval `half_width` from the median; 0 where they are.
+
+    The interval shrinks with the root of the number. No more than there are already: their spread may mislead.
+    """
+    count, found = len(samples), interval_of_median(samples)
+    if found is None:
+        return max(1, count)
+    median = float(np.median(samples))
+    off = max(found.high - median, median - found.low)
+    if off <= half_width * median:
+        return 0
+    needed = count * (off / (half_width * median)) ** 2 if median > 0 else math.inf
+    return max(1, math.ceil(min(needed, 2.0 * count)) - count)
+
+
+def plan_pairs(
+    pilot: Samples,
+    *,
+    equal_within: float = 0.02,
+    power: float = 0.9,
+    confidence: float = 0.95,
+    budget_s: float = math.inf,
+    pair_s: float = 0.0,
+    most: int = 1000,
+) -> Planned:
+    """Pairs that find a difference of `equal_within`, and the lack of one, with probability `power`.
+
+    Where the budget allows, at least as many as bear one that was disturbed.
+
+    Parameters
+    ----------
+    pilot : sequence of float
+        Log ratios of a few pairs, at least 2. Their spread is taken at its upper 80 % limit (Browne, 1995).
+    pair_s : float
+        Seconds that a pair takes, out of `budget_s`.
+    """
+    from scipy.special import chdtri
+
+    if len(pilot) < 2:
+        raise ValueError("A pilot needs at least 2 pairs.")
+    if equal_within <= 0:
+        return _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS)
+    freedom = len(pilot) - 1
+    deviation = spread(pilot) * math.sqrt(freedom / float(chdtri(freedom, PILOT_CONFIDENCE)))
+    counted = min(10 * most, MOST_NEEDED)
+    needed = pairs_needed(deviation, math.log1p(equal_within), power=power, confidence=confidence, most=counted)
+    sturdy = _within(max(needed, STURDY_PAIRS), budget_s, pair_s, most, least=FEWEST_PAIRS)
+    return Planned(sturdy.count, needed)
+
+
+def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
+    """As many pairs as the budget allows: for a pilot of one pair, which tells how long pairs take and no more."""
+    count = _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS).count
+    return Planned(count, count)
+
+
+def pairs_needed(
+    deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
+) -> int:
+    """Fewest pairs whose t-test finds `effect`, and whose two one-sided tests show that none of that size is there.
+
+    Both on the log scale. The power of the paired t-test is that of the noncentral t distribution with noncentrality
+    effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, chapter 2). Each of the two one-sided tests of
+    equivalence must reject with probability (1 + power) / 2 for both to do so where there is no difference (Julious,
+    Statistics in Medicine 23, 2004).
+    """
+    from scipy.special import stdtrit
+    from scipy.stats import nct
+
+    if deviation <= 0:
+        return FEWEST_PAIRS
+    fewest, beyond = FEWEST_PAIRS - 1, FEWEST_PAIRS
+    tail = (1 - confidence) / 2
+
+    def suffices(n: int) -> bool:
+        shift = effect / deviation * math.sqrt(n)
+        # Far out the distribution is cut off: what is found with certainty needs no integral.
+        if shift > 30:
+            return True
+        finds = float(nct.sf(stdtrit(n - 1, 1 - tail), n - 1, shift))
+        equals = float(nct.sf(stdtrit(n - 1, 1 - 2 * tail), n - 1, shift))
+        return finds >= power and equals >= (1 + power) / 2
+
+    while not suffices(beyond):
+        fewest, beyond = beyond, 2 * beyond
+        if beyond >= most:
+            return most
+    while beyond - fewest > 1:
+        middle = (fewest + beyond) // 2
+        fewest, beyond = (fewest, middle) if suffices(middle) else (middle, beyond)
+    return beyond
+
+
+def smallest_detectable(deviation: float, pairs: int, *, power: float = 0.9, confidence: float = 0.95) -> float:
+    """Smallest relative difference (0.01 is 1 %) that this many pairs find with probability `power`.
+
+    (t_0.975 + t_0.90) deviation / sqrt(n) on the log scale (Bloom, Evaluation Review 19, 1995).
+    """
+    from scipy.special import stdtrit
+
+    if pairs < 2:
+        return math.inf
+    factor = float(stdtrit(pairs - 1, (1 + confidence) / 2) + stdtrit(pairs - 1, power))
+    return math.expm1(factor * deviation / math.sqrt(pairs))
+
+
+def _within(needed: int, budget_s: float, each_s: float, most: int, least: int) -> Planned:
+    affordable = most if each_s <= 0 or math.isinf(budget_s) else int(budget_s / each_s)
+    return Planned(max(least, min(needed, affordable, most)), needed)

@@ -1,0 +1,1 @@
+"""Runs a live step in passes and records it. Measures with torch; knows no report."""

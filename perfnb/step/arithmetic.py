@@ -1,0 +1,176 @@
+"""Arithmetic and traffic of every operator of a step, seen as torch dispatches it.
+
+Each operator runs in a span ``pf_op#<n>`` of the trace, n being its number: which layer did it, and in which direction,
+is then found as for every other event of a trace. Under a dispatch mode torch runs compiled regions as they were
+written, so that the operators of their layers are seen too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfnb.step.formulas import flops_of, operator_name
+from perfnb.step.layers import function_span
+from perfnb.step.traffic import bytes_moved
+
+#: What the label of an operator's span begins with; the call's number follows.
+OP_LABEL = "pf_op#"
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+#: Tensors of compilers and of tensor-parallel planning, in which nothing is computed.
+_SHADOWS = ("FakeTensor", "FunctionalTensor")
+
+
+class OpCall(NamedTuple):
+    """One call of an operator.
+
+    Attributes
+    ----------
+    number : int
+        The call's number, as in its span's label.
+    op : str
+        The operator's name as the trace has it: ``aten::addmm``.
+    flops : int or None
+        Floating-point operations, a multiply-add being two; ``None`` if there is no formula.
+    bytes : int
+        Bytes moved at least.
+    dtype : str
+        What the arithmetic is done in: ``float32``.
+    """
+
+    number: int
+    op: str
+    flops: int | None
+    bytes: int
+    dtype: str
+
+
+class OpCounter(TorchDispatchMode):
+    """Context manager: while it is entered, each operator of this thread and of its backward passes is counted.
+
+    It holds no tensor. What an operator raises reaches the caller unchanged. A kernel that is launched without an
+    operator, as by a Triton function called in an `autograd.Function`, is not seen.
+
+    Attributes
+    ----------
+    calls : list of OpCall
+        In the order in which the operators ended.
+    """
+
+    #: Operators that take functions, as `flex_attention` does, come here too and are not refused.
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[OpCall] = []
+        self._numbers = itertools.count()
+        #: One for each time that the mode is entered: it enters itself for what composite operators are made of.
+        self._stances: list[Any] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would load its compiler, which takes seconds, only to keep it out of the dispatch below.
+        return False
+
+    def __enter__(self) -> OpCounter:
+        # torch leaves compiled regions uncompiled under a mode, but refuses those with `fullgraph` unless told so.
+        compiles = not self._stances and "torch._dynamo" in sys.modules
+        self._stances.append(torch.compiler.set_stance("force_eager") if compiles else None)
+        if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            _told_one_by_one()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
+        stance = self._stances.pop()
+        if stance is not None:
+            stance.__exit__(*exc_info)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True
+        kwargs = kwargs or {}
+        # A range of the user's opens and closes by operators of its own, which no span may cut.
+        if getattr(func, "namespace", "") == "profiler":
+            return func(*args, **kwargs)
+        subclasses = [kind for kind in types if _dispatches(kind)]
+        if any(kind.__name__ in _SHADOWS for kind in subclasses):
+            return func(*args, **kwargs)
+        if subclasses:
+            return NotImplemented  # the subclass takes over, and what it does with plain tensors comes here again
+        if _is_composite(func) and all(map(_is_plain, _tensors([*args, *kwargs.values()]))):
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        number = next(self._numbers)
+        with function_span(f"{OP_LABEL}{number}"):
+            out = func(*args, **kwargs)
+        self._note(number, func, args, kwargs, out)
+        return out
+
+    def _note(self, number: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        try:
+            moved = bytes_moved(func, args, kwargs, out)
+        except Exception:  # a tensor of a kind that will not tell its size
+            moved = 0
+        flops = 0 if _only_views(func) else flops_of(func, args, kwargs, out)
+        self.calls.append(OpCall(number, operator_name(func), flops, moved, _dtype(args, kwargs, out)))
+
+
+def _told_one_by_one() -> None:
+    """Tell each operator that takes functions of the counter: an older torch refuses modes that it does not know."""
+    for op in torch._ops._higher_order_ops.values():
+        if OpCounter not in op.python_key_table:
+            op.python_key_table[OpCounter] = partial(_dispatched, op)
+
+
+def _dispatched(op: Any, counter: OpCounter, *args: Any, **kwargs: Any) -> Any:
+    return counter.__torch_dispatch__(op, (), args, kwargs)
+
+
+def _dispatches(kind: type) -> bool:
+    """Whether tensors of this class see to their operators themselves."""
+    return getattr(kind, "__torch_dispatch__", None) not in (
+        Tensor.__torch_dispatch__,
+        torch._C._disabled_torch_dispatch_impl,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is made of others: one that autograd was not there to take apart, as in inference mode."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
+
+
+@lru_cache(maxsize=4096)
+def _only_views(func: Any) -> bool:
+    """Whether an operator returns only views of its arguments, or no tensor at all, and changes none."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or any(entry.alias_info and entry.alias_info.is_write for entry in schema.arguments):
+        return False
+    return all(entry.alias_info is not None or "Tensor" not in str(entry.type) for entry in schema.returns)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has no kernels of its own for what is composite for others."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    found = [value for value in values if isinstance(value, Tensor)]
+    return found + [item for value in values if isinstance(value, (list, tuple)) for item in _tensors(value)]
+
+
+def _dtype(args: Any, kwargs: Any, out: Any) -> str:
+    """The first dtype with a fraction among what goes in and what comes out, else the first one."""
+    dtypes = [tensor.dtype for tensor in _tensors([*args, *kwargs.values(), out])]
+    fractions = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    return str(next(iter(fractions or dtypes), "")).removeprefix("torch.")

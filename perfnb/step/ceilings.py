@@ -1,0 +1,269 @@
+"""The machine's two ceilings, measured once and kept: its arithmetic by a large product, its memory by a large copy.
+
+A measurement takes the best of many repetitions, which other work on the machine disturbs least. It draws no random
+numbers and changes no setting: a product runs with the threads and the precision that the user has set.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+import torch
+
+from perfnb.step.device import describe_environment
+from perfnb.step.kept import Rate, keep, kept
+
+#: The dtypes in which products are measured; in others torch multiplies no matrices, or not by this function.
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+#: Seconds for a ceiling in one turn; turns at least and at most; how much better a turn must be to ask for another.
+_TURN_S, _LEAST_TURNS, _MOST_TURNS, _BETTER = 0.12, 4, 12, 1.03
+#: A product that would take longer is too large.
+_SLOWEST_S = 0.1
+_SIZES, _LARGEST = (256, 512, 1024, 2048, 4096, 8192), {"cpu": 4096, "cuda": 8192}
+_COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+
+#: Share of the CPUs that other programs use from which on a rate is doubted, and after how long it is measured again.
+_MANY_OTHERS, _AGAIN_S = 0.1, 600.0
+#: Does something, and says how many seconds it took.
+_Clock = Callable[[Callable[[], Any]], float]
+
+
+def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False) -> dict[str, Any]:
+    """FLOP/s by dtype and bytes/s that a device reaches; about half a second for each that is not known already.
+
+    Parameters
+    ----------
+    dtypes : iterable of str
+        Such as ``float32``; those in which no product can be measured are left out.
+    device : str
+        ``cpu`` or a CUDA device.
+    refresh : bool
+        Measure again, and keep the better of the two.
+
+    Returns
+    -------
+    dict
+        ``device`` (its name), ``threads``, ``flops_per_s`` by dtype, ``bytes_per_s`` (``None`` if there is no memory
+        for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used meanwhile, 0 to 1);
+        JSON-able. What was measured beside others is measured again after some minutes, and the better kept.
+    """
+    target = torch.device(device)
+    machine = _machine(target)
+    wanted = [f"flops_per_s/{name}/{_precision(target, name)}" for name in dict.fromkeys(dtypes) if name in DTYPES]
+    names = {key: key.split("/")[1] for key in wanted} | {"bytes_per_s": ""}
+    known = kept(_key(machine))
+    now = datetime.now(UTC)
+    unknown = {key: name for key, name in names.items() if refresh or key not in known or _doubtful(known[key], now)}
+    with _Others() as others:
+        measured = _measure(
+            {key: _Products(target, getattr(torch, name)) if name else _Copy(target) for key, name in unknown.items()}
+        )
+    share = others.share if target.type == "cpu" else 0.0
+    fresh = {key: Rate(rate, now.isoformat(timespec="seconds"), share) for key, rate in measured.items()}
+    rates = {key: _better(known.get(key), rate) for key, rate in fresh.items()}
+    if changed := {key: rate for key, rate in rates.items() if known.get(key) != rate}:
+        keep(_key(machine), changed)
+    known |= rates
+    found = [known[key] for key in names if key in known]
+    return {
+        "device": machine["device"],
+        "threads": machine["threads"],
+        "flops_per_s": {name: known[key].per_s for key, name in names.items() if name and key in known},
+        "bytes_per_s": known["bytes_per_s"].per_s if "bytes_per_s" in known else None,
+        "measured_at": min((rate.at for rate in found), default=None),
+        "others": max((rate.others for rate in found), default=0.0),
+    }
+
+
+def _doubtful(rate: Rate, now: datetime) -> bool:
+    """Whether a rate was measured beside other programs, and not just now."""
+    try:
+        age_s = (now - datetime.fromisoformat(rate.at)).total_seconds()
+    except (ValueError, TypeError):  # no date, or one without a time zone
+        age_s = math.inf
+    return rate.others > _MANY_OTHERS and age_s > _AGAIN_S
+
+
+def _better(known: Rate | None, fresh: Rate) -> Rate:
+    """The higher of two rates of one thing; what was seen in vain beside fewer others is believed the more."""
+    if known is None or fresh.per_s > known.per_s:
+        return fresh
+    return known if known.others <= fresh.others else Rate(known.per_s, known.at, fresh.others)
+
+
+class _Others:
+    """Context manager that finds the share of the CPUs that other programs use meanwhile."""
+
+    share = 0.0
+
+    def __enter__(self) -> _Others:
+        self._begin = time.perf_counter(), time.process_time(), _busy_s()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        begin, own, busy = self._begin
+        there = (time.perf_counter() - begin) * (os.cpu_count() or 1)
+        by_others = _busy_s() - busy - (time.process_time() - own)
+        self.share = round(min(max(by_others / there, 0.0), 1.0), 3) if there > 0 else 0.0
+
+
+def _busy_s() -> float:
+    """Seconds that the machine's CPUs worked since it was started."""
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """What a ceiling depends on besides the dtype."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "threads": None, "torch": torch.__version__}
+    facts = describe_environment()
+    return {
+        "device": facts["processor"],
+        "threads": facts["threads"],
+        "cpus": facts["cpus"],
+        "torch": torch.__version__,
+    }
+
+
+def _key(machine: dict[str, Any]) -> str:
+    return " | ".join(f"{name} {value}" for name, value in machine.items())
+
+
+def _precision(device: torch.device, dtype: str) -> str:
+    """The settings under which torch may compute a product less exactly than its dtype tells."""
+    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    backend = getattr(backend, "matmul", None)
+    names = {
+        "float32": ("fp32_precision", "allow_tf32"),
+        "float16": ("allow_fp16_reduced_precision_reduction",),
+        "bfloat16": ("allow_bf16_reduced_precision_reduction",),
+    }
+    settings = []
+    for name in names.get(dtype, ()):
+        # Not in another version of torch, or if the user has set it in both of torch's ways.
+        with suppress(AttributeError, AssertionError, RuntimeError):
+            value = getattr(backend, name)
+            settings += [f"{name}={value}"] if value not in ("none", "ieee", False) else []
+    if dtype == "float32":
+        settings.append(_float32_precision())
+    return ",".join(settings) or "exact"
+
+
+def _float32_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "mixed"
+
+
+class _Products:
+    """Products of growing size in one dtype; the best rate that any of them reached."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.rate: float | None = None
+        self._device, self._dtype, self._clock = device, dtype, _clock(device)
+        self._sizes = [size for size in _SIZES if size <= _LARGEST[device.type]]
+        self._runs: list[tuple[float, Callable[[], Any]]] = []
+
+    def measure(self, budget_s: float) -> None:
+        """Run products of all sizes that are not too slow, in turn."""
+        with torch.autocast(self._device.type, enabled=False):
+            begin = time.perf_counter()
+            while True:
+                if not self._runs:
+                    self._grow()
+                for place, (flops, run) in enumerate(self._runs):  # grows
+                    seconds = self._clock(run)
+                    if seconds <= 0:  # a clock that stands still tells nothing
+                        return
+                    self.rate = max(self.rate or 0.0, flops / seconds)
+                    if place == len(self._runs) - 1 and 8 * seconds < _SLOWEST_S:
+                        self._grow()
+                if time.perf_counter() - begin > budget_s:
+                    return
+
+    def _grow(self) -> None:
+        """Add the next size; its first run is not counted."""
+        if len(self._runs) < len(self._sizes):
+            size = self._sizes[len(self._runs)]
+            self._runs.append((2.0 * size**3, _product(size, self._device, self._dtype)))
+            self._clock(self._runs[-1][1])
+
+
+class _Copy:
+    """A copy too large for any cache; what is read and what is written both count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rate: float | None = None
+        self._device, self._clock = device, _clock(device)
+        self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def measure(self, budget_s: float) -> None:
+        """Copy until the time is over, twice at least."""
+        if self._tensors is None:
+            source = torch.ones(_COPY_BYTES[self._device.type], dtype=torch.uint8, device=self._device)
+            self._tensors = source, torch.zeros_like(source)
+        source, target = self._tensors
+        begin, done = time.perf_counter(), 0
+        while done < 2 or time.perf_counter() - begin < budget_s:
+            seconds = self._clock(lambda: target.copy_(source))
+            if seconds <= 0:
+                return
+            self.rate, done = max(self.rate or 0.0, 2 * source.numel() / seconds), done + 1
+
+
+def _measure(ceilings: dict[str, _Products | _Copy]) -> dict[str, float]:
+    """The rate of each ceiling that can be measured.
+
+    They take turns, so that a burst of other work hits none alone, and one that still got better has more turns.
+    """
+    waiting = dict.fromkeys(ceilings, _LEAST_TURNS)
+    with torch.no_grad():
+        for _ in range(_MOST_TURNS):
+            for name in [name for name, turns in waiting.items() if turns > 0]:
+                ceiling = ceilings[name]
+                before = ceiling.rate
+                try:
+                    ceiling.measure(_TURN_S)
+                except (RuntimeError, MemoryError):  # no such product in this dtype here, or no memory for it
+                    waiting[name] = 0
+                    continue
+                better = before is not None and ceiling.rate is not None and ceiling.rate > _BETTER * before
+                waiting[name] = max(waiting[name] - 1, 2 if better else 0)
+    return {name: ceiling.rate for name, ceiling in ceilings.items() if ceiling.rate is not None}
+
+
+def _product(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
+    """A product of two square matrices of unequal numbers: on equal ones a GPU draws less power and runs faster."""
+    line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
+    left = torch.outer(line, line.flip(0)).to(dtype)
+    right, out = left.t().contiguous(), torch.empty(size, size, dtype=dtype, device=device)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _clock(device: torch.device) -> _Clock:
+    return _on_gpu if device.type == "cuda" else _on_host
+
+
+def _on_host(run: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _on_gpu(run: Callable[[], Any]) -> float:
+    first, second = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    run()
+    second.record()
+    second.synchronize()
+    return float(first.elapsed_time(second)) / 1e3

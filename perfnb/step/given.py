@@ -1,0 +1,189 @@
+"""What a user gives to be run: steps, batches, losses. What cannot work is refused before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from perfnb.arguments import shown
+from perfnb.errors import CaptureError
+from perfnb.step.namespace import named_modules
+from perfnb.step.steps import tensors_in
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
+    """Refuse what is no step, batches that are one batch, and steps that take a batch where there is none.
+
+    Parameters
+    ----------
+    steps : mapping of str to object
+        By the names of the arguments.
+    batches : object
+        ``None`` where there are none.
+    how : str
+        The call as it is meant, with batches; empty where it takes none.
+
+    Raises
+    ------
+    TypeError
+    """
+    __tracebackhide__ = True
+    for name, step in steps.items():
+        _require_step(step, name, how)
+    _require_many(batches)
+    for name, step in steps.items():
+        _require_arguments(step, name, batches is not None, how)
+
+
+def require_name(name: object) -> None:
+    """Raise `TypeError` unless what a result is to be called is text."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be text, not {shown(name)}.")
+
+
+def require_step(step: Any, fed: bool, how: str) -> None:
+    """Refuse what is no step, and one that takes a batch where there is none, or the reverse.
+
+    Raises
+    ------
+    TypeError
+    """
+    __tracebackhide__ = True
+    _require_step(step, "step", how)
+    _require_arguments(step, "step", fed, how)
+
+
+def require_loss(loss: Any, batch: Any) -> None:
+    """Refuse what is no loss, or one that cannot be called with what there is after such a batch.
+
+    Raises
+    ------
+    TypeError
+    """
+    __tracebackhide__ = True
+    if loss is None:
+        return
+    if not callable(loss):
+        raise TypeError(f"loss must be a function such as torch.nn.functional.cross_entropy, not {shown(loss)}.")
+    if isinstance(batch, Mapping):
+        call, why = "loss(output, batch)", "the batch is a mapping"
+    elif isinstance(batch, (tuple, list)):
+        call, why = "loss(output, target)", "the last part of the batch is the target"
+    else:
+        call, why = "loss(output)", "the batch is the input alone"
+    given, (least, most) = call.count(",") + 1, _arguments_of(loss)
+    if least <= given <= most:
+        return
+    advice = "give the batch (x, y) where y is the target" if given < least == 2 else "give a function that takes these"
+    raise TypeError(f"loss takes {_counted(least, most)} and is called as {call}, for {why}: {advice}.")
+
+
+def refuse_meta(arguments: Any) -> None:
+    """Refuse a call whose tensors are on ``meta``: such a step takes no time and no memory.
+
+    Raises
+    ------
+    CaptureError
+    """
+    __tracebackhide__ = True
+    if any(tensor.device.type == "meta" for tensor in tensors_in(arguments)):
+        raise CaptureError(f"The step runs on the device meta, where tensors have no data. {_NOT_ON_META}")
+
+
+def note_on_meta(used: Mapping[str, Any]) -> str | None:
+    """What to say where a step failed and a model among its variables has no data; ``None`` where none is such.
+
+    Models of accelerate's, whose weights come from elsewhere when they are called, are not meant.
+    """
+    for name, module in named_modules(used):
+        devices = {parameter.device.type for parameter in module.parameters()}
+        if devices == {"meta"} and not any(hasattr(inner, "_hf_hook") for inner in module.modules()):
+            return f"perfnb: {name} is on the device meta, where tensors have no data. {_NOT_ON_META}"
+    return None
+
+
+_NOT_ON_META = (
+    "Make its weights first, as in model.to_empty(device='cpu') and loading them; only estimate_memory needs no data."
+)
+
+
+def _require_step(step: Any, name: str, how: str) -> None:
+    __tracebackhide__ = True
+    if not callable(step):
+        feeds = how and not _is_array(step) and hasattr(type(step), "__iter__") and not isinstance(step, str)
+        advice = f"write {how}" if feeds else f"pass {name}, not {name}()"
+        raise TypeError(f"{name} must be a function that runs one step, not {type(step).__name__}: {advice}.")
+    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
+        raise TypeError(f"{name} must run when it is called: a coroutine or generator function does not.")
+
+
+def _require_many(batches: Any) -> None:
+    """Refuse one batch in the place of several: its rows or parts would be taken for batches."""
+    __tracebackhide__ = True
+    if isinstance(batches, tuple) and any(map(_is_array, batches)):
+        raise TypeError(
+            "batches is a tuple of tensors, each of which would be a batch: for one batch pass [(x, y)], for several "
+            "[x, y] or a loader."
+        )
+    if isinstance(batches, Mapping):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}, whose keys would be batches: pass [batch] for one batch, or a "
+            "loader."
+        )
+    if _is_array(batches):
+        kind = {"Tensor": "tensor", "ndarray": "numpy array"}.get(type(batches).__name__, type(batches).__name__)
+        raise TypeError(
+            f"batches is a {kind}, whose rows would be batches: pass [x] for one batch, or a loader for many."
+        )
+
+
+def _require_arguments(step: Callable[..., Any], name: str, fed: bool, how: str) -> None:
+    __tracebackhide__ = True
+    least, most = _arguments_of(step)
+    if least <= fed <= most:
+        return
+    if most < fed:
+        said = f"{name} takes no batch, and batches were given: give it a parameter for the batch, or leave out batches"
+    elif least > 1:
+        said = f"{name} takes {_counted(least, most)}, and a step is given one at most, the batch"
+        said += ": unpack it in the step, as in x, y = batch"
+    elif how:
+        said = f"{name} takes a batch, and no batches were given: write {how}"
+    else:
+        said = f"{name} takes an argument, and is called without any: wrap it, as in lambda: step(batch)"
+    raise TypeError(f"{said}.")
+
+
+def _arguments_of(function: Any) -> tuple[int, float]:
+    """How many arguments a function must be given by position, and may be; 0 and any number where it does not tell."""
+    unknown = 0, math.inf
+    try:
+        if isinstance(function, nn.Module) and type(function).__call__ is nn.Module.__call__:
+            function = function.forward
+        # A wrapper may take other arguments than what it wraps.
+        parameters: Iterable[inspect.Parameter] = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except Exception:  # built-in, or made by something that has a way of its own
+        return unknown
+    parameters = list(parameters)
+    if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
+        return unknown
+    placed = [each for each in parameters if each.kind in _BY_POSITION]
+    endless = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return sum(each.default is each.empty for each in placed), math.inf if endless else len(placed)
+
+
+def _counted(least: int, most: float) -> str:
+    """A number of arguments, in words."""
+    number = least if least > 1 or most == math.inf else most
+    return "1 argument" if number == 1 else f"{number:.0f} arguments"
+
+
+def _is_array(value: Any) -> bool:
+    """A tensor, numpy's array, or what can be made one as a whole, such as a frame of pandas."""
+    return isinstance(value, Tensor) or (hasattr(type(value), "__array__") and hasattr(type(value), "__iter__"))

@@ -1,0 +1,185 @@
+"""A capture: the passes over a step, warm-up, timed, traced and counted, and what they leave.
+
+Each thing is measured once, with the lightest instrument that can see it. Memory and arithmetic are counted in steps of
+their own: what counts operators sees them from Python, which makes compiled regions run uncompiled, and a profiler that
+records shapes keeps tensors alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from perfnb.interrupts import InterruptGate
+from perfnb.step.arithmetic import OpCall
+from perfnb.step.budget import Plan
+from perfnb.step.device import describe_environment
+from perfnb.step.guard import exclusive
+from perfnb.step.layers import Calls
+from perfnb.step.memory import WatchedMemory, is_out_of_memory
+from perfnb.step.naming import Layer, known_models, name_layers, own_tables
+from perfnb.step.parts import named_parts
+from perfnb.step.session import ExecutedStep, Progress, Session
+from perfnb.step.steps import BatchSource, StepRunner
+from perfnb.step.tracer import Tracer
+
+
+@dataclass
+class Capture:
+    """What a capture leaves.
+
+    Attributes
+    ----------
+    steps : list of ExecutedStep
+        Every step, in order of execution.
+    tracer : Tracer or None
+        Holds the trace of the traced pass until `close`; ``None`` where the capture failed before.
+    layers : list of Layer
+        The layers of the models that were called.
+    places : dict of int to int
+        Place in `layers` of each module, by its ``id``.
+    spans : list of (int, int or None, bool)
+        Number of each span, the place of its layer, and whether it is a loss.
+    memory : tuple of WatchedMemory and Tracer, or None
+        What was seen of memory, and its trace.
+    arithmetic : tuple of list of OpCall and Tracer, or None
+        The operators counted, and their trace.
+    meta : dict
+        Options, environment, what was found out about the run; JSON-able.
+    failure : Exception or None
+        The out-of-memory error that ended the capture.
+    """
+
+    steps: list[ExecutedStep]
+    tracer: Tracer | None
+    layers: list[Layer]
+    places: dict[int, int]
+    spans: list[tuple[int, int | None, bool]]
+    memory: tuple[WatchedMemory, Tracer] | None
+    arithmetic: tuple[list[OpCall], Tracer] | None
+    meta: dict[str, Any] = field(default_factory=dict)
+    failure: Exception | None = None
+
+    def close(self) -> None:
+        """Free the profiler's memory."""
+        tracers = (self.tracer, *(part[1] for part in (self.memory, self.arithmetic) if part is not None))
+        for tracer in tracers:
+            if tracer is not None:
+                tracer.close()
+
+
+def capture_step(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    *,
+    plan: Plan,
+    models: list[nn.Module] | None = None,
+    namespace: Mapping[str, Any] | None = None,
+    labels: Collection[str] = (),
+    stacks: bool = False,
+    progress: Progress | None = None,
+) -> Capture:
+    """Run `step` in its passes and return what was seen.
+
+    Parameters
+    ----------
+    step : callable
+        Called without arguments, or with a batch where there are `batches`.
+    plan : Plan
+        How many steps each pass may run, and for how long in all.
+    models : list of Module or None
+        Restrict layers to these models.
+    namespace : mapping
+        Variables by which models are named.
+    labels : collection of str
+        Names in `namespace` that the user gave to models and that are no variables.
+
+    Raises
+    ------
+    NestedProfilerError
+        Inside another profiler or another capture.
+    CaptureError
+        If the trace holds no step.
+    Exception
+        Whatever the step raises, after everything installed has been removed. Where memory is watched, an error for
+        want of memory is not raised but stands in the capture.
+    """
+    __tracebackhide__ = True
+    with InterruptGate() as gate, exclusive(), ExitStack() as stack:
+        source = None if batches is None else BatchSource(batches)
+        if source is not None:
+            stack.callback(source.close)
+        session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None), namespace)
+        tracer, failure = _measure(session, plan, stacks)
+        layers, places = name_layers(session.watched_calls(), namespace or {}, models)
+        called = [module for _, module, _ in session.calls.records]
+        parts = named_parts(namespace or {}, None if source is None else source.made, called)
+        variables = {name: value for name, value in (namespace or {}).items() if name not in labels}
+        parts["models"] = known_models(session.watched_calls(), variables, layers, places)
+        parts["own_tables"] = own_tables(layers, places, called, namespace or {})
+        meta = session.meta | {"environment": describe_environment(), "parts": parts}
+        if failure is not None:
+            meta["failure"] = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        return Capture(
+            session.executed,
+            tracer,
+            layers,
+            places,
+            spans_of(session.calls, places),
+            session.memory,
+            session.arithmetic,
+            meta,
+            failure,
+        )
+
+
+def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None, Exception | None]:
+    """Run the passes; the trace of the traced one, and the error that ended them for want of memory."""
+    __tracebackhide__ = True
+    tracer: Tracer | None = None
+    failure: Exception | None = None
+    with ExitStack() as on_error:
+        on_error.callback(session.close)
+        try:
+            timed = session.time(session.warm_up())
+            session.try_threads(timed)
+            tracer = session.trace(timed, stacks)
+            on_error.callback(tracer.close)
+            if plan.memory:
+                session.watch_memory()
+            if plan.flops:
+                session.count_arithmetic()
+                session.measure_ceilings()
+        except Exception as error:
+            if not (plan.memory and is_out_of_memory(error)):
+                raise
+            failure, session.meta["failed_in"] = error, session.running
+        if failure is not None:
+            failure = session.watch_failure(failure)
+        on_error.pop_all()
+    return tracer, failure
+
+
+def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
+    """Number, layer and whether it is a loss, of each span.
+
+    What was only called where the profiler does not record has a number too: that of a span which the trace lacks.
+    """
+    spans = [(n, places.get(id(module)), n in calls.loss) for n, module, _ in calls.records]
+    unseen = [places[id(module)] for module in calls.unseen() if id(module) in places]
+    return [*_inherit(spans, calls), *((n, place, False) for n, place in enumerate(unseen, start=len(spans)))]
+
+
+def _inherit(spans: list[tuple[int, int | None, bool]], calls: Calls) -> list[tuple[int, int | None, bool]]:
+    """Spans whose module is no layer belong to the span around them; spans inside a loss are loss."""
+    around = {number: parent for number, _, parent in calls.records}
+    known: dict[int, tuple[int | None, bool]] = {}
+    for number, layer, loss in spans:  # what is outside comes first
+        parent = around[number]
+        above, lossy = (None, False) if parent is None else known[parent]
+        known[number] = (above if layer is None and not loss else layer, loss or lossy)
+    return [(number, *known[number]) for number, _, _ in spans]

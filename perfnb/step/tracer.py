@@ -1,0 +1,104 @@
+"""One session of torch.profiler, and its trace as the bytes of a Chrome trace file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr-defined]
+
+from perfnb.errors import CaptureError
+from perfnb.interrupts import InterruptGate
+from perfnb.step.guard import profiler_active
+from perfnb.step.layers import function_span
+from perfnb.step.quiet import AllocatorWarning, quiet_kineto
+
+#: Spans that perfnb opens beside those of the layers: ``pf_step#<n>`` around a step, ``pf_data`` around ``next()``.
+STEP_SPAN, DATA_SPAN = "pf_step#", "pf_data"
+
+_OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: take it out of the step."
+
+
+class Tracer:
+    """A torch.profiler session. It records no shapes, for those keep tensors alive.
+
+    Parameters
+    ----------
+    cuda : bool
+        Record the GPU's kernels and copies too.
+    stacks : bool
+        Record Python calls too, at a high cost.
+    memory : bool
+        Record every allocation and free.
+    """
+
+    def __init__(self, *, cuda: bool, stacks: bool = False, memory: bool = False) -> None:
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+        self._warning = AllocatorWarning() if memory else None
+        # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
+        self._profile: _KinetoProfile | None = _KinetoProfile(
+            activities=activities, with_stack=stacks, profile_memory=memory
+        )
+
+    def __enter__(self) -> Tracer:
+        assert self._profile is not None
+        if profiler_active():
+            raise CaptureError(_OWN_PROFILER)  # started in an earlier pass, and running still
+        with quiet_kineto():
+            self._profile.start()
+        if self._warning is not None:
+            self._warning.spend()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._profile is not None
+        if not profiler_active():
+            # A profiler inside the step took the session with it; torch would crash on what is left of this one.
+            self._profile = None
+            if exc_info[0] is None:
+                raise CaptureError(_OWN_PROFILER)
+            return
+        with quiet_kineto():
+            self._profile.stop()
+
+    def export(self, *, exact: bool = False) -> bytes:
+        """The trace as Chrome trace JSON.
+
+        torch's C++ exporter is fast, but writes a name with a quote as broken JSON and a name outside ASCII as
+        ``unknown``; `exact` asks for its Python exporter, which is slow and right.
+        """
+        assert self._profile is not None, "export() after close()"
+        # The gate: an interrupt while the folder is made or removed would leave it behind.
+        with InterruptGate(), tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
+            path = Path(folder) / "trace.json"
+            options: dict[str, Any] = {"use_python_export": True} if exact else {}
+            try:
+                self._profile.export_chrome_trace(str(path), **options)
+            except TypeError as error:
+                raise CaptureError(
+                    f"torch {torch.__version__} cannot export this trace: a record_function name in it holds a quote "
+                    "or a character outside ASCII; rename it or use torch 2.13."
+                ) from error
+            return path.read_bytes()
+
+    def threads(self) -> set[int]:
+        """The threads that were recorded, by torch's own numbers, in which a backward node tells its forward op's."""
+        assert self._profile is not None, "threads() after close()"
+        results: Any = self._profile.profiler
+        return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
+
+    def close(self) -> None:
+        """Free what the session holds."""
+        self._profile = None
+
+
+def step_span(number: int) -> Any:
+    """The span around a traced step."""
+    return function_span(f"{STEP_SPAN}{number}")
+
+
+def data_span(_: str) -> Any:
+    """The span around the wait for a batch."""
+    return function_span(DATA_SPAN)

@@ -1,0 +1,1 @@
+"""`system_check`: is this machine set up to be fast, and to be measured?"""

@@ -1,0 +1,42 @@
+"""What of the machine bears on the speed of a step, as the system tells it. Reading changes nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from perfnb.system.read.builds import build_readers
+from perfnb.system.read.disk import disk_readers
+from perfnb.system.read.gpus import gpu_readers
+from perfnb.system.read.host import host_readers
+from perfnb.system.read.reading import Reader, Tree, Unread, read_all
+
+__all__ = ["Unread", "read_system"]
+
+
+def read_system(data: str = ".", root: str = "/", platform: str = sys.platform) -> dict[str, Any]:
+    """Read what `perfnb.system_check` judges.
+
+    Parameters
+    ----------
+    data : str
+        A file or folder; what lies there is read for a moment.
+    root : str
+        The folder that holds ``sys``, ``proc`` and ``dev``.
+    platform : str
+        As `sys.platform` tells it.
+
+    Returns
+    -------
+    dict
+        By name what was read, or an `Unread` that says why it could not be.
+    """
+    tree = Tree(root, platform)
+    readers: dict[str, Reader] = {
+        **host_readers(tree),
+        **disk_readers(tree, data),
+        **build_readers(tree),
+        **gpu_readers(os.environ.get("CUDA_VISIBLE_DEVICES")),
+    }
+    return read_all(readers)

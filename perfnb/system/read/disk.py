@@ -1,0 +1,218 @@
+"""The disk on which the data lies: what it is, how it is scheduled, and what a short read of it gave."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from perfnb.system.read.reading import Reader, Tree, Unreadable
+
+#: The read test ends after so many bytes or seconds, whichever comes first.
+MOST_BYTES, MOST_S = 32 << 20, 1.0
+#: How many entries of a folder are looked at for files to read, for how long, and how many files are read.
+_MOST_ENTRIES, _LOOK_S, _MOST_FILES = 2000, 0.2, 64
+_TEMPORARY_BYTES = 8 << 20
+_CHUNK = 1 << 20
+#: Below this what was read says little of the disk, and a temporary file is read too.
+_FEWEST_BYTES = 1 << 20
+
+
+def disk_readers(tree: Tree, data: str) -> dict[str, Reader]:
+    """A reader for each fact."""
+    return {
+        "data": lambda: os.path.abspath(data),
+        "mount": lambda: mount_of(tree, data),
+        "block_device": lambda: block_device(tree, mount_of(tree, data)),
+        "read_test": lambda: read_test(data),
+    }
+
+
+def mount_of(tree: Tree, data: str) -> dict[str, str]:
+    """The file system on which a path lies: where it is mounted, its kind, its source and the device's number."""
+    place = os.path.realpath(data)
+    best: dict[str, str] | None = None
+    for line in tree.text("proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        words, kind = before.split(" "), after.split(" ")
+        if len(words) < 6 or len(kind) < 2:
+            continue
+        folder = re.sub(r"\\([0-3][0-7]{2})", lambda code: chr(int(code[1], 8)), words[4])
+        inside = folder == "/" or f"{place}/".startswith(f"{folder.rstrip('/')}/")
+        # Of mounts at one place the last one lies on top.
+        if inside and (best is None or len(folder) >= len(best["folder"])):
+            best = {"folder": folder, "kind": kind[0], "source": kind[1], "device": words[2]}
+    if best is None:
+        raise Unreadable("/proc/self/mountinfo lists no file system that holds the path")
+    return best
+
+
+def block_device(tree: Tree, mount: dict[str, str]) -> dict[str, Any]:
+    """The disk below a file system: its name, scheduler, and whether it turns."""
+    folder = _block_folder(tree, mount)
+    if folder is None:
+        raise Unreadable(f"a file system of kind {mount['kind']} lies on no disk of this machine that can be seen")
+    for _ in range(8):  # from a part to its disk, from a mapped volume to what lies below
+        below = os.path.join(folder, "slaves")
+        if os.path.exists(os.path.join(folder, "partition")):
+            folder = os.path.dirname(folder)
+        elif os.path.isdir(below) and os.listdir(below):
+            folder = os.path.realpath(os.path.join(below, sorted(os.listdir(below))[0]))
+        else:
+            break
+    name, queue = os.path.basename(folder), os.path.relpath(os.path.join(folder, "queue"), os.path.realpath(tree.root))
+    facts: dict[str, Any] = {"name": name, "scheduler": tree.chosen(f"{queue}/scheduler"), "turns": None}
+    with suppress(Unreadable):
+        facts["turns"] = tree.whole(f"{queue}/rotational") != 0
+    return facts
+
+
+def _block_folder(tree: Tree, mount: dict[str, str]) -> str | None:
+    """What the system tells of the block device below a file system."""
+    places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
+    source = mount["source"]
+    if source.startswith("/dev/"):  # btrfs has a number of its own, which is no disk's
+        behind = os.path.realpath(tree.path(source.lstrip("/")))  # a mapped volume is a link
+        places += [os.path.join("sys/class/block", os.path.basename(name)) for name in (behind, source)]
+    found = (os.path.realpath(tree.path(place)) for place in places if os.path.exists(tree.path(place)))
+    return next(found, None)
+
+
+def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> dict[str, Any]:
+    """Read files for a moment and tell how fast that was.
+
+    What lies in the system's cache is told apart, where the system tells (Linux): it says nothing of the disk. Files
+    that are there are only read; where they are too small or lie in the cache, a temporary file without a name is
+    written, read and gone. The cache is not emptied: only an administrator may, and all other programs would feel it.
+
+    Returns
+    -------
+    dict
+        ``files`` and ``temporary`` (how many were read, and whether one was our own), ``disk_bytes``, ``disk_s``
+        and ``disk_requests`` (of at most a MiB each), ``cached_bytes``, ``cached_s``, ``tells`` (whether cache and disk
+        could be told apart), ``failed`` (files that could not be read).
+
+    Raises
+    ------
+    Unreadable
+        If nothing could be read.
+    """
+    if not os.path.exists(data):
+        raise Unreadable(f"there is no {data!r}")
+    if not hasattr(os, "pread"):
+        raise Unreadable("this system does not read files in a way that perfnb knows")
+    result: dict[str, Any] = {"files": 0, "temporary": False, "failed": 0, "tells": hasattr(os, "RWF_NOWAIT")}
+    result |= {"disk_bytes": 0, "disk_s": 0.0, "disk_requests": 0, "cached_bytes": 0, "cached_s": 0.0}
+    until = time.perf_counter() + most_s
+    for path in _files(data):
+        left = most_bytes - result["disk_bytes"] - result["cached_bytes"]
+        if result["files"] >= _MOST_FILES or left <= 0 or time.perf_counter() > until:
+            break
+        try:
+            descriptor = _open(path)
+            try:
+                _read(descriptor, left, until, result)
+            finally:
+                os.close(descriptor)
+            result["files"] += 1
+        except OSError:
+            result["failed"] += 1
+    told = result["disk_bytes"] + (0 if result["tells"] else result["cached_bytes"])
+    if told < _FEWEST_BYTES and time.perf_counter() < until:
+        try:
+            _read_temporary(data, until, result)
+        except OSError as error:
+            if not result["files"]:
+                words = (error.strerror or "error").lower()
+                raise Unreadable(f"no file could be read there, and none be written ({words})") from None
+    if not result["files"] and not result["temporary"]:
+        raise Unreadable("no file could be read there")
+    return result
+
+
+def _files(data: str) -> Iterator[str]:
+    """The files to read: the path itself, or those below a folder, the largest first."""
+    if not os.path.isdir(data):
+        yield data
+        return
+    found: list[tuple[int, str]] = []
+    folders, seen, until = deque([data]), 0, time.perf_counter() + _LOOK_S
+    while folders and seen < _MOST_ENTRIES and time.perf_counter() < until:
+        with suppress(OSError), os.scandir(folders.popleft()) as entries:
+            for entry in entries:
+                seen += 1
+                if seen > _MOST_ENTRIES or time.perf_counter() > until:
+                    break
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif stat.S_ISREG((told := entry.stat()).st_mode) and told.st_size:
+                        found.append((told.st_size, entry.path))
+    yield from (path for _, path in sorted(found, reverse=True))
+
+
+def _open(path: str) -> int:
+    """Open a file to read it; where that is allowed, without a trace in its time of last access."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NOATIME", 0))
+    except PermissionError:
+        descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return descriptor
+
+
+def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]) -> None:
+    buffer, place = bytearray(_CHUNK), 0
+    if hasattr(os, "posix_fadvise"):  # what is read ahead for us would pass for what lay in the cache
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    while place < most_bytes and time.perf_counter() < until:
+        begin = time.perf_counter()
+        count, cached = _chunk(descriptor, buffer, place, result)
+        taken = time.perf_counter() - begin
+        if not count:
+            return
+        kind = "cached" if cached else "disk"
+        result[f"{kind}_bytes"] += count
+        result[f"{kind}_s"] += taken
+        result["disk_requests"] += not cached
+        place += count
+
+
+def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any]) -> tuple[int, bool]:
+    """Read a chunk; how many bytes, and whether they lay in the cache: Linux refuses to wait where they did not."""
+    if result["tells"]:
+        try:
+            count = os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT)
+            if count:
+                return count, True
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system that cannot tell
+            result["tells"] = False
+    data = os.pread(descriptor, len(buffer), place)
+    return len(data), False
+
+
+def _read_temporary(data: str, until: float, result: dict[str, Any]) -> None:
+    """Write a file that has no name, let the system forget its content, and read it."""
+    folder = data if os.path.isdir(data) else os.path.dirname(os.path.abspath(data))
+    with tempfile.TemporaryFile(dir=folder, prefix="perfnb-") as file:
+        for _ in range(_TEMPORARY_BYTES // _CHUNK):
+            file.write(os.urandom(_CHUNK))
+        file.flush()
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):  # of our own file alone
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        _read(file.fileno(), _TEMPORARY_BYTES, max(until, time.perf_counter() + 0.1), result)
+        result["temporary"] = True

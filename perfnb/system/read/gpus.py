@@ -1,0 +1,126 @@
+"""How NVIDIA's GPUs are set up, through NVML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pynvml
+
+from perfnb.system.read.reading import Reader, Unread, Unreadable
+from perfnb.telemetry.nvml import absence
+from perfnb.telemetry.nvml_devices import error_words, find_gpus, let_through
+from perfnb.telemetry.nvml_fields import FIELDS
+from perfnb.telemetry.nvml_throttle import throttle_words
+
+#: What NVML puts where it has no value, in 32 and in 64 bits.
+_NOTHING = (2**32 - 1, 2**64 - 1)
+
+
+def gpu_readers(visible: str | None) -> dict[str, Reader]:
+    """A reader of all that NVML tells.
+
+    Parameters
+    ----------
+    visible : str or None
+        The value of CUDA_VISIBLE_DEVICES; ``None`` where it is not set.
+    """
+    return {"gpus": lambda: read_gpus(visible)}
+
+
+def read_gpus(visible: str | None) -> dict[str, Any]:
+    """The driver, and for each GPU that is let through how it is set up; what cannot be read alone is an `Unread`.
+
+    Raises
+    ------
+    Unreadable
+        If there is no GPU to read.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise Unreadable(absence(error)) from None
+    try:
+        try:
+            gpus = find_gpus()
+        except pynvml.NVMLError as error:
+            raise Unreadable(absence(error)) from None
+        chosen = let_through(gpus, visible)
+        if not chosen:
+            hidden = f": CUDA_VISIBLE_DEVICES hides all {len(gpus)}" if gpus else ""
+            raise Unreadable(f"no GPU is visible{hidden}")
+        places = [place for place, gpu in enumerate(gpus) if any(device in chosen for device in gpu.devices)]
+        return {
+            "driver": _asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())),
+            "driver_cuda": _asked(_cuda_of_driver),
+            "devices": {f"GPU {place}": _device(place) for place in places},
+        }
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _device(place: int) -> dict[str, Any] | Unread:
+    handle = _asked(lambda: pynvml.nvmlDeviceGetHandleByIndex(place))
+    if isinstance(handle, Unread):
+        return handle
+    return {name: _asked(lambda read=read: read(handle)) for name, read in _READERS.items()}  # type: ignore[misc]
+
+
+def _asked(read: Callable[[], Any]) -> Any:
+    """What NVML answers, or why it does not."""
+    try:
+        value = read()
+    except pynvml.NVMLError as error:
+        return Unread(error_words(error))
+    return Unread("the driver gives no value") if value in _NOTHING else value
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _name(handle: Any) -> str:
+    try:
+        return _text(pynvml.nvmlDeviceGetName(handle))
+    except UnicodeDecodeError as error:  # the binding decodes strictly; names are whatever the driver says
+        return bytes(error.object).decode(errors="replace")
+
+
+def _cuda_of_driver() -> tuple[int, int]:
+    """The newest CUDA that the driver can run."""
+    version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    return version // 1000, version % 1000 // 10
+
+
+def _ecc(handle: Any) -> dict[str, bool]:
+    now, next_start = pynvml.nvmlDeviceGetEccMode(handle)
+    return {"on": bool(now), "after_restart": bool(next_start)}
+
+
+def _uncorrected(handle: Any) -> int:
+    """Errors of memory, since the driver was loaded, that could not be corrected."""
+    return int(
+        pynvml.nvmlDeviceGetTotalEccErrors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+    )
+
+
+def _throttled(handle: Any) -> list[str] | Unread:
+    bits = int(FIELDS["throttle_reasons"].read(handle))
+    return Unread("the driver gives no value") if bits == FIELDS["throttle_reasons"].none else throttle_words(bits)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "name": _name,
+    "persistent": lambda handle: bool(pynvml.nvmlDeviceGetPersistenceMode(handle)),
+    "power_limit_mw": pynvml.nvmlDeviceGetPowerManagementLimit,
+    "power_default_mw": pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
+    "throttled": _throttled,
+    "ecc": _ecc,
+    "uncorrected": _uncorrected,
+    "pcie_generation": pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
+    "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+    "pcie_most_generation": pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
+    "pcie_most_width": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+}

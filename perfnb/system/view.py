@@ -1,0 +1,109 @@
+"""The checks of the machine, what asks for attention first; as text and as static HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, tables
+from perfnb.draw.frame import framed, header
+
+#: A sign for each verdict, beside its word, in the order in which they are shown.
+SIGNS = {"attention": "▲", "unknown": "?", "info": "·", "ok": "✓"}
+_HEADS = {
+    "attention": "May cost speed, or make timings unsteady",
+    "unknown": "Could not be read",
+    "info": "To know",
+    "ok": "In order",
+}
+_WRAPPED = "white-space:normal;max-width:34em;overflow-wrap:anywhere"
+_NAME = "white-space:normal;max-width:14em"
+#: An option of a command, which a line's end would tear apart at its hyphens.
+_OPTION = re.compile(r"(?<![^\s(])--?\w[^\s,;:)]*")
+_NAMES = 26
+_MIN_WIDTH = 60
+
+
+def system_line(checks: pd.DataFrame) -> str:
+    """``2 of 23 checks ask for attention, 1 could not be read``."""
+    counts = checks["verdict"].value_counts()
+    attention, unknown = int(counts.get("attention", 0)), int(counts.get("unknown", 0))
+    asks = f"{attention or 'none'} of {len(checks)} checks ask{'s' * (attention <= 1)} for attention"
+    return asks + (f", {unknown} could not be read" if unknown else "")
+
+
+def system_text(checks: pd.DataFrame, width: int = 100) -> str:
+    """The checks as text, the reasons beside those that ask for attention."""
+    width = max(_MIN_WIDTH, width)
+    lines = escape.wrapped(f"perfnb · the machine · {system_line(checks)}", width)
+    for verdict, rows in _sections(checks):
+        lines += ["", f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"]
+        for names, row in _merged(rows):
+            lines += _hanging(_joined(names), escape.plain(row["found"], 2000), width)
+            if verdict == "attention":
+                for word in ("expected", "why", "how"):
+                    lines += _hanging("", f"{word}: {escape.plain(row[word], 2000)}", width)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def system_html(checks: pd.DataFrame) -> str:
+    """The checks as tables; why each matters and how to change it stand beside what asks for attention, else folded."""
+    parts = [header("The machine", "system check", fmt.capital(system_line(checks)))]
+    for verdict, rows in _sections(checks):
+        wide = verdict == "attention"
+        columns = ("found", "expected", "why", "how") if wide else ("found", "expected")
+        body = [
+            [f"<strong>{names}</strong>" if wide else names, *(_cell(row[column]) for column in columns)]
+            for names, row in ((_cell(_joined(names), _NAME), row) for names, row in _merged(rows))
+        ]
+        heads = ["check", *({"why": "why it matters", "how": "how to change it"}.get(c, c) for c in columns)]
+        caption = f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"
+        parts.append(tables.table(caption, heads, body, texts=len(heads)))
+    rest = [row for verdict, rows in _sections(checks) if verdict != "attention" for row in rows]
+    if rest:
+        body = [[_cell(row["check"], _NAME), _cell(row["why"]), _cell(row["how"])] for row in rest]
+        table = tables.table("", ["check", "why it matters", "how to change it"], body, texts=3)
+        parts.append(f"<details><summary>Why the others matter, and how to change them</summary>{table}</details>")
+    return framed("".join(parts))
+
+
+def _sections(checks: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    for verdict in SIGNS:
+        rows = checks[checks["verdict"] == verdict]
+        if len(rows):
+            yield verdict, [{str(name): str(value) for name, value in row.items()} for row in rows.to_dict("records")]
+
+
+def _merged(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Neighbours that found the same, such as all checks of a GPU where there is none, as one line."""
+    for _, same in groupby(rows, key=lambda row: (row["found"], row["verdict"] == "attention" and row["check"])):
+        alike = list(same)
+        names = [row["check"] for row in alike]
+        yield names, alike[0] if len(alike) == 1 else {**alike[0], "expected": ""}
+
+
+def _joined(names: Sequence[str]) -> str:
+    """``GPU driver, persistence, ECC``: what all names begin with stands there once."""
+    first = names[0].partition(" ")[0] + " "
+    if all(name.startswith(first) for name in names):
+        return first + ", ".join(name.removeprefix(first) for name in names)
+    return ", ".join(names)
+
+
+def _hanging(name: str, text: str, width: int) -> list[str]:
+    """A name and, beside it, text that is broken to its column."""
+    heads = escape.wrapped(name, _NAMES - 2)
+    lines = escape.wrapped(text, width - _NAMES - 2)
+    count = max(len(heads), len(lines))
+    heads += [""] * (count - len(heads))
+    lines += [""] * (count - len(lines))
+    return [f"  {escape.fit(head, _NAMES)}{line}" for head, line in zip(heads, lines, strict=True)]
+
+
+def _cell(text: str, style: str = _WRAPPED) -> str:
+    whole = r'<span style="white-space:nowrap">\g<0></span>'
+    return f'<div style="{style}">{_OPTION.sub(whole, escape.html_sentence(text))}</div>'

@@ -1,0 +1,289 @@
+"""The control group that the process runs in: what Linux lets it use, what it uses, how long its CPU limit held it.
+
+There are two versions of the files, and "hybrid" machines that have both; any file may be missing or say anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from perfnb.telemetry.files import KeptFiles
+from perfnb.telemetry.readings import Absent, Facts, Lost, Rates, Values
+
+_PROC = "/proc/self"
+_ROOT = "/sys/fs/cgroup"
+
+#: Version 1 says "no limit" with the largest multiple of a page below 2^63; the page's size differs.
+_NO_LIMIT = 1 << 62
+
+
+#: Tells what a file of a folder says; nothing where it cannot be read.
+_Reader = Callable[[str, str], bytes]
+
+
+class _Mount(NamedTuple):
+    """Where a hierarchy of groups can be seen."""
+
+    unified: bool
+    controllers: frozenset[str]
+    top: str  # the group that is seen at `folder`
+    folder: str
+
+
+class _Hierarchy(NamedTuple):
+    """The process's place in a hierarchy."""
+
+    unified: bool
+    folders: tuple[str, ...]  # its own group's first, the outermost that can be seen last
+
+
+def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
+    """How many cores the process's cgroups let it use; ``None`` where nothing limits it or that is not known.
+
+    Parameters
+    ----------
+    proc : str
+        The folder that describes the process.
+    root : str
+        What to read in place of ``/sys/fs/cgroup``.
+    """
+    limits = _cpu_limits(_places(proc, root).get("cpu"))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
+    """How many bytes the process's cgroups let it use together; parameters and ``None`` as for `cpu_limit`."""
+    place = _places(proc, root).get("memory")
+    if place is None:
+        return None
+    if place.unified:
+        told = [_whole(_text(folder, "memory.max")) for folder in place.folders]
+    else:
+        told = [_whole(_text(folder, "memory.limit_in_bytes")) for folder in place.folders]
+        # Counts the groups above the outermost that can be seen, too.
+        told.append(_row(_text(place.folders[0], "memory.stat"), "hierarchical_memory_limit"))
+    return min((limit for limit in told if limit is not None and limit < _NO_LIMIT), default=None)
+
+
+def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
+    """How often the CPU limit stopped the process's cgroup, and for how many milliseconds, summed over the CPUs.
+
+    Both count from the group's start. ``None`` where they cannot be read; parameters as for `cpu_limit`.
+    """
+    return _first_throttled(_throttling_folders(_places(proc, root).get("cpu")), _text)
+
+
+class CgroupSource:
+    """What the process's cgroup uses; see `Source`.
+
+    Parameters
+    ----------
+    proc, root : str
+        As for `cpu_limit`.
+
+    Raises
+    ------
+    Absent
+        If neither a limit nor the use of any cgroup can be read.
+    """
+
+    name = "cgroup"
+
+    def __init__(self, proc: str = _PROC, root: str = _ROOT) -> None:
+        self.notes: list[str] = []
+        places = _places(proc, root)
+        self._version = _version(_mounts(proc, root))
+        self._usage, self._memory = places.get("cpuacct"), places.get("memory")
+        self._throttling = _throttling_folders(places.get("cpu"))
+        self._limits = cpu_limit(proc, root), memory_limit_bytes(proc, root)
+        self._rates = Rates()
+        self._kept = KeptFiles()
+        self._readable = any(counter is not None for counter in self._counters())
+        if not self._readable and self._limits == (None, None):
+            self.close()
+            raise Absent("no cgroup limits this process, and none can be read")
+
+    def devices(self) -> list[str]:
+        return ["cgroup"]
+
+    def facts(self, device: str) -> Facts:
+        return {"version": self._version, "cpu_limit": self._limits[0], "memory_limit_bytes": self._limits[1]}
+
+    def read(self, device: str, now_ns: int) -> Values:
+        usage_ns, throttled_ms, memory = self._counters()
+        if self._readable and usage_ns is None and throttled_ms is None and memory is None:
+            raise Lost("the cgroup can no longer be read")
+        used = self._rates.per_second("usage", usage_ns, now_ns)
+        held = self._rates.per_second("throttled", throttled_ms, now_ns)
+        return {
+            "cpu_percent": None if used is None else used / 1e7,
+            "memory_bytes": memory,
+            "throttled_percent": None if held is None else held / 10,
+        }
+
+    def close(self) -> None:
+        self._kept.close()
+
+    def _counters(self) -> tuple[int | None, float | None, int | None]:
+        """CPU time in nanoseconds, throttled time in milliseconds, memory in bytes."""
+        held = _first_throttled(self._throttling, self._text)
+        return _used_ns(self._usage, self._text), held and held[1], _used_bytes(self._memory, self._text)
+
+    def _text(self, folder: str, name: str) -> bytes:
+        try:
+            return self._kept.text(f"{folder}/{name}")
+        except (OSError, ValueError):
+            return b""
+
+
+def _cpu_limits(place: _Hierarchy | None) -> list[float | None]:
+    """The limit that each of the groups sets."""
+    if place is None:
+        return []
+    limits: list[float | None] = []
+    for folder in place.folders:
+        if place.unified:
+            words = _text(folder, "cpu.max").split()
+            quota, period = (_whole(word) for word in words) if len(words) == 2 else (None, None)
+        else:
+            quota, period = (_whole(_text(folder, f"cpu.cfs_{word}_us")) for word in ("quota", "period"))
+        limits.append(quota / period if quota and period else None)
+    return limits
+
+
+def _throttling_folders(place: _Hierarchy | None) -> tuple[str, ...]:
+    """Where to look for throttling: a group counts only what its own limit did, so the tightest one's comes first."""
+    if place is None:
+        return ()
+    limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
+    return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
+
+
+def _first_throttled(folders: tuple[str, ...], text: _Reader) -> tuple[int, float] | None:
+    return next((told for folder in folders if (told := _throttled(folder, text))), None)
+
+
+def _throttled(folder: str, text: _Reader) -> tuple[int, float] | None:
+    rows = text(folder, "cpu.stat")
+    periods, held_us, held_ns = (_row(rows, name) for name in ("nr_throttled", "throttled_usec", "throttled_time"))
+    if periods is None or (held_us is None and held_ns is None):
+        return None
+    return periods, held_us / 1e3 if held_us is not None else (held_ns or 0) / 1e6
+
+
+def _used_ns(place: _Hierarchy | None, text: _Reader) -> int | None:
+    if place is None:
+        return None
+    if not place.unified:
+        return _whole(text(place.folders[0], "cpuacct.usage"))
+    used_us = _row(text(place.folders[0], "cpu.stat"), "usage_usec")
+    return None if used_us is None else used_us * 1000
+
+
+def _used_bytes(place: _Hierarchy | None, text: _Reader) -> int | None:
+    """Without the cache of files that the kernel would give up first."""
+    if place is None:
+        return None
+    usage, cache = ("memory.current", "inactive_file")
+    if not place.unified:
+        usage, cache = ("memory.usage_in_bytes", "total_inactive_file")
+    for folder in place.folders if place.unified else place.folders[:1]:  # version 2 may leave it to a group above
+        if (used := _whole(text(folder, usage))) is not None:
+            cached = _row(text(folder, "memory.stat"), cache)
+            return None if cached is None else max(used - cached, 0)
+    return None
+
+
+def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
+    """Where the process stands in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounts) and ``memory``."""
+    mounts, groups = _mounts(proc, root), _groups(proc)
+    places = {}
+    for controller in ("cpu", "cpuacct", "memory"):
+        old = [mount for mount in mounts if controller in mount.controllers]
+        # A controller belongs to one version at a time; without its line, where its files are decides.
+        for candidates, group in ((old, groups.get(controller)), ([m for m in mounts if m.unified], groups.get(""))):
+            if candidates and (group is not None or not groups):
+                chains = [_chain(mount, group or "/") for mount in candidates]
+                places[controller] = _Hierarchy(candidates[0].unified, max(chains, key=len))
+                break
+    return places
+
+
+def _version(mounts: list[_Mount]) -> str:
+    old = any(mount.controllers & {"cpu", "cpuacct", "memory"} for mount in mounts)
+    return "hybrid" if old and any(mount.unified for mount in mounts) else "v1" if old else "v2"
+
+
+def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
+    """The folders of a group and of all above it that the mount shows."""
+    top = mount.top.rstrip("/")
+    inside = group[len(top) :] if f"{group}/".startswith(f"{top}/") else ""
+    parts = [part for part in inside.split("/") if part]
+    # In a container the path may be the host's; what the mount shows is then the container's own group.
+    if ".." in parts or not os.path.isdir(os.path.join(mount.folder, *parts)):
+        parts = []
+    return tuple(os.path.join(mount.folder, *parts[:count]) for count in range(len(parts), -1, -1))
+
+
+def _groups(proc: str) -> dict[str, str]:
+    """The process's group by controller, version 2's by ``""``."""
+    groups: dict[str, str] = {}
+    for line in os.fsdecode(_text(proc, "cgroup")).split("\n"):
+        number, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if number.isdigit() and colon and path.startswith("/"):
+            groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
+
+
+def _mounts(proc: str, root: str) -> list[_Mount]:
+    mounts = []
+    for line in os.fsdecode(_text(proc, "mountinfo")).split("\n"):
+        before, _, after = line.partition(" - ")
+        place, kind = before.split(" "), after.split(" ")
+        if len(place) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+            top, folder = (re.sub(r"\\([0-3][0-7]{2})", lambda code: chr(int(code[1], 8)), place[n]) for n in (3, 4))
+            if f"{folder}/".startswith(f"{_ROOT}/"):
+                folder = root + folder[len(_ROOT) :]
+            options = frozenset(kind[2].split(",")) if kind[0] == "cgroup" else frozenset[str]()
+            mounts.append(_Mount(kind[0] == "cgroup2", options, top, folder))
+    return mounts or _usual_mounts(root)
+
+
+def _usual_mounts(root: str) -> list[_Mount]:
+    """Where mounts are not told: the places at which they usually are."""
+    names = ("cpu", "cpuacct", "cpu,cpuacct", "memory")
+    old = [_Mount(False, frozenset(name.split(",")), "/", os.path.join(root, name)) for name in names]
+    new = [_Mount(True, frozenset(), "/", folder) for folder in (root, os.path.join(root, "unified"))]
+    told = {True: "cgroup.controllers", False: "cgroup.procs"}
+    return [mount for mount in (*old, *new) if os.path.exists(os.path.join(mount.folder, told[mount.unified]))]
+
+
+def _text(folder: str, name: str) -> bytes:
+    """What a file says; nothing where it cannot be read."""
+    try:
+        descriptor = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):  # the path may come from a file that says anything
+        return b""
+    try:
+        text = b""
+        while len(text) < 1 << 20 and (more := os.read(descriptor, 1 << 16)):
+            text += more
+        return text
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _row(rows: bytes, name: str) -> int | None:
+    """The number in a file of names and numbers."""
+    return _whole((b"\n" + rows).partition(b"\n%s " % name.encode())[2].partition(b"\n")[0])
+
+
+def _whole(text: bytes) -> int | None:
+    text = text.strip()
+    return int(text) if text.isdigit() and len(text) < 20 else None

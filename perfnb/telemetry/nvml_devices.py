@@ -1,0 +1,211 @@
+"""The GPUs and MIG slices of this machine, and which of them CUDA_VISIBLE_DEVICES lets through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pynvml
+
+from perfnb.telemetry.readings import Facts
+
+T = TypeVar("T")
+
+#: Errors after which a device can no longer be read.
+LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+
+#: Errors after which an older call is worth a try.
+OTHER_WAY = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    26,  # deprecated; older bindings have no name for it
+)
+
+
+@dataclass(eq=False)
+class Device:
+    """A GPU, or a MIG slice of one.
+
+    Attributes
+    ----------
+    key : str
+        Its UUID, or its place where NVML gives none.
+    words : str
+        What it is called in sentences: ``GPU 1 (NVIDIA H100)``.
+    handle : object
+        NVML's.
+    facts : dict
+        What does not change of it.
+    old_name : str
+        What drivers before version 470 called a slice.
+    problem : str
+        Why it cannot be watched, or empty.
+    told : set of str
+        The metrics of which the user was told that they cannot be read.
+    mute : set of str
+        The metrics that this device does not have.
+    """
+
+    key: str
+    words: str
+    handle: Any = None
+    facts: Facts = field(default_factory=dict)
+    old_name: str = ""
+    problem: str = ""
+    told: set[str] = field(default_factory=set)
+    mute: set[str] = field(default_factory=set)
+
+    @property
+    def mig(self) -> bool:
+        """Whether it is a slice."""
+        return bool(self.facts.get("mig"))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A whole GPU, and what stands for it: itself, or its slices."""
+
+    uuid: str
+    devices: list[Device]
+
+
+def error_words(error: pynvml.NVMLError) -> str:
+    """NVML's own words for what went wrong."""
+    return str(error).rstrip(".")
+
+
+def read_memory(handle: Any) -> Any:
+    """NVML's structure of the memory; version 2, where the driver has it, does not count its own part as used."""
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if error.value not in OTHER_WAY:
+            raise
+    return pynvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def find_gpus() -> list[Gpu]:
+    """All GPUs that NVML lists, in its order.
+
+    Raises
+    ------
+    pynvml.NVMLError
+        If they cannot be counted.
+    """
+    return [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+
+def let_through(gpus: list[Gpu], visible: str | None) -> list[Device]:
+    """What CUDA_VISIBLE_DEVICES lets through, in its order.
+
+    An entry that names nothing ends the list, and so does one of another kind than the first; a device that is named
+    twice hides all. Integers are NVML's order, which is also that of ``nvidia-smi``. CUDA's own default puts the
+    fastest GPU first (``CUDA_DEVICE_ORDER``), so on a machine with unlike GPUs an integer may mean another one: whoever
+    knows CUDA's devices must map them by UUID.
+
+    Parameters
+    ----------
+    gpus : list of Gpu
+        As `find_gpus` gives them.
+    visible : str or None
+        The variable's value; ``None`` where it is not set.
+    """
+    if visible is None:
+        return [device for gpu in gpus for device in gpu.devices]
+    entries = [entry.strip() for entry in visible.split(",")]
+    kind = entries[0][:4] if entries[0].startswith(("GPU-", "MIG-")) else ""
+    named = _by_name(gpus, kind)
+    chosen: list[Device] = []
+    for entry in entries:
+        name = _full_name(entry, kind, list(named))
+        if name is None:
+            break
+        if any(device in chosen for device in named[name]):
+            return []
+        chosen += named[name]
+    return chosen
+
+
+def _by_name(gpus: list[Gpu], kind: str) -> dict[str, list[Device]]:
+    if kind == "GPU-":
+        return {gpu.uuid: gpu.devices for gpu in gpus if gpu.uuid}
+    if kind == "MIG-":
+        slices = [device for gpu in gpus for device in gpu.devices if device.mig]
+        return {name: [device] for device in slices for name in (device.old_name, device.key) if name}
+    return {str(index): gpu.devices for index, gpu in enumerate(gpus)}
+
+
+def _full_name(entry: str, kind: str, names: list[str]) -> str | None:
+    if not kind:  # what follows the digits does not count, as in CUDA
+        number = re.match(r"\+?0*([0-9]+)", entry)
+        return number[1] if number and number[1] in names else None
+    if entry in names:
+        return entry
+    fitting = [name for name in names if entry.startswith(kind) and name.startswith(entry)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _gpu(index: int) -> Gpu:
+    place = f"GPU {index}"
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:
+        return Gpu("", [Device(place, place, problem=f"{place}: {error_words(error)}")])
+    uuid, name = _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle)
+    words = f"{place} ({name})" if name else place
+    if (_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        slices = _slices(handle, index, uuid or place, words, name)
+        problem = f"{words}: its MIG mode is on, but it has no slices"
+        return Gpu(uuid or "", slices or [Device(uuid or place, words, problem=problem)])
+    facts = _facts(handle, index, uuid, name)
+    limit = _known(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    if limit is not None and limit != 2**32 - 1:
+        facts["power_limit_w"] = limit / 1e3
+    return Gpu(uuid or "", [Device(uuid or place, words, handle, facts)])
+
+
+def _slices(parent: Any, index: int, parent_key: str, parent_words: str, parent_name: str | None) -> list[Device]:
+    slices = []
+    for number in range(_known(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0):
+        handle = _known(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, number)
+        if handle is None:  # places for slices need not be filled
+            continue
+        uuid, name = _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle)
+        instances = (
+            _known(pynvml.nvmlDeviceGetGpuInstanceId, handle),
+            _known(pynvml.nvmlDeviceGetComputeInstanceId, handle),
+        )
+        slices.append(
+            Device(
+                uuid or f"{parent_key} slice {number}",
+                f"MIG slice {number} of {parent_words}",
+                handle,
+                {**_facts(handle, index, uuid, name or parent_name), "mig": True},
+                f"MIG-{parent_key}/{instances[0]}/{instances[1]}",
+            )
+        )
+    return slices
+
+
+def _facts(handle: Any, index: int, uuid: str | None, name: str | None) -> Facts:
+    memory = getattr(_known(read_memory, handle), "total", None)
+    memory = None if memory == 2**64 - 1 else memory
+    facts: Facts = {"name": name, "uuid": uuid, "index": index, "memory_bytes": memory, "mig": False}
+    return {fact: value for fact, value in facts.items() if value is not None}
+
+
+def _known(read: Callable[..., T], *arguments: Any) -> T | None:
+    try:
+        return read(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def _text(read: Callable[[Any], str], handle: Any) -> str | None:
+    try:
+        return _known(read, handle)
+    except UnicodeDecodeError as error:  # the binding decodes strictly; names are whatever the driver says
+        return bytes(error.object).decode(errors="replace")

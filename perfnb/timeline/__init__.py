@@ -1,0 +1,1 @@
+"""What ran when, as intervals on tracks; export as a Chrome trace."""

@@ -1,0 +1,135 @@
+"""A timeline with less detail: what is too short to be seen from afar is joined with its neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.timeline.memory import MemoryCurve
+from perfnb.timeline.rows import KINDS, OTHER
+from perfnb.timeline.timeline import Timeline, Track
+
+#: Category of what stands for several events.
+JOINED = "joined"
+#: Greatest number of moments of a curve of memory.
+_MOMENTS = 4000
+
+
+class _Joins(NamedTuple):
+    """Which rows give way, in order, and where each series of them begins."""
+
+    rows: Ints
+    first: Ints
+
+
+def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
+    """The timeline in which events shorter than `shortest_ns` are one block where they lie together.
+
+    They lie together where on one line of a track less than `shortest_ns` is between them. A block is called ``12 short
+    events``, of the category ``joined``, and has the kind that most of its time is of, or ``other``. What is short
+    and alone stays.
+    """
+    joins = _joins(timeline, shortest_ns)
+    rows = timeline.rows
+    kept = np.ones(len(rows), dtype=bool)
+    kept[joins.rows] = False
+    kept[joins.rows[joins.first]] = True  # where the block stands
+    start, duration = rows["start"].to_numpy(), rows["duration"].to_numpy().copy()
+    count = np.diff(np.append(joins.first, len(joins.rows)))
+    blocks = joins.rows[joins.first]
+    if len(blocks):
+        ends = np.maximum.reduceat((start + duration)[joins.rows], joins.first)
+        kinds = _kinds(rows["kind"].to_numpy()[joins.rows], duration[joins.rows], count)
+        duration[blocks] = ends - start[blocks]
+    columns = {name: rows[name].to_numpy().copy() for name in rows.columns} | {"duration": duration}
+    if len(blocks):
+        numbers, place = np.unique(count, return_inverse=True)
+        columns["name"][blocks] = len(timeline.names) + place
+        columns["kind"][blocks] = kinds
+        columns["category"][blocks] = len(timeline.categories)
+        for name in ("layer", "launch", "forward", "detail", "event"):
+            columns[name][blocks] = NONE
+        words = tuple(f"{number:,} short events" for number in numbers.tolist())
+    else:
+        words = ()
+    gone = ~kept
+    gone[blocks] = True
+    place = np.append(np.where(gone, NONE, np.cumsum(kept) - 1), NONE)
+    for name in ("launch", "forward"):
+        columns[name] = place[columns[name]]
+    return replace(
+        timeline,
+        tracks=_tracks(timeline.tracks, kept),
+        rows=rows.iloc[:0].reindex(range(int(kept.sum()))).assign(**{k: v[kept] for k, v in columns.items()}),
+        names=(*timeline.names, *words),
+        categories=(*timeline.categories, JOINED),
+        memory=tuple(map(_thinned, timeline.memory)),
+    )
+
+
+def longest_of(timeline: Timeline, events: int) -> Timeline:
+    """The timeline with no more than so many of its events, the longest, and without texts that none of them has."""
+    rows = timeline.rows
+    order = np.argsort(-rows["duration"].to_numpy(), kind="stable")
+    kept = np.zeros(len(rows), dtype=bool)
+    kept[order[: max(events, 0)]] = True
+    place = np.append(np.where(kept, np.cumsum(kept) - 1, NONE), NONE)
+    links = {name: place[rows[name].to_numpy()][kept] for name in ("launch", "forward")}
+    return replace(
+        timeline,
+        tracks=tuple(track for track in _tracks(timeline.tracks, kept) if track.count),
+        rows=rows[kept].reset_index(drop=True).assign(**links),
+        memory=tuple(map(_thinned, timeline.memory)),
+    )
+
+
+def size_of_coarser(timeline: Timeline, shortest_ns: int) -> int:
+    """How many rows `coarser` would give."""
+    joins = _joins(timeline, shortest_ns)
+    return len(timeline) - len(joins.rows) + len(joins.first)
+
+
+def _joins(timeline: Timeline, shortest_ns: int) -> _Joins:
+    rows = timeline.rows
+    start, duration, depth = (rows[name].to_numpy() for name in ("start", "duration", "depth"))
+    track = np.repeat(np.arange(len(timeline.tracks)), [track.count for track in timeline.tracks])
+    short = np.flatnonzero(duration < shortest_ns)
+    if len(short) == 0:
+        return _Joins(short, short)
+    # A longer one between two of them parts them: they are no neighbours then.
+    neighbours = (np.diff(short) == 1) & (np.diff(track[short]) == 0) & (np.diff(depth[short]) == 0)
+    near = start[short[1:]] - (start + duration)[short[:-1]] < shortest_ns
+    first = np.flatnonzero(np.concatenate([[True], ~(neighbours & near)]))
+    count = np.diff(np.append(first, len(short)))
+    several = np.repeat(count > 1, count)
+    sizes = count[count > 1]
+    return _Joins(short[several], np.cumsum(sizes) - sizes)
+
+
+def _kinds(kind: Ints, weight: Ints, count: Ints) -> Ints:
+    """The kind of more than half of the time of each series."""
+    series = np.repeat(np.arange(len(count)), count)
+    time = np.bincount(series * len(KINDS) + kind, weights=weight + 1.0, minlength=len(count) * len(KINDS))
+    table = time.reshape(len(count), len(KINDS))
+    return np.where(table.max(axis=1) > table.sum(axis=1) / 2, table.argmax(axis=1), OTHER)
+
+
+def _tracks(tracks: tuple[Track, ...], kept: Bools) -> tuple[Track, ...]:
+    before = np.concatenate([[0], np.cumsum(kept)])
+    ends = [(int(before[track.first]), int(before[track.first + track.count])) for track in tracks]
+    return tuple(replace(track, first=a, count=b - a) for track, (a, b) in zip(tracks, ends, strict=True))
+
+
+def _thinned(curve: MemoryCurve) -> MemoryCurve:
+    """The curve with the most of each stretch of time, its first and its last value."""
+    if len(curve.bytes) <= _MOMENTS:
+        return curve
+    time = curve.times_ns - curve.times_ns[0]
+    stretch = (time * ((_MOMENTS - 3) / max(int(time[-1]), 1))).astype(np.int64)  # a trace may span years
+    order = np.lexsort((-curve.bytes, stretch))
+    highest = order[np.unique(stretch[order], return_index=True)[1]]
+    rows = np.unique(np.concatenate([highest, [0, len(time) - 1]]))
+    return replace(curve, times_ns=curve.times_ns[rows], bytes=curve.bytes[rows])

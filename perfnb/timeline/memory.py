@@ -1,0 +1,131 @@
+"""Curves of memory: as a loaded trace tells, or the counted step's, placed on the traced ones.
+
+Those ran the same, but not at the same speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from perfnb.attribution.attribution import Attribution
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.phases import phase_stretches
+from perfnb.memory.allocations import Watched
+from perfnb.memory.memory_table import memory_table
+from perfnb.memory.trace_memory import memory_of_trace
+from perfnb.recording.labels import of_labels
+from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.recording.recording import Recording
+
+_AS_TOLD = "as the trace tells"
+_BY_OP = "as in the counted step, placed by op"
+_BY_PHASE = "as in the counted step, placed by phase"
+_STRETCHED = "as in the counted step, stretched over the step"
+#: Marks of perfnb's own, which the passes do not share.
+_OWN = "pf"
+#: Begin and end of a step.
+_Window = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Bytes alive on a device over time.
+
+    Attributes
+    ----------
+    device : str
+        ``cpu``, ``cuda:0``.
+    note : str
+        Where it is from.
+    times_ns, bytes : ndarray of int64
+        From each time on so much is alive, until the next.
+    """
+
+    device: str
+    note: str
+    times_ns: Ints
+    bytes: Ints
+
+
+class _Ops(NamedTuple):
+    """The ops of a recording in order of time: name, begin, and whether each is on the step's thread."""
+
+    name: np.ndarray
+    start: Ints
+    main: Bools
+
+    def between(self, begin: int, end: int, everywhere: bool) -> tuple[np.ndarray, Ints]:
+        """Names and begins of the ops of a step."""
+        first, last = np.searchsorted(self.start, (begin, end))
+        chosen = slice(None) if everywhere else self.main[first:last]
+        return self.name[first:last][chosen], self.start[first:last][chosen]
+
+
+def memory_curves(recording: Recording, attribution: Attribution, watched: Watched) -> list[MemoryCurve]:
+    """The curve of each device, over all traced steps.
+
+    Two steps in which the same ops ran in the same order are laid over each other op by op, in proportion between
+    them; others phase by phase, or as a whole.
+    """
+    blocks = attribution.host.blocks
+    steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
+    counted, traced = _ops(watched.recording, watched.attribution), _ops(recording, attribution)
+    window = (watched.begin, watched.end)
+    placed = []
+    for begin, end in zip(steps["start"].tolist(), steps["end"].tolist(), strict=True):
+        places = _by_op(counted, traced, window, (begin, end))
+        placed.append(places or _by_phase(watched.attribution, attribution, window, (begin, end)))
+    note = max({note for *_, note in placed}, key=(_BY_OP, _BY_PHASE, _STRETCHED).index)
+    curves = []
+    for device, line in memory_table(watched).groupby("device", observed=True, sort=True):
+        moments = np.rint(line["t_ms"].to_numpy(dtype=float) * 1e6) + watched.begin
+        sizes = line["total"].to_numpy(dtype=np.int64)
+        times = [np.rint(np.interp(moments, known, meant)).astype(np.int64) for known, meant, _ in placed]
+        curves.append(MemoryCurve(str(device), note, np.concatenate(times), np.tile(sizes, len(times))))
+    return curves
+
+
+def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
+    """The curve of each device as the trace that was loaded tells it: every total at its own time, in steps or not."""
+    return [MemoryCurve(line.device, _AS_TOLD, line.times_ns, line.allocated) for line in memory_of_trace(recording)]
+
+
+def _by_op(counted: _Ops, traced: _Ops, window: _Window, step: _Window) -> tuple[Ints, Ints, str] | None:
+    """Moments of the counted step and those of a traced one that they stand for, where the same ops ran."""
+    for everywhere in (True, False):
+        (names, known), (others, meant) = counted.between(*window, everywhere), traced.between(*step, everywhere)
+        if len(names) and len(names) == len(others) and (names == others).all():
+            return *_ordered(known, meant, window, step), _BY_OP
+    return None
+
+
+def _by_phase(counted: Attribution, traced: Attribution, window: _Window, step: _Window) -> tuple[Ints, Ints, str]:
+    """As `_by_op`, at the begins of phases, where the same ones follow each other; else only the step's own."""
+    ours, theirs = phase_stretches(counted, *window), phase_stretches(traced, *step)
+    if [name for name, *_ in ours] == [name for name, *_ in theirs]:
+        known, meant = (np.array([start for _, start, _ in one], dtype=np.int64) for one in (ours, theirs))
+        return *_ordered(known, meant, window, step), _BY_PHASE
+    none = np.array([], dtype=np.int64)
+    return *_ordered(none, none, window, step), _STRETCHED
+
+
+def _ordered(known: Ints, meant: Ints, window: _Window, step: _Window) -> tuple[Ints, Ints]:
+    """The moments between begin and end of both steps, in an order in which both grow."""
+    of_counted = np.concatenate([window[:1], known, window[1:]])
+    of_traced = np.concatenate([step[:1], meant, step[1:]])
+    return np.maximum.accumulate(of_counted), np.maximum.accumulate(of_traced)
+
+
+def _ops(recording: Recording, attribution: Attribution) -> _Ops:
+    host = attribution.host
+    names = recording.events["name"].cat
+    labels = names.categories.to_numpy(dtype=object)
+    own = of_labels(recording.events["name"], lambda name: name.startswith(_OWN))
+    codes = names.codes.to_numpy()[host.rows]
+    rows = np.flatnonzero(host.is_op & (host.block != NONE) & ~own[host.rows])
+    rows = rows[np.argsort(host.starts[rows], kind="stable")]
+    steps = host.blocks.loc[host.blocks["kind"] == Kind.STEP, "thread"]
+    return _Ops(labels[codes[rows]], host.starts[rows], np.isin(host.thread[rows], steps))

@@ -1,0 +1,166 @@
+"""One step's timeline as a matplotlib chart: a band for each track, intervals in the colours of their phases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette
+from perfnb.draw.picture import GROUND, HATCHES, INK, LINE, QUIET, bare
+from perfnb.timeline.coarse import coarser
+from perfnb.timeline.data import memory_word
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from perfnb.timeline.memory import MemoryCurve
+    from perfnb.timeline.step import StepTimeline
+    from perfnb.timeline.timeline import Timeline, Track
+
+#: Of each kind of track, how many are drawn, and how many lines of each.
+_TRACKS = {"phases": 1, "layers": 1, "thread": 4, "stream": 6}
+_LINES = {"phases": 1, "layers": 4, "thread": 2, "stream": 2}
+_WIDTH = 8.8
+_LINE_INCHES, _GAP, _MEMORY_INCHES, _REST_INCHES = 0.19, 0.55, 0.6, 0.62
+#: Parts of the width that are told apart: what is narrower is joined with its neighbours.
+_PARTS = 900
+_INCHES_A_CHARACTER = 0.062
+_TITLE = 22
+#: A name that does not fit gets so many characters at least, or none.
+_LEAST_ROOM = 7
+_BEGINS = ("autograd::engine::evaluate_function: ", "torch::autograd::", "aten::")
+
+
+def inches_of(step: StepTimeline) -> tuple[float, float]:
+    """Width and height that the chart takes."""
+    shown = shown_tracks(step)
+    lines = sum(min(track.depth, _LINES[track.kind]) + _GAP for track in shown)
+    return _WIDTH, _REST_INCHES + lines * _LINE_INCHES + _MEMORY_INCHES * len(_curves(step))
+
+
+def shown_tracks(step: StepTimeline) -> list[Track]:
+    """The tracks that are drawn: of many threads and streams those that work the most."""
+    tracks, table = step.timeline.tracks, step.tracks
+    chosen: list[int] = []
+    for kind, most in _TRACKS.items():
+        busy = table.loc[table["kind"] == kind, "busy_ms"].sort_values(ascending=False, kind="stable")
+        chosen += sorted(busy.index[:most])
+    return [tracks[place] for place in sorted(chosen)]
+
+
+def draw_step(figure: Figure, step: StepTimeline) -> None:
+    """Draw the step into an empty figure."""
+    curves, shown = _curves(step), shown_tracks(step)
+    lines = sum(min(track.depth, _LINES[track.kind]) + _GAP for track in shown)
+    heights = [lines * _LINE_INCHES, *[_MEMORY_INCHES] * len(curves)]
+    grid: Any = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
+    above, *below = grid[:, 0]
+    timeline = coarser(step.timeline, max(2, step.shown_ns // _PARTS))
+    by_title = {(track.kind, track.title): track for track in timeline.tracks}
+    top, places = 0.0, []
+    for track in shown:
+        places.append((top + 0.5, escape.chart(_title(track), _TITLE)))
+        _band(above, timeline, by_title[track.kind, track.title], top, step.shown_ns)
+        top += min(track.depth, _LINES[track.kind]) + _GAP
+    above.set_ylim(top - _GAP + 0.1, -0.1)
+    above.set_yticks([place for place, _ in places], [word for _, word in places])
+    for axes, curve in zip(below, curves, strict=True):
+        _memory(axes, curve, step.shown_ns)
+    for axes in (above, *below):
+        bare(axes)
+        axes.set_xlim(0, step.shown_ns)
+        if step.duration_ns < step.shown_ns:
+            axes.axvline(step.duration_ns, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.xaxis.grid(True, color=LINE, linewidth=0.6)
+        axes.xaxis.set_major_formatter(lambda value, _: fmt.duration(value / 1e6) if value else "0")
+        axes.tick_params(axis="x", labelbottom=axes is grid[-1, 0])
+    _key(figure, timeline)
+
+
+def _title(track: Track) -> str:
+    """The title without what it says beyond the role of a thread."""
+    for role in ("(main", "(backward"):
+        if f"{role}, " in track.title:
+            return f"{track.title.partition(role)[0]}{role})"
+    return track.title
+
+
+def _band(axes: Axes, timeline: Timeline, track: Track, top: float, whole: int) -> None:
+    rows = timeline.rows_on(track)
+    rows = rows[rows["depth"] < _LINES[track.kind]]
+    least = whole / (1.5 * _PARTS)
+    for kind in np.unique(rows["kind"].to_numpy()).tolist():
+        group = rows[rows["kind"] == kind]
+        mark = palette.mark(timeline.kinds[kind])
+        hatch, colour = HATCHES.get(mark.pattern, (None, GROUND))
+        wide = np.maximum(group["duration"].to_numpy(float), least)
+        axes.barh(
+            top + 0.5 + group["depth"].to_numpy(float), wide, height=0.88, left=group["start"].to_numpy(float),
+            facecolor=mark.colour, hatch=hatch if track.kind == "phases" else None, edgecolor=colour, linewidth=0.3,
+        )  # fmt: skip
+    _words(axes, timeline, rows, top, whole)
+
+
+def _words(axes: Axes, timeline: Timeline, rows: pd.DataFrame, top: float, whole: int) -> None:
+    inches = (rows["duration"] / whole * (_WIDTH - 1.9)).to_numpy()
+    for place in np.flatnonzero(inches > _INCHES_A_CHARACTER).tolist():
+        row = rows.iloc[place]
+        name, room = _name(timeline, row), int(inches[place] / _INCHES_A_CHARACTER)
+        if room < min(_LEAST_ROOM, escape.cells(name)):
+            continue
+        mark = palette.mark(timeline.kinds[int(row["kind"])])
+        text = axes.text(
+            row["start"] + row["duration"] / 2, top + 0.5 + row["depth"], escape.chart(name, room),
+            ha="center", va="center", size=7, color=_ink(mark.colour), clip_on=True,
+        )  # fmt: skip
+        text.set_in_layout(False)  # it lies in its interval
+        if mark.pattern in HATCHES:
+            text.set_bbox({"facecolor": mark.colour, "edgecolor": "none", "pad": 0.6})
+
+
+def _name(timeline: Timeline, row: pd.Series) -> str:
+    name = timeline.names[int(row["name"])]
+    return palette.mark(name).word if name in timeline.kinds else _short(name)
+
+
+def _short(name: str) -> str:
+    """A name without what many begin with."""
+    for start in _BEGINS:
+        name = name.removeprefix(start)
+    return name
+
+
+def _ink(colour: str) -> str:
+    """Black or white, whichever reads better on a colour."""
+    red, green, blue = bytes.fromhex(colour[1:])
+    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else GROUND
+
+
+def _curves(step: StepTimeline) -> list[MemoryCurve]:
+    """Of devices on which something was alive, the two with the most."""
+    used = [curve for curve in step.timeline.memory if curve.bytes.max(initial=0) > 0]
+    return sorted(used, key=lambda curve: -int(curve.bytes.max()))[:2]
+
+
+def _memory(axes: Axes, curve: MemoryCurve, whole: int) -> None:
+    times, sizes = curve.times_ns.astype(float), curve.bytes.astype(float)
+    times, sizes = np.append(times, whole), np.append(sizes, sizes[-1])
+    axes.fill_between(times, sizes, step="post", facecolor=LINE, edgecolor=QUIET, linewidth=0.8)
+    most = float(sizes.max())
+    axes.set_ylim(0, 1.15 * most)
+    axes.set_yticks([most / 2], [f"Memory, {memory_word(curve.device)}\n{fmt.size(most)} at most"])
+
+
+def _key(figure: Figure, timeline: Timeline) -> None:
+    from matplotlib.patches import Patch
+
+    used = sorted(set(timeline.rows["kind"].tolist()))
+    marks = [palette.mark(timeline.kinds[kind]) for kind in used]
+    patches = [Patch(facecolor=mark.colour, label=mark.word) for mark in marks]
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=8, frameon=False, handlelength=1.2, columnspacing=1.4
+    )

@@ -1,0 +1,250 @@
+"""A profile as a Chrome trace: the events as they were, and beside them what perfnb found out about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.device_work import column, text
+from perfnb.attribution.events import all_events
+from perfnb.recording.event_frame import SPAN_LABEL
+from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.own_layers import KEY, layers_written
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import LOSS_ROW
+from perfnb.timeline.timeline import OF_EVENTS, Timeline, Track
+from perfnb.trace import chrome_writer as writer
+from perfnb.trace.chrome_events import OWN_NAME
+from perfnb.trace.chrome_writer import Column, Flow, Json, Labels
+from perfnb.trace.event_columns import DERIVED, INSTANT, MEMORY
+
+#: What the columns of numbers are called in a trace.
+_ARGUMENTS = {
+    "device": "device", "stream": "stream", "correlation": "correlation", "external_id": "External id",
+    "sequence": "Sequence number", "forward_thread": "Fwd thread id", "wait_stream": "wait_on_stream",
+    "wait_correlation": "wait_on_cuda_event_record_corr_id", "bytes": "bytes",
+}  # fmt: skip
+_TEXTS = {"shapes": "Input Dims", "collective": "Collective name", "group": "Process Group Name"}
+#: Number of the process under which what perfnb found out stands, or the next one that is free.
+_OWN_PROCESS = 1_000_000_000
+#: As `_ARGUMENTS`, of allocations and frees.
+_OF_MEMORY = {
+    "reserved": "Total Reserved", "allocated": "Total Allocated", "bytes": "Bytes", "address": "Addr",
+    "device": "Device Id", "device_type": "Device Type",
+}  # fmt: skip
+_MARK = re.compile(r"pf_step#([0-9]{1,18})|pf_data")
+_NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
+
+
+def trace_text(recording: Recording, timeline: Timeline) -> Iterator[bytes]:
+    """The JSON of a trace that chrome://tracing, Perfetto and `perfnb.load` open.
+
+    Its events are those of the recording. Steps, phases and layers are tracks of their own, which `perfnb.load` leaves
+    out and finds anew. Arrows lead from launches to what they launched, and from ops to their backward.
+    """
+    return writer.document(_parts(recording, timeline), _facts(recording))
+
+
+def _facts(recording: Recording) -> dict[str, Any]:
+    meta = recording.meta
+    facts: dict[str, Any] = {"baseTimeNanoseconds": int(meta.get("base_ns", 0))}
+    if meta.get("devices"):
+        facts["deviceProperties"] = meta["devices"]
+    if meta.get("trace", {}).get("rank_known"):
+        job = {"rank": recording.rank, "world_size": meta["trace"].get("world_size")}
+        facts["distributedInfo"] = {name: value for name, value in job.items() if value is not None}
+    if len(recording.modules) and _own_spans(recording.events).any():
+        facts[KEY] = layers_written(recording)
+    return facts
+
+
+def _parts(recording: Recording, timeline: Timeline) -> Iterator[str]:
+    events = all_events(recording)
+    rows = timeline.rows
+    used = np.unique(column(events, "process"))
+    own = next(number for number in range(_OWN_PROCESS, _OWN_PROCESS + len(used) + 1) if number not in used)
+    yield from _names(recording, timeline, events, own)
+    yield from _events(recording, timeline, events)
+    yield from _derived(timeline, own)
+    first = 1
+    for link, category in _NAMED_FLOWS.items():
+        ends = rows[(rows[link] != NONE).to_numpy()]
+        begins = rows.iloc[ends[link].to_numpy()]
+        yield from writer.flows(category, _places(events, begins), _places(events, ends), first)
+        first += len(ends)
+    if (changes := recording.trace_memory) is not None:
+        yield from writer.instants(
+            MEMORY,
+            INSTANT,
+            Flow(*(changes[name].to_numpy() for name in ("process", "thread", "time_ns"))),
+            {key: changes[name].to_numpy() for name, key in _OF_MEMORY.items()},
+        )
+    for curve in timeline.memory:
+        word = "CPU" if curve.device == "cpu" else curve.device
+        yield from writer.counter(f"Memory, {word}", own, curve.times_ns + timeline.zero_ns, curve.bytes, "bytes")
+
+
+def _places(events: pd.DataFrame, rows: pd.DataFrame) -> Flow:
+    event = rows["event"].to_numpy()
+    process, thread, start = (column(events, name)[event] for name in ("process", "thread", "start_ns"))
+    return Flow(process, thread, start)
+
+
+def _own_spans(events: pd.DataFrame) -> Any:
+    """Which events are layer spans of perfnb's, whose names in a trace hold their numbers."""
+    ours = (events["category"] == "cpu_op") & (events["name"] == SPAN_LABEL)
+    return ours.to_numpy(dtype=bool) & (column(events, "span") != NONE)
+
+
+def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> Iterator[str]:
+    start = column(events, "start_ns")
+    order = np.argsort(start, kind="stable")
+    args: dict[str, Column] = {}
+    for name, key in _ARGUMENTS.items():
+        args[key] = column(events, name)[order]
+    for name, key in _TEXTS.items():
+        if name in events:
+            value, texts = text(events, name)
+            args[key] = (Json if name == "shapes" else Labels)(list(map(str, texts)), value[order])
+    args |= _found_out(timeline, len(events), order)
+    names, (codes, labels) = _names_of(events), text(events, "category")
+    shown = _readable(names, recording, events, timeline, args["layer"], order)
+    own = np.where(shown.codes < len(names.texts), NONE, names.codes)
+    args[OWN_NAME] = Labels(names.texts, own[order])
+    yield from writer.slices(
+        Labels(shown.texts, shown.codes[order]),
+        Labels(list(map(str, labels)), codes[order]),
+        start_ns=start[order],
+        duration_ns=column(events, "duration_ns")[order],
+        process=column(events, "process")[order],
+        thread=column(events, "thread")[order],
+        args=args,
+    )
+
+
+def _names_of(events: pd.DataFrame) -> Labels:
+    """Names as they stood in the trace."""
+    codes, labels = text(events, "name")
+    spans = np.flatnonzero(_own_spans(events))
+    numbers = column(events, "span")[spans]
+    codes = codes.copy()
+    codes[spans] = len(labels) + np.arange(len(spans))
+    return Labels([*map(str, labels), *(f"{SPAN_LABEL}{number}" for number in numbers.tolist())], codes)
+
+
+def _readable(
+    names: Labels, recording: Recording, events: pd.DataFrame, timeline: Timeline, layer: Column, order: Ints
+) -> Labels:
+    """The names where perfnb's own marks are called by what they stand for; those are the ones added at the end."""
+    of_ops = (events["category"] == "cpu_op").to_numpy(dtype=bool)
+    texts, codes = list(names.texts), names.codes.copy()
+    for code, name in enumerate(names.texts):
+        mark = _MARK.fullmatch(name)
+        if mark:
+            texts.append(f"step {mark[1]}" if mark[1] else "data")
+            codes[of_ops & (names.codes == code)] = len(texts) - 1
+    if isinstance(layer, Labels):
+        owner = np.full(len(codes), NONE, dtype=np.int64)
+        owner[order] = layer.codes
+        spans = _own_spans(events)
+        loss = recording.spans["loss"].reindex(column(events, "span"), fill_value=False).to_numpy(dtype=bool)
+        owner = np.where((owner == NONE) & loss, len(layer.texts), owner)
+        spans &= owner != NONE
+        codes[spans] = len(texts) + owner[spans]
+        texts += [*layer.texts, LOSS_ROW]
+    return Labels(texts, codes)
+
+
+def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Column]:
+    """Layer, phase and step of each event."""
+    of_events = [track.kind in OF_EVENTS for track in timeline.tracks]
+    rows = timeline.rows[np.repeat(of_events, [track.count for track in timeline.tracks])]
+    found = {}
+    for key, name, labels in (("layer", "layer", timeline.layers), ("phase", "kind", timeline.kinds)):
+        codes = np.full(size, NONE, dtype=np.int64)
+        codes[rows["event"].to_numpy()] = rows[name].to_numpy()
+        found[key] = Labels(labels, codes[order])
+    steps = timeline.rows_on(timeline.of("steps")[0]).sort_values("start")
+    # What runs on a device belongs to the step that launched it.
+    begin = np.where(rows["launch"] != NONE, timeline.rows["start"].to_numpy()[rows["launch"]], rows["start"])
+    place = np.searchsorted(steps["start"].to_numpy(), begin, side="right") - 1
+    ends = (steps["start"] + steps["duration"]).to_numpy()
+    codes = np.full(size, NONE, dtype=np.int64)
+    codes[rows["event"].to_numpy()] = np.where((place >= 0) & (begin < ends[place]), place, NONE)
+    found["step"] = Labels([timeline.names[name] for name in steps["name"]], codes[order])
+    return found
+
+
+def _derived(timeline: Timeline, process: int) -> Iterator[str]:
+    """Steps, phases and layers, each as a thread of a process of their own."""
+    for track, thread, rows in _own_threads(timeline):
+        none = np.full(len(rows), NONE, dtype=np.int64)
+        args: dict[str, Column] = {"layer": Labels(timeline.layers, rows["layer"].to_numpy())}
+        if track.kind != "steps":
+            args["phase"] = Labels(timeline.kinds, rows["kind"].to_numpy())
+        yield from writer.slices(
+            Labels(timeline.names, rows["name"].to_numpy()),
+            Labels([DERIVED], np.zeros_like(none)),
+            start_ns=rows["start"].to_numpy() + timeline.zero_ns,
+            duration_ns=rows["duration"].to_numpy(),
+            process=np.full_like(none, process),
+            thread=np.full_like(none, thread),
+            args=args,
+        )
+
+
+def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]]:
+    """Tracks with a number and rows; where intervals of a track cross, each of its lines has a number."""
+    number = 0
+    for track in timeline.tracks:
+        if track.kind in OF_EVENTS:
+            continue
+        rows = timeline.rows_on(track)
+        parts = [rows] if _nest(rows) else [rows[rows["depth"] == depth] for depth in range(track.depth)]
+        for part in parts:
+            number += 1
+            yield track, number, part.sort_values(["start", "depth"], kind="stable")
+
+
+def _nest(rows: pd.DataFrame) -> bool:
+    """Whether each row lies in one of the depth above it."""
+    depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
+    end = start + rows["duration"].to_numpy()
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        outer, inner = depth == level - 1, depth == level
+        place = np.searchsorted(start[outer], start[inner], side="right") - 1
+        if (place < 0).any() or (end[outer][place] < end[inner]).any():
+            return False
+    return True
+
+
+def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: int) -> Iterator[str]:
+    """What processes and threads are called: as in the trace that was loaded, else as the timeline calls them."""
+    yield from writer.process_name(own, "perfnb", place=-1)
+    for track, number, rows in _own_threads(timeline):
+        deeper = f" {int(rows['depth'].iloc[0])}" if len(rows) < track.count and len(rows) else ""
+        yield from writer.thread_name(own, number, f"{track.title}{deeper}", place=number)
+    facts = recording.meta.get("trace", {})
+    processes = dict(facts.get("process_names", []))
+    threads = {(pid, tid): name for pid, tid, name in facts.get("thread_names", [])}
+    process, thread = column(events, "process"), column(events, "thread")
+    for track in timeline.tracks:
+        if track.kind in OF_EVENTS and track.count:
+            event = int(timeline.rows["event"].iloc[track.first])
+            pid, tid = int(process[event]), int(thread[event])
+            if not recording.is_loaded:
+                threads.setdefault((pid, tid), track.title)
+                if track.kind == "stream":
+                    processes.setdefault(pid, track.title.partition(",")[0])
+            elif track.kind == "stream" and tid < 0:
+                threads.setdefault((pid, tid), track.title)  # old traces have names where others have numbers
+    for pid, name in processes.items():
+        yield from writer.process_name(int(pid), str(name))
+    for pid, labels in facts.get("process_labels", []):
+        yield from writer.process_labels(int(pid), str(labels))
+    for (pid, tid), name in threads.items():
+        yield from writer.thread_name(int(pid), int(tid), str(name))

@@ -1,0 +1,197 @@
+"""Chrome traces written: the JSON that chrome://tracing and Perfetto open, as torch.profiler's, piece by piece."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfnb.trace.columns import MISSING, Ints
+
+#: So many events are written at once.
+_CHUNK = 20_000
+_GZIP, _LEVEL = 31, 6
+
+
+class Labels(NamedTuple):
+    """A column of text: what the codes stand for, and a code for each event, -1 for none."""
+
+    texts: Sequence[str]
+    codes: Ints
+
+
+class Json(NamedTuple):
+    """As `Labels`, of texts that spell JSON values, which are written as they stand; others as text."""
+
+    texts: Sequence[str]
+    codes: Ints
+
+
+class Flow(NamedTuple):
+    """Where arrows begin or end, or instants are: process, thread and nanoseconds of each."""
+
+    process: Ints
+    thread: Ints
+    time_ns: Ints
+
+
+Column = Ints | Labels | Json
+
+
+def slices(
+    name: Labels,
+    category: Labels,
+    start_ns: Ints,
+    duration_ns: Ints,
+    process: Ints,
+    thread: Ints,
+    args: Mapping[str, Column],
+) -> Iterator[str]:
+    """Complete events (``ph: X``); of `args` an event has those that are not -1."""
+    for first in range(0, len(start_ns), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        fields = zip(
+            _written(name, part),
+            _written(category, part),
+            # Viewers put what has no thread anywhere: -1, as torch writes it, stays.
+            _ids("pid", process[part], None),
+            _ids("tid", thread[part], None),
+            _microseconds(start_ns[part]),
+            _microseconds(duration_ns[part]),
+            _arguments(args, part),
+            strict=True,
+        )
+        yield ",\n".join(
+            f'{{"ph":"X","cat":{cat},"name":{word},{pid}{tid}"ts":{ts},"dur":{dur}{rest}}}'
+            for word, cat, pid, tid, ts, dur, rest in fields
+        )
+
+
+def instants(name: str, category: str, places: Flow, args: Mapping[str, Column]) -> Iterator[str]:
+    """Events of one name without duration (``ph: i``); of `args` an event has those that are not -1."""
+    words = f'"cat":{_text(category)},"name":{_text(name)}'
+    for first in range(0, len(places.time_ns), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        process, thread, times = (values[part] for values in places)
+        fields = zip(
+            _ids("pid", process), _ids("tid", thread), _microseconds(times), _arguments(args, part), strict=True
+        )
+        yield ",\n".join(f'{{"ph":"i","s":"t",{words},{pid}{tid}"ts":{ts}{rest}}}' for pid, tid, ts, rest in fields)
+
+
+def flows(category: str, begins: Flow, ends: Flow, first: int = 1) -> Iterator[str]:
+    """Arrows from events to later ones (``ph: s`` and ``f``), numbered from `first` on."""
+    word = _text(category)
+    numbers = range(first, first + len(begins.time_ns))
+    for phase, (process, thread, times) in (('"ph":"s"', begins), ('"ph":"f","bp":"e"', ends)):
+        fields = zip(numbers, _ids("pid", process), _ids("tid", thread), _microseconds(times), strict=True)
+        lines = [f'{{{phase},"id":{n},"cat":{word},"name":{word},{pid}{tid}"ts":{ts}}}' for n, pid, tid, ts in fields]
+        for start in range(0, len(lines), _CHUNK):
+            yield ",\n".join(lines[start : start + _CHUNK])
+
+
+def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) -> Iterator[str]:
+    """A curve (``ph: C``) that holds each value from its time on."""
+    word, key = _text(name), _text(unit)
+    fields = zip(_microseconds(times_ns), values.tolist(), strict=True)
+    lines = [f'{{"ph":"C","name":{word},"pid":{process},"ts":{ts},"args":{{{key}:{value}}}}}' for ts, value in fields]
+    if lines:
+        yield ",\n".join(lines)
+
+
+def process_name(process: int, name: str, place: int | None = None) -> Iterator[str]:
+    """What a process is called, and where it stands among the others."""
+    yield _metadata("process_name", process, None, {"name": name})
+    if place is not None:
+        yield _metadata("process_sort_index", process, None, {"sort_index": place})
+
+
+def process_labels(process: int, labels: str) -> Iterator[str]:
+    """What a process is, beside its name."""
+    yield _metadata("process_labels", process, None, {"labels": labels})
+
+
+def thread_name(process: int, thread: int, name: str, place: int | None = None) -> Iterator[str]:
+    """What a thread is called, and where it stands among the others."""
+    yield _metadata("thread_name", process, thread, {"name": name})
+    if place is not None:
+        yield _metadata("thread_sort_index", process, thread, {"sort_index": place})
+
+
+def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]:
+    """The whole text: what is said of the trace, then its events."""
+    head = msgspec.json.encode({"schemaVersion": 1, "displayTimeUnit": "ms", **facts})
+    yield head[:-1] + b',"traceEvents":[\n'
+    between = ""
+    for text in events:
+        yield f"{between}{text}".encode()
+        between = ",\n"
+    yield b"\n]}\n"
+
+
+def gzipped(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes compressed as a gzip file without name and time."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    for part in parts:
+        yield packer.compress(part)
+    yield packer.flush()
+
+
+def _metadata(kind: str, process: int, thread: int | None, args: Mapping[str, Any]) -> str:
+    place = {"pid": process} if thread is None else {"pid": process, "tid": thread}
+    return msgspec.json.encode({"ph": "M", "name": kind, **place, "args": args}).decode()
+
+
+def _arguments(args: Mapping[str, Column], part: slice) -> list[str]:
+    size = len(range(*part.indices(max([0, *(len(_codes(column)) for column in args.values())]))))
+    columns = []
+    for name, column in args.items():
+        key = _text(name)
+        if not isinstance(column, np.ndarray):
+            columns.append([f"{key}:{text}" if text else "" for text in _written(column, part)])
+        elif (values := column[part]).max(initial=MISSING) != MISSING or values.min(initial=MISSING) != MISSING:
+            columns.append([f"{key}:{value}" if value != MISSING else "" for value in values.tolist()])
+    columns = [column for column in columns if any(column)]
+    if not columns:
+        return [""] * size
+    return [
+        f',"args":{{{text}}}' if (text := ",".join(filter(None, row))) else "" for row in zip(*columns, strict=True)
+    ]
+
+
+def _codes(column: Column) -> Ints:
+    return column if isinstance(column, np.ndarray) else column.codes
+
+
+def _written(column: Labels | Json, part: slice) -> list[str]:
+    """Each event's text as JSON, empty for none; a text is encoded once for a part."""
+    used, place = np.unique(column.codes[part], return_inverse=True)
+    encode = _json if isinstance(column, Json) else _text
+    texts = ["" if code == MISSING else encode(column.texts[code]) for code in used.tolist()]
+    return [texts[code] for code in place.reshape(-1).tolist()]
+
+
+def _text(text: str) -> str:
+    return msgspec.json.encode(text.encode("utf-8", "replace").decode()).decode()
+
+
+def _json(text: str) -> str:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return _text(text)
+    return text if "\n" not in text else _text(text)
+
+
+def _ids(key: str, values: Ints, left_out: int | None = MISSING) -> list[str]:
+    return ["" if value == left_out else f'"{key}":{value},' for value in values.tolist()]
+
+
+def _microseconds(times_ns: Ints) -> list[str]:
+    """Microseconds with three decimals, exactly."""
+    whole, rest = np.divmod(np.abs(times_ns), 1000)
+    signs = np.where(times_ns < 0, "-", "").tolist()
+    return [f"{sign}{a}.{b:03d}" for sign, a, b in zip(signs, whole.tolist(), rest.tolist(), strict=True)]

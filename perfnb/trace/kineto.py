@@ -1,0 +1,144 @@
+"""Chrome traces as torch.profiler's Kineto writes them, read into columns."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfnb.errors import TraceError
+from perfnb.trace import chrome_faults
+from perfnb.trace.chrome_json import ChromeJson
+from perfnb.trace.chrome_times import resolution
+from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
+from perfnb.trace.event_columns import Codes, EventColumns, whole_number
+from perfnb.trace.trace_file import Limits, Progress, blocks_of_bytes, blocks_of_file
+
+__all__ = ["MISSING", "Ints", "Limits", "MemoryColumns", "Progress", "TraceColumns", "decode", "read"]
+
+#: What categories were called in 2021, and since.
+_TODAYS_NAME = {
+    "Operator": "cpu_op",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": "cuda_runtime",
+}
+#: The categories of what torch.profiler writes as events with a duration, on whatever device.
+_WRITTEN = {
+    *("cpu_op", "user_annotation", "python_function", "overhead", "collective_comm", "glow_runtime", "hpu_op"),
+    *("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime", "cuda_driver", "cuda_sync"),
+    *("cuda_event", "cuda_profiler_range", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters"),
+    *("mtia_workloadd", "xpu_runtime", "xpu_driver", "xpu_sync", "privateuse1_runtime", "privateuse1_driver"),
+}
+_MOST_RANKS = 2**31
+
+
+def read(
+    path: str | Path,
+    *,
+    max_bytes: int = Limits.max_bytes,
+    max_packed_bytes: int = Limits.max_packed_bytes,
+    max_events: int = Limits.max_events,
+    max_event_bytes: int = Limits.max_event_bytes,
+    max_depth: int = Limits.max_depth,
+    max_ratio: int = Limits.max_ratio,
+    progress: Progress | None = None,
+) -> TraceColumns:
+    """Read a trace file, plain or compressed with gzip, whatever it is called.
+
+    The text is unpacked and decoded piece by piece and never held whole.
+
+    Parameters
+    ----------
+    max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth, max_ratio : int
+        What is refused beyond; see `Limits`. A compressed file that is no trace could else fill the memory.
+    progress : callable, optional
+        Called with the bytes of the file done so far and its size, a few times a second from the third second on.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read, is no trace, is of another program than torch.profiler, is not whole, or is beyond
+        a limit; the message names the file.
+    """
+    limits = Limits(max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth, max_ratio)
+    with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
+        trace = _columns(blocks, str(path), limits)
+    if len(trace) and not len(trace.memory) and _WRITTEN.isdisjoint(trace.categories):
+        raise chrome_faults.other_program(str(path), trace.categories)
+    return trace
+
+
+def decode(data: bytes, source: str = "the trace") -> TraceColumns:
+    """Decode the JSON of a trace: an object with ``traceEvents``, or a bare list of events.
+
+    Raises
+    ------
+    TraceError
+        If `data` is no such JSON; the message names `source` and, where known, the byte.
+    """
+    return _columns(blocks_of_bytes(data), source, Limits())
+
+
+def _columns(blocks: Iterable[bytes | memoryview], source: str, limits: Limits) -> TraceColumns:
+    collecting = gc.isenabled()
+    gc.disable()  # millions of small objects and no cycles: collecting would only walk them
+    try:
+        text, columns = ChromeJson(blocks, source, limits), EventColumns(source)
+        for piece in text.pieces():
+            columns.add(piece)
+        return _trace(columns, text.facts, source)
+    except MemoryError as error:
+        raise TraceError(f"{source} was not read: it needs more memory than there is.") from error
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceColumns:
+    timed = columns.timed()
+    categories = Codes()
+    todays = [categories[_TODAYS_NAME.get(name, name)] for name in columns.categories]
+    timed["category"] = np.array(todays, dtype=np.int64)[timed["category"]]
+    base = facts.get("base")
+    base_ns = 0 if base is None else whole_number(base)
+    memory = columns.memory()
+    ends = np.append(timed["start_ns"] + timed["duration_ns"], memory.time_ns)
+    latest = int(ends.max()) if len(ends) else 0
+    if base_ns is None or not -(2**63) <= base_ns + latest < 2**63:
+        raise chrome_faults.odd_time(source, "its baseTimeNanoseconds", ascii(base)[:40])
+    earliest = int(min(timed["start_ns"].min(initial=latest), memory.time_ns.min(initial=latest)))
+    if latest - earliest >= 2**63:
+        span = f"from {earliest / 1e3:.6g} to {latest / 1e3:.6g} µs"
+        raise chrome_faults.odd_time(source, "the span of its events", span)
+    job = facts.get("distributed")
+    devices = facts.get("devices") or facts.get("old_devices")
+    return TraceColumns(
+        **timed,
+        names=list(columns.names),
+        categories=list(categories),
+        memory=memory,
+        shape_texts=list(columns.shapes.codes),
+        collective_names=list(columns.collectives.codes),
+        group_names=list(columns.groups),
+        base_ns=base_ns,
+        unit_ns=resolution(timed["start_ns"], timed["duration_ns"]),
+        negative_durations=columns.negative_durations,
+        devices=[device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else [],
+        rank=_count(job, "rank"),
+        world_size=_count(job, "world_size"),
+        process_names=columns.process_names,
+        process_labels=columns.process_labels,
+        thread_names=columns.thread_names,
+        perfnb=facts.get("perfnb"),
+    )
+
+
+def _count(job: Any, key: str) -> int | None:
+    number = whole_number(job.get(key)) if isinstance(job, dict) else None
+    return number if number is not None and 0 <= number < _MOST_RANKS else None

@@ -1,0 +1,165 @@
+"""A trace file as blocks of text: plain or unpacked on the way, never more than its caps allow."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from perfnb.errors import TraceError
+from perfnb.regular_file import open_regular
+
+#: Called with the bytes of the file done so far, and its size.
+Progress = Callable[[int, int], None]
+
+_BLOCK = 2**20
+#: Progress is told from this long after the begin, and this often.
+QUIET_S, _EVERY_S = 2.0, 0.2
+#: Real traces unpack to 15 to 30 times their size. What unpacks to more than this, and would pass the cap, is refused
+#: before it does; where `max_ratio` is passed after more than so many bytes, whatever the cap.
+_BOMB_RATIO, _BOMB_FROM, _RATIO_FROM = 200, 4 * 2**20, 32 * 2**20
+_GZIP = b"\x1f\x8b"
+#: So many bytes of a compressed file give a block of text, or it is none: twice what they take that do not compress.
+_MOST_FOR_A_BLOCK = 2 * _BLOCK
+_PACKED = {
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"PAR1": "a Parquet file",
+    b"SQLite format 3": "an SQLite database",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a reader refuses to go beyond.
+
+    Attributes
+    ----------
+    max_bytes : int
+        Of the text, unpacked.
+    max_packed_bytes : int
+        Of a compressed file.
+    max_events : int
+        Of any kind.
+    max_event_bytes : int
+        Of one event, or of all that stands before or after the events. So much text is held in memory.
+    max_depth : int
+        Of values inside values. Python's own recursion limit stays above it.
+    max_ratio : int
+        How many times its size a compressed file may unpack to, once that is more than 32 MiB.
+    """
+
+    max_bytes: int = 8 * 2**30
+    max_packed_bytes: int = 2 * 2**30
+    max_events: int = 25_000_000
+    max_event_bytes: int = 64 * 2**20
+    max_depth: int = 200
+    max_ratio: int = 200
+
+
+def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
+    """The blocks of a text in memory."""
+    view = memoryview(data)
+    return (view[begin : begin + _BLOCK] for begin in range(0, len(view), _BLOCK))
+
+
+def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None) -> Generator[bytes, None, None]:
+    """The blocks of a file's text, unpacked where it is compressed with gzip.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read, is damaged, or is or becomes too large.
+    """
+    try:
+        with open_regular(path, buffering=_BLOCK // 8) as file:
+            yield from _blocks(file, path, limits, progress)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        cut = isinstance(error, EOFError)
+        why = "its compressed data is cut off" if cut else f"its compressed data is damaged ({error})"
+        raise TraceError(f"{path} cannot be read as a trace: {why}; copy or record it again.") from error
+    except IsADirectoryError as error:
+        raise TraceError(f"{path} cannot be read as a trace: it is a folder; name a file in it.") from error
+    except FileNotFoundError as error:
+        raise TraceError(f"{path} cannot be read as a trace: there is no such file.") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise TraceError(f"{path} cannot be read as a trace: {why}.") from error
+
+
+def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | None) -> Iterator[bytes]:
+    begin = told = time.monotonic()
+    size = os.fstat(file.fileno()).st_size
+    head = file.peek(16) if hasattr(file, "peek") else b""
+    for magic, what in _PACKED.items():
+        if head.startswith(magic):
+            raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
+    packed = head.startswith(_GZIP)
+    most, limit = (limits.max_packed_bytes, "max_packed_bytes") if packed else (limits.max_bytes, "max_bytes")
+    if size > most:
+        raise TraceError(f"{path} was not read: it is {_size(size)}, above {_size(most)}; raise {limit}=.")
+    counted = _Counted(file, path)
+    text = gzip.GzipFile(fileobj=counted, mode="rb") if packed else file  # type: ignore[call-overload]
+    done = 0
+    while block := text.read(_BLOCK):
+        counted.since_block = 0
+        if packed and not done and block.startswith(_GZIP):
+            raise TraceError(f"{path} cannot be read as a trace: it is compressed twice; unpack it once first.")
+        done += len(block)
+        place = file.tell()
+        if done > limits.max_bytes:
+            does = "would unpack to" if packed else "is"
+            raise _too_large(path, f"{does} more than {_size(limits.max_bytes)}")
+        if packed and done >= max(_BOMB_FROM, _BOMB_RATIO * place):
+            expected = done * size // place
+            if expected > limits.max_bytes:
+                much = f"about {_size(expected)}, {done // place:,} times its size"
+                raise _too_large(path, f"would unpack to more than {_size(limits.max_bytes)}: {much}")
+        if packed and done > max(_RATIO_FROM, limits.max_ratio * place):
+            raise TraceError(
+                f"{path} was not read: it unpacks to {done // place:,} times its size, as no trace does; if you trust "
+                "it, raise max_ratio=."
+            )
+        yield block
+        now = time.monotonic()
+        if progress is not None and now - begin >= QUIET_S and (now - told >= _EVERY_S or place == size):
+            told = now
+            progress(place, size)
+
+
+class _Counted:
+    """A compressed file that is refused where much of it unpacks to nothing: a header or a row of empty parts that does
+    not end."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self.since_block = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes at most."""
+        data = self._file.read(size)
+        self.since_block += len(data)
+        if self.since_block > _MOST_FOR_A_BLOCK:
+            why = f"more than {_size(_MOST_FOR_A_BLOCK)} of its compressed data unpack to nothing"
+            raise TraceError(f"{self._path} cannot be read as a trace: {why}; copy or record it again.")
+        return data
+
+
+def _too_large(path: Path, how: str) -> TraceError:
+    return TraceError(f"{path} {how}, so it was not read; if you trust it, raise max_bytes=.")
+
+
+def _size(count: int) -> str:
+    """A number of bytes with a binary unit."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} bytes"

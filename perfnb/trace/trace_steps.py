@@ -1,0 +1,151 @@
+"""Which steps a trace marks, and which of its events belong to them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfnb.recording.event_frame import inside
+from perfnb.trace.columns import MISSING, Ints, TraceColumns
+
+Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead", "python_function")
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
+_CALLS = ("cuda_runtime", "cuda_driver")
+#: perfnb's marks of a step and torch's, with the categories in which they are found: the former is trusted first.
+_MARKS = (
+    (re.compile(r"pf_step#([0-9]{1,18})"), ("cpu_op",)),
+    (re.compile(r"ProfilerStep#([0-9]{1,18})"), ("user_annotation", "cpu_op")),
+)
+_BACKWARD_NODE = "autograd::engine::evaluate_function"
+
+
+@dataclass(frozen=True)
+class TraceSteps:
+    """The steps of a trace, in order of time; no two overlap.
+
+    Attributes
+    ----------
+    rows : ndarray
+        Place in the trace of the event that marks each; -1 for a step that stands for the whole trace.
+    numbers : ndarray
+        As their marks say: ``ProfilerStep#12`` is 12.
+    starts, ends : ndarray
+        Nanoseconds.
+    process, thread : int
+        Where they ran.
+    ignored : int
+        Marks of other threads, and marks inside other ones.
+    """
+
+    rows: Ints
+    numbers: Ints
+    starts: Ints
+    ends: Ints
+    process: int
+    thread: int
+    ignored: int = 0
+
+    @property
+    def marked(self) -> bool:
+        """Whether the trace marks its steps."""
+        return bool((self.rows != MISSING).all())
+
+
+def is_in(trace: TraceColumns, categories: tuple[str, ...]) -> Bools:
+    """Whether each event is of one of the categories."""
+    return np.isin(np.array(trace.categories, dtype=object), categories)[trace.category]
+
+
+def steps_of(trace: TraceColumns) -> TraceSteps:
+    """The steps that a trace marks; where it marks none, all of it is one step.
+
+    Marks count on the thread that has the most of them. A step that stands for the whole trace reaches from the begin
+    of the first event on the host to the end of the last, and runs on the thread with the most events that are not part
+    of a backward pass; where nothing is from the host, it spans what ran on devices.
+    """
+    for pattern, categories in _MARKS:
+        found = {code: match for code, name in enumerate(trace.names) if (match := pattern.fullmatch(name))}
+        if not found:
+            continue
+        is_mark = np.zeros(len(trace.names), dtype=bool)
+        is_mark[list(found)] = True
+        rows = np.flatnonzero(is_mark[trace.name] & is_in(trace, categories))
+        if len(rows):
+            return _marked(trace, rows, {code: int(match[1]) for code, match in found.items()})
+    return _whole(trace)
+
+
+def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
+    """Whether each event is part of a step.
+
+    What runs on the host is, by its begin; what runs on a device, by that of the call that launched it, and by its own
+    where the trace does not hold the call.
+    """
+    if not steps.marked:
+        return np.ones(len(trace), dtype=bool)
+    part = inside(trace.start_ns, steps.starts, steps.ends)
+    part[steps.rows] = True
+    known = trace.correlation != MISSING
+    calls = is_in(trace, _CALLS) & known
+    launched = is_in(trace, ON_DEVICE) & known & np.isin(trace.correlation, trace.correlation[calls])
+    of_steps = np.isin(trace.correlation, trace.correlation[calls & part])
+    return np.where(launched, of_steps, part)
+
+
+def _marked(trace: TraceColumns, rows: Ints, numbers: dict[int, int]) -> TraceSteps:
+    which, threads = _threads(trace, rows)
+    count = np.bincount(which)
+    process, thread = threads[:, int(count.argmax())].tolist()
+    chosen = rows[which == count.argmax()]
+    chosen = chosen[np.lexsort((-trace.duration_ns[chosen], trace.start_ns[chosen]))]
+    starts = trace.start_ns[chosen]
+    ends = starts + trace.duration_ns[chosen]
+    reached = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
+    # Rounding lets a step end a little after the next one's begin; one that begins earlier than that is inside another.
+    apart = starts >= reached - max(trace.unit_ns, 1)
+    chosen, starts, ends = chosen[apart], starts[apart], ends[apart]
+    ends[:-1] = np.minimum(ends[:-1], starts[1:])
+    named = np.array([numbers[code] for code in trace.name[chosen].tolist()], dtype=np.int64)
+    return TraceSteps(chosen, named, starts, ends, process, thread, len(rows) - len(chosen))
+
+
+def _whole(trace: TraceColumns) -> TraceSteps:
+    host = np.flatnonzero(is_in(trace, ON_HOST))
+    rows = host if len(host) else np.arange(len(trace))
+    if len(rows) == 0:
+        none = np.array([], dtype=np.int64)
+        return TraceSteps(none, none, none, none, MISSING, MISSING)
+    begin, end = trace.start_ns[rows], trace.start_ns[rows] + trace.duration_ns[rows]
+    process, thread = _main_thread(trace, host) if len(host) else (MISSING, MISSING)
+    one = np.array([0], dtype=np.int64)
+    return TraceSteps(one - 1, one, begin.min(keepdims=True), end.max(keepdims=True), process, thread)
+
+
+def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
+    """The thread with the most events outside the nodes of a backward pass."""
+    is_node = np.array([name.startswith(_BACKWARD_NODE) for name in trace.names], dtype=bool)[trace.name[host]]
+    start, end = trace.start_ns[host], trace.start_ns[host] + trace.duration_ns[host]
+    which, threads = _threads(trace, host)
+    most = (-1, 0)
+    for code in range(threads.shape[1]):
+        mine = which == code
+        nodes = np.flatnonzero(mine & is_node)
+        nodes = nodes[np.argsort(start[nodes], kind="stable")]
+        reach = np.maximum.accumulate(end[nodes]) if len(nodes) else nodes
+        place = np.searchsorted(start[nodes], start[mine], side="right") - 1
+        in_backward = np.append(reach, np.iinfo(np.int64).min)[place] > start[mine]
+        most = max(most, (int((~in_backward).sum()), -code))
+    process, thread = threads[:, -most[1]].tolist()
+    return process, thread
+
+
+def _threads(trace: TraceColumns, rows: Ints) -> tuple[Ints, Ints]:
+    """A number for the thread of each of the rows, and process and thread that it stands for, in their order."""
+    processes, process = np.unique(trace.process[rows], return_inverse=True)
+    threads, thread = np.unique(trace.thread[rows], return_inverse=True)
+    pairs, which = np.unique(process * len(threads) + thread, return_inverse=True)
+    return which, np.stack([processes[pairs // len(threads)], threads[pairs % len(threads)]])

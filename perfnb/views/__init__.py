@@ -1,1 +1,0 @@
-"""Drawing: text, HTML, the report in the browser."""

@@ -1,0 +1,1 @@
+"""`watch`: telemetry over time, as frames and charts."""

@@ -1,0 +1,174 @@
+"""What the charts of a watch in the browser are drawn from: short columns of rounded numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette
+from perfnb.recording.schema import METRICS, conform
+from perfnb.watching.machine_charts import Chart, charts_of
+from perfnb.watching.points import thinned
+from perfnb.watching.words import phase_rows, table_rows, watch_facts
+
+if TYPE_CHECKING:
+    from perfnb.watching.machine import MachineSummary, StepsWatched
+
+#: Greatest number of points of a line, and of numbers in the whole history.
+MOST_POINTS, MOST_NUMBERS = 2_000, 22_000
+#: Greatest number of marks, and of stretches of a phase.
+MOST_MARKS, MOST_STRETCHES = 500, 6_000
+
+#: The newest readings are kept as they are.
+_LATEST = 240
+_DIGITS = 4
+#: What a number in the history counts, by the end of its column's name.
+_FACTORS = {"_bytes": 2**20, "_bytes_per_s": 1000}
+
+
+def watch_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | None = None) -> dict[str, Any]:
+    """Everything that a panel shows at first, ready for JSON.
+
+    While the watch runs, `charts` holds all lines that may come; those without a reading are not drawn.
+
+    Parameters
+    ----------
+    summary : MachineSummary
+    view_id : str
+        Ties the live panel to its static twin.
+    wanted : sequence of str, optional
+        Keys of the charts to draw; all by default.
+    """
+    charts = _possible(summary, wanted) if summary.running else summary.charts
+    marks = _marks(summary.marks)
+    return {
+        "id": view_id,
+        "state": "running" if summary.running else "stopped",
+        "interval_s": float(summary.interval_s),
+        "duration_s": round(float(summary.duration_s), 3),
+        "facts": watch_facts(summary),
+        "words": {device: escape.plain(word, 60) for device, word in summary.words.items()},
+        "charts": [_chart(chart) for chart in charts],
+        "history": _history(summary, charts),
+        "marks": marks[-MOST_MARKS:],
+        "marks_left_out": max(0, len(marks) - MOST_MARKS),
+        "absent": [escape.plain(words, 600) for words in summary.absent],
+        "notes": [escape.plain(note, 600) for note in summary.notes],
+        "table": [] if summary.running else table_rows(summary),
+    }
+
+
+def machine_data(summary: MachineSummary) -> dict[str, Any]:
+    """As `watch_data`, with the steps that ran meanwhile."""
+    steps = summary.steps
+    return {**watch_data(summary, "machine"), "steps": None if steps is None else _steps(summary, steps)}
+
+
+def row_data(device: str, t_s: float, window_s: float | None, values: Mapping[str, float | None]) -> list[Any]:
+    """A reading as the panel takes it."""
+    known = {metric: _short(value, 6) for metric, value in values.items() if metric in METRICS}
+    return [device, round(t_s, 3), None if window_s is None else round(window_s, 3), known]
+
+
+def mark_data(name: str, depth: int, start_s: float, end_s: float | None) -> list[Any]:
+    """A mark as the panel takes it."""
+    end = fmt.known(end_s)
+    return [escape.plain(name, 60), int(depth), round(float(start_s), 3), None if end is None else round(end, 3)]
+
+
+def _possible(summary: MachineSummary, wanted: Sequence[str] | None) -> tuple[Chart, ...]:
+    devices = list(summary.facts)
+    everything = pd.DataFrame({"t_s": 0.0, "device": devices, **dict.fromkeys(METRICS, 0.0)})
+    return charts_of(conform(everything, "samples"), summary.facts, wanted)
+
+
+def _chart(chart: Chart) -> dict[str, Any]:
+    return {
+        "key": chart.key,
+        "title": chart.title,
+        "unit": chart.unit,
+        "note": chart.note,
+        "ceiling": chart.ceiling,
+        "ceiling_word": chart.ceiling_word,
+        "lines": [
+            {"device": line.device, "column": line.column, "word": escape.plain(line.word, 60)} for line in chart.lines
+        ],
+    }
+
+
+def _history(summary: MachineSummary, charts: Iterable[Chart]) -> dict[str, Any]:
+    columns: dict[str, dict[str, None]] = {}
+    for chart in charts:
+        for line in chart.lines:
+            columns.setdefault(line.device, {})[line.column] = None
+    samples = summary.samples
+    drawn = {device: samples[samples["device"] == device] for device in columns}
+    lists = sum(1 + sum(bool(own[name].notna().any()) for name in columns[device]) for device, own in drawn.items())
+    most = min(MOST_POINTS, MOST_NUMBERS // max(1, lists))
+    return {
+        device: _device(own, list(columns[device]), summary.interval_s, most)
+        for device, own in drawn.items()
+        if len(own)
+    }
+
+
+def _device(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: int) -> dict[str, Any]:
+    """One device: times as differences in ms, where its line is broken, and by column a factor and numbers."""
+    points = thinned(own, columns, interval_s, most, _LATEST)
+    factors = {name: next((by for end, by in _FACTORS.items() if name.endswith(end)), 1) for name in points.values}
+    return {
+        "t": np.diff(np.rint(1000 * points.t_s).astype("int64"), prepend=0).tolist(),
+        "broken": np.flatnonzero(points.broken).tolist(),
+        "columns": {
+            name: [factors[name], [_short(value / factors[name]) for value in values]]
+            for name, values in points.values.items()
+        },
+        "since": round(float(own["t_s"].iloc[0]), 3),
+        "until": round(float(own["t_s"].iloc[-1]), 3),
+    }
+
+
+def _marks(marks: pd.DataFrame) -> list[list[Any]]:
+    rows = zip(*(marks[name] for name in ("name", "depth", "start_s", "end_s")), strict=True)
+    return [mark_data(str(name), depth, start, end) for name, depth, start, end in rows]
+
+
+def _steps(summary: MachineSummary, steps: StepsWatched) -> dict[str, Any]:
+    seen_first = steps.phases.sort_values(["placed", "start_s"], kind="stable")
+    stretches = seen_first.head(MOST_STRETCHES).sort_values("start_s", kind="stable")
+    used = list(dict.fromkeys(map(str, stretches["phase"])))
+    phases, rows = phase_rows(summary, steps)
+    starts = [round(1e6 * float(start)) for start in stretches["start_s"]]
+    ends = [round(1e6 * float(end)) for end in stretches["end_s"]]
+    return {
+        "passes": [
+            [fmt.PASS_WORDS.get(str(row[0]), escape.plain(row[0], 60)), float(row[1]), float(row[2]), int(row[3])]
+            for row in zip(*(steps.passes[name] for name in ("pass", "start_s", "end_s", "steps")), strict=True)
+        ],
+        "phases": [_phase(name) for name in used],
+        "stretches": {
+            "phase": [used.index(str(name)) for name in stretches["phase"]],
+            "start": np.diff(np.array(starts, dtype="int64"), prepend=0).tolist(),
+            "us": [end - start for start, end in zip(starts, ends, strict=True)],
+            "placed": [int(bool(placed)) for placed in stretches["placed"]],
+            "left_out": len(steps.phases) - len(stretches),
+        },
+        "by_phase": {"phases": [_phase(name) for name in phases], "rows": rows},
+    }
+
+
+def _phase(name: str) -> dict[str, str]:
+    mark = palette.mark(name)
+    return {"word": escape.plain(mark.word, 60), "colour": mark.colour, "pattern": mark.pattern}
+
+
+def _short(value: Any, digits: int = _DIGITS) -> float | None:
+    number = fmt.known(value)
+    if number is None:
+        return None
+    short = fmt.rounded(number, digits)
+    return int(short) if short.is_integer() else short

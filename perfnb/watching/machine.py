@@ -1,0 +1,249 @@
+"""What a watch saw of the machine, as data: the one thing that every view of it is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.recording.recording import WatchRecord
+from perfnb.recording.schema import METRICS
+from perfnb.watching.machine_charts import Chart, charts_of, device_word, without_limits
+
+#: The driver renews a GPU's energy counter every 20 to 100 ms: a difference of two readings may be off by that much of
+#: the power at either end. Below `LEAST_ENERGY_S` that is too much of it to tell.
+ENERGY_RENEWED_S, LEAST_ENERGY_S = 0.1, 1.0
+
+#: A rate's total is told if it was known for this share of the time; a GPU's PCIe traffic may be read seldom only.
+KNOWN_ENOUGH = 0.95
+
+_TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
+
+
+@dataclass(frozen=True)
+class StepsWatched:
+    """The steps of a profile on the time of its samples.
+
+    Attributes
+    ----------
+    passes : DataFrame
+        One row a pass: ``pass``, ``start_s``, ``end_s``, ``steps``.
+    phases : DataFrame
+        One row a stretch of one phase: ``phase``, ``start_s``, ``end_s``, ``placed`` (true where it was not seen in a
+        trace but follows from the mean of the traced steps).
+    by_phase : DataFrame
+        By ``phase``, ``device`` and ``metric``: ``mean`` (missing where too few readings fall into the phase) and
+        ``readings``.
+    """
+
+    passes: pd.DataFrame
+    phases: pd.DataFrame
+    by_phase: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class MachineSummary:
+    """The facts of a watch; views format and draw them and compute nothing.
+
+    Attributes
+    ----------
+    running : bool
+        Whether readings still come.
+    interval_s, duration_s : float
+        Time between readings as asked for, and from the first reading to the last.
+    ticks, missed : int
+        Readings that were taken, and those that were left out because the ones before took too long.
+    gap_p99_ms : float or None
+        99th percentile of the time between readings.
+    cost_percent : float or None
+        CPU time of the sampler, in percent of one core.
+    words : mapping of str to str
+        What each device is called: ``GPU 0 (NVIDIA H100)``.
+    charts : tuple of Chart
+        What is drawn, in order; only what was read.
+    samples, marks : DataFrame
+        As `perfnb.recording.schema` describes them.
+    table : DataFrame
+        By ``device`` and ``metric``: ``median``, ``p95``, ``max``; ``total`` of rates in bytes and of energy, with its
+        ``uncertainty`` where that is known; ``readings``. What is not known is missing. Without a cgroup that limits
+        nothing.
+    absent : tuple of str
+        Sources that this machine lacks, in words.
+    notes : tuple of str
+        Sentences that the reader must know to read the figures rightly.
+    facts : mapping of str to mapping
+        What does not change of each device.
+    steps : StepsWatched or None
+        The steps that ran meanwhile, where a profile was watched.
+    """
+
+    running: bool
+    interval_s: float
+    duration_s: float
+    ticks: int
+    missed: int
+    gap_p99_ms: float | None
+    cost_percent: float | None
+    words: Mapping[str, str]
+    charts: tuple[Chart, ...]
+    samples: pd.DataFrame
+    marks: pd.DataFrame
+    table: pd.DataFrame
+    absent: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    steps: StepsWatched | None = None
+
+
+def machine_summary(
+    record: WatchRecord, meta: Mapping[str, Any], wanted: Sequence[str] | None = None
+) -> MachineSummary:
+    """Compute what a view of a watch shows.
+
+    Parameters
+    ----------
+    record : WatchRecord
+    meta : mapping
+        What `perfnb.telemetry.watcher.Watcher.meta` tells.
+    wanted : sequence of str, optional
+        Keys of the charts to draw; all by default.
+    """
+    samples, devices = record.samples, meta["devices"]
+    times = np.unique(samples["t_s"].to_numpy(float))
+    duration = float(times[-1] - times[0]) if len(times) > 1 else 0.0
+    cpu_s, lived_s = meta.get("sampler_cpu_s"), meta.get("sampler_lived_s")
+    return MachineSummary(
+        running=bool(meta.get("running", False)),
+        interval_s=float(meta["interval_s"]),
+        duration_s=duration,
+        ticks=int(meta["ticks"]),
+        missed=int(meta["missed"]),
+        gap_p99_ms=_gap_p99_ms(samples),
+        cost_percent=100 * cpu_s / lived_s if cpu_s is not None and lived_s else None,
+        words={device: device_word(device, facts) for device, facts in devices.items()},
+        charts=charts_of(samples, devices, wanted),
+        samples=samples,
+        marks=record.marks,
+        table=machine_table(samples[~samples["device"].isin(without_limits(devices))], meta.get("exact")),
+        absent=tuple(meta.get("absent", {}).values()),
+        notes=(*meta.get("notes", ()), *_throttled(samples, devices), *_joined(samples), *_unsent(meta)),
+        facts=devices,
+    )
+
+
+def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] | None = None) -> pd.DataFrame:
+    """Median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
+
+    Rows of `samples` that stand for several readings count that often. The total of a rate is told where it was known
+    for nearly all of the time.
+
+    Parameters
+    ----------
+    samples : DataFrame
+    exact : mapping, optional
+        By device and metric what all readings went into, as `perfnb.telemetry.history.History.exact` tells it: old rows
+        of `samples` are means, and have lost their maxima.
+    """
+    rows: list[dict[str, Any]] = []
+    for device, own in samples.groupby("device", observed=True, sort=False):
+        whole_s = float(own["window_s"].sum())
+        for metric in METRICS:
+            known = own[own[metric].notna()]
+            if len(known):
+                figures = None if exact is None else exact.get(str(device), {}).get(metric)
+                row = _row(known, metric, whole_s, figures)
+                rows.append({"device": str(device), "metric": metric, **row})
+    frame = pd.DataFrame(rows, columns=["device", "metric", *_TABLE]).set_index(["device", "metric"])
+    return frame.astype(dict.fromkeys(_TABLE[:-1], "Float64") | {"readings": "Int64"})
+
+
+def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, Any] | None) -> dict[str, Any]:
+    values = known[metric].to_numpy(float)
+    weights = known["readings"].to_numpy(float)
+    windows = known["window_s"].to_numpy(float, na_value=0.0)
+    if exact is None:
+        exact = {
+            "max": values.max(),
+            "integral": (values * windows).sum(),
+            "known_s": windows.sum(),
+            "readings": weights.sum(),
+        }
+    if metric == "energy_j":
+        return {**_energy(known), "readings": int(exact["readings"])}
+    row: dict[str, Any] = {
+        "median": weighted_quantile(values, weights, 0.5),
+        "p95": weighted_quantile(values, weights, 0.95),
+        "max": float(exact["max"]),
+        "readings": int(exact["readings"]),
+    }
+    if metric.endswith("_bytes_per_s") and exact["known_s"] >= KNOWN_ENOUGH * whole_s:
+        row["total"] = float(exact["integral"])
+    return row
+
+
+def _energy(known: pd.DataFrame) -> dict[str, Any]:
+    """Joules between the first reading and the last; nothing under a second, or where the counter began anew."""
+    joules, times = known["energy_j"].to_numpy(float), known["t_s"].to_numpy(float)
+    if times[-1] - times[0] < LEAST_ENERGY_S or (np.diff(joules) < 0).any():
+        return {}
+    power = known["power_w"].to_numpy(float, na_value=np.nan)
+    ends = power[[0, -1]]
+    mean = (joules[-1] - joules[0]) / (times[-1] - times[0])
+    at_ends = np.where(np.isnan(ends), mean, ends)
+    return {"total": float(joules[-1] - joules[0]), "uncertainty": float(ENERGY_RENEWED_S * at_ends.sum())}
+
+
+def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
+    """The value below which a share `q` of the weight lies, half way between neighbours where that is between two.
+
+    With equal weights the same as numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
+    """
+    order = np.argsort(values, kind="stable")
+    ordered, reached = values[order], np.cumsum(weights[order])
+    goal = q * reached[-1]
+    place = int(np.searchsorted(reached, goal * (1 - 1e-12)))
+    if place + 1 < len(ordered) and np.isclose(reached[place], goal, rtol=1e-9):
+        return float((ordered[place] + ordered[place + 1]) / 2)
+    return float(ordered[place])
+
+
+def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
+    """99th percentile of the time between neighbouring readings, where each has a row of its own."""
+    if samples.empty:
+        return None
+    own = samples[samples["device"] == samples["device"].iloc[0]]
+    single = (own["readings"] == 1).to_numpy(bool, na_value=False)
+    gaps = np.diff(own["t_s"].to_numpy(float))[single[1:] & single[:-1]]
+    return float(1e3 * np.percentile(gaps, 99)) if len(gaps) else None
+
+
+def _throttled(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which GPUs were held back, by what, and how often."""
+    notes = []
+    for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
+        whole = int(own["readings"].sum())
+        counts: dict[str, int] = {}
+        for words, readings in own.groupby("throttle_reasons", observed=True)["readings"].sum().items():
+            for word in filter(None, str(words).split(", ")):
+                counts[word] = counts.get(word, 0) + int(readings)
+        if counts:
+            said = ", ".join(f"{word} in {count:,}" for word, count in sorted(counts.items(), key=lambda one: -one[1]))
+            name = device_word(str(device), devices.get(str(device), {}))
+            notes.append(f"{name} was held below its clock: {said} of {whole:,} readings.")
+    return notes
+
+
+def _joined(samples: pd.DataFrame) -> list[str]:
+    if samples.empty or int(samples["readings"].max()) <= 1:
+        return []
+    return ["Old readings were joined to save memory: their medians and percentiles are of means, maxima are exact."]
+
+
+def _unsent(meta: Mapping[str, Any]) -> list[str]:
+    unsent = int(meta.get("unsent", 0))
+    return (
+        [f"{unsent:,} readings were lost because the notebook's process took none in for too long."] if unsent else []
+    )

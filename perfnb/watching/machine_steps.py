@@ -1,0 +1,147 @@
+"""Which readings of the machine fell into which pass and phase of a profile's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from perfnb.attribution.attribution import Attribution
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.phases import phase_stretches
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import METRICS, PHASES
+from perfnb.recording.text import TEXT
+from perfnb.watching.machine import StepsWatched
+from perfnb.watching.machine_charts import without_limits
+
+#: Readings of a phase below which their mean is not told.
+FEWEST_READINGS = 5
+#: Where a phase was not seen but placed, readings nearer to its edges than this share of the step are left out.
+_MARGIN = 0.05
+#: Stretches shorter than this share of a step are not placed.
+_SHORTEST = 0.01
+#: Metrics that the driver averages over a time of its own, at most so many seconds.
+_AVERAGED_S = {"busy_percent": 1.0, "power_w": 1.0}
+
+Floats = NDArray[np.float64]
+
+
+class _Stretch(NamedTuple):
+    phase: str
+    start_s: float
+    end_s: float
+    placed: bool
+    margin_s: float
+
+
+def steps_watched(recording: Recording, attribution: Attribution | None) -> StepsWatched | None:
+    """The passes and phases of a recording on the time of its samples; ``None`` where it was not watched.
+
+    In the traced steps the phases were seen. In the timed steps, which run without any instrument, the wait for data
+    was measured and the rest is placed as in the traced step of median length.
+    """
+    if recording.watch is None:
+        return None
+    samples, stretches = recording.watch.samples, list[_Stretch]()
+    samples = samples[~samples["device"].isin(without_limits(recording.meta.get("watch", {}).get("devices", {})))]
+    if attribution is not None and "start_s" in recording.steps:
+        stretches = _stretches(recording, attribution)
+    frame = pd.DataFrame(stretches, columns=list(_Stretch._fields))
+    return StepsWatched(_passes(recording.steps), frame.drop(columns="margin_s"), _by_phase(samples, stretches))
+
+
+def _passes(steps: pd.DataFrame) -> pd.DataFrame:
+    if "start_s" not in steps or steps.empty:
+        return pd.DataFrame(columns=["pass", "start_s", "end_s", "steps"])
+    names = steps["pass"].astype(TEXT)
+    runs = (names != names.shift()).cumsum().to_numpy()
+    ends = steps["start_s"] + steps["wall_ms"] / 1e3
+    rows = steps.assign(name=names, end_s=ends).groupby(runs)
+    frame = rows.agg(name=("name", "first"), start_s=("start_s", "min"), end_s=("end_s", "max"), steps=("name", "size"))
+    return frame.rename(columns={"name": "pass"}).reset_index(drop=True)
+
+
+def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]:
+    blocks = attribution.host.blocks
+    spans = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
+    steps = recording.steps
+    traced = steps[steps["pass"] == "traced"].iloc[: len(spans)]
+    if spans.empty or len(traced) != len(spans):
+        return []
+    starts = spans["start"].to_numpy(np.int64)
+    # The trace has a clock of its own; the steps tell how far it is from that of the samples.
+    shift = float(np.median(traced["start_s"].to_numpy(float) - (starts - starts[0]) / 1e9))
+    seen: list[list[_Stretch]] = []
+    for begin, end in zip(spans["start"], spans["end"], strict=True):
+        seen.append(
+            [
+                _Stretch(phase, (start - starts[0]) / 1e9 + shift, (stop - starts[0]) / 1e9 + shift, False, 0.0)
+                for phase, start, stop in phase_stretches(attribution, int(begin), int(end))
+            ]
+        )
+    walls = (spans["end"] - spans["start"]).to_numpy()
+    template = seen[int(np.argsort(walls)[len(walls) // 2])]
+    timed = steps[steps["pass"] == "timed"]
+    placed = [
+        stretch
+        for start, wall, data in zip(timed["start_s"], timed["wall_ms"], timed["data_ms"], strict=True)
+        for stretch in _placed(template, float(start), float(wall) / 1e3, float(data) / 1e3)
+    ]
+    return sorted([*placed, *(stretch for step in seen for stretch in step)], key=lambda stretch: stretch.start_s)
+
+
+def _placed(template: Sequence[_Stretch], start: float, wall: float, data: float) -> list[_Stretch]:
+    """The phases of a step that was only timed: its wait for data, then the others in the template's proportions."""
+    others = [stretch for stretch in template if stretch.phase != "data"]
+    whole = sum(stretch.end_s - stretch.start_s for stretch in others)
+    waited = min(data, wall) if any(stretch.phase == "data" for stretch in template) else 0.0
+    result = [_Stretch("data", start, start + waited, False, 0.0)] if waited else []
+    at = start + waited
+    for stretch in others:
+        length = (stretch.end_s - stretch.start_s) / whole * (wall - waited) if whole else 0.0
+        if length >= _SHORTEST * wall:
+            result.append(_Stretch(stretch.phase, at, at + length, True, _MARGIN * wall))
+        at += length
+    return result
+
+
+def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFrame:
+    begins = np.array([stretch.start_s + stretch.margin_s for stretch in stretches])
+    ends = np.array([stretch.end_s - stretch.margin_s for stretch in stretches])
+    phase = np.array([stretch.phase for stretch in stretches], dtype=object)
+    rows = []
+    for device, own in samples.groupby("device", observed=True, sort=False):
+        times = own["t_s"].to_numpy(float)
+        windows = own["window_s"].to_numpy(float, na_value=0.0)
+        for metric in METRICS:
+            values = own[metric].to_numpy(float, na_value=np.nan)
+            if metric == "energy_j" or np.isnan(values).all():
+                continue
+            place = _place(times, _window(metric, windows), begins, ends)
+            for name in (name for name in PHASES if name in phase):
+                inside = (place >= 0) & (phase[place] == name) & ~np.isnan(values)
+                count = int(inside.sum())
+                mean = float(values[inside].mean()) if count >= FEWEST_READINGS else None
+                rows.append((name, str(device), metric, mean, count))
+    frame = pd.DataFrame(rows, columns=["phase", "device", "metric", "mean", "readings"])
+    return frame.astype({"mean": "Float64", "readings": "Int64"}).set_index(["phase", "device", "metric"])
+
+
+def _window(metric: str, windows: Floats) -> Floats:
+    """The time before each reading that its value is about."""
+    if metric in _AVERAGED_S:
+        return np.full_like(windows, _AVERAGED_S[metric])
+    return windows if metric.endswith(("_per_s", "_percent")) else np.zeros_like(windows)
+
+
+def _place(times: Floats, windows: Floats, begins: Floats, ends: Floats) -> NDArray[np.int64]:
+    """The stretch that holds the whole window of each reading; -1 where none does."""
+    if not len(begins):
+        return np.full(len(times), -1)
+    place = np.searchsorted(begins, times, side="right") - 1
+    holds = (place >= 0) & (times <= ends[place]) & (times - windows >= begins[place])
+    return np.where(holds, place, -1)

@@ -1,0 +1,226 @@
+"""A watch without scripts: a picture of its history with its figures as a table, and text."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perfnb import quantities as fmt
+from perfnb.draw import bars, escape, palette, tables
+from perfnb.draw.frame import framed, header
+from perfnb.draw.picture import figure_of, picture_html
+from perfnb.watching.picture import Band, draw_watch, inches
+from perfnb.watching.points import thinned
+from perfnb.watching.words import TABLE_HEADS, TOO_FEW, WHOLE_ONLY, lasted, phase_rows, table_rows, watch_facts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from perfnb.watching.machine import MachineSummary
+
+#: Greatest number of marks that are listed.
+MOST_MARKS = 40
+
+_NOTHING = f"No phase is long enough for a mean in it: {WHOLE_ONLY}."
+_PLACED = "phases of other steps are guessed from the traced ones"
+
+_SHORT_HEADS, _WIDE = ("median", "95th pct.", "maximum", "total"), (12, 12, 12, 20)
+
+
+def watch_html(summary: MachineSummary, *, picture: bool = True) -> str:
+    """The history of a watch as a picture, with its figures as a table.
+
+    The element that holds it has the class ``perfnb-static``.
+
+    Parameters
+    ----------
+    summary : MachineSummary
+    picture : bool
+        Whether to draw the picture, which takes up to a second.
+    """
+    state = "Watching" if summary.running else "Watched"
+    verdict = f"{state} for {lasted(summary.duration_s)}"
+    head = header("The machine", "watch", verdict, " · ".join(watch_facts(summary)))
+    body = [head, _picture(summary) if picture else "", _table(summary), _marks(summary), _said(summary)]
+    return framed("".join(body))
+
+
+def watch_text(summary: MachineSummary, width: int = 100) -> list[str]:
+    """The history of a watch as lines of at most `width` cells."""
+    state = "Watching" if summary.running else "Watched"
+    facts = [f"{state} for {lasted(summary.duration_s)}", *watch_facts(summary)]
+    return [*escape.wrapped(" · ".join(facts), width), *_body_text(summary, width)]
+
+
+def machine_html(summary: MachineSummary) -> str:
+    """What was read of the machine while the steps of a profile ran."""
+    head = f"<p><strong>Machine</strong> · {escape.html_sentence(' · '.join(watch_facts(summary)))}</p>"
+    return "".join([head, _picture(summary), _by_phase(summary), _table(summary), _said(summary)])
+
+
+def machine_text(summary: MachineSummary, width: int = 100) -> list[str]:
+    """The same as lines of at most `width` cells."""
+    facts = " · ".join(["Machine", *watch_facts(summary)])
+    return [*escape.wrapped(facts, width), *_by_phase_text(summary, width), *_body_text(summary, width)]
+
+
+def bands_of(summary: MachineSummary) -> list[Band]:
+    """The named stretches of time: the passes of a profile, and the marks."""
+    end = float(summary.samples["t_s"].max()) if len(summary.samples) else 0.0
+    below = 0
+    bands: list[Band] = []
+    if summary.steps is not None:
+        below = 1
+        passes = (summary.steps.passes[name] for name in ("pass", "start_s", "end_s"))
+        bands = [(fmt.PASS_WORDS.get(str(a), str(a)), 0, float(b), float(c)) for a, b, c in zip(*passes, strict=True)]
+    marks = (summary.marks[name] for name in ("name", "depth", "start_s", "end_s"))
+    for name, depth, start, stop in zip(*marks, strict=True):
+        bands.append((str(name), int(depth) + below, float(start), end if fmt.known(stop) is None else float(stop)))
+    return bands
+
+
+def watch_figure(summary: MachineSummary) -> Figure:
+    """The picture of a watch as a matplotlib figure; empty where nothing was read."""
+    bands = bands_of(summary)
+    if not summary.charts:
+        return figure_of(lambda figure: _say_nothing(figure), (6.0, 1.0))
+    return figure_of(functools.partial(draw_watch, summary=summary, bands=bands), inches(summary, bands))
+
+
+def _say_nothing(figure: Figure) -> None:
+    figure.text(0.5, 0.5, "No readings.", ha="center", va="center")
+
+
+def _picture(summary: MachineSummary) -> str:
+    if not summary.charts:
+        return "<p>No readings.</p>"
+    bands = bands_of(summary)
+    titles = ", ".join(chart.title for chart in summary.charts)
+    alt = f"What the machine did over {lasted(summary.duration_s)}: {titles}"
+    draw = functools.partial(draw_watch, summary=summary, bands=bands)
+    return f"<p>{picture_html(draw, inches(summary, bands), alt)}</p>"
+
+
+def _table(summary: MachineSummary) -> str:
+    rows = [
+        [escape.html(device, 60), escape.html(word, 60), *map(escape.html, figures)]
+        for device, word, *figures in table_rows(summary)
+    ]
+    if not rows:
+        return ""
+    return tables.table("Over the whole time", ["device", "metric", *TABLE_HEADS], rows, texts=2)
+
+
+def _marks(summary: MachineSummary) -> str:
+    bands = bands_of(summary)
+    rows = [
+        [
+            f"{'· ' * min(depth, 5)}{tables.name(name)}",
+            *map(escape.html, (fmt.clock(start, 1), fmt.clock(end, 1), lasted(max(0.0, end - start)))),
+        ]
+        for name, depth, start, end in bands[-MOST_MARKS:]
+    ]
+    if not rows:
+        return ""
+    left = len(bands) - len(rows)
+    more = f": the last {MOST_MARKS}; {left:,} earlier ones are not listed" if left else ""
+    return tables.table(f"Marks{more}", ["name", "from", "to", "lasted"], rows)
+
+
+def _said(summary: MachineSummary) -> str:
+    lines = [*summary.absent, *summary.notes]
+    notes = [f"{chart.title}: {chart.note}" for chart in summary.charts if chart.note]
+    return "".join(f"<p>{'<br>'.join(map(escape.html_sentence, part))}</p>" for part in (lines, notes) if part)
+
+
+def _by_phase(summary: MachineSummary) -> str:
+    if summary.steps is None or not len(summary.steps.by_phase):
+        return ""
+    phases, rows = phase_rows(summary, summary.steps)
+    if not rows:
+        return f"<p>{_NOTHING}</p>"
+    heads = ["device", "metric", *(tables.keyed(palette.mark(name)) for name in phases)]
+    unknown = f'<em title="{TOO_FEW}">{fmt.UNKNOWN}</em>'
+    body = [
+        [escape.html(device, 60), escape.html(word, 60), *(escape.html(cell) if cell else unknown for cell in cells)]
+        for device, word, *cells in rows
+    ]
+    return tables.table(_by_phase_head(summary), heads, body, texts=2)
+
+
+def _by_phase_head(summary: MachineSummary) -> str:
+    steps = summary.steps
+    placed = steps is not None and bool(steps.phases["placed"].any())
+    return f"Mean in each phase ({fmt.UNKNOWN}: {TOO_FEW}, {WHOLE_ONLY}{'; ' + _PLACED if placed else ''})"
+
+
+def _by_phase_text(summary: MachineSummary, width: int) -> list[str]:
+    if summary.steps is None or not len(summary.steps.by_phase):
+        return []
+    phases, rows = phase_rows(summary, summary.steps)
+    if not rows:
+        return [_NOTHING]
+    names = 34
+    each = max(1, (width - names) // 15)
+    lines = escape.wrapped(_by_phase_head(summary), width)
+    for start in range(0, len(phases), each):
+        words = [escape.fit(palette.mark(name).word, 14, ">") for name in phases[start : start + each]]
+        lines.append(" " * names + "".join(f" {word}" for word in words))
+        for device, word, *cells in rows:
+            shown = cells[start : start + each]
+            figures = "".join(f" {fmt.UNKNOWN if cell is None else cell:>14}" for cell in shown)
+            lines.append(escape.fit(f"{device} {word}", names) + figures)
+    return lines
+
+
+def _body_text(summary: MachineSummary, width: int) -> list[str]:
+    lines = [*_curves(summary, width), *_table_text(summary, width)]
+    for note in (*summary.absent, *summary.notes):
+        wrapped = escape.wrapped(escape.plain(note, 600), width - 2)
+        lines += [f"{'  ' if i else '• '}{line}" for i, line in enumerate(wrapped)]
+    return [line.rstrip() for line in lines] or ["No readings."]
+
+
+def _curves(summary: MachineSummary, width: int) -> list[str]:
+    """The first line of each chart as a row of small bars, ``·`` where nothing was read, ``_`` where it was 0."""
+    times = summary.samples["t_s"]
+    if not len(times):
+        return []
+    titles, figures = 36, 13
+    # Fewer cells than readings, so that none stays empty because no reading happens to fall into it.
+    readings = summary.samples.groupby("device", observed=True).size().min()
+    cells = max(1, min(width - titles - figures - 2, int(0.8 * readings)))
+    edges = np.linspace(float(times.min()), max(float(times.max()), float(times.min()) + 1e-9), cells + 1)
+    lines = []
+    for chart in summary.charts:
+        line = chart.lines[0]
+        own = summary.samples[summary.samples["device"] == line.device]
+        points = thinned(own, [line.column], summary.interval_s, 4 * cells)
+        place = np.clip(np.searchsorted(edges, points.t_s, side="right") - 1, 0, cells - 1)
+        most = [points.values[line.column][place == cell] for cell in range(cells)]
+        known = [part[np.isfinite(part)] for part in most]
+        top = max(float(part.max()) for part in known if len(part))
+        bar = "".join(
+            "·" if not len(part) else bars.heights([float(part.max())], top) if part.max() > 0 else "_"
+            for part in known
+        )
+        title = f"{chart.title}, {line.word}"
+        lines.append(f"{escape.fit(title, titles)} {bar} ≤ {fmt.reading(top, chart.unit)}")
+    return lines
+
+
+def _table_text(summary: MachineSummary, width: int) -> list[str]:
+    rows = table_rows(summary)
+    if not rows:
+        return []
+    names = width - 4 * 13 - 8
+    heads = "".join(
+        f" {head:>{wide}}" for head, wide in zip(("median", "95th pct.", "maximum", "total"), _WIDE, strict=True)
+    )
+    lines = [" " * names + heads]
+    for device, word, *figures in rows:
+        text = "".join(f" {figure:>{wide}}" for figure, wide in zip(figures, _WIDE, strict=True))
+        lines.append(escape.fit(f"{device} {word}", names) + text)
+    return lines

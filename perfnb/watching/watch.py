@@ -1,0 +1,302 @@
+"""`watch`: what the machine does while code runs, as a history."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb.arguments import shown
+from perfnb.interrupts import InterruptGate
+from perfnb.recording import storage
+from perfnb.recording.recording import WatchRecord
+from perfnb.recording.samples import watch_record
+from perfnb.telemetry.marks import Marks
+from perfnb.telemetry.watcher import Watcher
+from perfnb.trace.storable import storable
+from perfnb.watching.cell_marks import CellMarks
+from perfnb.watching.live import LivePanel
+from perfnb.watching.machine import MachineSummary, machine_summary, machine_table
+from perfnb.watching.machine_charts import CHARTS
+from perfnb.watching.view import watch_figure, watch_html, watch_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+#: A watch is live in the places where it was shown last; in older ones it stands still.
+MOST_PANELS = 4
+
+
+class Watch:
+    """What the machine did, from readings by a process of its own. Shows itself in a notebook, live while it runs.
+
+    A context manager, which ends with its block. `watch` makes one.
+    """
+
+    def __init__(
+        self, source: Watcher | tuple[WatchRecord, Mapping[str, Any]], metrics: Sequence[str] | None = None
+    ) -> None:
+        self._watcher = source if isinstance(source, Watcher) else None
+        self._kept = None if isinstance(source, Watcher) else source
+        self._metrics = metrics
+        self._marks, self._panels, self._renamed = Marks(), list[LivePanel](), 0
+        # What is called from elsewhere must not keep a watch alive that nobody holds any longer.
+        own = weakref.proxy(self)
+        self._cells = CellMarks(lambda name: own._begin_cell(name), lambda cell: own._end_cell(cell))
+        if self._watcher is not None:
+            self._watcher.on_rows = lambda rows: own._on_rows(rows)
+            self._cells.start()
+
+    def __del__(self) -> None:
+        if getattr(self, "_watcher", None) is not None:
+            self._cells.stop()
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """One row a device and reading: `t_s` from the first reading, the device, its metrics, the innermost mark.
+
+        Of a long watch the older rows stand for several readings (`readings`), as means over their `window_s`.
+        """
+        return self._record().samples
+
+    @property
+    def marks(self) -> pd.DataFrame:
+        """The stretches of time that were named: the notebook's cells, and what `mark` was used for."""
+        return self._record().marks
+
+    @property
+    def running(self) -> bool:
+        """Whether readings still come."""
+        return self._watcher is not None and self._watcher.running
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be known to read the figures rightly, and which sources this machine lacks."""
+        meta = self._meta()
+        return (*meta["absent"].values(), *meta["notes"])
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Interval, devices and what was found out about the run."""
+        return deepcopy(self._meta())
+
+    def summary(self, mark: str | int | None = None) -> pd.DataFrame:
+        """Median, 95th percentile and maximum by device and metric, and totals of rates and energy.
+
+        Parameters
+        ----------
+        mark : str or int, optional
+            Only what was read inside marks of this name; 5 is the cell of that number, ``cell 5``.
+
+        Returns
+        -------
+        DataFrame
+            By ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total`` (bytes of a rate; joules, with their
+            ``uncertainty``, withheld under 1 s), ``readings``.
+        """
+        record = self._record()
+        samples, marks = record.samples, record.marks
+        if mark is None:
+            return machine_table(samples, self._meta().get("exact"))
+        name = f"cell {mark}" if isinstance(mark, int) else str(mark)
+        named = marks[marks["name"] == name]
+        if named.empty:
+            near = difflib.get_close_matches(name, sorted(set(marks["name"])), n=3, cutoff=0.3)
+            hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; `marks` lists those there are."
+            raise ValueError(f"there is no mark {shown(name)}{hint}")
+        inside = pd.Series(False, index=samples.index)
+        for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
+            inside |= samples["t_s"].between(float(start), float(end))
+        if not inside.any():
+            raise ValueError(
+                f"no reading fell into the mark {shown(name)}: it was shorter than the time between readings."
+            )
+        return machine_table(samples[inside])
+
+    @contextmanager
+    def mark(self, name: str) -> Iterator[None]:
+        """Name what runs in the block while the watch runs; marks may lie inside each other."""
+        __tracebackhide__ = True
+        if self._watcher is None or self._kept is not None:
+            warnings.warn(f"The watch has ended: the mark {shown(name)} is not kept.", stacklevel=3)
+        number = self._marks.begin(storable(str(name)), self._now())
+        try:
+            yield
+        finally:
+            self._end_mark(number)
+
+    def plot(self, metrics: str | Sequence[str] | None = None) -> Figure:
+        """The history as a matplotlib figure.
+
+        Parameters
+        ----------
+        metrics : sequence of str, optional
+            Some of ``cpu``, ``throttled``, ``memory``, ``gpu``, ``gpu-memory``, ``power``, ``temperature``, ``clocks``,
+            ``pcie``, ``disk``, ``network``.
+        """
+        return watch_figure(self._summary(require_metrics(metrics)))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the watch to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+
+        Raises
+        ------
+        RecordingError
+            If something that is no saved watch stands there, or it cannot be written.
+        """
+        return storage.save_watch(self._record(), self._meta() | {"running": False}, path)
+
+    def stop(self) -> None:
+        """Take a last reading and end the watch; nothing to do if it has ended."""
+        if self._watcher is None:
+            return
+        with InterruptGate():  # an interrupt would leave it half ended
+            self._cells.stop()
+            self._watcher.stop()
+            if self._kept is None:
+                self._marks.end_all(self._now())
+                self._kept = self._record(), self._meta()
+            panels, self._panels = self._panels, []
+            for panel in panels:
+                panel.finish()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __str__(self) -> str:
+        return "\n".join(watch_text(self._summary()))
+
+    def __repr__(self) -> str:
+        meta = self._meta()
+        state = "running" if self.running else "stopped"
+        readings = "1 reading" if meta["ticks"] == 1 else f"{meta['ticks']:,} readings"
+        return f"<perfnb.Watch: {state}, every {meta['interval_s']:g} s, {readings}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        summary = self._summary()
+        return {"text/plain": "\n".join(watch_text(summary)), "text/html": watch_html(summary)}
+
+    def _ipython_display_(self) -> None:
+        noted = 0 if self._watcher is None else len(self._watcher.notes)
+        panel = LivePanel(self._summary, self._metrics, noted)
+        panel.show()
+        if self.running and panel.live:
+            self._panels.append(panel)
+            for old in self._panels[:-MOST_PANELS]:
+                self._panels.remove(old)
+                old.finish()
+
+    def _now(self) -> float:
+        return self._watcher.now_s() if self._watcher is not None else 0.0
+
+    def _end_mark(self, number: int) -> None:
+        self._marks.end(number, self._now())
+
+    def _begin_cell(self, name: str) -> tuple[int, float]:
+        now = self._now()
+        return self._marks.begin(name, now), now
+
+    def _end_cell(self, cell: tuple[int, float]) -> None:
+        number, start_s = cell
+        self._end_mark(number)
+        if not self.running:
+            self.stop()
+        for panel in self._panels:
+            panel.refresh(self._now() - start_s)
+
+    def _on_rows(self, rows: Any) -> None:
+        """Called from a thread."""
+        watcher = self._watcher
+        assert watcher is not None
+        renamed, self._renamed = self._renamed != watcher.renamed, watcher.renamed
+        for panel in list(self._panels):
+            if renamed:
+                panel.reload()
+            panel.push(rows, self._marks, watcher.notes)
+
+    def _record(self) -> WatchRecord:
+        if self._kept is not None:
+            record = self._kept[0]
+            return WatchRecord(record.samples.copy(), record.marks.copy())
+        assert self._watcher is not None
+        return watch_record(self._watcher.columns(), self._marks.all())
+
+    def _meta(self) -> dict[str, Any]:
+        if self._kept is not None:
+            return dict(self._kept[1])
+        assert self._watcher is not None
+        meta, dropped = self._watcher.meta, self._marks.dropped
+        if dropped:
+            meta["notes"].append(f"{dropped:,} old marks were dropped, for there were too many.")
+        return meta
+
+    def _summary(self, metrics: Sequence[str] | None = None) -> MachineSummary:
+        return machine_summary(self._record(), self._meta(), metrics or self._metrics)
+
+
+def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:
+    """Read the machine's meters again and again, until `Watch.stop` or the end of a ``with`` block.
+
+    A process of its own does the reading, so that code that holds the interpreter cannot starve it. It ends with this
+    process, however that ends, and when nobody holds the watch any longer.
+
+    Parameters
+    ----------
+    interval_s : float
+        Seconds between readings, 0.02 to 3600.
+    metrics : sequence of str, optional
+        What views show, as in `Watch.plot`; everything is read anyway.
+
+    Returns
+    -------
+    Watch
+
+    Raises
+    ------
+    ValueError
+        For an interval out of bounds, or a metric that does not exist.
+    CaptureError
+        If the process that reads cannot be started.
+    """
+    wanted = require_metrics(metrics)
+    watcher = Watcher(interval_s)
+    try:
+        return Watch(watcher, wanted)
+    except BaseException:
+        watcher.stop()
+        raise
+
+
+def load_watch(path: str | Path) -> Watch:
+    """Read a watch that `Watch.save` wrote."""
+    return Watch(storage.load_watch(path))
+
+
+def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:
+    """The words that ask for charts; one text may hold several, with commas between.
+
+    Raises
+    ------
+    ValueError
+        For a word that asks for none.
+    """
+    if metrics is None:
+        return None
+    words = [word.strip() for word in metrics.split(",")] if isinstance(metrics, str) else metrics
+    if not isinstance(words, (list, tuple)) or not words:
+        raise ValueError(f"metrics must be words, such as 'cpu, memory', not {shown(metrics)}.")
+    for word in words:
+        if word not in CHARTS:
+            raise ValueError(f"there is no metric {shown(word)}: the metrics are {', '.join(CHARTS)}.")
+    return words

@@ -1,0 +1,188 @@
+"""Phases and layers of a step built by hand, where every figure is known."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from perfnb.profile.profile import Profile
+from perfnb.recording.schema import PHASES
+from tests.recordings import ByHand
+
+
+def training_step(steps: int = 1) -> ByHand:
+    """A model of two layers, in microseconds from the begin of each step: a sum of all that can be told apart."""
+    hand = ByHand()
+    model = hand.layer("model")
+    a, b = hand.layer("model.a", model), hand.layer("model.b", model)
+    for number in range(steps):
+        t, n = 2000 * number, 10 * number
+        hand.step(t, t + 1000)
+        hand.event("pf_data", t, t + 100)
+        hand.call(model, t + 100, t + 400)
+        hand.call(a, t + 110, t + 200).op("aten::mm", t + 120, t + 180, n + 1)
+        hand.call(b, t + 200, t + 390).op("aten::relu", t + 210, t + 230, n + 2).op("aten::mm", t + 240, t + 380, n + 3)
+        hand.op("aten::mse_loss", t + 410, t + 440, n + 4)
+        hand.node("MseLossBackward0", t + 450, t + 500, n + 4)
+        hand.node("MmBackward0", t + 500, t + 620, n + 3)
+        hand.node("ReluBackward0", t + 630, t + 650, n + 2)
+        hand.node("MmBackward0", t + 650, t + 750, n + 1)
+        hand.node("torch::autograd::AccumulateGrad", t + 750, t + 760, -1)
+        hand.event("Optimizer.step#SGD.step", t + 800, t + 950, "user_annotation")
+        hand.op("aten::_foreach_add_", t + 810, t + 940)
+    return hand
+
+
+def in_us(column: pd.Series) -> dict[str, int | None]:
+    """Whole microseconds by row; ``None`` for what is unknown."""
+    return {str(name): None if pd.isna(value) else round(value * 1000) for name, value in column.items()}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_every_microsecond_is_in_its_phase(steps: int) -> None:
+    p = Profile(training_step(steps).recording())
+
+    assert in_us(p.phases["ms"]) == {
+        "data": 100,
+        "host_to_device": 0,
+        "forward": 300,
+        "loss": 50,
+        "backward": 310,
+        "optimizer": 150,
+        "other": 90,
+    }
+    assert p.phases["share"].sum() == pytest.approx(1)
+    assert tuple(p.phases.index) == PHASES
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_every_microsecond_of_forward_and_backward_is_in_its_layer(steps: int) -> None:
+    layers = Profile(training_step(steps).recording()).layers
+
+    rows = ["model", "model.a", "model.b", "(loss)", "(gradient accumulation)", "(autograd engine)"]
+    assert layers.index.tolist() == rows
+    assert in_us(layers["forward_ms"]) == dict(zip(rows, [300, 90, 190, None, None, None], strict=True))
+    assert in_us(layers["backward_ms"]) == dict(zip(rows, [240, 100, 140, 50, 10, 10], strict=True))
+    assert in_us(layers["self_ms"]) == dict(zip(rows, [20, 190, 330, 50, 10, 10], strict=True))
+    assert in_us(layers["total_ms"]) == dict(zip(rows, [540, 190, 330, 50, 10, 10], strict=True))
+    assert in_us(layers["recompute_ms"]) == dict(zip(rows, [0, 0, 0, None, None, None], strict=True))
+    assert layers["share"].tolist() == pytest.approx([0.54, 0.19, 0.33, 0.05, 0.01, 0.01])
+    assert layers["calls"].tolist()[:3] == [1, 1, 1]
+    assert layers["calls"].isna().tolist()[3:] == [True] * 3
+    assert layers["ops"].tolist()[:3] == [6, 2, 4]  # forward ops, and the op in each backward node
+    assert layers["gpu_ms"].isna().all()
+    assert layers["kernels"].isna().all()
+
+
+def test_ops_have_calls_and_times_per_step() -> None:
+    p = Profile(training_step(2).recording())
+
+    assert in_us(p.ops["self_cpu_ms"])["aten::mm"] == 200
+    assert p.ops.loc["aten::mm", "calls"] == 2
+    assert p.ops["self_cpu_ms"].is_monotonic_decreasing
+    rows = p.layer_ops.set_index(["layer", "op", "direction"])["calls"]
+    assert rows["model.b", "aten::mm", "forward"] == 1
+    assert rows["model.a", "MmBackward0", "backward"] == 1
+    assert rows["(loss)", "MseLossBackward0", "backward"] == 1
+    assert "aten::_foreach_add_" not in p.layer_ops["op"].tolist()
+
+
+def test_an_op_in_another_counts_once_in_the_total_and_apart_in_the_own_time() -> None:
+    hand = ByHand()
+    hand.step(0, 100)
+    hand.op("aten::to", 10, 90).op("aten::to", 20, 80).op("aten::copy_", 30, 60)
+
+    ops = Profile(hand.recording()).ops
+
+    assert in_us(ops["self_cpu_ms"]) == {"aten::to": 50, "aten::copy_": 30}
+    assert in_us(ops["total_cpu_ms"]) == {"aten::to": 80, "aten::copy_": 30}
+    assert ops.loc["aten::to", "calls"] == 2
+
+
+def test_events_are_in_order_with_layer_phase_and_step() -> None:
+    events = Profile(training_step(2).recording()).events
+
+    assert events["start_ns"].is_monotonic_increasing
+    assert events["start_ns"].iloc[0] == 0
+    assert events["step"].tolist().count(1) == len(events) / 2
+    spans = events[events["category"] == "layer"]
+    assert spans["name"].tolist() == ["model", "model.a", "model.b"] * 2
+    assert (spans["layer"].astype(str) == spans["name"].astype(str)).all()
+    by_name = events.drop_duplicates("name").set_index("name")
+    assert by_name.loc["step", "category"] == "step"
+    assert by_name.loc["data", "phase"] == "data"
+    assert by_name.loc["aten::mse_loss", "phase"] == "loss"
+    assert by_name.loc["aten::relu", "layer"] == "model.b"
+    assert by_name.loc["ReluBackward0", "layer"] == "model.b"
+    assert by_name.loc["aten::_foreach_add_", "phase"] == "optimizer"
+    assert events["stream"].isna().all()
+
+
+def test_a_node_of_several_ops_of_one_number_belongs_to_the_one_that_started_last() -> None:
+    """Ops that make no node carry the number that the next node gets."""
+    hand = ByHand()
+    a, b = hand.layer("a"), hand.layer("b")
+    hand.step(0, 1000)
+    hand.call(a, 10, 100).op("aten::view", 20, 30, sequence=5)
+    hand.call(b, 100, 200).op("aten::mm", 120, 180, sequence=5)
+    hand.node("MmBackward0", 300, 400, sequence=5)
+
+    assert in_us(Profile(hand.recording()).layers["backward_ms"]) == {"a": 0, "b": 100}
+
+
+def test_a_node_whose_number_no_op_carries_belongs_to_the_op_before() -> None:
+    """An in-place op on a view makes several nodes and carries the first one's number."""
+    hand = ByHand()
+    a, b = hand.layer("a"), hand.layer("b")
+    hand.step(0, 1000)
+    hand.call(a, 10, 100).op("aten::relu_", 20, 90, sequence=5)
+    hand.call(b, 100, 200).op("aten::mm", 120, 180, sequence=8)
+    hand.node("AsStridedBackward0", 300, 350, sequence=7).node("ReluBackward0", 350, 400, sequence=5)
+
+    assert in_us(Profile(hand.recording()).layers["backward_ms"]) == {"a": 100, "b": 0}
+
+
+def test_a_number_used_again_in_the_next_step_means_the_op_of_that_step() -> None:
+    hand = ByHand()
+    a, b = hand.layer("a"), hand.layer("b")
+    hand.step(0, 500).call(a, 10, 100).op("aten::mm", 20, 90, sequence=5).node("MmBackward0", 200, 300, sequence=5)
+    hand.step(1000, 1500).call(b, 1010, 1100).op("aten::mm", 1020, 1090, sequence=5)
+    hand.node("MmBackward0", 1200, 1300, sequence=5)
+
+    assert in_us(Profile(hand.recording()).layers["backward_ms"]) == {"a": 50, "b": 50}
+
+
+def test_a_layer_that_runs_inside_backward_is_recomputed() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    inner = hand.layer("model.inner", model)
+    hand.step(0, 1000)
+    hand.call(model, 0, 300).call(inner, 100, 200).op("aten::mm", 110, 190, sequence=1)
+    hand.node("CheckpointBackward", 400, 800, sequence=1)
+    hand.call(inner, 450, 550).op("aten::mm", 460, 540, sequence=2)
+    hand.node("MmBackward0", 600, 700, sequence=2)
+
+    p = Profile(hand.recording())
+
+    assert in_us(p.layers["recompute_ms"])["model.inner"] == 100
+    assert in_us(p.layers["backward_ms"])["model.inner"] == 300
+    assert in_us(p.layers["forward_ms"]) == {"model": 300, "model.inner": 100}
+    assert p.layers["calls"].tolist() == [1, 1]
+    assert in_us(p.phases["ms"])["backward"] == 400
+    assert in_us(p.layers["total_ms"])["model"] == 700
+
+
+def test_analysis_changes_nothing_in_the_recording() -> None:
+    recording = training_step(2).recording()
+    before = {name: frame.copy(deep=True) for name, frame in recording.frames().items()}
+    p = Profile(recording)
+
+    for table in (p.layers, p.phases, p.ops, p.layer_ops, p.kernels, p.events, p.steps):
+        table.iloc[:0]
+    assert str(p)
+    layers, steps = p.layers, p.steps
+    layers.loc[:, "forward_ms"] = 0.0
+    steps.loc[:, "wall_ms"] = 0.0
+
+    for name, frame in recording.frames().items():
+        pd.testing.assert_frame_equal(frame, before[name])

@@ -1,0 +1,130 @@
+"""What lies between the blocks of a step has a phase too: loss before a backward, else what lies around it."""
+
+from __future__ import annotations
+
+from perfnb.profile.profile import Profile
+from tests.attribution.test_attribution import in_us
+from tests.recordings import ByHand
+
+
+def phases(hand: ByHand) -> dict[str, int | None]:
+    """The phases that took any time."""
+    return {name: us for name, us in in_us(Profile(hand.recording()).phases["ms"]).items() if us != 0}
+
+
+def begun() -> tuple[ByHand, int]:
+    hand = ByHand()
+    return hand.step(0, 1000), hand.layer("model")
+
+
+def test_an_empty_step_is_other() -> None:
+    hand, _ = begun()
+
+    assert phases(hand) == {"other": 1000}
+
+
+def test_what_lies_between_forward_and_backward_is_loss_and_the_rest_other() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 300).op("aten::mm", 110, 290, 1).node("MmBackward0", 450, 700, 1)
+
+    assert phases(hand) == {"other": 400, "forward": 200, "loss": 150, "backward": 250}
+
+
+def test_without_a_backward_nothing_is_loss() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 300).op("aten::argmax", 400, 500)
+
+    assert phases(hand) == {"forward": 200, "other": 800}
+
+
+def test_a_module_that_computes_the_loss_is_loss_with_all_in_it() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 300).call(-1, 350, 450, loss=True).call(-1, 360, 400, loss=True)
+
+    assert phases(hand) == {"forward": 200, "loss": 100, "other": 700}
+
+
+def test_between_two_models_before_a_backward_everything_is_loss() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 200).op("aten::mm", 110, 190, 1).call(model, 300, 400).op("aten::mm", 310, 390, 2)
+    hand.node("MmBackward0", 500, 600, 2).node("MmBackward0", 600, 700, 1)
+
+    assert phases(hand) == {"other": 400, "forward": 200, "loss": 200, "backward": 200}
+
+
+def test_between_two_backward_runs_without_a_forward_it_is_loss() -> None:
+    hand, model = begun()
+    hand.call(model, 0, 200).op("aten::mm", 10, 190, 1).node("MmBackward0", 300, 400, 1)
+    hand.op("aten::square", 410, 490, 2).node("PowBackward0", 500, 600, 2)
+
+    assert phases(hand) == {"forward": 200, "loss": 200, "backward": 200, "other": 400}
+
+
+def test_a_backward_a_new_forward_and_its_backward_leave_the_gap_between_them_alone() -> None:
+    hand, model = begun()
+    hand.call(model, 0, 100).op("aten::mm", 10, 90, 1).node("MmBackward0", 100, 200, 1)
+    hand.op("aten::zero_", 210, 290)
+    hand.call(model, 300, 400).op("aten::mm", 310, 390, 2).node("MmBackward0", 400, 500, 2)
+
+    assert phases(hand) == {"forward": 200, "backward": 200, "other": 600}
+
+
+def test_an_optimizer_between_two_backward_runs_ends_the_loss() -> None:
+    hand, _ = begun()
+    hand.op("aten::mm", 10, 90, 1).node("MmBackward0", 100, 200, 1)
+    hand.event("Optimizer.step#SGD.step", 300, 400, "user_annotation")
+    hand.op("aten::mm", 410, 490, 2).node("MmBackward0", 500, 600, 2)
+
+    assert phases(hand) == {"backward": 200, "optimizer": 100, "other": 700}
+
+
+def test_a_closure_called_by_the_optimizer_has_its_own_forward_loss_and_backward() -> None:
+    hand, model = begun()
+    hand.event("Optimizer.step#LBFGS.step", 100, 900, "user_annotation")
+    hand.call(model, 200, 300).op("aten::mm", 210, 290, 1).node("MmBackward0", 400, 600, 1)
+
+    assert phases(hand) == {"other": 200, "optimizer": 400, "forward": 100, "loss": 100, "backward": 200}
+
+
+def test_a_loaders_own_events_are_data_within_the_step() -> None:
+    hand, model = begun()
+    hand.event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100, "user_annotation")
+    hand.op("aten::stack", 10, 90).call(model, 100, 200)
+
+    assert phases(hand) == {"data": 100, "forward": 100, "other": 800}
+
+
+def test_the_engine_owns_the_time_between_its_nodes_but_not_what_the_step_does_between_two_runs() -> None:
+    hand, model = begun()
+    hand.call(model, 0, 100).op("aten::mm", 10, 50, 1).op("aten::mm", 50, 90, 2)
+    hand.node("MmBackward0", 100, 200, 2).node("MmBackward0", 230, 300, 1)
+    hand.op("aten::add", 310, 320)
+    hand.node("MmBackward0", 330, 400, 1)
+
+    p = Profile(hand.recording())
+
+    assert in_us(p.layers["self_ms"])["(autograd engine)"] == 30
+    assert in_us(p.phases["ms"])["backward"] == 270
+    assert in_us(p.phases["ms"])["loss"] == 30
+
+
+def test_a_loss_that_the_model_computes_itself_is_loss_and_so_is_its_row() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 500).op("aten::mm", 110, 290, 1)
+    hand.op("aten::cross_entropy_loss", 300, 450, 2).op("aten::nll_loss_nd", 320, 440, 2)
+    hand.node("NllLossBackward0", 600, 700, 2).node("MmBackward0", 700, 800, 1)
+
+    # In forward: 400 less the loss's op; between forward and backward: 100.
+    assert phases(hand) == {"forward": 250, "loss": 250, "backward": 200, "other": 300}
+    layers = Profile(hand.recording()).layers
+    assert in_us(layers["forward_ms"])["model"] == 250
+    assert in_us(layers["backward_ms"]) == {"model": 100, "(loss)": 100}
+    assert in_us(layers["self_ms"]) == {"model": 350, "(loss)": 100}
+
+
+def test_a_loss_that_is_computed_again_in_backward_is_recomputation() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 300).op("aten::mm", 110, 290, 1)
+    hand.node("CheckpointBackward", 400, 900, 1).call(model, 450, 600).op("aten::mse_loss", 460, 590, 3)
+
+    assert phases(hand) == {"forward": 200, "loss": 100, "backward": 500, "other": 200}

@@ -1,0 +1,100 @@
+"""A model that computes its own loss, by operators that are called no loss: a note says where its time is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.profile.profile import Profile
+from tests.attribution.test_attribution import training_step
+from tests.recordings import ByHand
+from tests.written_traces import Written
+
+
+def told(profile: object) -> str:
+    """The models that the note names; empty without the note."""
+    text = " ".join(str(profile).split())
+    if "Backward starts from what " not in text:
+        return ""
+    assert "a loss that a model computes itself is in the phase forward" in text
+    return text.partition("Backward starts from what ")[2].partition(" computed in forward")[0]
+
+
+def step_of(made_by: str, loss_op: str = "aten::mean", second: bool = False) -> ByHand:
+    """A model with one layer; backward starts from an op of the layer, of the model, or of neither."""
+    hand = ByHand()
+    model = hand.layer("model")
+    layer = hand.layer("model.layer", model)
+    hand.step(0, 1000).call(model, 100, 400).call(layer, 110, 200).op("aten::mm", 120, 180, 1)
+    begin = {"layer": 190, "model": 300, "neither": 410}[made_by]
+    hand.op(loss_op, begin, begin + 5, 2).node("MeanBackward0", 500, 550, 2).node("MmBackward0", 550, 600, 1)
+    hand.node("torch::autograd::AccumulateGrad", 600, 620, -1)
+    if second:
+        hand.op("aten::mean", 700, 720, 3).node("MeanBackward0", 730, 750, 3).node("MmBackward0", 750, 800, 1)
+    return hand
+
+
+@pytest.mark.parametrize(("made_by", "model"), [("layer", "model"), ("model", "model"), ("neither", "")])
+def test_the_model_in_whose_call_the_loss_was_made_is_named(made_by: str, model: str) -> None:
+    assert told(Profile(step_of(made_by).recording())) == model
+
+
+def test_a_loss_that_its_op_tells_is_booked_as_loss_and_needs_no_note() -> None:
+    assert told(Profile(step_of("model", "aten::mse_loss").recording())) == ""
+    both = step_of("model").op("aten::mse_loss", 250, 260, 5)  # a sum of two losses
+    assert told(Profile(both.recording())) == ""
+
+
+def test_a_step_whose_second_backward_starts_outside_has_no_note() -> None:
+    assert told(Profile(step_of("model", second=True).recording())) == ""
+
+
+def test_an_ordinary_step_and_one_without_backward_have_no_note() -> None:
+    forward_only = ByHand()
+    forward_only.step(0, 100).call(forward_only.layer("model"), 10, 90).op("aten::mm", 20, 80, 1)
+
+    assert told(Profile(training_step(2).recording())) == ""
+    assert told(Profile(forward_only.recording())) == ""
+
+
+def test_a_loaded_trace_tells_it_too(tmp_path: Path) -> None:
+    trace = Written().step(1, 0, 1000)
+    trace.module("Own_0", 100, 400).module("Linear_0", 110, 200).op("aten::mm", 120, 180, 1).op(
+        "aten::mean", 300, 310, 2
+    )
+    trace.node("MeanBackward0", 500, 550, 2).node("MmBackward0", 550, 600, 1)
+
+    assert told(perfnb.load(trace.write(tmp_path / "trace.json"))) == "Own_0"
+
+
+class Own(nn.Module):
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.linear, self.loss = nn.Linear(8, 8), loss
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return h if self.loss is None else self.loss(h, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [(lambda h, y: ((h - y) ** 2).mean(), "model"), (nn.functional.mse_loss, ""), (None, "")],
+    ids=["by hand", "by name", "outside"],
+)
+def test_a_profiled_step_tells_it(loss: Callable[[Tensor, Tensor], Tensor] | None, named: str) -> None:
+    model, x = Own(loss), torch.randn(4, 8)
+
+    def step() -> None:
+        result = model(x)
+        (result if loss is not None else result.sum()).backward()
+
+    p = perfnb.profile_step(step, warmup=1, steps=1, traced=2, flops=False, memory=False)
+
+    assert told(p) == named

@@ -1,0 +1,149 @@
+"""What two steps return agrees, or how it differs is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from perfnb.bench.agreement import disagreement, holds_numbers, worst_difference
+
+ONE = torch.tensor([1.0, 2.0, 4.0])
+MASKED = torch.tensor([-torch.inf, 2.0, 4.0])
+
+
+@dataclass
+class Output:
+    """What a model may return."""
+
+    logits: torch.Tensor
+    kind: str = "x"
+
+
+class Cache:
+    """What does not tell whether it is equal."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (ONE, ONE.clone()),
+        (ONE, ONE + 3e-6),
+        (ONE, ONE.to(torch.float64)),
+        (ONE.to("cpu", torch.bfloat16), ONE),
+        ((ONE, {"a": 2.0}), (ONE, {"a": 2.0})),
+        (None, None),
+        ("word", "word"),
+        (torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])),
+        (torch.tensor([torch.inf]), torch.tensor([torch.inf])),
+        (torch.zeros(0), torch.zeros(0)),
+        (3, 3.0000001),
+        (np.array([1.0, 2.0]), np.array([1.0, 2.0])),
+        ((1.0, np.array([1.0, 2.0], ">f4")), (1.0, torch.tensor([1.0, 2.0]))),
+        (MASKED, MASKED.clone()),
+        (Output(ONE), Output(ONE.clone())),
+        (ONE[0], 1.0),
+        (1.0, ONE[0]),
+        (ONE.to_sparse(), ONE.clone().to_sparse()),
+    ],
+)
+def test_what_agrees_has_no_words(first: Any, second: Any) -> None:
+    assert disagreement(first, second, 1e-6) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (ONE, ONE * 1.01, "the result differs by up to 0.01 of the largest value"),
+        (ONE, ONE[:2], "the result has the shape (2,) instead of (3,)"),
+        (
+            ONE,
+            torch.tensor([1.0, 2.0, torch.nan]),
+            "the result differs in 1 place where one is infinite or not a number",
+        ),
+        ((ONE, ONE), (ONE, ONE + 1), "the result[1] differs by up to 0.25"),
+        ({"a": ONE}, {"b": ONE}, "the result has other keys"),
+        ((ONE,), (ONE, ONE), "the result has 2 parts instead of 1"),
+        (ONE, 1.0, "the result is float and not the same Tensor"),
+        (np.array([1.0, 2.0]), np.array([1.0, 3.0]), "the result differs by up to 0.5 of the largest value"),
+        (torch.zeros(2), torch.full((2,), 1e-9), "the result differs by up to 1e-09 where the first is 0 throughout"),
+        (torch.tensor([torch.inf]), torch.tensor([1.0]), "the result differs in 1 place where one is infinite"),
+        (torch.tensor([torch.inf]), -torch.tensor([torch.inf]), "the result differs in 1 place where one is infinite"),
+        (MASKED, MASKED + 1, "the result differs by up to 0.25 of the largest value"),
+        (Output(ONE), Output(ONE * 1.01), "the result.logits differs by up to 0.01"),
+        (Output(ONE), Output(ONE, "y"), "the result.kind is not the same str"),
+        (ONE[0], 1.01, "the result differs by up to 0.01"),
+        (ONE.to_sparse(), (ONE * 2).to_sparse(), "the result differs by up to 1 of"),
+    ],
+)
+def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
+    assert disagreement(first, second, 1e-6).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tolerance", "dtype"),
+    [
+        (ONE, ONE, 1e-4, "float32"),
+        (ONE.double(), ONE.double(), 1e-6, "float64"),
+        (ONE, ONE.to(torch.bfloat16), 2e-2, "bfloat16"),
+        (1.0, 1.0, 1e-4, "float32"),
+        (3, 3, 0.0, ""),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), 0.0, ""),
+        (ONE.to(torch.complex64), ONE.to(torch.complex64), 1e-4, "float32"),
+    ],
+)
+def test_the_tolerance_is_that_of_the_coarser_dtype(first: Any, second: Any, tolerance: float, dtype: str) -> None:
+    found = worst_difference(first, second)
+
+    assert found is not None
+    assert (found.relative, found.tolerance, found.dtype) == (0.0, tolerance, dtype)
+
+
+def test_the_worst_part_is_the_one_farthest_beyond_its_tolerance() -> None:
+    first = {"wide": ONE.to(torch.bfloat16), "exact": torch.tensor([1000])}
+    near = {"wide": ONE.to(torch.bfloat16) * 1.01, "exact": torch.tensor([1000])}
+    off = {**near, "exact": torch.tensor([1001])}
+
+    by_rounding, by_one = worst_difference(first, near), worst_difference(first, off)
+    assert by_rounding is not None
+    assert by_one is not None
+    assert 0 < by_rounding.relative <= by_rounding.tolerance
+    assert by_one.words == "the result['exact'] differs by up to 0.001 of the largest value"
+    assert by_one.relative > by_one.tolerance == 0.0
+    allowed = worst_difference(first, off, 0.1)
+    assert allowed is not None
+    assert allowed.relative <= allowed.tolerance == 0.1
+    assert worst_difference((), ()) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "words"),
+    [
+        (ONE * torch.nan, ONE * torch.nan, "the result is not a number in both"),
+        ({"a": ONE, "b": float("nan")}, {"a": ONE, "b": float("nan")}, "the result['b'] is not a number in both"),
+        ((ONE, Cache()), (ONE, Cache()), "the result[1] cannot be compared (Cache)"),
+        ((ONE, pd.Series([1.0])), (ONE, pd.Series([1.0])), "the result[1] cannot be compared (Series)"),
+        (torch.ones(2, device="meta"), torch.ones(2, device="meta"), "the result cannot be compared ("),
+    ],
+)
+def test_what_cannot_be_compared_neither_agrees_nor_differs(value: Any, other: Any, words: str) -> None:
+    worst = worst_difference(value, other)
+
+    assert worst is not None
+    assert not worst.known
+    assert worst.words.startswith(words)
+    assert disagreement(value, other, 1e-6).startswith(words)
+    off = worst_difference((value, ONE), (other, ONE + 1))
+    assert off is not None
+    assert off.known
+    assert off.words.startswith("the result[1] differs by up to 0.25")
+
+
+@pytest.mark.parametrize("value", [ONE, 3, np.ones(2), {"a": (None, ONE)}, Output(ONE), ONE.to_sparse()])
+def test_what_holds_numbers(value: Any) -> None:
+    assert holds_numbers(value)
+    assert not holds_numbers(["word", None, True, Cache()])

@@ -1,0 +1,218 @@
+"""Steps for which something works while the other one runs: no gain that pairs alone would show is believed."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import perfnb
+from perfnb.bench.ab_view import ab_sentences
+from perfnb.bench.pairs import Blocks, ab_figures
+from perfnb.bench.prefetching import Prefetching, prefetching, prepared
+from tests.fake_clock import FakeClock
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Samples that must be waited for, as those of a disk: waiting needs no core of its own."""
+
+    def __init__(self, ms: float, count: int = 10_000) -> None:
+        self._ms, self._count = ms, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        time.sleep(self._ms / 1e3)
+        return torch.ones(4)
+
+
+class Loading:
+    """A step that takes its batches from a loader of its own."""
+
+    def __init__(self, loader_ms: float, workers: int, model_ms: float = 0.0, count: int = 10_000) -> None:
+        self._loader = DataLoader(Slow(loader_ms, count), num_workers=workers)
+        self._model_ms = model_ms
+        self._batches: Any = self._endless()
+
+    def _endless(self) -> Iterator[torch.Tensor]:
+        while True:
+            for batch in self._loader:  # noqa: UP028 - as users write it: the iterator lies in no variable
+                yield batch
+
+    def __call__(self) -> float:
+        total = float(next(self._batches).sum())
+        time.sleep(self._model_ms / 1e3)
+        return total
+
+    def __enter__(self) -> Loading:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._batches = None  # the threads that feed the workers end soon after them: `nothing_left` waits for that
+
+
+class Ahead(queue.Queue[float]):
+    """Batches of which one is made every `pace_ms` of the clock, by nobody, and up to `depth` lie prepared."""
+
+    def __init__(self, clock: FakeClock, pace_ms: float, depth: int = 2) -> None:
+        super().__init__(depth)
+        self._clock, self._pace_ns, self._depth = clock, round(pace_ms * 1e6), depth
+        self._made_ns = clock.now_ns
+        self._taken: list[int] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> float:
+        room = self._taken[-self._depth] if len(self._taken) >= self._depth else 0
+        self._made_ns = max(self._made_ns, room) + self._pace_ns
+        self._clock.now_ns = max(self._clock.now_ns, self._made_ns)
+        self._taken.append(self._clock.now_ns)
+        return 1.0
+
+
+def stepping(clock: FakeClock, ms: float, ahead: Ahead | None = None) -> Callable[..., float]:
+    """A step that takes a batch, if it has a queue of its own, and so many milliseconds."""
+
+    def step(*_: Any) -> float:
+        total = 1.0 if ahead is None else ahead.get()
+        clock.sleep(ms / 1e3)
+        return total
+
+    return step
+
+
+def test_a_worker_that_is_no_gain_is_not_accepted(clock: FakeClock, tmp_path: Path) -> None:
+    none, one = stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 12))
+    report = perfnb.report(none, one, change="a worker", budget_s=8, equal_within=0.15, profile=False)
+
+    assert report.decision != "accept"
+    assert report.ab.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
+    assert report.ab.turns > 1
+    assert "Threads may work for a step while the other one runs" in str(report)
+    loaded = perfnb.load(report.save(tmp_path / "report"))
+    assert isinstance(loaded, perfnb.PerformanceReport)
+    assert str(loaded) == str(report)
+    assert loaded.ab.turns == report.ab.turns
+    pd.testing.assert_frame_equal(loaded.ab.pairs, report.ab.pairs)
+
+
+def test_batches_that_are_made_faster_are_a_gain(clock: FakeClock) -> None:
+    test = perfnb.ab_test(stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 3, 8)), budget_s=7)
+
+    assert test.verdict == "faster", test
+    assert test.ratio == pytest.approx(0.25, abs=0.03)  # in turns it would be about 0.01
+    assert len(test.pairs) >= 6
+
+
+def test_a_gain_of_the_model_is_found_where_both_have_batches_prepared(clock: FakeClock) -> None:
+    slow, fast = stepping(clock, 9, Ahead(clock, 2)), stepping(clock, 6, Ahead(clock, 2))
+    test = perfnb.ab_test(slow, fast, budget_s=4)
+
+    assert test.turns > 1
+    assert test.verdict == "faster", test
+    assert test.ratio == pytest.approx(6 / 9, abs=0.02)
+
+
+def test_what_prepares_batches_for_both_favours_none(clock: FakeClock) -> None:
+    class Shared:
+        def __init__(self) -> None:
+            self.ahead = Ahead(clock, 6)
+
+        def __iter__(self) -> Iterator[float]:
+            while True:
+                yield self.ahead.get()
+
+    test = perfnb.ab_test(stepping(clock, 4), stepping(clock, 2), batches=Shared(), budget_s=1)
+
+    assert test.turns == 1
+    assert test.verdict == "faster"
+    assert test.ratio == pytest.approx(0.5, abs=0.01)
+
+
+def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:
+    report = perfnb.report(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), budget_s=1, profile=False)
+
+    assert report.decision == "inconclusive"
+    assert "only blocks can tell, and there was no time for one" in report.reason
+    assert report.reason.endswith("raise budget_s.")
+
+
+class Unseen:
+    """Batches that are prepared where nobody looks."""
+
+    __slots__ = ("_ahead",)
+
+    def __init__(self, ahead: Ahead) -> None:
+        self._ahead = ahead
+
+    def take(self) -> float:
+        return self._ahead.get()
+
+
+def test_what_nobody_sees_is_felt(clock: FakeClock) -> None:
+    unseen = Unseen(Ahead(clock, 4, 3))
+    test = perfnb.ab_test(stepping(clock, 4), lambda: unseen.take(), budget_s=5)
+
+    assert test.turns > 1
+    assert test.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
+    assert "A step takes longer in a row than in turns with the other" in str(test)
+
+
+def test_steps_that_nobody_works_for_run_in_pairs(clock: FakeClock) -> None:
+    assert perfnb.ab_test(stepping(clock, 2), stepping(clock, 1), budget_s=1).turns == 1
+
+
+def test_what_works_for_a_step_is_found_where_it_lies() -> None:
+    filled: queue.Queue[int] = queue.Queue(5)
+    filled.put(1)
+
+    assert prefetching([lambda: filled.get()]) == Prefetching("threads", 6)
+    assert prefetching([lambda: 1]) is None
+    with Loading(0.0, 2) as step:
+        assert prefetching([step]) is None  # a generator has nothing before its first turn
+        step()
+        assert prefetching([lambda: step()]) == Prefetching("worker processes", 4)
+        assert prefetching([lambda: 1], step._batches) is None
+        assert prefetching([lambda: 1]) == Prefetching("processes", 16)  # somebody's
+        wait_until(lambda: prepared(step) in (None, 4))
+
+
+def test_blocks_say_how_they_were_made() -> None:
+    def words(pairs: int, blocks: Blocks) -> str:
+        times = [10.0 + 0.01 * place for place in range(pairs)]
+        figures = ab_figures(
+            times, times[::-1], equal_within=0.02, a_name="a", b_name="b", planned=pairs, needed=6, seed=1,
+            blocks=blocks,
+        )  # fmt: skip
+        return " ".join(ab_sentences(figures))
+
+    said = words(8, Blocks("threads", 4, 16, 1.5))
+    assert "so each pair is of two blocks, each of 16 turns in a row; 4 turns before them use up" in said
+    assert "8 pairs of blocks in random order" in said
+    said = words(8, Blocks("worker processes", 4, 16, 1.5))
+    assert said.count("Worker processes prepare batches for a step while the other one runs") == 1
+    few = words(3, Blocks("processes", 4, 16, 1.5))
+    assert "3 pairs of blocks are too few to tell anything (6 are needed, which take about 9.00 s)" in few
+    none = words(1, Blocks("processes", 0, 1, None))
+    assert "only blocks can tell, and there was no time for one; raise budget_s." in none
+
+
+def test_more_pairs_than_are_counted_and_large_differences_are_said_in_words() -> None:
+    times, others = [1.0, 10.0] * 4, [10.0, 1.0] * 4
+    few = ab_figures(times, others, equal_within=0.02, a_name="a", b_name="b", planned=8, needed=100_000, seed=1)
+    said = " ".join(ab_sentences(few))
+
+    assert "The pilot asked for more than 100,000 pairs" in said
+    assert "they find a difference of a factor of " in said

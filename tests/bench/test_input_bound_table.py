@@ -1,0 +1,156 @@
+"""Loader alone, model alone, together: verdicts on times whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfnb.bench.input_bound_table import KINDS, InputBound
+from perfnb.bench.input_bound_view import input_bound_html, input_bound_text
+
+
+def planted(
+    loader: float, model: float, rest: float = 0.5, *, overlap: float = 0.0, noise: float = 0.01, rounds: int = 15
+) -> InputBound:
+    """Blocks of a step whose loader and model take so long; `overlap` of the shorter one is hidden."""
+    together = loader + model + rest - overlap * min(loader, model)
+    truth = {"together": together, "loader": loader + rest, "model": model + rest, "rest": rest, "iteration": loader}
+    generator = np.random.default_rng(7)
+    drift = np.exp(np.cumsum(generator.normal(0, noise, rounds)))
+    return InputBound(
+        {kind: tuple(truth[kind] * drift * np.exp(generator.normal(0, noise, rounds))) for kind in KINDS}, 4, 99
+    )
+
+
+@pytest.mark.parametrize(
+    ("loader", "model", "overlap", "verdict", "saved"),
+    [
+        (30, 5, 0.0, "input-bound", 30),
+        (30, 5, 1.0, "input-bound", 25),
+        (30, 20, 1.0, "input-bound", 10),
+        (5, 30, 0.0, "compute-bound", 5),
+        (20, 30, 1.0, "compute-bound", 0),
+        (0.1, 30, 0.0, "compute-bound", 0.1),
+        (20, 20, 0.0, "balanced", 20),
+        (20, 20, 1.0, "balanced", 0),
+        (20, 15, 0.0, "balanced", 20),
+    ],
+)
+def test_the_verdict_and_the_saving_are_those_planted(
+    loader: float, model: float, overlap: float, verdict: str, saved: float
+) -> None:
+    figures = planted(loader, model, overlap=overlap)
+
+    assert figures.verdict == verdict
+    assert figures.saved_by_loader.low - 0.7 <= saved <= figures.saved_by_loader.high + 0.7
+    if min(loader, model) > 1:
+        assert figures.overlap == pytest.approx(overlap, abs=0.15)
+    assert not figures.hindered
+
+
+def test_a_step_that_is_neither_is_bound_by_what_it_computes() -> None:
+    figures = planted(0.2, 0.2, rest=30)
+
+    assert figures.verdict == "compute-bound"
+    assert figures.mostly_rest
+    assert "neither the loader nor the model" in input_bound_text(figures)
+
+
+def test_workers_that_take_the_models_cores_are_told() -> None:
+    figures = planted(20, 20, overlap=-0.5)
+
+    assert figures.hindered
+    assert "longer than one after the other" in input_bound_text(figures)
+
+
+def test_few_rounds_and_much_noise_are_inconclusive() -> None:
+    few = planted(30, 5, rounds=5)
+    assert few.verdict == "inconclusive"
+    assert few.times["low_ms"].isna().all()
+    assert "only 5 rounds" in input_bound_text(few)
+    one = input_bound_text(planted(30, 5, rounds=1))
+    assert "There was only 1 round, too few to tell anything from noise" in " ".join(one.split())
+    assert "1 round of a block of 4 steps" in one
+    assert "would seem to save" in one
+    assert "up to" not in one
+    assert planted(20, 19, overlap=0.9, noise=1.0).verdict == "inconclusive"
+
+
+def test_the_table_holds_medians_with_intervals() -> None:
+    times = planted(30, 5).times
+
+    assert times.index.tolist() == list(KINDS)
+    assert (times["low_ms"] <= times["median_ms"]).all()
+    assert (times["median_ms"] <= times["high_ms"]).all()
+    assert times.loc["together", ["blocks", "steps"]].tolist() == [15, 60]
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.tuples(*[st.floats(1e-4, 1e4)] * len(KINDS)), min_size=1, max_size=12),
+)
+def test_any_times_give_a_verdict_and_a_page(rows: list[tuple[float, ...]]) -> None:
+    figures = InputBound({kind: [row[place] for row in rows] for place, kind in enumerate(KINDS)}, 1, 1)
+
+    assert figures.verdict in ("input-bound", "compute-bound", "balanced", "inconclusive")
+    assert max(map(len, input_bound_text(figures).splitlines())) <= 100
+    assert "<script" not in input_bound_html(figures)
+
+
+def test_text_and_page_say_what_was_found() -> None:
+    shown = input_bound_text(planted(30, 5))
+
+    assert shown.startswith("Input-bound: the step waits for its data.\nA perfect loader would save up to ")
+    assert "one after the other" in shown
+    assert "side by side" in input_bound_text(planted(30, 20, overlap=1.0))
+    page = input_bound_html(planted(30, 5))
+    for words in ("together", "loader alone", "model alone", "neither", "Input-bound"):
+        assert words in page
+
+
+def test_where_the_interval_holds_nothing_no_saving_is_claimed() -> None:
+    noisy = InputBound({**planted(0.1, 5).rounds_ms, "together": (4.0, 6.0, 7.0) * 5}, 4, 99)
+    assert noisy.saved_by_loader.low <= 0 < noisy.saved_by_loader.high
+
+    shown = input_bound_text(noisy)
+    assert "would save between nothing and " in shown
+    assert "up to" not in shown
+    ahead = InputBound({**planted(0.1, 5).rounds_ms, "together": (1.0,) * 15}, 4, 99)
+    assert "would save nothing that could be seen." in input_bound_text(ahead)
+
+
+@pytest.mark.parametrize(("batches_a_start", "told"), [(3.0, True), (300.0, False), (None, False)])
+def test_workers_that_start_again_and_again_are_told(batches_a_start: float | None, told: bool) -> None:
+    shown = input_bound_text(InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=batches_a_start))
+
+    assert ("started anew every 3 batches" in shown) == told
+    assert "anew every batch," in input_bound_text(InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=1.0))
+
+
+@pytest.mark.parametrize(
+    ("overlap", "words"), [(0.0, "one after the other"), (0.5, "overlap in part (5"), (1.0, "side by side")]
+)
+def test_how_loader_and_model_overlap_is_said_only_where_it_is_clear(overlap: float, words: str) -> None:
+    clear = planted(30, 10, overlap=overlap)
+    assert clear.overlap_bounds is not None
+    assert clear.overlap_bounds[0] <= overlap + 0.1
+    assert clear.overlap_bounds[1] >= overlap - 0.1
+    assert words in input_bound_text(clear)
+
+    noisy = planted(30, 4, overlap=overlap, noise=0.12)
+    assert noisy.verdict == "input-bound"
+    shown = input_bound_text(noisy)
+    told = [each for each in ("one after the other", "overlap in part", "side by side") if each in shown]
+    assert told in ([], [words.removesuffix(" (5")])
+
+
+def test_where_nothing_can_load_meanwhile_no_overlap_is_seen() -> None:
+    seeming = {**planted(30, 5).rounds_ms, "together": (30.0,) * 15}
+    assert InputBound(seeming, 4, 99).overlap is not None
+
+    alone = InputBound(seeming, 4, 99, parallel=False)
+
+    assert (alone.overlap, alone.overlap_bounds, alone.hindered) == (0.0, (0.0, 0.0), False)
+    assert "Loader and model run one after the other" in input_bound_text(alone)

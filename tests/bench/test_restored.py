@@ -1,0 +1,192 @@
+"""What steps change beside the model that was named: second models, nested states, generators, flags and dtypes."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+
+from perfnb.bench.restored import Restored
+from perfnb.step.reachable import reachable
+
+X = torch.randn(8, 4)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    grads = {f"{name}.grad": None if each.grad is None else each.grad.clone() for name, each in
+             model.named_parameters()}  # fmt: skip
+    return {name: value.clone() for name, value in model.state_dict().items()} | grads
+
+
+def same(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0, check_dtype=True)
+
+
+def test_an_average_of_the_weights_and_a_second_model_are_put_back() -> None:
+    model, critic = network(), network()
+    average, optimizer = AveragedModel(model, use_buffers=True), torch.optim.Adam(model.parameters())
+    seen = {"models": [model, critic], "kept": {"average": average}}
+    before = [state_of(each) for each in (model, critic, average)]
+    with Restored([model], [seen]):
+        for _ in range(3):
+            critic(model(X) @ torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            average.update_parameters(model)
+        critic.eval()
+        assert not torch.equal(average.module[0].weight, before[2]["module.0.weight"])
+
+    same([state_of(each) for each in (model, critic, average)], before)
+    assert critic.training
+
+
+class Nested(torch.optim.Optimizer):
+    """Keeps its state in lists and dicts, and a count of its own beside the parameters' states."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"factors": [torch.ones(1)]})
+        self.state["steps"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.state["steps"] += 1
+        for group in self.param_groups:
+            group["factors"][0].mul_(2)
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("sums", [torch.zeros_like(parameter), {"calls": torch.zeros(())}])
+                state["sums"][0].add_(parameter.grad)
+                state["sums"][1]["calls"].add_(1)
+                state["sums"].append(torch.ones(1))
+
+
+def test_a_state_that_is_nested_is_put_back_in_the_same_tensors() -> None:
+    layer = nn.Linear(4, 2)
+    optimizer = Nested(layer.parameters())
+
+    def step() -> None:
+        layer(X).sum().backward()
+        optimizer.step()
+
+    step()
+    held = optimizer.state[layer.weight]["sums"][0]
+    before = pickle.dumps(optimizer.state_dict()["state"]), held.clone()
+    with Restored([layer], []):
+        step()
+        step()
+
+    assert optimizer.state[layer.weight]["sums"][0] is held
+    same(held, before[1])
+    assert pickle.dumps(optimizer.state_dict()["state"]) == before[0]
+    assert optimizer.state["steps"] == 1
+    assert optimizer.param_groups[0]["factors"][0].item() == 2
+
+
+class Trainer:
+    """Holds what it needs a few levels deep."""
+
+    def __init__(self) -> None:
+        self.net = network()
+        self.optimizers = {"main": torch.optim.SGD(self.net.parameters(), lr=0.1)}
+        self.plans = {"schedules": [StepLR(self.optimizers["main"], 1)]}
+        self.numbers = [torch.Generator(), np.random.default_rng(1), random.Random(2), np.random.RandomState(3)]
+
+    def step(self, *_: Any) -> None:
+        torch_numbers, numpy_numbers, python_numbers, old_numbers = self.numbers
+        x = X + torch.randn(X.shape, generator=torch_numbers) + numpy_numbers.normal() + python_numbers.random()
+        self.net(x * float(old_numbers.rand())).sum().backward()
+        self.optimizers["main"].step()
+        self.plans["schedules"][0].step()
+
+
+@pytest.mark.parametrize("way", ["method", "partial", "closure", "object"])
+def test_schedules_and_generators_are_found_however_the_step_holds_them(way: str) -> None:
+    trainer = Trainer()
+
+    def apply(owner: Trainer) -> None:
+        owner.step()
+
+    class Called:
+        def __init__(self) -> None:
+            self.owner = trainer
+
+    steps: dict[str, Any] = {
+        "method": trainer.step,
+        "partial": functools.partial(apply, trainer),
+        "closure": lambda: trainer.step(),
+        "object": Called(),
+    }
+
+    def told() -> list[Any]:
+        torch_numbers, numpy_numbers, python_numbers, old_numbers = trainer.numbers
+        numbers = [str(numpy_numbers.bit_generator.state), str(python_numbers.getstate()), str(old_numbers.get_state())]
+        return [torch_numbers.get_state().tolist(), *numbers, trainer.plans["schedules"][0].state_dict()]
+
+    before = told()
+    with Restored([trainer.net], [steps[way]]):
+        trainer.step()
+        assert all(one != other for one, other in zip(told(), before, strict=True))
+
+    assert told() == before
+
+
+CHANGES: list[Callable[[nn.Module], Any]] = [
+    lambda model: model[0].requires_grad_(False),
+    lambda model: model.to(torch.bfloat16),
+    lambda model: setattr(model[0].weight, "data", torch.zeros(1, 4)),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_flags_dtypes_and_shapes_are_put_back(change: Callable[[nn.Module], Any]) -> None:
+    model = network()
+    model(X).sum().backward()
+    before = state_of(model), [each.requires_grad for each in model.parameters()]
+    with Restored([model], []):
+        change(model)
+
+    same(state_of(model), before[0])
+    assert [each.requires_grad for each in model.parameters()] == before[1]
+
+
+def test_sparse_gradients_and_tensors_of_inference_mode_are_put_back() -> None:
+    table = nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    table(torch.tensor([1, 2])).sum().backward()
+    with torch.inference_mode():
+        frozen = nn.BatchNorm1d(4)
+    before = table.weight.detach().clone(), table.weight.grad.to_dense(), frozen.running_mean.clone()
+    with Restored([table, frozen], [optimizer]):
+        table(torch.tensor([3])).sum().backward()
+        optimizer.step()
+        with torch.inference_mode():
+            frozen(X)
+
+    same((table.weight.detach(), table.weight.grad.to_dense(), frozen.running_mean.clone()), before)
+
+
+@pytest.mark.slow
+def test_what_is_reached_is_bounded_and_loops_end() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    many = [[Tensor() for _ in range(100)] for _ in range(5000)]
+
+    class Refuses:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    found = list(reachable([loop, many, Refuses()]))
+    assert loop in found
+    assert len(found) <= 20_000

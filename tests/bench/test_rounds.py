@@ -1,0 +1,196 @@
+"""Rounds of steps: each runs once in each, on the same batch and random numbers, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from perfnb.bench.rounds import Bench
+from perfnb.errors import NestedProfilerError
+from perfnb.step.conditions import Conditions
+from perfnb.step.steady import steady_from
+from tests.fake_clock import LOOK_NS, FakeClock
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def test_each_step_runs_once_a_round_in_the_order_asked_for() -> None:
+    seen: list[tuple[str, int]] = []
+    steps = [lambda batch, name=name: seen.append((name, batch)) for name in "ab"]
+
+    with Bench(steps, [1, 2, 3]) as bench:
+        times = bench.rounds([(0, 1), (1, 0), (0, 1), (1, 0)])
+
+    assert seen == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3), ("b", 1), ("a", 1)]
+    assert [len(each) for each in times] == [4, 4]
+
+
+def test_the_steps_of_a_round_draw_the_same_random_numbers_and_those_of_the_next_others() -> None:
+    drawn: list[tuple[float, ...]] = []
+
+    def step() -> None:
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+
+    with Bench([step, step]) as bench:
+        bench.rounds([(0, 1), (1, 0)])
+
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+    step()
+    assert drawn[4] != drawn[3]
+
+
+def test_durations_are_those_of_the_steps(clock: FakeClock) -> None:
+    with Bench([lambda: clock.pass_exactly(20), lambda: clock.pass_exactly(1)]) as bench:
+        slow, fast = bench.rounds([(0, 1), (1, 0)] * 3)
+
+    assert slow == [20_000_000 + LOOK_NS] * 6
+    assert fast == [1_000_000 + LOOK_NS] * 6
+
+
+def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
+    def batches() -> object:
+        for _ in range(3):
+            clock.pass_exactly(20)
+            yield torch.ones(4, 2)
+
+    with Bench([lambda batch: None], batches) as bench:
+        (times,) = bench.rounds([(0,)] * 3)
+
+    assert times == [20_000_000 + LOOK_NS] * 3
+    assert bench.sizes == [4, 4, 4]
+
+
+def test_results_are_kept_where_they_are_wanted() -> None:
+    with Bench([lambda: 1, lambda: 2]) as bench:
+        bench.rounds([(1, 0)])
+        assert bench.results == []
+        bench.rounds([(1, 0)], keep_results=True)
+        assert bench.results == [1, 2]
+
+
+def test_time_that_is_over_ends_the_rounds_after_the_first() -> None:
+    with Bench([lambda: None]) as bench:
+        assert len(bench.rounds([(0,)] * 5, until=0.0)[0]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyboardInterrupt()])
+def test_what_a_step_raises_comes_through(error: BaseException) -> None:
+    def step() -> None:
+        raise error
+
+    with pytest.raises(type(error)), Bench([step]) as bench:
+        bench.rounds([(0,)])
+
+
+def test_an_interrupt_between_steps_waits_for_the_next() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    ran = []
+
+    def interrupted() -> None:
+        with Bench([lambda: ran.append(1)]) as bench:
+            bench.rounds([(0,)])
+            signal.raise_signal(signal.SIGINT)
+            bench.rounds([(0,)])
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    assert ran == [1]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_benches_do_not_nest() -> None:
+    def step() -> None:
+        with Bench([lambda: None]):
+            pass
+
+    with pytest.raises(NestedProfilerError), Bench([step]) as bench:
+        bench.rounds([(0,)])
+
+
+@pytest.mark.slow
+def test_garbage_collections_are_recorded_with_their_step() -> None:
+    conditions = Conditions()
+    gc.disable()
+    try:
+        with conditions:
+            conditions.step = 7
+            gc.collect()
+            conditions.running = True
+            gc.collect()
+    finally:
+        gc.enable()
+
+    ((step, pause),) = conditions.facts["gc_pauses"]
+    assert step == 7
+    assert pause > 0
+    assert conditions.facts["cpus"] >= 1
+    assert conditions.facts["involuntary_switches"] >= 0
+    assert conditions._collects not in gc.callbacks
+
+
+def warm_up_of(series: list[float], fewest: int = 0) -> int | None:
+    """Where the warm-up ends when each step is looked at as it comes."""
+    found = (steady_from(series[:count], fewest) for count in range(1, len(series) + 1))
+    return next((first for first in found if first is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("series", "least", "most"),
+    [
+        ([30.0] * 10 + [10.0] * 30, 10, 15),
+        ([10 * (1 + 2 * 2.72 ** (-place / 3)) for place in range(60)], 8, 18),
+        ([10.0] * 20, 0, 0),
+    ],
+)
+def test_a_warm_up_ends_where_the_steps_are_alike(series: list[float], least: int, most: int) -> None:
+    jitter = np.random.default_rng(1).normal(1, 0.005, len(series))
+    first = warm_up_of([value * noise for value, noise in zip(series, jitter, strict=True)])
+    assert first is not None
+    assert least <= first <= most
+
+
+def test_what_is_never_steady_has_no_end_of_its_warm_up() -> None:
+    assert warm_up_of([10.0 * 1.05**place for place in range(60)]) is None
+    assert warm_up_of([10.0] * 19) is None
+    assert warm_up_of([10.0] * 25, 3) == 3
+
+
+def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() -> None:
+    shared = torch.zeros(2)
+    array, parameter = shared.numpy(), torch.nn.Parameter(torch.zeros(1))
+
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+
+    class Pair(NamedTuple):
+        first: torch.Tensor
+
+    def writes(value: float) -> Callable[[], Any]:
+        def step() -> Any:
+            shared.fill_(value)
+            return shared, [array], {"a": shared}, Output(shared), Pair(shared), MappingProxyType({"a": 1}), parameter
+
+        return step
+
+    with Bench([writes(1.0), writes(2.0)]) as bench:
+        bench.rounds([(0, 1), (1, 0)], keep_results=True)
+        first, second = bench.results
+
+    for result, value in ((first, 1.0), (second, 2.0)):
+        plain, (of_numpy,), mapping, output, pair, _, kept = result
+        for tensor in (plain, mapping["a"], output.logits, pair.first):
+            assert tensor.tolist() == [value, value]
+        assert of_numpy.tolist() == [value, value]
+        assert kept is parameter

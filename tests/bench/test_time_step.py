@@ -1,0 +1,153 @@
+"""`time_step` measures until the time is known as promised, or until the budget is spent; by a made-up clock."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfnb
+from perfnb.bench import rounds as bench
+from perfnb.bench import timing
+from perfnb.stats.planning import steps_in_block, still_needed
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Clock:
+    """A clock that only the steps move on."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def perf_counter(self) -> float:
+        return self.now_ns / 1e9
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(bench, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
+    return clock
+
+
+def step_of(clock: Clock, draw: Callable[[np.random.Generator], float]) -> Callable[[], None]:
+    """A step that takes as many microseconds as are drawn."""
+    rng = np.random.default_rng(5)
+
+    def step() -> None:
+        clock.now_ns += round(1e3 * draw(rng))
+
+    return step
+
+
+def half_width(made: perfnb.Timing) -> float:
+    assert made.ci_ms is not None
+    assert made.median_ms is not None
+    return max(made.ci_ms[1] - made.median_ms, made.median_ms - made.ci_ms[0]) / made.median_ms
+
+
+def test_a_short_step_without_noise_is_timed_in_twenty_blocks_of_a_millisecond(clock: Clock) -> None:
+    made = perfnb.time_step(step_of(clock, lambda rng: 20.0))
+
+    assert made.block == 50
+    assert made.samples_ms == (0.02,) * 20
+    assert made.steps == 1000
+    assert str(made).startswith("20.0 µs [20.0, 20.0] (95 % interval, median of 20 blocks of 50 steps)")
+    assert made.quantile_ms(0.5) is None
+
+
+@pytest.mark.slow
+def test_a_short_step_is_timed_until_the_interval_is_as_promised(clock: Clock) -> None:
+    begin = clock.now_ns
+
+    # The noise comes in stretches longer than a block, as from a neighbour on the machine: blocks do not average it.
+    slow, ran = np.random.default_rng(1).lognormal(0.0, 0.1, 100_000).tolist(), itertools.count()
+    made = perfnb.time_step(step_of(clock, lambda rng: 20.0 * slow[next(ran) // 200]))
+
+    assert made.block > 1
+    assert half_width(made) <= 0.02
+    assert len(made.samples_ms) > 200
+    assert (clock.now_ns - begin) / 1e9 < 10
+    assert "budget" not in str(made)
+
+
+@pytest.mark.slow
+def test_steps_are_timed_one_by_one_until_the_interval_is_as_promised(clock: Clock) -> None:
+    made = perfnb.time_step(step_of(clock, lambda rng: 1000 * rng.lognormal(0.0, 0.2)))
+
+    assert made.block == 1
+    assert half_width(made) <= 0.02
+    assert made.quantile_ms(0.95) is not None
+
+
+@pytest.mark.slow
+def test_the_budget_ends_what_noise_never_lets_end_and_the_result_says_so(clock: Clock) -> None:
+    begin = clock.now_ns
+
+    made = perfnb.time_step(step_of(clock, lambda rng: 3000 * rng.lognormal(0.0, 1.5)), budget_s=4.0)
+
+    spent_s = (clock.now_ns - begin) / 1e9
+    assert 3.9 < spent_s < 4.5
+    assert half_width(made) > 0.02
+    assert made.wanted is not None
+    assert made.steps < made.wanted
+    assert "the budget ended it before the" in str(made)
+
+
+def test_long_steps_do_not_overrun_the_budget(clock: Clock) -> None:
+    begin = clock.now_ns
+
+    made = perfnb.time_step(step_of(clock, lambda rng: 1e6 * rng.uniform(0.8, 1.2)), budget_s=10.0)
+
+    assert 8.5 < (clock.now_ns - begin) / 1e9 < 10.5
+    assert made.steps >= 6
+
+
+def test_as_many_steps_as_asked_for_are_timed_each_by_itself(clock: Clock) -> None:
+    made = perfnb.time_step(step_of(clock, lambda rng: 20.0), steps=30)
+
+    assert (made.block, len(made.samples_ms), made.wanted) == (1, 30, 30)
+
+
+def test_with_batches_each_step_has_its_own(clock: Clock) -> None:
+    step = step_of(clock, lambda rng: 20.0)
+
+    made = perfnb.time_step(lambda batch: step(), [1, 2])
+
+    assert (made.block, made.steps) == (1, 20)
+
+
+def test_a_clock_that_stands_still_asks_for_no_more() -> None:
+    assert still_needed([0.0] * 20) == 0
+    assert steps_in_block(0.0) == 10_000
+
+
+def test_more_is_asked_for_by_the_square_of_what_the_interval_is_too_wide() -> None:
+    narrow, wide = [10.0] * 20 + [10.1] * 20, [10.0] * 20 + [10.4] * 20
+
+    assert still_needed(narrow) == 0
+    assert still_needed(wide, half_width=0.02) == 0  # 10.0 to 10.4 around 10.2: 1.96 %
+    assert still_needed(wide, half_width=0.0175) == 11  # 40 * (0.2 / 10.2 / 0.0175)² = 50.2
+    assert still_needed(wide, half_width=0.001) == 40  # no more than there are
+    assert still_needed([1.0, 2.0]) == 2
+
+
+def test_blocks_are_saved_and_what_was_saved_before_there_were_any_still_loads(clock: Clock, tmp_path: Path) -> None:
+    made = perfnb.time_step(step_of(clock, lambda rng: 20.0))
+
+    saved = made.save(tmp_path / "timing")
+    assert str(perfnb.load(saved)) == str(made)
+
+    (meta,) = saved.glob("*.json")
+    facts = json.loads(meta.read_text("utf-8"))
+    meta.write_text(json.dumps({**facts, "meta": {n: v for n, v in facts["meta"].items() if n != "block"}}), "utf-8")
+    assert perfnb.load(saved).block == 1

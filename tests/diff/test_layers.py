@@ -1,0 +1,76 @@
+"""Layers of two profiles are matched by name, then by class and place; what only one has took no time in the other."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from perfnb.diff.layers import diff_layers, match_layers
+from perfnb.recording.schema import conform
+
+
+def layers(*rows: tuple[str, str, int, float]) -> pd.DataFrame:
+    names, modules, depths, times = zip(*rows, strict=True)
+    frame = pd.DataFrame({"module": modules, "depth": depths, "self_ms": times, "total_ms": times}, index=list(names))
+    return conform(frame, "layers")
+
+
+OLD = layers(
+    ("net", "Net", 0, 1.0), ("net.a", "Linear", 1, 2.0), ("net.b", "Linear", 1, 3.0), ("net.c", "ReLU", 1, 0.5)
+)
+
+
+def test_the_same_profile_matches_by_name_and_grew_by_nothing() -> None:
+    table = diff_layers(OLD, OLD)
+
+    assert table["matched"].eq("name").all()
+    assert table["a"].tolist() == table["b"].tolist() == ["net", "net.a", "net.b", "net.c"]
+    assert table["grew_ms"].eq(0).all()
+
+
+def test_what_has_another_name_is_matched_by_class_and_place() -> None:
+    new = layers(
+        ("net", "Net", 0, 1.0), ("net.x", "Linear", 1, 5.0), ("net.b", "Linear", 1, 3.0), ("net.y", "GELU", 1, 0.7)
+    )
+
+    table = diff_layers(OLD, new).set_index("a", drop=False)
+
+    assert table.loc["net.a", ["b", "matched", "grew_ms"]].tolist() == ["net.x", "place", 3.0]
+    assert table.loc["net.b", ["b", "matched", "grew_ms"]].tolist() == ["net.b", "name", 0.0]
+    assert pd.isna(table.loc["net.c", "b"])
+    assert table.loc["net.c", "grew_ms"] == -0.5
+    assert pd.isna(table.loc["net.c", "self_ms_b"])
+    (added,) = table[table["a"].isna()].to_dict("records")
+    assert (added["b"], added["grew_ms"]) == ("net.y", 0.7)
+
+
+def test_swapping_the_two_turns_growth_around() -> None:
+    new = layers(("net", "Net", 0, 4.0), ("net.a", "Linear", 1, 1.0))
+    there, back = diff_layers(OLD, new), diff_layers(new, OLD)
+
+    assert there["grew_ms"].sum() == pytest.approx(-back["grew_ms"].sum())
+    assert len(match_layers(OLD, new)) == len(match_layers(new, OLD)) == 4
+
+
+def test_special_rows_are_matched_by_name_only() -> None:
+    old, new = layers(("(loss)", "", 0, 1.0)), layers(("(unattributed)", "", 0, 1.0))
+
+    assert diff_layers(old, new)["matched"].isna().all()
+
+
+def test_growth_on_the_gpu_stands_beside_that_on_the_host() -> None:
+    new = layers(("net", "Net", 0, 1.0), ("net.a", "Linear", 1, 2.5), ("net.z", "GELU", 1, 1.0))
+    a, b = (frame.assign(gpu_ms=9.0, self_gpu_ms=frame["self_ms"] * times) for frame, times in ((OLD, 10), (new, 2)))
+
+    table = diff_layers(a, b).set_index("a", drop=False)
+
+    assert table.loc["net.a", ["self_gpu_ms_a", "self_gpu_ms_b", "grew_ms", "grew_gpu_ms"]].tolist() == [
+        20,
+        5,
+        0.5,
+        -15,
+    ]
+    assert table.loc["net", ["gpu_ms_a", "gpu_ms_b"]].tolist() == [9, 9]
+    assert table.loc["net.c", "grew_gpu_ms"] == -5.0
+    # Where one has nothing on a GPU, nothing grew there.
+    assert diff_layers(a, new)[["grew_gpu_ms", "self_gpu_ms_b"]].isna().all(axis=None)

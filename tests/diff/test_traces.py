@@ -1,0 +1,358 @@
+"""Operators of two traces, matched through the tree: planted truths, and laws that hold for any two trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import strategies as st
+
+from perfnb.attribution.attribution import ON_DEVICE
+from perfnb.diff.layers import diff_profiles
+from perfnb.diff.traces import TraceDiff, diff_traces
+from perfnb.profile.summary import summarize
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import NO_OP_ROW
+from tests.laws import holds_of
+from tests.recordings import ByHand
+
+SIDES = ("a", "b")
+
+
+def diff(a: Recording, b: Recording) -> TraceDiff:
+    found = diff_traces(a, b, diff_profiles(summarize(a), summarize(b)).layers)
+    assert found is not None
+    return found
+
+
+def quick(a: Recording, b: Recording) -> TraceDiff:
+    """The same where layers of one name are one."""
+    names = sorted(set(a.modules["name"]) & set(b.modules["name"]))
+    found = diff_traces(a, b, pd.DataFrame({"a": names, "b": names}, dtype="str"))
+    assert found is not None
+    return found
+
+
+def gpu_ms(recording: Recording) -> float:
+    """Work of a step, by plain means."""
+    work = recording.events[recording.events["category"].isin(ON_DEVICE)]
+    return float(work["duration_ns"].sum()) / 1e6 / recording.traced_steps
+
+
+def adds_up(found: TraceDiff, a: Recording, b: Recording) -> None:
+    for side, recording in zip(SIDES, (a, b), strict=True):
+        whole = pytest.approx(gpu_ms(recording), abs=1e-9)
+        assert found.ops[f"self_gpu_ms_{side}"].sum() == whole
+        assert found.outermost[f"gpu_ms_{side}"].sum() == whole
+        assert found.operators[f"gpu_ms_{side}"].sum() == whole
+        assert found.kernels[f"gpu_ms_{side}"].sum() == whole
+        top = found.ops[(found.ops["depth"] == 0) & ~found.ops["is_range"]]
+        ranges = found.ops[found.ops["is_range"]]
+        assert top[f"gpu_ms_{side}"].sum() + ranges.loc[
+            ranges["depth"] == 0, f"self_gpu_ms_{side}"
+        ].sum() == pytest.approx(gpu_ms(recording), abs=1e-9)
+
+
+def row(table: pd.DataFrame, op: str) -> dict[str, Any]:
+    (found,) = table[table["op"] == op].to_dict("records")
+    return {str(key): value for key, value in found.items()}
+
+
+def conv(library: str, kernels: list[str], us: float, helper: bool = False, steps: int = 1) -> Recording:
+    """A step with a convolution in a layer; what the library's operator launches takes `us` each."""
+    hand = ByHand()
+    layer = hand.layer("net.conv", hand.layer("net"))
+    for t in (1000.0 * step for step in range(steps)):
+        hand.step(t, t + 1000).call(0, t + 5, t + 500).call(layer, t + 10, t + 400)
+        for depth, name in enumerate(("aten::conv2d", "aten::convolution", "aten::_convolution", library)):
+            hand.event(name, t + 20 + depth, t + 390 - depth, shapes="[[2, 3, 8, 8], [4, 3, 3, 3]]")
+        if helper:
+            hand.op("aten::resize_", t + 30, t + 35)
+        for place, kernel in enumerate(kernels):
+            hand.kernel(kernel, t + 40 + 10 * place, t + 400 + us * place, t + 400 + us * (place + 1))
+        hand.op("aten::relu", t + 420, t + 440).kernel("relu", t + 425, t + 900, t + 905)
+        hand.kernel("lost", t + 600, t + 910, t + 911)
+    return hand.recording()
+
+
+@pytest.mark.slow
+def test_one_convolution_through_two_libraries_is_one_operator() -> None:
+    a = conv("aten::cudnn_convolution", ["volta_scudnn"], 60, steps=3)
+    b = conv("aten::miopen_convolution", ["transpose", "igemm_fwd"], 50, helper=True)
+
+    found = diff(a, b)
+
+    assert found.ops["op"].tolist() == [
+        "aten::conv2d", "aten::convolution", "aten::_convolution", "aten::relu", NO_OP_ROW,
+    ]  # fmt: skip
+    assert found.ops["matched"].tolist()[:4] == ["layer"] * 4
+    of_conv = row(found.ops, "aten::conv2d")
+    assert (of_conv["layer"], of_conv["phase"], of_conv["calls_a"], of_conv["calls_b"]) == ("net.conv", "forward", 1, 1)
+    assert (of_conv["gpu_ms_a"], of_conv["gpu_ms_b"]) == (pytest.approx(0.06), pytest.approx(0.1))
+    assert (of_conv["grew_ms"], of_conv["ratio"]) == (pytest.approx(0.04), pytest.approx(5 / 3))
+    assert of_conv["host_ms_a"] == pytest.approx(0.37)
+    kernels = row(found.kernels, "aten::_convolution")
+    assert (kernels["kernels_a"], kernels["kernels_b"]) == (["volta_scudnn"], ["igemm_fwd", "transpose"])
+    assert (kernels["calls_a"], kernels["calls_b"]) == (1, 2)
+    assert kernels["inside"] == "aten::conv2d"
+    assert found.ops["op"][kernels["row"]] == "aten::_convolution"
+    first = found.outermost.iloc[0]
+    assert (first["op"], first["kernels_a"]) == ("aten::conv2d", ["volta_scudnn"])
+    assert found.outermost["op"].tolist()[1:] == ["aten::relu", NO_OP_ROW]
+    lost = found.kernels[found.kernels["op"].isna()].to_dict("records")
+    assert [(one["kernels_a"], one["matched"], one["grew_ms"]) for one in lost] == [(["lost"], "name", 0)]
+    assert found.sums.loc["both"].tolist() == pytest.approx([0.065, 0.105, 0.04])
+    assert found.alike == (1.0, 1.0)
+    assert found.steps == (3, 1)
+    adds_up(found, a, b)
+
+
+def attention(name: str, kernel: str, us: float) -> Recording:
+    """Attention with the backward node of its library."""
+    hand = ByHand().step(0, 1000)
+    hand.call(hand.layer("net"), 5, 300)
+    hand.op("aten::scaled_dot_product_attention", 10, 200, 5).op(f"aten::_{name}_attention", 20, 190, 5)
+    hand.kernel(f"{kernel}_fwd", 30, 40, 60)
+    hand.node(f"{name.title()}Backward0", 400, 500, 5, thread=2).kernel(f"{kernel}_bwd", 410, 420, 420 + us, thread=2)
+    return hand.recording()
+
+
+@pytest.mark.slow
+def test_a_backward_node_of_the_makers_own_goes_by_the_operator_that_made_it() -> None:
+    a, b = attention("flash", "fa", 50), attention("efficient", "ck", 80)
+
+    found = diff(a, b)
+
+    assert "only a" not in found.ops["matched"].tolist()
+    mark = row(found.ops, "autograd::engine::evaluate_function: FlashBackward0")
+    assert mark["op_b"] == "autograd::engine::evaluate_function: EfficientBackward0"
+    assert (mark["phase"], mark["layer"], mark["grew_ms"]) == ("backward", "net", pytest.approx(0.03))
+    assert row(found.kernels, "FlashBackward0")["kernels_b"] == ["ck_bwd"]
+    adds_up(found, a, b)
+
+
+def flat(*ops: tuple[str, str | None, float], layers: bool = False) -> Recording:
+    """Operators one after another, with shapes, each with a kernel that takes some µs; each in a layer if wanted."""
+    hand = ByHand().step(0, 1000)
+    for place, (name, shapes, us) in enumerate(ops):
+        t = 10.0 + 20 * place
+        if layers:
+            hand.call(hand.layer(f"layer{place}"), t - 1, t + 16)
+        hand.event(name, t, t + 15, **({} if shapes is None else {"shapes": shapes}))  # type: ignore[arg-type]
+        hand.kernel(f"k{place}", t + 2, 500 + 20 * place, 500 + 20 * place + us)
+    return hand.recording()
+
+
+@pytest.mark.slow
+def test_shapes_tell_operators_apart_and_then_their_order() -> None:
+    a = flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2), ("aten::mm", "[[9, 9]]", 3))
+    b = flat(("aten::mm", "[[3, 4]]", 5), ("aten::mm", "[[8, 8]]", 7), ("aten::mm", "[[7, 7]]", 9))
+
+    found = diff(a, b).ops
+
+    assert found["shapes_a"].tolist() == ["[[1, 2]]", "[[3, 4]]", "[[9, 9]]"]
+    assert found["shapes_b"].tolist() == ["[[8, 8]]", "[[3, 4]]", "[[7, 7]]"]
+    assert found["matched"].tolist() == ["name", "shapes", "name"]
+    assert found["grew_ms"].tolist() == pytest.approx([0.006, 0.003, 0.006])
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_a_trace_without_shapes_is_matched_by_name_and_layer() -> None:
+    a = flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2), ("aten::add", "[[1]]", 2), layers=True)
+    b = flat(("aten::mm", None, 3), ("aten::mm", None, 3), ("aten::add", None, 2), layers=True)
+
+    found = diff(a, b)
+
+    assert found.without_shapes == (False, True)
+    assert found.ops["matched"].tolist() == ["layer"] * 3
+    assert found.ops["grew_ms"].tolist() == pytest.approx([0.002, 0.001, 0])
+    assert found.ops["shapes_b"].isna().all()
+    # Without layers the calls of an operator that nothing tells apart are one.
+    found = diff(flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2)), flat(("aten::mm", None, 4)))
+    assert found.ops[["matched", "calls_a", "calls_b", "gpu_ms_a"]].to_numpy().tolist() == [
+        ["name", 2, 1, pytest.approx(0.003)]
+    ]
+
+
+@pytest.mark.slow
+def test_one_batch_more_does_not_part_the_layers() -> None:
+    a = flat(("aten::mm", "[[8, 2]]", 1), ("aten::mm", "[[8, 4]]", 2), layers=True)
+    b = flat(("aten::mm", "[[16, 2]]", 3), ("aten::mm", "[[16, 4]]", 5), layers=True)
+
+    found = diff(a, b)
+
+    assert found.ops["matched"].tolist() == ["layer", "layer"]
+    assert found.ops["shapes_b"].tolist() == ["[[16, 2]]", "[[16, 4]]"]
+    assert found.alike == (1.0, 1.0)
+
+
+@pytest.mark.slow
+def test_an_operator_around_that_only_one_has_does_not_part_what_is_inside() -> None:
+    b = ByHand().step(0, 1000)
+    b.event("mine", 5, 100, "user_annotation").op("aten::matmul", 10, 60).op("aten::mm", 20, 50)
+    b.kernel("k", 30, 500, 540).kernel("k", 80, 550, 551)
+    a = ByHand().step(0, 1000).op("aten::mm", 20, 50).kernel("k", 30, 500, 530).recording()
+
+    found = diff(a, b.recording())
+
+    assert row(found.ops, "aten::mm")["grew_ms"] == pytest.approx(0.01)
+    assert row(found.ops, "aten::matmul")["matched"] == "only b"
+    assert row(found.ops, NO_OP_ROW)["gpu_ms_b"] == pytest.approx(0.001)
+    adds_up(found, a, b.recording())
+
+
+@pytest.mark.slow
+def test_what_lies_deeper_in_one_is_found_inside_the_same_operator() -> None:
+    """As the addition of a bias, which one maker's operator does itself."""
+    a = ByHand().step(0, 1000).op("aten::conv2d", 10, 90).op("aten::lib_a", 20, 50).op("aten::add_", 60, 80)
+    b = ByHand().step(0, 1000).op("aten::conv2d", 10, 90).op("aten::lib_b", 20, 85).op("aten::add_", 60, 80)
+    a.kernel("add", 65, 500, 510).kernel("conv", 25, 400, 450)
+    b.kernel("bias", 65, 500, 530).kernel("gemm", 25, 400, 460)
+
+    found = diff(a.recording(), b.recording())
+
+    assert found.ops["op"].tolist() == ["aten::conv2d", "aten::add_"]
+    assert row(found.ops, "aten::add_")["around"] == 0
+    assert row(found.ops, "aten::add_")["grew_ms"] == pytest.approx(0.02)
+    assert found.ops["self_gpu_ms_b"].tolist() == pytest.approx([0.06, 0.03])
+
+
+@pytest.mark.slow
+def test_other_models_have_little_alike() -> None:
+    a, b = flat(("aten::mm", "[[1]]", 9), ("aten::relu", "[[1]]", 1)), flat(("aten::lstm", "[[1]]", 5))
+
+    found = diff(a, b)
+
+    assert found.alike == (0.0, 0.0)
+    assert sorted(found.ops["matched"]) == ["only a", "only a", "only b"]
+    assert found.ops["grew_ms"].tolist() == pytest.approx([-0.009, -0.001, 0.005])
+    assert found.ops["gpu_ms_b"].isna().tolist() == [True, True, False]
+    assert found.sums["grew_ms"].tolist() == pytest.approx([0, -0.01, 0.005, 0])
+
+
+@pytest.mark.slow
+def test_without_a_gpu_in_one_of_them_the_host_counts() -> None:
+    cpu = ByHand().step(0, 1000).op("aten::mm", 20, 50).op("aten::add", 30, 40).recording()
+
+    found = diff(cpu, flat(("aten::mm", "[[1]]", 9)))
+
+    assert not found.on_gpu
+    assert found.gpu_time is None
+    assert row(found.ops, "aten::mm")["grew_ms"] == pytest.approx(0.015 - 0.03)
+    assert pd.isna(row(found.ops, "aten::mm")["gpu_ms_a"])
+    assert found.ops["self_host_ms_a"].sum() == pytest.approx(0.03)
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_what_is_not_called_equally_often_is_listed_by_the_hosts_time() -> None:
+    a = (
+        ByHand()
+        .step(0, 1000)
+        .op("aten::mm", 20, 50)
+        .op("aten::mm", 60, 80)
+        .op("gone", 90, 95)
+        .op("aten::add", 100, 110)
+    )
+    b = ByHand().step(0, 1000).op("aten::mm", 20, 50).op("new", 100, 140).op("newer", 110, 120).op("other", 200, 205)
+    b.op("aten::add", 300, 310)
+    a.kernel("k", 30, 500, 510)
+    b.kernel("k", 30, 500, 510).kernel("k2", 130, 520, 527)
+
+    found = diff(a.recording(), b.recording())
+
+    assert found.uneven[["op", "matched"]].to_numpy().tolist() == [
+        ["aten::mm", "both"], ["new", "only b"], ["gone", "only a"], ["other", "only b"],
+    ]  # fmt: skip
+    uneven = found.uneven.set_index("op")
+    assert uneven.loc["new", ["calls_b", "host_ms_b", "gpu_ms_b"]].tolist() == pytest.approx([1, 0.04, 0.007])
+    assert uneven.loc["aten::mm", ["calls_a", "calls_b", "host_ms_a"]].tolist() == pytest.approx([2, 1, 0.05])
+    grew = ["grew_ms", "grew_host_ms", "grew_gpu_ms"]
+    assert [row(found.ops, "new")[name] for name in grew] == pytest.approx([0.007, 0.04, 0.007])
+    gone = row(found.ops, "gone")
+    assert pd.isna(gone["grew_ms"])
+    assert (gone["grew_host_ms"], gone["grew_gpu_ms"]) == (pytest.approx(-0.005), 0)
+    assert found.works == (1, 2)
+
+
+@pytest.mark.slow
+def test_the_time_of_the_gpu_is_of_a_step() -> None:
+    table = diff(conv("aten::x", ["k"], 60, steps=3), conv("aten::x", ["k"], 80)).gpu_time
+
+    assert table is not None
+    assert table.loc["busy"].tolist() == pytest.approx([0.066, 0.086, 0.02])
+    assert table.loc["total"].tolist() == pytest.approx([0.511, 0.511, 0])
+    assert table.loc["idle"].tolist() == pytest.approx([0.445, 0.425, -0.02])
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Recording:
+    """Steps of random trees of few names, on two threads, with and without layers, shapes and kernels."""
+    hand = ByHand()
+    layers, with_shapes = draw(st.booleans()), draw(st.booleans())
+    clock = [0.0]
+
+    def later() -> float:
+        clock[0] += draw(st.integers(1, 3))
+        return clock[0]
+
+    def grow(depth: int, thread: int) -> None:
+        for _ in range(draw(st.integers(0, 3))):
+            what = draw(st.sampled_from(["op", "op", "op", "kernel", "range", "call"]))
+            begin = later()
+            if what == "kernel":
+                hand.kernel(
+                    draw(st.sampled_from("xyz")), begin, 1e5 + begin, 1e5 + begin + draw(st.integers(0, 9)), thread
+                )
+                later()
+                continue
+            if depth < 3:
+                grow(depth + 1, thread)
+            end = later() + 1
+            clock[0] = end
+            if what == "call" and layers and hand.modules:
+                hand.call(draw(st.integers(0, len(hand.modules) - 1)), begin, end, thread=thread)
+            elif what == "range":
+                hand.event(draw(st.sampled_from(["r", "s"])), begin, end, "user_annotation", thread=thread)
+            else:
+                shapes = {"shapes": draw(st.sampled_from(["[[1]]", "[[2]]"]))} if with_shapes else {}
+                name = draw(st.sampled_from(["aten::p", "aten::q", "aten::r"]))
+                hand.event(name, begin, end, thread=thread, **shapes)  # type: ignore[arg-type]
+
+    for name in draw(st.lists(st.sampled_from("lmn"), unique=True, max_size=3)):
+        hand.layer(name)
+    for _ in range(draw(st.integers(1, 2))):
+        begin = clock[0]
+        grow(0, 1)
+        grow(0, 2)
+        hand.step(begin, later())
+    return hand.recording()
+
+
+@holds_of(recordings(), recordings(), some=25, many=500)
+def test_all_work_is_in_one_row_and_the_other_way_round_is_the_opposite(a: Recording, b: Recording) -> None:
+    there, back = quick(a, b), quick(b, a)
+
+    adds_up(there, a, b)
+    assert sorted(there.ops["grew_ms"].fillna(0)) == pytest.approx(sorted(-back.ops["grew_ms"].fillna(0)), abs=1e-9)
+    swapped = {"only a": "only b", "only b": "only a"}
+    assert sorted(there.ops["matched"].dropna()) == sorted(swapped.get(x, x) for x in back.ops["matched"].dropna())
+    assert there.alike == pytest.approx(back.alike[::-1]) or None in there.alike
+    for side, recording in zip(SIDES, (a, b), strict=True):
+        outermost = there.outermost[f"host_ms_{side}"].sum()
+        assert there.ops[f"self_host_ms_{side}"].sum() == pytest.approx(outermost, abs=1e-9)
+        assert (there.ops["depth"] >= 0).all()
+        assert recording.traced_steps == there.steps[SIDES.index(side)]
+
+
+@holds_of(recordings(), some=15, many=300)
+def test_a_trace_is_like_itself(a: Recording) -> None:
+    found = quick(a, a)
+
+    assert (found.ops["grew_ms"].fillna(0) == 0).all()
+    assert (found.kernels["grew_ms"] == 0).all()
+    assert not found.ops["matched"].isin(["only a", "only b"]).any()
+    assert found.ops.loc[found.ops["matched"].isna(), "op"].isin([NO_OP_ROW]).all()
+    assert found.alike in ((1.0, 1.0), (None, None))

@@ -1,0 +1,43 @@
+"""Made-up entries of a journal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from perfnb.experiments.journal_files import Entry
+
+BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+ENVIRONMENT: dict[str, Any] = {
+    **{"torch": "2.13.0", "python": "3.12.1", "machine": "x86_64", "processor": "A processor", "cpus": 8, "gpus": []},
+    **{"threads": 4, "host": "lab-3", "commit": "0123456789abcdef", "at": "2026-03-01T12:00:00+00:00"},
+}
+
+
+def timing_entry(hours: float = 0.0, ms: float = 10.0, wide: float = 0.01, **given: Any) -> Entry:
+    """Of a step that takes so long, known to `wide` of it, added so many hours after the first."""
+    facts: dict[str, Any] = {
+        "kind": "timing",
+        "median_ms": ms,
+        "ci_ms": (ms * (1 - wide), ms * (1 + wide)),
+        "steps": 50,
+        "environment": ENVIRONMENT,
+    }
+    return Entry(at=(BEGIN + timedelta(hours=hours)).isoformat(), **facts | given)
+
+
+def report_entry(hours: float, ms: float, ratio: float, decision: str, **given: Any) -> Entry:
+    """Of a candidate that takes `ratio` of a baseline of so many milliseconds."""
+    candidate = timing_entry(hours, ms * ratio)
+    facts: dict[str, Any] = {
+        "kind": "report",
+        "median_ms": candidate.median_ms,
+        "ci_ms": candidate.ci_ms,
+        "baseline_ms": ms,
+        "baseline_ci_ms": (0.99 * ms, 1.01 * ms),
+        "ratio": ratio,
+        "ratio_ci": (0.995 * ratio, 1.005 * ratio),
+        "decision": decision,
+        "accepted": decision == "accept",
+    }
+    return timing_entry(hours, **facts | given)

@@ -1,0 +1,195 @@
+"""A journal as its user holds it: reports, profiles and timings, what is said of them, and how they come back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import perfnb
+from perfnb.errors import RecordingError
+from perfnb.stats import step_times as analysis
+from perfnb.step.provenance import provenance
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def sleeping(ms: float) -> Callable[[], torch.Tensor]:
+    def step() -> torch.Tensor:
+        time.sleep(ms / 1e3)
+        return torch.ones(3)
+
+    return step
+
+
+def timing(ms: float) -> perfnb.Timing:
+    """Of a step that takes so long, known to less than a percent."""
+    return perfnb.Timing(tuple(ms * (1 + 0.001 * (place % 5 - 2)) for place in range(40)))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> perfnb.Journal:
+    return perfnb.journal(tmp_path / "experiments")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("clock")
+def test_what_is_added_comes_back(journal: perfnb.Journal) -> None:
+    steps = sleeping(9.0), sleeping(3.0)
+    report = perfnb.report(*steps, change="sleeps less", budget_s=10, equal_within=0.2, profile=False)
+    profile = perfnb.profile_step(steps[1], warmup=1, steps=6, traced=1, flops=False)
+    names = [
+        journal.add(timing(6.0), hypothesis="where we begin"),
+        journal.add(report, hypothesis="less sleep is faster"),
+        journal.add(profile, hypothesis="as it is now", change="nothing"),
+    ]
+
+    history = journal.history
+    assert history.index.tolist() == names
+    assert history["kind"].tolist() == ["timing", "report", "profile"]
+    assert history["hypothesis"].tolist() == ["where we begin", "less sleep is faster", "as it is now"]
+    assert history["change"].tolist() == ["", "sleeps less", "nothing"]
+    assert history["accepted"].tolist() == [False, True, False]
+    assert history.loc[names[1], "reason"] == report.reason
+    assert history.loc[names[1], "median_ms"] == report.candidate.median_ms
+    assert history.loc[names[1], "candidate_ratio"] == report.ab.ratio
+    assert history.loc[names[2], "peak_memory_bytes"] == profile.memory["total"].max() > 0
+    assert history["torch"].tolist() == [torch.__version__] * 3
+    assert [type(journal.load(place)) for place in (1, 2, -1)] == [
+        perfnb.Timing,
+        perfnb.PerformanceReport,
+        perfnb.Profile,
+    ]
+    assert str(journal.load(names[1])) == str(report)
+    assert journal.load(names[0]) == timing(6.0)
+    assert str(journal.load(names[2][:24])) == str(profile)
+    assert len(journal) == 3
+    assert perfnb.journal(str(journal.path)).history.equals(history)
+
+
+def test_a_regression_is_flagged_and_said(journal: perfnb.Journal) -> None:
+    journal.add(timing(10.0), accepted=True, change="as released")
+    journal.add(timing(10.02), hypothesis="the same")
+    journal.add(timing(11.5), change="a new loader")
+
+    assert journal.history["regression"].tolist() == [False, False, True]
+    text = " ".join(str(journal).split())
+    assert "The last accepted is entry 1 (as released): 10.0 ms" in text
+    assert "Regression: entry 3 (a new loader) takes 1.150 [1.1" in text
+    assert "not in pairs" in text
+
+
+def test_a_second_change_is_noticed(journal: perfnb.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal.add(timing(10.0), accepted=True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 17)
+    journal.add(timing(8.0), change="fused optimizer")
+    journal.add(timing(8.0), change="17 threads")
+
+    assert journal.history["two_changes"].tolist() == [False, True, False]
+    assert "beside the change that was named (fused optimizer), threads " in " ".join(str(journal).split())
+
+
+def test_a_journal_stays_where_it_is_when_the_notebook_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    journal = perfnb.journal("experiments")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    journal.add(timing(10.0))
+
+    assert (tmp_path / "experiments").is_dir()
+    assert repr(journal) == "<perfnb.Journal: 1 entry in experiments>"
+
+
+def test_two_journals_of_one_folder_see_each_other(journal: perfnb.Journal) -> None:
+    other = perfnb.journal(journal.path)
+    journal.add(timing(10.0))
+    other.add(timing(9.0))
+
+    assert journal.history["median_ms"].tolist() == other.history["median_ms"].tolist() == [10.0, 9.0]
+
+
+def test_a_plain_timing_of_a_profile_may_be_added(journal: perfnb.Journal) -> None:
+    journal.add(analysis.Timing((1.0,) * 10, batch_size=4, noise={"load_before": 9.0, "cpus": 2}))
+
+    assert journal.history["throughput_per_s"].tolist() == [4000.0]
+    assert "load 9.0 on 2 CPUs" in journal.history["disturbed"].iloc[0]
+    assert journal.load(1).batch_size == 4
+
+
+@pytest.mark.slow
+def test_of_a_loaded_profile_only_what_it_tells_is_kept(journal: perfnb.Journal, tmp_path: Path) -> None:
+    profile = perfnb.profile_step(sleeping(1.0), warmup=1, steps=6, traced=1, flops=False, memory=False)
+    journal.add(profile)
+    journal.add(perfnb.load(profile.save(tmp_path / "saved")))  # type: ignore[arg-type]
+    profile.save_trace(tmp_path / "trace.json")
+    journal.add(perfnb.load(tmp_path / "trace.json"))  # type: ignore[arg-type]
+
+    history = journal.history
+    assert history["host"].isna().tolist() == [False, True, True]
+    assert history["commit"].isna().tolist()[1:] == [True, True]
+    assert history["torch"].isna().tolist()[:2] == [False, False]
+
+
+def test_it_shows_itself(journal: perfnb.Journal) -> None:
+    assert "Nothing was added yet" in str(journal)
+    assert "<img" not in journal._repr_mimebundle_()["text/html"]
+    journal.add(timing(10.0))
+    bundle = journal._repr_mimebundle_()
+
+    assert bundle["text/plain"] == str(journal)
+    assert "<img alt=" in bundle["text/html"]
+    assert "<script" not in bundle["text/html"]
+    assert repr(journal).startswith("<perfnb.Journal: 1 entry in ")
+    assert isinstance(journal.plot(), Figure)
+    page = journal.to_html(journal.path.parent / "journal.html").read_text("utf-8")
+    assert bundle["text/html"] in page
+    with pytest.raises(RecordingError, match="cannot be written"):
+        journal.to_html(journal.path.parent / "journal.html" / "inside")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda j: j.add({"median_ms": 3}), TypeError, "keeps reports, profiles and timings, not dict"),
+        (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be words"),
+        (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
+        (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "entry.json is larger than 1,048,576 bytes"),
+        (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate"),
+        (lambda j: j.load(1), ValueError, "there is no entry 1"),
+        (lambda j: j.load("x"), ValueError, "no entry begins with 'x'"),
+        (lambda j: perfnb.journal(j.path, equal_within=2), ValueError, "equal_within must lie"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    journal: perfnb.Journal, call: Callable[[Any], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        call(journal)
+    assert not journal.path.exists()
+
+
+def test_a_commit_is_told_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert "commit" not in provenance()
+    author = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    (tmp_path / "step.py").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], check=True, env={**os.environ, **author})
+
+    first = provenance()
+    (tmp_path / "step.py").write_text("2")
+
+    assert len(first["commit"]) == 40
+    assert (first["uncommitted"], provenance()["uncommitted"]) == (False, True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "commit" not in provenance()

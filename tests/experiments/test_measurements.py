@@ -1,0 +1,137 @@
+"""Views of timings, experiments, studies of sizes and profiles side by side: their words, and hostile names."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfnb.bench.ab_view import ab_html, ab_text, ratio_words
+from perfnb.bench.pairs import ABFigures, ab_figures
+from perfnb.bench.timing_view import timing_html, timing_text
+from perfnb.diff.layers import diff_profiles
+from perfnb.diff.view import diff_html, diff_text
+from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
+from perfnb.models.size_laws import ScalingFigures, scaling_figures
+from perfnb.profile.html import summary_html
+from perfnb.profile.noise import noise_facts, notes_of
+from perfnb.profile.report_data import report_data
+from perfnb.profile.text import summary_text
+from perfnb.stats.step_times import Timing
+from tests import summaries
+from tests.pages import spaced
+from tests.summaries import HOSTILE
+
+RNG = np.random.default_rng(3)
+NOISE = {"cpus": 2, "load_before": 1.9, "gc_pauses": [[3, 40.0]], "cpu_mhz_before": 3000, "cpu_mhz_after": 2000}
+
+
+def experiment(ratio: float, pairs: int = 60, a: str = "old", b: str = "new", noise: float = 0.01) -> ABFigures:
+    times = 10 * np.exp(np.random.default_rng(3).normal(0, noise, (2, pairs)))
+    return ab_figures(
+        times[0].tolist(), (ratio * times[1]).tolist(), equal_within=0.02, a_name=a, b_name=b, planned=pairs,
+        needed=pairs, seed=1, check="", steady=True,
+    )  # fmt: skip
+
+
+def study(exponent: float = 2.0) -> ScalingFigures:
+    sizes = (32, 64, 128, 256, 512)
+    samples = {size: (1e-4 * size**exponent * np.exp(RNG.normal(0, 0.01, 20))).tolist() for size in sizes}
+    return scaling_figures(samples, {s: 4 * s * s for s in sizes}, {s: 2 * s**3 for s in sizes}, device="CPU")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ratio", "pairs", "noise", "words"),
+    [
+        (0.8, 60, 0.01, "new is faster than old: 0."),
+        (1.3, 60, 0.01, "new is slower than old: 1."),
+        (1.0, 60, 0.01, "new and old are the same within 2.0 %: "),
+        (1.0, 12, 0.3, "inconclusive: no difference between new and old was found"),
+    ],
+)
+def test_the_verdict_comes_first(ratio: float, pairs: int, noise: float, words: str) -> None:
+    figures = experiment(ratio, pairs, noise=noise)
+    assert ab_text(figures).startswith(words)
+    assert f'pf-step">{words.split(":")[0]}' in spaced(ab_html(figures))
+    assert "<img alt=" in ab_html(figures)
+
+
+def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
+    few = experiment(1.0, 12, noise=0.3)
+    assert "raise budget_s" in ab_text(replace(few, needed=5000))
+    assert "raise budget_s" not in ab_text(replace(experiment(0.5), needed=5000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_text(name: str) -> None:
+    a, b = summaries.small_cnn(), summaries.hostile()
+    pages = [
+        ab_html(replace(experiment(0.8, a=name, b=name), check=name)),
+        diff_html(diff_profiles(replace(a, name=name), b)),
+        scaling_html(replace(study(), device=name, notes=(name,))),
+    ]
+    for page in pages:
+        assert not re.search(r"<(script|svg|img(?! alt=)|b>|iframe)|on(load|error)=[^&]*>", page), page[:300]
+    for text in (ab_text(experiment(0.8, a=name, b=name)), diff_text(diff_profiles(replace(a, name=name), b))):
+        assert "\x1b" not in text
+    json.dumps(scaling_data(replace(study(), device=name)), allow_nan=False)
+
+
+def test_a_timing_tells_what_disturbed_it() -> None:
+    timing = Timing(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
+    text = timing_text(timing)
+    assert re.match(r"\S+ ms \[\S+ \S+\] \(95 % interval, median of 100 timed steps\) · \S+ samples/s · p95 ", text)
+    assert "steady after 2 steps of warm-up" in text
+    assert "garbage collections took 4" in text
+    assert "the machine was busy before (load 1.9 on 2 CPUs)" in text
+    assert "the CPU's clock went from 3,000 to 2,000 MHz" in text
+    assert "<img alt=" in timing_html(timing)
+
+
+def test_ratios_have_thousandths_near_one_and_else_three_digits() -> None:
+    assert ratio_words(0.98449, (0.9, 1.0261)) == "0.984 [0.900, 1.026]"
+    assert ratio_words(249.798, (2.0271, 363.9)) == "250 [2.027, 364]"
+    assert ratio_words(0.01234, None) == "0.0123"
+
+
+def test_nothing_is_told_where_nothing_is_known() -> None:
+    assert noise_facts({}, 100.0) == []
+    assert timing_text(Timing(())) == "no step was timed"
+    assert "<img" not in timing_html(Timing((1.0,)))
+
+
+def test_a_study_tells_its_law_and_where_it_does_not_hold() -> None:
+    figures = study()
+    assert "The time grows as size^2.0" in scaling_text(figures)
+    assert "does not hold" not in scaling_text(figures)
+    sizes = (8, 16, 32, 64, 128, 256, 512, 1024)
+    jump = {size: [size * (1.0 if size < 100 else 3.0)] * 20 for size in sizes}
+    broken = scaling_figures(jump, dict.fromkeys(sizes), dict.fromkeys(sizes), device="CPU")
+    assert scaling_text(broken).count("One law does not hold") == 1
+    assert "n/a" in scaling_text(broken)
+
+
+def test_profiles_side_by_side_name_what_only_one_has() -> None:
+    text = diff_text(diff_profiles(summaries.small_cnn(), summaries.gan()))
+    assert "only in the first" in text
+    assert "only second" in text
+    assert "perfnb.ab_test tells" in " ".join(text.split())
+    for line in text.splitlines():
+        assert len(line) <= 100
+
+
+def test_the_notes_of_a_report_tell_what_disturbed_its_timed_steps() -> None:
+    quiet = summaries.small_cnn()
+    assert notes_of(quiet) == list(quiet.notes)
+
+    busy = replace(quiet, timing=replace(quiet.timing, noise={"load_before": 3.5, "cpus": 2}))
+    said = "About the timed steps: the machine was busy before (load 3.5 on 2 CPUs)."
+    assert notes_of(busy) == [*quiet.notes, said]
+    assert said in " ".join(summary_text(busy).split())
+    assert said in report_data(busy)["notes"]
+    assert said in summary_html(busy)

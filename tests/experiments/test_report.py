@@ -1,0 +1,367 @@
+"""Reports on changes of which it is known what they do: to time, to the answer, to memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.errors import RecordingError
+from perfnb.experiments import report as performance_report
+from tests.fake_clock import FakeClock
+
+#: Time passes only in the steps' sleeps, so that verdicts are the same on every machine.
+pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
+
+X = torch.linspace(0, 1, 64)
+#: Few pairs tell a step from one of half the time.
+COARSE: dict[str, Any] = {"budget_s": 2, "equal_within": 0.2}
+
+
+def sleeping(ms: float, result: Any = X) -> Callable[..., Any]:
+    def step(*_: Any) -> Any:
+        time.sleep(ms / 1e3)
+        return result
+
+    return step
+
+
+def holding(ms: float, count: int) -> Callable[[], Tensor]:
+    """A step of so many milliseconds that holds so many numbers meanwhile."""
+
+    def step() -> Tensor:
+        held = torch.empty(count)
+        time.sleep(ms / 1e3)
+        del held
+        return X
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def accepted() -> perfnb.PerformanceReport:
+    with pytest.MonkeyPatch.context() as patch:
+        FakeClock().install(patch)
+        report = perfnb.report(sleeping(8.0), sleeping(7.2), change="sleeps 10 % less", budget_s=6, equal_within=0.04)
+    return report
+
+
+@pytest.mark.slow
+def test_a_candidate_that_is_10_percent_faster_and_equal_is_accepted(accepted: perfnb.PerformanceReport) -> None:
+    assert accepted.decision == "accept"
+    assert accepted.reason.startswith("The candidate is faster (0.9")
+    assert accepted.reason.endswith("and its answer is the same.")
+    table = accepted.table
+    assert table.loc["median_ms", "ratio"] == pytest.approx(0.9, abs=0.01)
+    assert table.loc["median_ms", "ci_low"] <= table.loc["median_ms", "ratio"] <= table.loc["median_ms", "ci_high"]
+    assert table.loc["throughput_per_s", "ratio"] == pytest.approx(1 / table.loc["median_ms", "ratio"])
+    assert table.loc["difference", "candidate"] == 0.0
+    assert table.loc["difference", "limit"] == 1e-4
+    assert pd.isna(table.loc["utilisation", "candidate"])
+    assert accepted.ab.verdict == "faster"
+    assert accepted.candidate.median_ms < accepted.baseline.median_ms
+    assert list(accepted.profiles) == ["baseline", "candidate"]
+    assert accepted.meta["environment"]["torch"] == torch.__version__
+
+
+def test_a_faster_candidate_with_a_wrong_answer_is_rejected() -> None:
+    wrong = X.clone()
+    wrong[7] += 0.01
+
+    report = perfnb.report(sleeping(6.0), sleeping(2.0, wrong), profile=False, **COARSE)
+
+    assert report.ab.verdict == "faster"
+    assert report.decision == "reject"
+    assert "differs by up to 0.01 of the largest value, at most 0.0001 is accepted" in report.reason
+    lenient = perfnb.report(sleeping(6.0), sleeping(2.0, wrong), limits={"difference": 0.02}, profile=False, **COARSE)
+    assert lenient.decision == "accept"
+
+
+def test_a_faster_candidate_of_worse_quality_is_rejected() -> None:
+    calls = []
+
+    def quality() -> dict[str, Any]:
+        calls.append(1)
+        return {"baseline": {"loss": 0.30}, "candidate": {"loss": torch.tensor(0.31)}}
+
+    steps = (sleeping(6.0, None), sleeping(2.0, None))
+    report = perfnb.report(*steps, quality=quality, profile=False, **COARSE)
+
+    assert len(calls) == 1
+    assert report.decision == "reject"
+    assert "loss 0.31, at most 0.3 is accepted" in report.reason
+    assert report.table.loc["loss", ["baseline", "candidate"]].tolist() == pytest.approx([0.30, 0.31])
+    within = perfnb.report(*steps, quality=quality, limits={"loss": 0.32}, profile=False, **COARSE)
+    assert within.decision == "accept"
+    assert within.reason.endswith("its answer is as good as accepted (loss).")
+
+
+def test_quality_is_judged_after_both_have_run_equally_often() -> None:
+    models = [nn.Linear(8, 1) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    counts, seen = [0, 0], []
+
+    def training(place: int, ms: float) -> Callable[[Tensor], None]:
+        optimizer = torch.optim.SGD(models[place].parameters(), lr=0.01)
+
+        def step(batch: Tensor) -> None:
+            optimizer.zero_grad()
+            models[place](batch).square().mean().backward()
+            optimizer.step()
+            counts[place] += 1
+            time.sleep(ms / 1e3)
+
+        return step
+
+    def quality() -> dict[str, float]:
+        seen.append(tuple(counts))
+        with torch.no_grad():
+            return {"loss": float(models[1](torch.ones(4, 8)).square().mean())}
+
+    batch = torch.ones(4, 8)
+    same = perfnb.report(training(0, 3), training(1, 2), batches=[batch], quality=quality, profile=False, **COARSE)
+
+    assert len(seen) == 1
+    assert seen[0][0] == seen[0][1] > 6
+    with torch.no_grad():
+        assert torch.equal(models[0](batch), models[1](batch))
+    assert same.decision == "inconclusive"
+    assert "give limits={'loss': ...}" in same.reason
+    assert same.table.loc["throughput_per_s", "unit"] == "samples/s"
+
+
+def test_an_equal_candidate_is_no_gain_or_cannot_be_told() -> None:
+    report = perfnb.report(sleeping(3.0), sleeping(3.0), budget_s=2, profile=False)
+
+    assert report.decision in ("reject", "inconclusive")
+    assert report.ab.verdict in ("same", "inconclusive")
+    assert "No gain" in report.reason or "cannot tell" in report.reason
+
+
+@pytest.mark.slow
+def test_a_candidate_that_uses_more_memory_than_a_limit_is_rejected() -> None:
+    steps = (holding(6.0, 100_000), holding(2.0, 1_000_000))
+
+    over = perfnb.report(*steps, limits={"peak_memory_bytes": 2_000_000}, **COARSE)
+
+    assert over.ab.verdict == "faster"
+    assert over.decision == "reject"
+    assert over.baseline.peak_memory_bytes is not None
+    assert over.candidate.peak_memory_bytes is not None
+    peak = f"{over.candidate.peak_memory_bytes / 2**20:.3g} MiB"  # with what other tests have left alive
+    assert over.reason.startswith(f"The candidate exceeds what is accepted: peak memory {peak}, at most 1.91 MiB")
+    assert over.candidate.peak_memory_bytes >= 4_000_000 > 400_000 <= over.baseline.peak_memory_bytes
+    assert "(over)" in str(over)
+
+
+@dataclass
+class Output:
+    """What a model may return."""
+
+    logits: Tensor
+
+
+def test_results_of_two_steps_that_write_to_the_same_memory_are_told_apart() -> None:
+    shared = torch.zeros(64)
+
+    def writing(ms: float, value: Tensor) -> Callable[[], Output]:
+        def step() -> Output:
+            time.sleep(ms / 1e3)
+            return Output(shared.copy_(value))
+
+        return step
+
+    wrong = perfnb.report(writing(6.0, X), writing(2.0, X + 1), profile=False, **COARSE)
+    assert wrong.decision == "reject"
+    assert "the result.logits differs by up to 1 of the largest value" in wrong.reason
+
+
+def test_infinities_hide_no_difference_and_nothing_but_nan_is_no_right_answer() -> None:
+    masked = torch.where(X > 0.5, X, -torch.inf)
+    wrong = perfnb.report(sleeping(6.0, masked), sleeping(2.0, 2 * masked), profile=False, **COARSE)
+    assert wrong.decision == "reject"
+    nothing = perfnb.report(sleeping(6.0, X * torch.nan), sleeping(2.0, X * torch.nan), profile=False, **COARSE)
+    assert nothing.decision == "inconclusive"
+    assert "is unknown, for the result is not a number in both" in nothing.reason
+    shape = perfnb.report(sleeping(6.0), sleeping(2.0, X[:3]), profile=False, **COARSE)
+    assert shape.reason.endswith("the result has the shape (3,) instead of (64,).")
+    assert "may differ by more" not in str(shape)
+
+
+def test_a_number_is_compared_with_a_tensor_of_one() -> None:
+    report = perfnb.report(sleeping(6.0, 0.5), sleeping(2.0, torch.tensor(0.5)), profile=False, **COARSE)
+    assert report.decision == "accept"
+
+
+@pytest.mark.slow
+def test_both_profiles_have_the_same_batches_of_a_loader_that_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [torch.ones(count) for count in range(1, 60)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=None, shuffle=True)  # type: ignore[arg-type]
+    seen: list[list[int]] = []
+
+    def profiled(step: Any, batches: Any, **options: Any) -> perfnb.Profile:
+        seen.append([len(batch) for batch in batches])
+        return perfnb.profile_step(step, [X], **options)
+
+    monkeypatch.setattr(performance_report, "profile_step", profiled)
+    step = sleeping(1.0)
+    report = perfnb.report(step, step, batches=loader, budget_s=1)
+
+    assert seen[0] == seen[1] != sorted(seen[0])
+    assert (report.baseline.name, report.candidate.name) == ("baseline", "candidate")
+
+
+@pytest.mark.slow
+def test_what_could_not_be_checked_is_never_accepted() -> None:
+    silent = perfnb.report(sleeping(6.0, None), sleeping(2.0, None), profile=False, **COARSE)
+    assert silent.decision == "inconclusive"
+    assert "return the loss from both steps, or give quality" in silent.reason
+    brief = COARSE | {"budget_s": 4}
+    few = perfnb.report(sleeping(40.0), sleeping(10.0), limits={"p95_ms": 1e4}, profile=False, **brief)
+    assert few.decision == "inconclusive"
+    assert "step, 95th pct. could not be measured" in few.reason
+    unlimited = perfnb.report(
+        sleeping(6.0), sleeping(2.0), quality=lambda: {"loss": 0.1}, limits={"los": 1}, profile=False, **COARSE
+    )
+    assert unlimited.decision == "inconclusive"
+    assert "give limits={'loss': ...}; limits names 'los', which quality does not give" in unlimited.reason
+    misnamed = perfnb.report(
+        sleeping(6.0), sleeping(2.0), quality=lambda: {"loss": 0.1}, limits={"loss": 1, "los": 1}, profile=False,
+        **COARSE,
+    )  # fmt: skip
+    assert misnamed.decision == "inconclusive"
+    assert "quality gave no loss 'los', only loss" in misnamed.reason
+
+
+@pytest.mark.slow
+def test_a_report_that_is_saved_and_loaded_is_the_same(accepted: perfnb.PerformanceReport, tmp_path: Path) -> None:
+    accepted.save(tmp_path / "report")
+    loaded = perfnb.load(accepted.save(tmp_path / "report"))
+
+    assert isinstance(loaded, perfnb.PerformanceReport)
+    assert str(loaded) == str(accepted)
+    pd.testing.assert_frame_equal(loaded.table, accepted.table)
+    pd.testing.assert_frame_equal(loaded.ab.pairs, accepted.ab.pairs)
+    assert loaded.meta == accepted.meta
+    assert loaded._repr_mimebundle_() == accepted._repr_mimebundle_()
+    assert isinstance(perfnb.load(tmp_path / "report" / "candidate"), perfnb.Profile)
+    content = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["meta"]
+    assert (content["decision"], content["reason"]) == (accepted.decision, accepted.reason)
+    assert pd.read_parquet(tmp_path / "report" / "table.parquet")["metric"].tolist() == accepted.table.index.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["pairs.parquet", "losses.parquet", "report.json", "baseline/profile.json"])
+def test_a_damaged_report_is_one_error_that_names_it(
+    accepted: perfnb.PerformanceReport, tmp_path: Path, file: str
+) -> None:
+    path = accepted.save(tmp_path / "report")
+    (path / file).write_bytes(b"{}")
+
+    with pytest.raises(RecordingError) as caught:
+        perfnb.load(path)
+
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_report_does_not_replace_what_is_none(accepted: perfnb.PerformanceReport, tmp_path: Path) -> None:
+    accepted.save(tmp_path / "report")
+    (tmp_path / "report" / "notes.txt").write_text("mine")
+
+    with pytest.raises(RecordingError, match="is not just a perfnb report"):
+        accepted.save(tmp_path / "report")
+    assert (tmp_path / "report" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_page_needs_nothing_and_runs_nothing(accepted: perfnb.PerformanceReport, tmp_path: Path) -> None:
+    page = accepted.to_html(tmp_path / "report.html").read_text("utf-8")
+
+    assert page.startswith("<!DOCTYPE html>")
+    assert "✓ accept" in page
+    assert "grew by" in page
+    assert "<script" not in page
+    assert "script-src" not in page
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"quality": {"loss": 1.0}}, TypeError, "pass quality, not quality"),
+        ({"quality": lambda model: {"loss": 1.0}}, TypeError, "no arguments: missing a required argument: 'model'"),
+        ({"limits": {"peak_memory": 1}}, ValueError, "did you mean 'peak_memory_bytes'"),
+        ({"limits": {"loss": 1}}, ValueError, "limits names 'loss', which nothing measures"),
+        ({"limits": {"p95_ms": float("nan")}}, ValueError, "the limit of 'p95_ms' is nan"),
+        ({"limits": {"p95_ms": "3"}}, TypeError, "'p95_ms' in limits must be a number, not str"),
+        ({"limits": [1]}, TypeError, "limits must be a mapping"),
+        ({"limits": {3: 1}}, TypeError, "names in limits must be words, not 3"),
+        ({"limits": {"difference": -1}}, ValueError, "must not be below 0"),
+        ({"limits": {"peak_memory_bytes": 1}, "profile": False}, ValueError, "memory is measured in a profile"),
+        ({"change": 3}, TypeError, "change must be words"),
+        ({"budget_s": 0}, ValueError, "budget_s must be"),
+        ({"profile": 1}, TypeError, "profile must be True or False"),
+        ({"equal_within": 3}, ValueError, "equal_within must lie"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_step_has_run(
+    given: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    ran: list[int] = []
+
+    with pytest.raises(error, match=words):
+        perfnb.report(lambda: ran.append(1), lambda: ran.append(2), **given)
+
+    assert ran == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("returned", "error", "words"),
+    [
+        (0.3, TypeError, "quality must return a mapping of names to numbers such as .*, not float"),
+        ({}, ValueError, "quality returned no loss"),
+        ({"loss": "low"}, TypeError, "'loss' in quality must be a number, not str"),
+        ({"p95_ms": 1.0}, ValueError, "quality names a loss 'p95_ms'"),
+        ({"baseline": {"a": 1}, "candidate": {"b": 1}}, ValueError, "for one of the two only"),
+        ({"candidate": {"loss": 1}}, ValueError, "the losses of the candidate only"),
+        ({"loss": torch.ones(2)}, TypeError, "'loss' in quality must be a number, not Tensor"),
+    ],
+)
+def test_quality_that_is_none_is_refused(returned: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        perfnb.report(sleeping(0.2), sleeping(0.1), quality=lambda: returned, budget_s=0.1, profile=False)
+
+
+def test_the_error_of_quality_reaches_the_user() -> None:
+    def quality() -> dict[str, float]:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        perfnb.report(sleeping(0.2), sleeping(0.1), quality=quality, budget_s=0.1)
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_no_number_is_worse_than_any(loss: str) -> None:
+    steps = sleeping(6.0), sleeping(2.0)
+    report = perfnb.report(*steps, quality=lambda: {"loss": float(loss)}, limits={"loss": 1}, profile=False, **COARSE)
+    assert report.decision == "reject"
+    assert f"loss is {loss}" in report.reason
+
+
+def test_a_baseline_whose_loss_is_no_number_sets_no_limit() -> None:
+    both = {"baseline": {"loss": float("nan")}, "candidate": {"loss": torch.tensor([0.3], requires_grad=True)}}
+    report = perfnb.report(sleeping(6.0), sleeping(2.0), quality=lambda: both, profile=False, **COARSE)
+
+    assert report.decision == "inconclusive"
+    assert "loss of the baseline is nan: give limits={'loss': ...}" in report.reason

@@ -1,0 +1,201 @@
+"""Small recordings in which most rules find something, and what must hold of every finding."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import perfnb
+from perfnb.attribution.attribution import attribute
+from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.finding import Finding
+from perfnb.findings.rules import said_by_rules
+from perfnb.profile.summary import summarize
+from perfnb.recording.recording import ArithmeticRecord, Recording
+from tests.recordings import ByHand
+from tests.written_traces import Written, training
+
+MIB = 2**20
+PARTS: dict[str, Any] = {
+    "models": [{"name": "net", "called": True}],
+    "own_tables": ["net.emb"],
+    "imports": ["torch"],
+    "optimizers": [
+        {
+            "name": "opt",
+            "class": "AdamW",
+            "tensors": 50,
+            "elements": 30,
+            "groups": 1,
+            "at_once": ["fused", "foreach"],
+            "arguments": {"lr": 0.1},
+            "untold": [],
+        }
+    ],
+    "loader": {
+        "name": "loader",
+        "class": "DataLoader",
+        "dataset": "Rows",
+        "num_workers": 0,
+        "batch_size": 4,
+        "iterable": False,
+        "collates": False,
+    },
+}
+
+
+def live_cpu(steps: int = 2) -> Recording:
+    """A training step on the CPU with most that can be wrong with one."""
+    hand = ByHand()
+    net = hand.layer("net")
+    emb, body = hand.layer("net.emb", net), hand.layer("net.body", net)
+    hand.modules[emb]["module"], hand.modules[body]["module"] = "Embedding", "MultiheadAttention"
+    hand.modules[net]["parameters"], hand.modules[emb]["parameters"] = 30, 20
+    for number in range(steps):
+        t = 100_000 * number
+        hand.step(t, t + 20_000)
+        hand.event("pf_data", t + 10, t + 1000)
+        hand.call(net, t + 1000, t + 8000).call(emb, t + 1010, t + 1200).op("aten::embedding", t + 1020, t + 1190, 1)
+        hand.call(body, t + 1200, t + 7900)
+        hand.op("aten::matmul", t + 1200, t + 1500).event("aten::bmm", t + 1250, t + 1490)
+        hand.op("aten::softmax", t + 1500, t + 1800).event("aten::_softmax", t + 1510, t + 1790)
+        hand.op("aten::matmul", t + 1800, t + 2100).event("aten::bmm", t + 1810, t + 2090)
+        for place in range(40):
+            hand.op("aten::add", t + 2200 + 20 * place, t + 2204 + 20 * place)
+        hand.op("aten::relu", t + 4000, t + 5000, 2).op("aten::mul", t + 5000, t + 6000, 3)
+        hand.op("aten::item", t + 8010, t + 8020)
+        hand.node("MulBackward0", t + 9000, t + 10_000, 3).node("ReluBackward0", t + 10_000, t + 11_000, 2)
+        hand.call(body, t + 11_000, t + 12_500).op("aten::mm", t + 11_001, t + 12_499)
+        hand.event("Optimizer.step#AdamW.step", t + 13_000, t + 16_000, "user_annotation")
+        for place in range(50):
+            hand.op("aten::addcdiv_", t + 13_001 + 50 * place, t + 13_040 + 50 * place)
+        hand.block(t + 1100, t + 9000, 1000 + number, 100 * MIB).block(t + 1200, None, 5000 + number, 2 * MIB)
+        hand.known(t + 1, 1, 40, "parameters", emb, "weight").process(t + 1100, 300 * MIB)
+    recording = hand.recording(
+        parts=PARTS,
+        cost={"op_ns": 1000.0, "call_ns": 2000.0},
+        bare_cost={"op_ns": 900.0, "call_ns": 10.0},
+        noise={"gc_pauses": [[0, 5.0], [3, 5.0]], "load_after": 0.5, "cpus": 4, "throttled_ms": 3.0},
+        ceilings={"on": "cpu", "device": "made up", "flops_per_s": {"float32": 1e9}, "bytes_per_s": 1e9, "others": 0.0},
+        threads_tried={"threads": 2, "steps_ms": [10.0, 11.0]},
+    )
+    calls = pd.DataFrame(
+        {
+            "op": pd.Categorical(["aten::bmm", "aten::relu"]),
+            "flops": pd.array([2_000_000, None], dtype="Int64"),
+            "bytes": [4000, 8000],
+            "dtype": pd.Categorical(["float32", "float32"]),
+        },
+        index=pd.Index([0, 1], name="number"),
+    )
+    counted = ByHand()
+    counted.layer("net")
+    counted.step(0, 100).call(0, 1, 90).op("pf_op#0", 2, 40).op("pf_op#1", 50, 80)
+    passes = pd.DataFrame(
+        {
+            "pass": ["timed"] * 12,
+            "wall_ms": [20.0, 21.0, 19.0, 60.0] * 3,
+            "data_ms": [5.0, 6.0, 4.0, 5.0] * 3,
+            "samples": pd.array([4] * 12, dtype="Int64"),
+        }
+    )
+    traced = recording.steps[recording.steps["pass"] == "traced"].astype({"pass": "str"})
+    steps_frame = pd.concat([passes, traced], ignore_index=True).astype({"pass": "category"})
+    return replace(
+        recording,
+        steps=steps_frame,
+        arithmetic=ArithmeticRecord(counted.recording().events, calls),
+        meta={**recording.meta, "environment": {**recording.meta["environment"], "threads": 8, "cpus": 4}},
+    )
+
+
+def live_gpu(steps: int = 2) -> Recording:
+    """A step on a GPU that waits for its host, copies, and communicates."""
+    hand = ByHand()
+    net = hand.layer("net")
+    for number in range(steps):
+        t = 100_000 * number
+        hand.step(t, t + 10_000)
+        hand.kernel("Memcpy HtoD (Pageable -> Device)", t + 10, t + 20, t + 800, category="gpu_memcpy")
+        hand.event("cudaMemcpyAsync", t + 12, t + 900, "cuda_runtime")
+        hand.call(net, t + 1000, t + 4000)
+        hand.op("aten::mm", t + 1001, t + 1400).kernel("ampere_sgemm_128x64", t + 1010, t + 1020, t + 3000)
+        hand.op("aten::mul", t + 3001, t + 3400).kernel("elementwise_kernel", t + 3010, t + 3020, t + 4500)
+        hand.event("cudaMalloc", t + 4600, t + 5600, "cuda_runtime")
+        hand.kernel("ncclDevKernel_AllReduce", t + 5700, t + 5710, t + 7000)
+        hand.op("aten::item", t + 7000, t + 8500).event("cudaStreamSynchronize", t + 7001, t + 8499, "cuda_runtime")
+        hand.kernel("gemm_b", t + 8600, t + 8610, t + 9000)
+    meta = {
+        "parts": PARTS,
+        "devices": [{"id": 0, "name": "NVIDIA A100", "computeMajor": 8, "computeMinor": 0}],
+        "environment": {"processor": "made up", "threads": 1, "gpus": ["NVIDIA A100"]},
+    }
+    return hand.recording(**meta)
+
+
+def loaded(folder: Path, trace: Written | None = None) -> Recording:
+    """The recording of a trace that was read from a file, with the layers that it tells."""
+    profile = perfnb.load((trace or training(3)).write(folder / "trace.json"))
+    assert isinstance(profile, perfnb.Profile)
+    return profile._recording
+
+
+def facts(recording: Recording) -> Facts:
+    """What the rules are asked about."""
+    attribution = attribute(recording)
+    return facts_of(recording, attribution, summarize(recording, attribution))
+
+
+def unfolded(recording: Recording) -> tuple[Facts, pd.DataFrame]:
+    """The same, and the table of findings that a user sees."""
+    attribution = attribute(recording)
+    summary = summarize(recording, attribution)
+    assert summary.findings is not None
+    return facts_of(recording, attribution, summary), summary.findings.table
+
+
+def obeys_the_laws(recording: Recording) -> list[Finding]:
+    """Ask every rule, and check what must hold of each finding; what they found."""
+    known, table = unfolded(recording)
+    found = said_by_rules(known)
+    for one in found:
+        whole = one.of_ms or known.step_ms
+        assert one.bound_ms is None or -1e-9 <= one.bound_ms <= whole * (1 + 1e-9), (one, whole)
+        for share in re.findall(r"([\d.,]+) %", one.evidence):
+            assert float(share.replace(",", "")) <= 100, one.evidence
+        said = f"{one.evidence} {one.lever} {one.why} {one.blind}"
+        assert not re.search(r"\bnan\b|<NA>|NaT|\bNone\b(?! of them)", said), one
+    assert not (table["bound_share"] > 1 + 1e-9).any()
+    for code in table["code"]:
+        assert unbound(code) <= known.variables, code
+    return found
+
+
+def unbound(code: str) -> set[str]:
+    """The names that a line of code reads and neither imports nor makes, nor Python has."""
+    tree = ast.parse(code)
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    made = {one.asname or one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
+    targets = {
+        node.id
+        for part in ast.walk(tree)
+        if isinstance(part, ast.comprehension)
+        for node in ast.walk(part.target)
+        if isinstance(node, ast.Name)
+    }
+    assert not any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree)), code
+    bound = made | targets | set(dir(builtins))
+    # An assignment binds its name for what follows it, and not for what it is made of.
+    free: set[str] = set()
+    for statement in tree.body:
+        inside = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        free |= {node.id for node in inside if isinstance(node.ctx, ast.Load)} - bound
+        bound |= {node.id for node in inside if isinstance(node.ctx, ast.Store)}
+    assert len(names) or not code
+    return free

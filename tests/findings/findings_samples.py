@@ -1,0 +1,84 @@
+"""Made-up findings with known figures, for the tests of the views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfnb.findings import Finding, Findings, finding_table
+from perfnb.findings.finding import Row
+from perfnb.findings.verdict import Verdict
+from perfnb.profile.summary import Summary
+from tests import summaries
+
+STEP_MS = 12.3
+
+
+def three() -> Findings:
+    """Two that cost time and one that costs memory, of `summaries.small_cnn`."""
+    found = [
+        Finding(
+            "input pipeline",
+            "The step waits 6.15 ms for its batch.",
+            6.15,
+            "Use 2 workers.",
+            "loader = DataLoader(dataset, num_workers=2)",
+            "high",
+            "It was timed.",
+            "Which part is slow.",
+            (Row("phase", "data"),),
+        ),
+        Finding(
+            "memory bandwidth",
+            "Layers wait for memory.",
+            1.23,
+            "Fuse them.",
+            "model = torch.compile(model)",
+            "low",
+            "Guessed.",
+            "Caches.",
+            (Row("layer", "model.features.1"), Row("op", "aten::relu"), Row("layer", "no such layer")),
+        ),
+        Finding(
+            "activation memory",
+            "Activations take most.",
+            None,
+            "Checkpoint.",
+            "x = checkpoint(block, x)",
+            "medium",
+            "Counted.",
+            "Whether it is short.",
+            (Row("memory", "1.5"),),
+            bound_bytes=3 * 2**20,
+        ),
+    ]
+    verdict = Verdict("Bound by waiting for data.", "The step waits.", "Use 2 workers.", 0)
+    return Findings(finding_table(found, STEP_MS), verdict, STEP_MS)
+
+
+def with_findings(findings: Findings | None = None) -> Summary:
+    return replace(summaries.small_cnn(), findings=findings or three())
+
+
+def none() -> Findings:
+    verdict = Verdict("Nothing stands out. The step is bound by arithmetic.", "Forward takes 60 %.", "Do less.")
+    return Findings(finding_table([], STEP_MS), verdict, STEP_MS)
+
+
+def at_instant(ms: str) -> Findings:
+    """One that speaks of an instant of memory."""
+    found = Finding("memory", "It grows.", None, "Less.", "del x", "low", "Why.", "Blind.", (Row("memory", ms),))
+    return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
+
+
+def growing() -> Findings:
+    """One of memory that a step adds, with advice in words alone."""
+    found = Finding(
+        "memory may grow", "It grows.", None, "Keep less.", "", "low", "Why.", "Blind.", bound_bytes=5 * 2**19
+    )
+    return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
+
+
+def hostile(name: str) -> Findings:
+    """Every text that may hold a stranger's name is one."""
+    found = Finding(name, name, 1.0, name, name, "low", name, name, (Row("layer", name), Row("op", name)))
+    return Findings(finding_table([found], STEP_MS), Verdict(name, name, name, 0), STEP_MS)

@@ -1,0 +1,192 @@
+"""Rules that rest on the roofline and on memory, on figures made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfnb.attribution.attribution import attribute
+from perfnb.findings.bound import compute, low_precision, memory_bandwidth
+from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.finding import finding_table
+from perfnb.findings.memory import activation_memory, allocator, growth
+from perfnb.findings.verdict import verdict_of
+from perfnb.memory.memory_table import MemorySummary
+from perfnb.profile.summary import summarize
+from perfnb.recording.recording import MemoryRecord
+from perfnb.roofline.levels import Roofline, roofline_of
+from tests.findings.test_findings import one_long_op
+
+MIB = 2**20
+
+
+def roofline(flops: int, moved: int, ms: float, **peaks: float) -> Roofline:
+    """One layer; by default the machine does 1 GFLOP and moves 1 GB in a millisecond."""
+    work = pd.DataFrame(
+        {"flops": [flops], "bytes": [moved], "uncounted": [0], "dtype": ["float32"], "ms": [ms]}, index=["model"]
+    ).astype({"flops": "Int64", "bytes": "Int64", "ms": "Float64"})
+    ceilings = {"flops_per_s": {"float32": 1e12} | peaks, "bytes_per_s": 1e12, "device": "made up"}
+    nothing = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
+    return roofline_of(work, work.iloc[:0], nothing, ceilings=ceilings, flops=flops)
+
+
+def facts(**parts: Any) -> Facts:
+    """Of steps of 1 ms."""
+    recording = one_long_op().recording()
+    if "memory" in parts:
+        empty = pd.DataFrame()
+        recording = replace(recording, memory=MemoryRecord(empty, empty, empty, empty))
+        summary = summarize(one_long_op().recording())
+    else:
+        summary = summarize(recording)
+    return facts_of(recording, attribute(recording), replace(summary, **parts))
+
+
+@pytest.mark.parametrize(("gflop", "near"), [(0.8, True), (0.4, False)])
+def test_arithmetic_is_bound_by_what_the_roof_still_leaves(gflop: float, near: bool) -> None:
+    (found,) = compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0)))
+
+    assert found.bound_ms == pytest.approx(1 - gflop, rel=0.01)
+    assert ("near what the machine can do" in found.lever) == near
+    assert [row.name for row in found.rows] == ["model"]
+
+
+@pytest.mark.parametrize(("gflop", "told"), [(0.8, True), (0.4, False)])
+def test_what_other_programs_took_is_not_laid_to_small_products(gflop: float, told: bool) -> None:
+    known = facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))
+    noise = {"noise": {"load_after": 5.0, "cpus": 2}}
+    busy = replace(known, recording=replace(known.recording, meta={**known.meta, **noise}))
+
+    assert bool(compute(busy)) == told
+
+
+@pytest.mark.parametrize("gflop", [0.99, 0.2])
+def test_what_is_at_the_roof_or_far_from_it_is_no_finding_of_arithmetic(gflop: float) -> None:
+    assert compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))) == []
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "bound_by"),
+    [
+        (10**6, 29 * 10**7, "the forward pass"),
+        (10**6, 6 * 10**8, "memory traffic"),
+        (29 * 10**7, 1000, "the forward pass"),
+        (6 * 10**8, 1000, "arithmetic"),
+    ],
+)
+def test_a_step_is_bound_by_a_roof_only_if_most_of_it_is_near(flops: int, moved: int, bound_by: str) -> None:
+    known = facts(roofline=roofline(flops, moved, 1.0))
+
+    verdict = verdict_of(known, finding_table([], 1.0))
+
+    assert verdict.verdict == f"Nothing stands out. The step is bound by {bound_by}."
+    assert ("at 60 % of the machine's" in verdict.why) == (bound_by != "the forward pass")
+
+
+def with_weights(known: Facts, parameter_bytes: int) -> Facts:
+    modules = known.recording.modules.assign(parameter_bytes=parameter_bytes)
+    return replace(known, recording=replace(known.recording, modules=modules))
+
+
+def test_reading_weights_counts_less_the_arithmetic_that_stays() -> None:
+    # 0.6 GB take 0.6 of 1 ms, and the arithmetic in them 0.1.
+    reading = facts(roofline=roofline(10**8, 6 * 10**8, 1.0))
+    (found,) = memory_bandwidth(with_weights(reading, 5 * 10**8))
+
+    assert found.bound_ms == pytest.approx(0.9, rel=0.01)
+    assert "larger batch" in found.lever
+    assert memory_bandwidth(with_weights(reading, 10**8)) == []  # it reads its samples, and no other layer would not
+    slow = facts(roofline=roofline(10**7, 10**8, 1.0))
+    assert memory_bandwidth(with_weights(slow, 10**8)) == []  # far from the bandwidth
+
+
+@pytest.mark.parametrize(("half", "saves"), [(4e12, 0.8 * 0.75), (1.1e12, None)])
+def test_lower_precision_counts_by_the_rates_that_were_measured(half: float, saves: float | None) -> None:
+    found = low_precision(facts(roofline=roofline(8 * 10**8, 1000, 1.0, bfloat16=half)))
+
+    assert [one.bound_ms for one in found] == ([] if saves is None else [pytest.approx(saves, rel=0.01)])
+
+
+@pytest.mark.parametrize("half", [4e12, 6e13])
+def test_no_finding_rests_on_a_ceiling_that_the_step_itself_exceeds(half: float) -> None:
+    # 10 GFLOP in 1 ms, where 1 GFLOP a millisecond was measured.
+    made = roofline(10**10, 1000, 1.0, bfloat16=half)
+    known = facts(roofline=made)
+
+    assert made.refuted == {"float32": 1e12}
+    assert made.points["efficiency"].tolist() == [1.0]
+    assert compute(known) == []
+    assert low_precision(known) == []
+    assert "arithmetic" not in verdict_of(known, finding_table([], 1.0)).verdict
+
+
+def test_lower_precision_is_not_compared_with_a_rate_that_the_step_exceeds() -> None:
+    made = roofline(8 * 10**8, 1000, 1.0, bfloat16=4e12)
+
+    assert low_precision(facts(roofline=replace(made, refuted={"bfloat16": 1e12}))) == []
+
+
+def test_ceilings_measured_beside_other_programs_give_low_confidence() -> None:
+    made = replace(roofline(8 * 10**8, 1000, 1.0, bfloat16=4e12), others=0.6)
+    known = facts(roofline=made)
+
+    for found in (*compute(known), *low_precision(known)):
+        assert found.confidence == "low"
+        assert "other programs used 60 % of the CPUs while the roof was measured" in found.why
+    assert len(compute(known)) == len(low_precision(known)) == 1
+
+
+def memory(**known: Any) -> MemorySummary:
+    line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 0], "other": [0, 0], "total": [0, 0]})
+    empty = pd.DataFrame(columns=["option", "frees_bytes", "category", "layer", "bytes"])
+    base: dict[str, Any] = {"device": "cuda:0", "timeline": line, "phases": empty, "step_ms": 1.0, "peak_ms": 0.5}
+    base |= {"peak_bytes": 100 * MIB, "by_category": {}, "owners": empty, "largest": empty, "fits": empty}
+    return MemorySummary(**base | known)
+
+
+@pytest.mark.parametrize(("held", "told"), [(90 * MIB, True), (40 * MIB, False)])
+def test_activations_dominate_from_half_of_the_peak_on(held: int, told: bool) -> None:
+    found = activation_memory(facts(memory=memory(by_category={"activations": held})))
+
+    assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if told else [])
+
+
+def test_an_allocator_that_tried_again_is_told_of() -> None:
+    strained = memory(retries=3, reserved_peak_bytes=1000 * MIB, fragmentation=0.4)
+    (found,) = allocator(facts(memory=strained))
+
+    assert found.confidence == "high"
+    assert found.bound_bytes == 400 * MIB
+    assert "3 allocations had to be tried again" in found.evidence
+    assert allocator(facts(memory=memory(retries=0, reserved_peak_bytes=1000 * MIB, fragmentation=0.1))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("left", "told"), [(5 * MIB, True), (MIB // 8, False), (0, False), (None, False)])
+def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, told: bool) -> None:
+    line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 9 * MIB], "other": [5, 5], "total": [5, 9 * MIB + 5]})
+    found = growth(facts(memory=memory(timeline=line, kept_bytes=left, kept_by="encoder, aten::mm")))
+
+    assert [(one.bottleneck, one.bound_bytes, one.confidence) for one in found] == (
+        [("memory may grow", left, "low")] if told else []
+    )
+    if told:
+        assert "left 5.00 MiB each that nothing freed, most of it made by encoder, aten::mm" in found[0].evidence
+        assert "perfnb.find_leaks" in found[0].lever
+
+
+def test_float64_by_accident_is_told_of_with_what_float32_saves() -> None:
+    made = roofline(8 * 10**8, 1000, 1.0, float64=1e12, bfloat16=9e12)
+    points = made.points.assign(dtype="float64")
+    known = facts(roofline=replace(made, points=points, peaks={"float64": 1e12, "float32": 2e12}))
+    (unnamed,) = low_precision(known)
+    meta = {**known.meta, "parts": {"models": [{"name": "model", "called": True}]}}
+    (found,) = low_precision(replace(known, recording=replace(known.recording, meta=meta)))
+
+    assert found.bound_ms == pytest.approx(0.4, rel=0.01)
+    assert unnamed.code == ""  # no variable is known to hold it
+    assert found.code == "model = model.float()  # and its inputs: x = x.float()"
+    assert "2 times as fast in float32" in found.evidence

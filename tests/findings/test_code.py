@@ -1,0 +1,334 @@
+"""Advice applies to the step at hand: code in the user's own names or none, and no lever that could not work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfnb.findings.code import root_of, shown
+from perfnb.findings.hardware import NEEDS, has_units
+from perfnb.recording.recording import Recording
+from tests.findings.findings_recordings import PARTS, live_cpu, live_gpu, loaded, obeys_the_laws, unbound
+from tests.findings.test_findings import STEPS, found
+from tests.recordings import ByHand
+from tests.written_traces import Written, training
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("net", "net"),
+        ("nets['a'].body", "nets"),
+        ("self.parts[-1]", "self"),
+        ("obj.0", None),
+        ("make()", None),
+        ("a if b else c", None),
+        ("net; import os", None),
+        ("class", None),
+        ("'net'", None),
+        ("", None),
+        ("\u202eevil", None),
+        (r"a['\d']", None),
+        (None, None),
+        ("a" + ".b" * 5000, None),
+    ],
+)
+def test_only_a_variable_and_what_it_holds_may_stand_in_a_line(name: str | None, variable: str | None) -> None:
+    assert root_of(name) == variable
+
+
+def test_a_line_imports_what_it_needs_and_is_not_shown_with_an_unknown_name() -> None:
+    assert shown("net = torch.compile(net)", {"net", "torch"}) == "net = torch.compile(net)"
+    assert shown("net = torch.compile(net)", {"net"}) == "import torch; net = torch.compile(net)"
+    assert shown("net = torch.compile(net)", {"torch"}) == ""
+    assert shown("", set()) == ""
+    groups = 'opt = torch.optim.SGD([{**group, "fused": True} for group in opt.param_groups])'
+    assert shown(groups, {"opt", "torch"}) == groups
+    assert shown("x = torch.ones(3); y = x + z", {"torch"}) == ""
+
+
+@pytest.mark.parametrize("code", ["net = torch.compile(net)", "torch.set_num_threads(2)", "import os; os.x = y"])
+def test_the_check_of_names_finds_what_nobody_bound(code: str) -> None:
+    assert unbound(code)  # else the tests below would pass for nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["live_cpu", "live_gpu", "loaded", "loaded_cpu"])
+def test_each_line_of_every_sample_is_python_in_names_that_are_known(name: str, tmp_path: Path) -> None:
+    made = {
+        "live_cpu": live_cpu,
+        "live_gpu": live_gpu,
+        "loaded": lambda: loaded(tmp_path),
+        "loaded_cpu": lambda: loaded(tmp_path, looping("AdamW")),
+    }
+    assert obeys_the_laws(made[name]())
+
+
+def unnamed(recording: Recording, **parts: Any) -> Recording:
+    """The recording with other, or no, knowledge of what the user calls things."""
+    return replace(recording, meta={**recording.meta, "parts": parts})
+
+
+@pytest.mark.slow
+def test_without_names_of_the_user_s_all_advice_is_in_words() -> None:
+    named, plain = found(live_cpu()), found(unnamed(live_cpu()))
+
+    assert named.loc["optimizer", "code"] == "opt = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)"
+    assert "train" not in named.loc["input pipeline", "code"]
+    assert named.loc["input pipeline", "code"].startswith("loader = torch.utils.data.DataLoader(loader.dataset, ")
+    assert set(named.index) == set(plain.index)
+    assert "net" not in " ".join(plain["code"])
+    assert {"optimizer", "input pipeline"} <= set(plain.index[plain["code"] == ""])
+    assert all(word.strip() for word in plain["lever"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"scheduled": True, "held_by": ["LinearLR"]}, "before its learning-rate scheduler"),
+        ({"held_by": ["Trainer"]}, "Trainer holds it too"),
+        ({}, "its state, such as momentum, starts anew"),
+    ],
+)
+def test_an_optimizer_that_something_else_holds_is_not_bound_anew(facts: dict[str, Any], says: str) -> None:
+    recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [{**PARTS["optimizers"][0], **facts}]})
+
+    advice = found(recording).loc["optimizer"]
+
+    assert says in advice["lever"]
+    assert (advice["code"] == "") == bool(facts)
+
+
+@pytest.mark.slow
+def test_two_optimizers_of_one_class_are_called_by_it_once() -> None:
+    one = PARTS["optimizers"][0]
+    recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [one, {**one, "name": "other"}]})
+
+    assert "construct torch.optim.AdamW with fused=True" in found(recording).loc["optimizer", "lever"]
+
+
+def looping(kind: str, steps: int = 3) -> Written:
+    """A trace of the CPU with layers, in which an optimizer loops over its parameters."""
+    trace = Written()
+    for number in range(steps):
+        t = 10_000.0 * number
+        trace.step(number + 1, t, t + 4000)
+        trace.module("Net_0", t + 10, t + 1000).op("aten::mm", t + 20, t + 990, 10 * number + 1)
+        trace.event(f"Optimizer.step#{kind}.step", t + 1500, t + 3900, "user_annotation")
+        for place in range(60):
+            trace.op("aten::addcdiv_", t + 1510 + 39 * place, t + 1540 + 39 * place)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("AdamW", "construct torch.optim.AdamW with fused=True."),
+        ("RMSprop", "construct torch.optim.RMSprop with foreach=True."),
+        ("Mine", "torch._foreach_add_ and its like take lists of tensors."),
+    ],
+)
+def test_the_optimizer_of_a_trace_is_called_what_the_trace_calls_it(kind: str, said: str, tmp_path: Path) -> None:
+    # Its layers have no number of parameters: the report of such a trace failed for that.
+    advice = found(loaded(tmp_path, looping(kind))).loc["optimizer"]
+
+    assert advice["lever"].endswith(said)
+    assert advice["code"] == ""
+    assert "SGD" not in " ".join(advice[["evidence", "lever", "why", "blind"]])
+
+
+def test_an_optimizer_that_the_trace_does_not_hold_is_not_spoken_of() -> None:
+    other = {**PARTS["optimizers"][0], "name": "old", "class": "SGD"}
+    recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [other, *PARTS["optimizers"]]})
+
+    advice = found(recording).loc["optimizer"]
+
+    assert advice["evidence"].startswith("opt.step() takes")
+    assert "old" not in advice["code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_sparse_gradients_are_not_proposed_for_a_table_that_another_layer_has(tied: bool) -> None:
+    recording = unnamed(live_cpu(), **{**PARTS, "own_tables": [] if tied else ["net.emb"]})
+
+    assert ("sparse=True" in found(recording).loc["optimizer", "lever"]) == (not tied)
+
+
+def small_ops(called: bool | None, compiled: bool = False, **meta: Any) -> pd.Series:
+    """The finding of a model of small ops."""
+    hand = ByHand()
+    model = hand.layer("net", compiled=compiled)
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t - 1, t + 3001)
+        hand.call(model, t, t + 3000).op("aten::mm", t, t + 1000)
+        for place in range(100):
+            hand.op("aten::add", t + 1000 + 20 * place, t + 1004 + 20 * place)
+    parts = {} if called is None else {"models": [{"name": "net", "called": called}]}
+    return found(hand.recording(parts=parts, **meta)).loc["dispatch overhead"]
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_only_where_the_step_calls_it() -> None:
+    assert small_ops(True)["code"] == "import torch; net = torch.compile(net)"
+    through = small_ops(False)
+    assert through["code"] == ""
+    assert "torch.compile(net) alone would compile nothing" in through["lever"]
+    nameless = small_ops(None)
+    assert nameless["code"] == ""
+    assert "net" not in nameless["lever"]
+    assert "compiled already" in small_ops(True, compiled=True)["lever"]
+    assert small_ops(True, compiled=True)["code"] == ""
+
+
+@pytest.mark.slow
+def test_a_trace_without_layers_is_not_said_to_have_ops_in_some() -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 1600)
+        for place in range(100):
+            hand.op("aten::add", t + 5 * place, t + 5 * place + 4, 100 * number + place)
+            hand.node("AddBackward0", t + 600 + 10 * place, t + 609 + 10 * place, 100 * number + place)
+
+    evidence = found(hand.recording()).loc["dispatch overhead", "evidence"]
+
+    assert "layers" not in evidence
+    assert "in 1 layer: calling" in small_ops(None)["evidence"]
+
+
+def on_gpu(name: str, major: int, minor: int) -> Recording:
+    recording = live_gpu()
+    device = {"id": 0, "name": name, "computeMajor": major, "computeMinor": minor}
+    environment = {"processor": "made up", "threads": 1, "gpus": [name]}
+    return replace(recording, meta={**recording.meta, "devices": [device], "environment": environment})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "says", "code"),
+    [
+        (("NVIDIA A100-SXM4-40GB", 8, 0), "TF32", 'torch.set_float32_matmul_precision("high")'),
+        (("Tesla V100-SXM2-16GB", 7, 0), "dtype=torch.float16), with torch.amp.GradScaler", ""),
+        (("NVIDIA P100", 6, 0), None, ""),
+        (("AMD Instinct MI300X", 9, 4), "where the GPU has units for it", ""),
+    ],
+)
+def test_lower_precision_is_advised_where_the_gpu_has_units_for_it(
+    device: tuple[str, int, int], says: str | None, code: str
+) -> None:
+    table = found(on_gpu(*device))
+
+    assert ("low precision unused" in table.index) == (says is not None)
+    if says is not None:
+        assert says in table.loc["low precision unused", "lever"]
+        assert table.loc["low precision unused", "code"] == code
+    if device[0].startswith("Tesla"):
+        assert "torch.bfloat16" not in " ".join(table["lever"])
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "can"),
+    [
+        ("NVIDIA H100 80GB HBM3", {"computeMajor": 9, "computeMinor": 0}, {"float16", "bfloat16", "TF32", "float8"}),
+        ("Tesla T4", {}, {"float16"}),
+        ("NVIDIA L4", {}, {"float16", "bfloat16", "TF32", "float8"}),
+        ("NVIDIA GeForce GTX 1080 Ti", {}, set()),
+        ("AMD Radeon Graphics", {"computeMajor": 9, "computeMinor": 0}, None),
+        ("GPU 0", {}, None),
+    ],
+)
+def test_what_a_gpu_can_do_is_known_by_its_number_or_its_name(
+    name: str, facts: dict[str, Any], can: set[str] | None
+) -> None:
+    recording = live_gpu()
+    meta = {"devices": [{"id": 0, "name": name, **facts}] if facts else [], "environment": {"gpus": [name]}}
+    recording = replace(recording, meta={**recording.meta, **meta})
+
+    told = {what: has_units(recording, what) for what in NEEDS if what != "torch.compile"}
+
+    assert told == ({what: what in can for what in told} if can is not None else dict.fromkeys(told))
+
+
+def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
+    """The finding of steps in which the host is held in calls that copy."""
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 2000)
+        hand.kernel("gemm_a", t + 5, t + 10, t + 110)
+        for place in range(count):
+            row = 100 * place
+            hand.event(
+                "cudaMemcpyAsync", t + 200 + row, t + 290 + row, "cuda_runtime", correlation=90_000 + len(hand.rows)
+            )
+            number_of = hand.rows[-1]["correlation"]
+            begin = t + 210 + row
+            on_device = {"device": 0, "stream": 7, "correlation": number_of, "bytes": moved}
+            hand.event(f"Memcpy {kind}", begin, begin + 70, "gpu_memcpy", thread=-1, **on_device)
+        hand.kernel("gemm_b", t + 1800, t + 1810, t + 1910)
+    for row in hand.rows:
+        row.setdefault("bytes", -1)
+    return found(hand.recording()).loc["host-device copies"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "moved", "says", "not_said"),
+    [
+        ("DtoH (Device -> Pageable)", 256, "Read results less often", "pin_memory"),
+        ("DtoH (Device -> Pageable)", 2**24, "Bring less back to the host", "pin_memory"),
+        ("HtoD (Pageable -> Device)", 2**24, "pin_memory=True", "results"),
+        ("HtoD (Pageable -> Device)", 8, "on the device", "pin_memory"),
+        ("HtoD (Pinned -> Device)", 2**24, "come from pinned memory already", "pin_memory"),
+    ],
+)
+def test_advice_on_copies_follows_their_direction_and_size(kind: str, moved: int, says: str, not_said: str) -> None:
+    advice = copying(kind, moved, 8)
+
+    assert says in advice["lever"]
+    assert not_said not in advice["lever"]
+    assert advice["code"] == ""
+    assert ("256 B" in advice["evidence"]) == (moved == 256)
+
+
+def test_copies_that_computation_hides_cost_nothing() -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 2000)
+        hand.kernel("gemm", t + 1, t + 2, t + 1999)
+        hand.kernel("Memcpy HtoD (Pinned -> Device)", t + 5, t + 10, t + 1500, category="gpu_memcpy")
+
+    assert "host-device copies" not in found(hand.recording()).index
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "says"), [("AllReduce", "bucket_cap_mb"), ("ReduceScatter", "prefetching"), ("AllGather", "prefetching")]
+)
+def test_buckets_are_for_gradients_that_are_reduced_and_not_for_shards(kernel: str, says: str) -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 2000)
+        hand.kernel("gemm", t + 1, t + 10, t + 1000)
+        hand.kernel(f"ncclDevKernel_{kernel}_RING", t + 5, t + 800, t + 1900)
+
+    assert says in found(hand.recording()).loc["collectives", "lever"]
+
+
+def test_bytes_of_copies_come_from_the_trace(tmp_path: Path) -> None:
+    trace = training(1)
+    trace.event("Memcpy DtoH (Device -> Pageable)", 955, 960, "gpu_memcpy", 7, 0, device=0, stream=7, bytes=256)
+
+    events = loaded(tmp_path, trace).events
+
+    assert events.loc[events["category"] == "gpu_memcpy", "bytes"].tolist() == [256]
+    assert (events.loc[events["category"] != "gpu_memcpy", "bytes"] == -1).all()

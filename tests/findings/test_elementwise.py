@@ -1,0 +1,137 @@
+"""Attention in separate ops with its backward pass, and chains of elementwise ops, on recordings made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfnb.attribution.attribution import attribute
+from perfnb.findings.attention import unfused_attention
+from perfnb.findings.elementwise import elementwise_chains
+from perfnb.findings.facts import Facts, facts_of
+from perfnb.profile.summary import summarize
+from tests.findings.test_findings import STEPS, found
+from tests.recordings import ByHand
+
+
+def facts(hand: ByHand) -> Facts:
+    recording = hand.recording()
+    return facts_of(recording, attribute(recording), summarize(recording))
+
+
+def trained(elsewhere: bool = False) -> ByHand:
+    """Attention of 1 ms, and 3 ms in which nodes of its ops, or of an op before it, go backward."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t - 1, t + 4001)
+        hand.call(model, t - 0.5, t + 1000)
+        first = 10 * number
+        hand.op("aten::mul", t - 0.4, t - 0.1, first)
+        hand.op("aten::matmul", t, t + 300, first + 1).op("aten::bmm", t + 50, t + 290, first + 1)
+        hand.op("aten::softmax", t + 300, t + 700, first + 2).op("aten::_softmax", t + 310, t + 690, first + 2)
+        hand.op("aten::matmul", t + 700, t + 1000, first + 3).op("aten::bmm", t + 710, t + 970, first + 3)
+        of = [first] * 3 if elsewhere else [first + 3, first + 2, first + 1]
+        hand.node("BmmBackward0", t + 1000, t + 2000, of[0]).event("aten::bmm", t + 1002, t + 1902)
+        hand.node("SoftmaxBackward0", t + 2000, t + 3000, of[1])
+        hand.event("aten::_softmax_backward_data", t + 2002, t + 2998)
+        hand.node("BmmBackward0", t + 3000, t + 4000, of[2]).event("aten::bmm", t + 3002, t + 3902)
+    return hand
+
+
+def test_attention_counts_its_backward_nodes_less_what_the_fused_one_computes() -> None:
+    (both,) = unfused_attention(facts(trained()))
+    (forward,) = unfused_attention(facts(trained(elsewhere=True)))
+
+    assert forward.bound_ms == pytest.approx(1.0 - 0.24 - 0.26, rel=0.01)
+    # Of the products 1.8 ms lie in the backward pass, where the fused op computes one of forward's again.
+    assert both.bound_ms == pytest.approx(4.0 - 0.24 - 0.26 - 1.25 * 1.8, rel=0.01)
+
+
+def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> ByHand:
+    """A product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms with pauses between them; or their backward nodes."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 20_000 * number
+        hand.step(t - 1, t + 7001 + 2 * pause)
+        begin, names = t + 1000, ["mul", last.removeprefix("aten::"), "tanh"]
+        hand.call(model, t, t + (1000 if nodes else 7000 + 2 * pause)).op("aten::mm", t + 1, t + 999, number)
+        for place, name in enumerate(names):
+            end = begin + 1000 * (place + 1)
+            if nodes:
+                hand.node(f"{name.title()}Backward0", begin, end, number)
+            else:
+                hand.op(f"aten::{name}", begin, end)
+            begin = end + pause
+    return hand
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_of_a_chain_of_elementwise_ops_one_pass_stays(nodes: bool) -> None:
+    finding = found(chain(nodes=nodes).recording()).loc["memory bandwidth"]
+
+    assert finding["bound_ms"] == pytest.approx(6 - 3, rel=0.01)
+    assert "torch.compile" in finding["lever"]
+    assert "3 elementwise ops a step" in finding["evidence"]
+    assert finding["rows"][0] == {"kind": "layer", "name": "model"}
+
+
+def test_memory_given_back_between_ops_of_a_chain_is_a_part_of_it_and_longer_code_is_not() -> None:
+    (near,) = elementwise_chains(facts(chain(pause=500)))
+    far = elementwise_chains(facts(chain(pause=4000)))
+
+    assert near.bound_ms == pytest.approx(6 + 1 - 3, rel=0.01)
+    assert far == []
+
+
+def test_a_product_between_elementwise_ops_parts_a_chain() -> None:
+    assert elementwise_chains(facts(chain(last="aten::mm"))) == []
+
+
+def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t - 1, t + 15_001)
+        for place in range(10):
+            hand.op("aten::mul", t + 1500 * place, t + 1500 * place + 1000)
+
+    table = found(hand.recording())
+
+    assert table.index.tolist() == ["memory bandwidth"]
+    assert table["bound_ms"].iloc[0] == pytest.approx(10 + 9 * 0.5 - 1, rel=0.01)
+    assert table["code"].iloc[0] == ""
+    assert "compile the function that computes it with torch.compile" in table["lever"].iloc[0]
+
+
+def test_an_update_by_hand_is_no_chain() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 20_000 * number
+        hand.step(t - 1, t + 7001)
+        hand.call(model, t, t + 1000).op("aten::mm", t, t + 1000, number)
+        hand.node("MmBackward0", t + 1000, t + 2000, number)
+        for place in range(5):
+            hand.op("aten::add_", t + 2000 + 1000 * place, t + 3000 + 1000 * place)
+
+    assert "memory bandwidth" not in found(hand.recording()).index
+
+
+def test_attention_is_not_told_again_as_memory_traffic() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 4000 * number
+        hand.step(t - 1, t + 1901)
+        hand.call(model, t, t + 1900)
+        hand.op("aten::matmul", t, t + 300).event("aten::bmm", t + 50, t + 290)
+        for place, name in enumerate(("div", "add", "masked_fill")):
+            hand.op(f"aten::{name}", t + 300 + 300 * place, t + 600 + 300 * place)
+        hand.op("aten::softmax", t + 1200, t + 1600).op("aten::matmul", t + 1600, t + 1900)
+        hand.event("aten::bmm", t + 1610, t + 1870)
+    known = facts(hand)
+
+    assert len(unfused_attention(known)) == 1
+    assert elementwise_chains(known) == []

@@ -1,0 +1,216 @@
+"""Lines of code that findings propose: each is run, on the user's own objects, and does what it promises."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from perfnb.recording.recording import Recording
+from perfnb.step.parts import named_parts
+from tests.findings.test_findings import STEPS, attention, found, one_long_op, timed
+from tests.recordings import ByHand
+
+SAMPLES = torch.arange(40.0).reshape(20, 2)
+ENVIRONMENT = {"processor": "made up", "threads": 1, "cpus": 4, "gpus": []}
+
+
+class Rows(Dataset[torch.Tensor]):
+    """A data set that can only be asked for one sample."""
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return SAMPLES[int(place)]
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Any:
+        return iter(SAMPLES)
+
+
+def stacked(samples: list[torch.Tensor]) -> torch.Tensor:
+    return -torch.stack(samples)
+
+
+def waiting_for(loader: Any, name: str = "train_loader", **environment: Any) -> dict[str, Any]:
+    """The finding of a step that waits for batches from this loader."""
+    parts = named_parts({name: loader}, loader, [])
+    recording = timed(
+        one_long_op().recording(),
+        [31.0, 41.0] * 10,
+        [30.0, 40.0] * 10,
+        parts=parts,
+        environment=ENVIRONMENT | environment,
+    )
+    result: dict[str, Any] = found(recording).loc["input pipeline"].to_dict()
+    return result
+
+
+def batches(loader: Any) -> list[Any]:
+    torch.manual_seed(3)
+    return [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in loader]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(TensorDataset(SAMPLES), batch_size=4, shuffle=True),
+        lambda: DataLoader(TensorDataset(SAMPLES), batch_size=6, drop_last=True),
+        lambda: DataLoader(TensorDataset(SAMPLES), batch_size=6, shuffle=True, collate_fn=lambda rows: [-rows[0][0]]),
+        lambda: DataLoader(Rows(), batch_size=3, shuffle=True, drop_last=True, collate_fn=stacked),
+        lambda: DataLoader(Rows(), batch_size=None, collate_fn=lambda sample: sample),
+        lambda: DataLoader(Stream(), batch_size=3, drop_last=True),
+    ],
+)
+def test_the_loader_that_is_proposed_gives_the_same_batches(make: Callable[[], Any]) -> None:
+    train_loader = make()
+    before = batches(train_loader)
+    # Workers would take their time here, and cannot be sent functions without a name.
+    code = waiting_for(train_loader)["code"]
+    line = re.sub(r", num_workers=\d+, persistent_workers=True", "", code)
+
+    known = {"train_loader": train_loader}
+    exec(line, known)
+    assert known["train_loader"] is not train_loader
+    after = batches(known["train_loader"])
+
+    assert len(after) == len(before)
+    # Without a seed of its own an iterator draws one more number, so that an order may differ.
+    every = [torch.sort(torch.cat(list(map(torch.atleast_1d, side))).flatten()).values for side in (before, after)]
+    assert torch.equal(*every) or "drop_last=True" not in code
+    assert [batch.shape for batch in after] == [batch.shape for batch in before]
+
+
+def test_samples_in_memory_are_taken_a_batch_at_a_time() -> None:
+    finding = waiting_for(DataLoader(TensorDataset(SAMPLES), batch_size=4, shuffle=True))
+
+    assert finding["code"].startswith("import torch; train_loader = ")
+    assert finding["code"].endswith("(train_loader.dataset, sampler=train_loader.batch_sampler, batch_size=None)")
+    assert "with one index" in finding["lever"]
+
+
+def test_more_workers_than_cores_are_not_told_to_be_more() -> None:
+    loader = DataLoader(Rows(), batch_size=4)
+    loader.num_workers = 12  # torch itself warns of so many
+    finding = waiting_for(loader, cpus=2)
+
+    assert "num_workers=2," in finding["code"]
+    assert "12 workers share 2 cores" in finding["lever"]
+
+
+def test_a_data_set_that_iterates_must_share_its_samples() -> None:
+    assert "get_worker_info" in waiting_for(DataLoader(Stream(), batch_size=4))["lever"]
+    assert "get_worker_info" not in waiting_for(DataLoader(Rows(), batch_size=4))["lever"]
+
+
+def loop(kind: str = "SGD", **meta: Any) -> Recording:
+    """Steps in which an optimizer updates one parameter after the other."""
+    hand = ByHand()
+    net = hand.layer("net")
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 3000)
+        hand.call(net, t, t + 500).op("aten::mm", t + 1, t + 499)
+        hand.event(f"Optimizer.step#{kind}.step", t + 1000, t + 3000, "user_annotation")
+        for place in range(200):
+            hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
+    return hand.recording(**meta)
+
+
+class Mine(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+
+def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
+    return {
+        "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, weight_decay=5e-4),
+        "adamw": lambda net: torch.optim.AdamW(net.parameters(), betas=(0.8, 0.9), foreach=False),
+        "rmsprop": lambda net: torch.optim.RMSprop(net.parameters(), lr=0.2, foreach=False),
+        "groups": lambda net: torch.optim.Adam(
+            [{"params": [p], "lr": 0.1 + i} for i, p in enumerate(net.parameters())]
+        ),
+        "some": lambda net: torch.optim.SGD([net.weight], lr=0.5, foreach=False),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", optimizers())
+def test_the_optimizer_that_is_proposed_has_the_same_settings(name: str) -> None:
+    net = nn.Linear(3, 2) if name == "some" else nn.Linear(4, 2)  # 10 parameters, as the layer by hand
+    opt = optimizers()[name](net)
+    before = [{**group} for group in opt.param_groups]
+    parts = named_parts({"opt": opt}, None, [net]) | {"models": [{"name": "net", "called": True}]}
+    code = found(loop(type(opt).__name__, parts=parts)).loc["optimizer", "code"]
+
+    known = {"opt": opt, "net": net}
+    exec(code, known)
+    after = known["opt"]
+
+    assert type(after) is type(opt)
+    assert after is not opt
+    for old, new in zip(before, after.param_groups, strict=True):
+        assert list(map(id, old.pop("params"))) == list(map(id, new["params"]))
+        assert new["fused" if name != "rmsprop" else "foreach"] is True
+        assert {key: value for key, value in old.items() if key not in ("fused", "foreach")}.items() <= new.items()
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    after.step()
+
+
+def test_an_optimizer_of_the_user_s_own_is_told_of_the_functions_for_lists() -> None:
+    net = nn.Linear(4, 2)
+    parts = named_parts({"opt": Mine(net.parameters())}, None, [net])
+    advice = found(loop("Mine", parts=parts)).loc["optimizer"]
+
+    assert "torch._foreach_add_" in advice["lever"]
+    assert advice["code"] == ""
+
+
+def test_lbfgs_is_no_loop_over_parameters() -> None:
+    net = nn.Linear(4, 2)
+    parts = named_parts({"opt": torch.optim.LBFGS(net.parameters())}, None, [net])
+
+    assert "optimizer" not in found(loop("LBFGS", parts=parts)).index
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["x; import os", "a')#", "b\nimport os", "", "c(d)", "\u202eevil"])
+def test_names_that_are_no_python_stand_in_no_line_of_code(name: str) -> None:
+    part = {"name": name, "class": name, "tensors": 2, "num_workers": 0, "batch_size": 3}
+    recording = loop(parts={"optimizers": [part], "loader": part})
+    table = found(timed(recording, [3.5, 4.5] * 10, [1.0, 2.0] * 10))
+
+    for line in (table.loc["optimizer", "code"], table.loc["input pipeline", "code"]):
+        ast.parse(line)
+        assert name == "" or name not in line
+
+
+def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
+    hand = ByHand()
+    net = hand.layer("net")
+    layers = hand.layer("net.layers", net)
+    first = hand.layer("net.layers.0", layers)
+    own = hand.layer("net.layers.0.a b", first)
+    for row, kind in ((net, "Net"), (layers, "ModuleList"), (first, "Block"), (own, "MultiheadAttention")):
+        hand.modules[row]["module"] = kind
+    for number in range(STEPS):
+        t = 2000 * number
+        hand.step(t - 1, t + 1001)
+        hand.call(net, t - 0.5, t + 1000.5).call(own, t, t + 1000)
+        attention(hand, t)
+
+    finding = found(hand.recording()).loc["attention unfused"]
+
+    assert finding["code"] == ""
+    assert "Call net.layers[0].get_submodule('a b') with need_weights=False." in finding["lever"]
+    assert "weights are not asked for" in finding["lever"]

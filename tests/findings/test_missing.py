@@ -1,0 +1,141 @@
+"""No rule minds what is missing: each column of each table is taken away in turn, wholly and in one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfnb.recording.recording import Recording
+from tests.findings.findings_recordings import live_cpu, live_gpu, loaded, obeys_the_laws
+from tests.written_traces import training
+
+#: Columns that every recording has, whole: without them there is no event, step, layer or span.
+ALWAYS = {
+    "events": ("name", "category", "start_ns", "duration_ns", "thread"),
+    "steps": ("pass", "wall_ms"),
+    "modules": ("name", "parent", "depth", "compiled"),
+    "spans": ("layer", "loss"),
+    "changes": ("event", "time_ns", "address", "bytes", "device"),
+    "known": ("time_ns", "address", "bytes", "device", "category"),
+    "resident": ("time_ns", "bytes"),
+    "calls": ("op",),
+}
+#: Columns that some recordings lack.
+OPTIONAL = {
+    "events": ("process", "external_id", "wait_stream", "wait_correlation", "bytes", "shapes", "collective", "group"),
+    "steps": ("start_s", "step"),
+}
+
+
+def without(frame: pd.DataFrame, column: str, rows: Any) -> pd.DataFrame:
+    """The frame with nothing known in some rows of a column: -1 where it holds numbers of events, else missing."""
+    values = frame[column]
+    if isinstance(values.dtype, pd.CategoricalDtype) or values.dtype == object or str(values.dtype) == "str":
+        changed = values.copy()
+        changed.iloc[rows] = None
+    elif values.dtype == np.int64 and column not in ("parameters", "parameter_bytes", "flops", "samples"):
+        changed = values.copy()
+        changed.iloc[rows] = -1
+    else:
+        changed = values.astype("Float64" if str(values.dtype).lower().startswith("float") else "Int64")
+        changed.iloc[rows] = pd.NA
+        if str(values.dtype) == "float64":
+            changed = changed.astype("float64")
+    return frame.assign(**{column: changed})
+
+
+def frames(recording: Recording) -> Iterator[tuple[str, pd.DataFrame, Any]]:
+    """Each frame with its name and what puts another in its place."""
+    for name in ("events", "steps", "modules", "spans"):
+        yield name, getattr(recording, name), lambda frame, name=name: replace(recording, **{name: frame})
+    for part in ("memory", "arithmetic"):
+        record = getattr(recording, part)
+        for field in fields(record) if record is not None else ():
+            yield (
+                field.name,
+                getattr(record, field.name),
+                lambda frame, part=part, record=record, name=field.name: replace(
+                    recording, **{part: replace(record, **{name: frame})}
+                ),
+            )
+
+
+def variants(recording: Recording) -> Iterator[tuple[str, Recording]]:
+    """The recording with each column missing in turn, in all rows, in one, and altogether where that may be."""
+    for name, frame, put in frames(recording):
+        for column in frame.columns:
+            if column in ALWAYS[name]:
+                continue
+            yield f"{name}.{column}: all", put(without(frame, column, slice(None)))
+            if len(frame):
+                yield f"{name}.{column}: one", put(without(frame, column, slice(0, 1)))
+            if column in OPTIONAL.get(name, ()):
+                yield f"{name}.{column}: absent", put(frame.drop(columns=column))
+        if name in ("spans", "known", "resident", "calls"):
+            yield f"{name}: empty", put(frame.iloc[:0])
+    yield "no layers", replace(recording, modules=recording.modules[:0], spans=recording.spans[:0], memory=None)
+    yield "no memory", replace(recording, memory=None)
+    yield "no arithmetic", replace(recording, arithmetic=None)
+    for key in recording.meta.keys() - {"name", "environment", "options", "trace"}:
+        yield f"meta: no {key}", replace(recording, meta={k: v for k, v in recording.meta.items() if k != key})
+    for part in ("environment", "parts", "noise", "cost", "bare_cost", "ceilings"):
+        inside = recording.meta.get(part) or {}
+        for key in inside:
+            for word, rest in (
+                ("no", {k: v for k, v in inside.items() if k != key}),
+                ("None in", {**inside, key: None}),
+            ):
+                if part in ("noise", "cost", "bare_cost", "environment") and word != "no":
+                    continue  # these are written whole or not at all
+                if (part, key) in (("ceilings", "on"), ("environment", "threads")):
+                    continue
+                yield f"meta.{part}: {word} {key}", replace(recording, meta={**recording.meta, part: rest})
+    for place, key in (("optimizers", key) for key in ("class", "tensors", "at_once", "arguments", "untold", "groups")):
+        parts = recording.meta.get("parts")
+        if parts:
+            (known,) = parts[place]
+            changed = {**parts, place: [{k: v for k, v in known.items() if k != key}]}
+            yield f"meta.parts.{place}: no {key}", replace(recording, meta={**recording.meta, "parts": changed})
+
+
+def recordings(folder: Path) -> dict[str, Recording]:
+    return {"live_cpu": live_cpu(), "live_gpu": live_gpu(), "loaded": loaded(folder, training(2))}
+
+
+def stands(recording: Recording, wanted: tuple[str, ...] = ("",)) -> None:
+    """Ask all rules about each variant whose name begins with one of some words."""
+    failed = {}
+    for what, variant in variants(recording):
+        if what.startswith(wanted):
+            try:
+                obeys_the_laws(variant)
+            except Exception as error:
+                failed[what] = f"{type(error).__name__}: {error}"
+
+    assert not failed, "\n".join(f"{what}: {error}" for what, error in failed.items())
+
+
+@pytest.mark.slow
+def test_rules_stand_layers_of_which_little_is_known() -> None:
+    stands(live_cpu(), ("modules.",))
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_rules_stand_steps_and_layers_of_a_trace_of_which_little_is_known(tmp_path: Path) -> None:
+    stands(loaded(tmp_path, training(2)), ("modules.", "steps."))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["live_cpu", "live_gpu", "loaded"])
+def test_every_rule_stands_missing_values(name: str, tmp_path: Path) -> None:
+    recording = recordings(tmp_path)[name]
+    assert obeys_the_laws(recording)
+
+    stands(recording)

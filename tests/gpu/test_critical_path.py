@@ -1,0 +1,284 @@
+"""The critical path of steps made by hand, one for each thing that can hold a step up, and of real traces."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from perfnb.attribution.device_work import device_work
+from perfnb.gpu.critical_path import critical_path, critical_paths
+from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM, held_up, host_waits
+from tests.traces_by_hand import Trace
+
+
+def step(trace: Trace, end: float = 100) -> pd.DataFrame:
+    return trace.event("ProfilerStep#1", 0, end, "user_annotation").frame()
+
+
+def in_us(path: pd.DataFrame) -> list[tuple[str, str, int, int]]:
+    """Kind, name, begin and duration of each segment."""
+    names = path["name"].astype("object").where(path["name"].notna(), "")
+    columns = (path["kind"], names, path["start_ns"] // 1000, path["duration_ns"] // 1000)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def waiting() -> Trace:
+    """The host waits for a kernel: 10 to launch, 5 until it begins, 75 of it, 5 to return."""
+    trace = Trace().event("aten::mm", 2, 20).work("gemm", 15, 90, (10, 12))
+    return trace.event("cudaDeviceSynchronize", 50, 95, "cuda_runtime")
+
+
+def test_a_step_that_waits_for_a_kernel_goes_through_its_launch_and_the_kernel() -> None:
+    path = critical_path(step(waiting()), 1)
+
+    assert in_us(path) == [
+        ("host", "", 0, 2),
+        ("operator", "aten::mm", 2, 8),
+        ("launch", "cudaLaunchKernel", 10, 5),
+        ("computation", "gemm", 15, 75),
+        ("synchronisation", "cudaDeviceSynchronize", 90, 5),
+        ("host", "", 95, 5),
+    ]
+    assert path["op"].tolist()[1:4] == ["aten::mm"] * 3
+    assert path["thread"].tolist() == [1, 1, 1, pd.NA, 1, 1]
+    assert path["stream"].tolist()[2:4] == [7, 7]
+
+
+def test_a_step_that_does_not_wait_is_the_hosts_alone_unless_its_tail_counts() -> None:
+    trace = step(Trace().event("aten::mm", 2, 20).work("gemm", 15, 190, (10, 12)))
+
+    assert in_us(critical_path(trace, 1)) == [
+        ("host", "", 0, 2),
+        ("operator", "aten::mm", 2, 8),
+        ("call", "cudaLaunchKernel", 10, 2),
+        ("operator", "aten::mm", 12, 8),
+        ("host", "", 20, 80),
+    ]
+    assert in_us(critical_path(trace, 1, tail=True)) == [
+        ("host", "", 0, 2),
+        ("operator", "aten::mm", 2, 8),
+        ("launch", "cudaLaunchKernel", 10, 5),
+        ("computation", "gemm", 15, 175),
+    ]
+
+
+def test_a_kernel_waits_for_the_one_before_it_on_its_stream() -> None:
+    trace = Trace().work("first", 5, 50, (1, 3)).work("second", 52, 90, (4, 6))
+    trace.event("cudaStreamSynchronize", 10, 95, "cuda_runtime")
+
+    assert in_us(critical_path(step(trace), 1))[1:] == [
+        ("launch", "cudaLaunchKernel", 1, 4),
+        ("computation", "first", 5, 45),
+        ("delay", "second", 50, 2),
+        ("computation", "second", 52, 38),
+        ("synchronisation", "cudaStreamSynchronize", 90, 5),
+        ("host", "", 95, 5),
+    ]
+
+
+def test_a_kernel_launched_after_the_one_before_it_had_ended_waits_for_its_launch() -> None:
+    trace = Trace().work("first", 5, 50, (1, 3)).work("second", 72, 90, (60, 66))
+    trace.event("cudaDeviceSynchronize", 70, 95, "cuda_runtime")
+
+    assert ("launch", "cudaLaunchKernel", 60, 12) in in_us(critical_path(step(trace), 1))
+
+
+def streams(with_event: bool) -> Trace:
+    """A kernel on stream 9 that waits for one on stream 7, as the trace says or as its times show."""
+    trace = Trace().work("a", 5, 60, (1, 3))
+    trace.event("cudaEventRecord", 6, 7, "cuda_runtime", correlation=50)
+    if with_event:
+        trace.event("cudaStreamWaitEvent", 8, 9, "cuda_runtime", correlation=51)
+        wait = {"wait_stream": 7, "wait_correlation": 50, "correlation": 51}
+        trace.event("Stream Wait Event", 8, 9, "cuda_sync", device=0, stream=9, **wait)
+    trace.work("later on 7", 60, 62, (12, 13)).work("b", 63, 90, (14, 16), stream=9)
+    return trace.event("cudaDeviceSynchronize", 20, 95, "cuda_runtime")
+
+
+@pytest.mark.parametrize("with_event", [True, False])
+def test_a_kernel_waits_for_an_event_of_another_stream(with_event: bool) -> None:
+    path = critical_path(step(streams(with_event)), 1)
+
+    # With the event it is known that "a" was awaited. Without it, only that "later on 7" ended just before.
+    before = [("delay", "b", 60, 3)] if with_event else [("computation", "later on 7", 60, 2), ("delay", "b", 62, 1)]
+    assert in_us(path)[1:-3] == [
+        ("launch", "cudaLaunchKernel", 1, 4),
+        ("computation", "a", 5, 55),
+        *before,
+    ]
+    assert path["inferred"].any() != with_event
+
+
+def test_only_the_first_work_after_the_wait_waits_for_the_event() -> None:
+    trace = streams(with_event=True).work("c", 91, 92, (17, 18), stream=9).frame()
+
+    held = held_up(trace, device_work(trace))
+
+    assert held.by.tolist() == [LAUNCH, STREAM, EVENT, STREAM]
+    assert held.awaited.tolist() == [-1, -1, 0, -1]
+
+
+def test_waiting_for_an_event_waits_for_what_was_launched_before_it_was_recorded() -> None:
+    trace = Trace().work("a", 5, 40, (1, 3)).event("cudaEventRecord", 6, 7, "cuda_runtime", correlation=50)
+    trace.work("b", 40, 80, (8, 9)).event("cudaEventSynchronize", 10, 45, "cuda_runtime", correlation=51)
+    known = {"wait_stream": 7, "wait_correlation": 50, "correlation": 51}
+    told = trace.event("Event Sync", 10, 45, "cuda_sync", device=0, **known)
+
+    assert host_waits(told.frame(), device_work(told.frame())).work.tolist() == [0]
+    assert ("synchronisation", "cudaEventSynchronize", 40, 5) in in_us(critical_path(step(told), 1))
+
+
+def test_waiting_for_one_stream_does_not_wait_for_another() -> None:
+    trace = Trace().work("a", 5, 40, (1, 3)).work("b", 40, 50, (4, 5), stream=9)
+    trace.event("cudaStreamSynchronize", 10, 45, "cuda_runtime", correlation=50)
+    trace.event("Stream Sync", 10, 45, "cuda_sync", device=0, stream=7, correlation=50)
+
+    assert in_us(critical_path(step(trace), 1))[-2:] == [
+        ("synchronisation", "cudaStreamSynchronize", 40, 5),
+        ("host", "", 45, 55),
+    ]
+
+
+@pytest.mark.parametrize("call", ["cudaMemcpyAsync", "cudaMemcpy", "hipMemcpyWithStream", "hipMemcpyAsync"])
+def test_a_copy_that_had_ended_when_its_call_returned_was_waited_for(call: str) -> None:
+    trace = Trace().work("gemm", 5, 40, (1, 3)).work("copy", 41, 50, (10, 54), "gpu_memcpy", call)
+    trace.work("later", 60, 90, (58, 59), "gpu_memcpy", call)
+
+    assert in_us(critical_path(step(trace), 1))[1:] == [
+        ("launch", "cudaLaunchKernel", 1, 4),
+        ("computation", "gemm", 5, 35),
+        ("delay", "copy", 40, 1),
+        ("memcpy", "copy", 41, 9),
+        ("synchronisation", call, 50, 4),
+        ("host", "", 54, 4),
+        ("call", call, 58, 1),
+        ("host", "", 59, 41),
+    ]
+
+
+def test_a_wait_for_what_had_ended_already_is_a_call_like_others() -> None:
+    trace = Trace().work("gemm", 5, 40, (1, 3)).event("hipDeviceSynchronize", 60, 70, "cuda_runtime")
+
+    kinds = critical_path(step(trace), 1)["kind"].tolist()
+
+    assert kinds == ["host", "call", "host", "call", "host"]
+
+
+def test_forward_and_backward_take_turns_on_two_threads() -> None:
+    trace = Trace().event("aten::mm", 10, 20).event("aten::step", 70, 80)
+    node = {"thread": 2, "forward_thread": 1, "sequence": 4}
+    trace.event("autograd::engine::evaluate_function: MmBackward0", 25, 60, **node)
+    trace.event("aten::copy_", 0, 66, thread=3)  # loads data and has nothing to do with it
+
+    assert in_us(critical_path(step(trace), 1)) == [
+        ("host", "", 0, 10),
+        ("operator", "aten::mm", 10, 10),
+        ("handover", "", 20, 5),
+        ("operator", "autograd::engine::evaluate_function: MmBackward0", 25, 35),
+        ("handover", "", 60, 10),
+        ("operator", "aten::step", 70, 10),
+        ("host", "", 80, 20),
+    ]
+
+
+def test_kernels_of_a_graph_wait_for_each_other_and_the_first_for_the_launch() -> None:
+    trace = Trace().work("a", 6, 20, (2, 50), call="cudaGraphLaunch").work("b", 21, 30, correlation=1)
+    trace.event("cudaDeviceSynchronize", 10, 35, "cuda_runtime", thread=1)
+
+    names = [segment[:2] for segment in in_us(critical_path(trace.frame(), window=(0, 35_000)))]
+
+    assert names == [
+        ("host", ""),
+        ("launch", "cudaGraphLaunch"),
+        ("computation", "a"),
+        ("delay", "b"),
+        ("computation", "b"),
+        ("synchronisation", "cudaDeviceSynchronize"),
+    ]
+
+
+def test_a_kernel_of_a_graph_waits_for_the_one_before_it_though_that_had_ended_when_the_call_returned() -> None:
+    trace = Trace().work("a", 6, 8, (2, 10), call="cudaGraphLaunch").work("b", 12, 20, correlation=1).frame()
+
+    assert held_up(trace, device_work(trace)).by.tolist() == [LAUNCH, STREAM]
+
+
+def test_a_kernel_that_seems_to_begin_before_its_launch_stands_in_the_path_all_the_same() -> None:
+    trace = Trace().event("aten::mm", 2, 30).work("early", 8, 90, (10, 12))
+    trace.event("cudaDeviceSynchronize", 50, 85, "cuda_runtime")  # and to end after the call that waited for it
+
+    path = critical_path(step(trace), 1)
+
+    assert in_us(path) == [
+        ("host", "", 0, 2),
+        ("operator", "aten::mm", 2, 6),
+        ("computation", "early", 8, 77),
+        ("host", "", 85, 15),
+    ]
+
+
+def test_without_launches_the_path_is_what_the_devices_show_and_the_rest_is_unknown() -> None:
+    trace = Trace().work("a", 10, 40).work("b", 45, 60)
+
+    path = critical_path(trace.frame())
+
+    assert in_us(path) == [("computation", "a", 10, 30), ("delay", "b", 40, 5), ("computation", "b", 45, 15)]
+    assert in_us(critical_path(trace.frame(), window=(0, 60_000), tail=True))[0] == ("unknown", "", 0, 10)
+
+
+def test_a_kernel_that_begins_long_after_its_launch_waited_for_what_is_not_known() -> None:
+    trace = Trace().work("late", 500, 560, (10, 12)).event("cudaDeviceSynchronize", 50, 565, "cuda_runtime")
+
+    assert in_us(critical_path(step(trace, 570), 1)) == [
+        ("host", "", 0, 10),
+        ("launch", "cudaLaunchKernel", 10, 2),
+        ("unknown", "", 12, 488),
+        ("computation", "late", 500, 60),
+        ("synchronisation", "cudaDeviceSynchronize", 560, 5),
+        ("host", "", 565, 5),
+    ]
+
+
+def test_a_kernel_that_begins_long_after_the_one_before_it_waited_for_what_is_not_known() -> None:
+    trace = Trace().work("first", 5, 50, (1, 3)).work("second", 190, 200, (4, 6))
+    trace.event("cudaDeviceSynchronize", 10, 205, "cuda_runtime")
+
+    assert ("unknown", "", 50, 140) in in_us(critical_path(step(trace, 210), 1))
+
+
+def test_layers_of_the_events_are_those_of_the_segments() -> None:
+    frame = step(waiting())
+    frame["layer"] = pd.Categorical(
+        ["model.a" if name in ("aten::mm", "cudaLaunchKernel") else "" for name in frame["name"]]
+    )
+
+    layers = critical_path(frame, 1)["layer"]
+
+    assert layers.tolist()[1:4] == ["model.a"] * 3
+    assert layers.isna().tolist() == [True, False, False, False, True, True]
+
+
+def test_all_steps_of_all_ranks() -> None:
+    parts = []
+    for rank in (0, 1):
+        for number in (9, 10):
+            t = 1000 * number
+            trace = Trace().event(f"ProfilerStep#{number}", t, t + 100 + rank, "user_annotation", rank=rank)
+            parts.append(trace.work("k", t + 5, t + 50, (t + 1, t + 3), rank=rank).frame())
+    events = pd.concat(parts, ignore_index=True).astype({"name": "category", "category": "category"})
+
+    paths = critical_paths(events)
+
+    sums = paths.groupby(["rank", "step"])["duration_ns"].sum() // 1000
+    assert sums.to_dict() == {(0, 9): 100, (0, 10): 100, (1, 9): 101, (1, 10): 101}
+    known = paths[paths["event"].notna()]
+    assert (events["name"].iloc[known["event"].astype(int)].astype(str).tolist()) == known["name"].astype(str).tolist()
+    with pytest.raises(ValueError, match="one rank"):
+        critical_path(events)
+
+
+def test_a_step_that_is_not_there_is_an_error_and_nothing_has_an_empty_path() -> None:
+    with pytest.raises(ValueError, match="no step 7"):
+        critical_path(step(waiting()), 7)
+    assert len(critical_path(Trace().frame())) == 0
+    assert len(critical_paths(Trace().frame())) == 0

@@ -1,0 +1,193 @@
+"""How work came to the GPU: calls, delays, queues; and kernels in groups by what launched them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from perfnb.gpu.kernels import kernels_by_name, kernels_by_op, kernels_of_ops
+from perfnb.gpu.launches import launch_summary, launches, launches_by_op, queue_lengths
+from tests.traces_by_hand import Trace, expected, public, public_trace
+
+
+def two_ops() -> Trace:
+    trace = Trace().event("aten::linear", 0, 100, shapes="[[8, 16]]").event("aten::addmm", 10, 60, shapes="[[8], [4]]")
+    trace.work("gemm", 40, 90, (20, 30)).work("bias", 95, 98, (32, 38))
+    trace.event("aten::addmm", 200, 260, shapes="[[2], [4]]").work("gemm", 260, 290, (210, 214))
+    return trace.work("Memcpy DtoH (Device -> Pageable)", 310, 320, (300, 330), "gpu_memcpy", "cudaMemcpyAsync")
+
+
+def test_each_launch_has_its_call_its_delay_and_its_operator() -> None:
+    table = launches(two_ops().frame())
+
+    assert table["op"].tolist()[:3] == ["aten::addmm"] * 3
+    assert pd.isna(table["op"].iloc[3])
+    assert table["call"].tolist() == ["cudaLaunchKernel"] * 3 + ["cudaMemcpyAsync"]
+    assert (table["call_ns"] // 1000).tolist() == [10, 6, 4, 30]
+    assert (table["delay_ns"] // 1000).tolist() == [20, 63, 50, 10]
+    assert (table["duration_ns"] // 1000).tolist() == [50, 3, 30, 10]
+    # Three microseconds after a launch of six: a copy that waits is no launch to compare with.
+    assert table["short"].tolist()[:3] == [False, True, False]
+    assert pd.isna(table["short"].iloc[3])
+
+
+def test_sums_of_launches() -> None:
+    by_op = launches_by_op(two_ops().frame())
+    summary = launch_summary(two_ops().frame()).iloc[0]
+
+    row = by_op.loc["aten::addmm"]
+    assert row["calls"] == row["launched"] == 3
+    assert row["call_ms"] == pytest.approx(0.020)
+    assert row["delay_us"] == 50
+    assert row["gpu_ms"] == pytest.approx(0.083)
+    assert row["short"] == 1
+    assert row["short_share"] == pytest.approx(1 / 3)
+    assert summary["launched"] == summary["known"] == 4
+    assert summary["call_us"] == 8
+    assert summary["short_share"] == pytest.approx(1 / 3)
+    assert summary["before_launch"] == 0
+
+
+def test_what_is_not_known_of_a_launch_is_missing() -> None:
+    trace = Trace().work("lost", 0, 10).work("early", 20, 30, (25, 28))  # the second begins before its launch
+
+    table, summary = launches(trace.frame()), launch_summary(trace.frame()).iloc[0]
+
+    assert table["call_ns"].isna().tolist() == [True, False]
+    assert table["short"].isna().tolist() == [True, False]
+    assert table["delay_ns"].isna().all()
+    assert summary["before_launch"] == 1
+    assert summary["known"] == 1
+    assert pd.isna(launch_summary(Trace().work("lost", 0, 10).frame()).iloc[0]["short"])
+
+
+def test_one_call_for_many_kernels_counts_once() -> None:
+    trace = Trace().work("a", 110, 120, (100, 109), call="cudaGraphLaunch")
+    trace.work("b", 120, 122, correlation=1).work("c", 122, 130, correlation=1)
+
+    table = launches(trace.frame())
+
+    assert table["shared"].tolist() == [3, 3, 3]
+    assert table["short"].tolist() == [False, True, False]  # 3 us of the call for each
+    assert launch_summary(trace.frame())["call_ms"].tolist() == [0.009]
+
+
+def test_the_queue_grows_with_launches_and_shrinks_when_work_begins() -> None:
+    trace = Trace().work("a", 10, 100, (0, 5)).work("b", 100, 200, (20, 25)).work("c", 200, 300, (30, 35))
+    trace.work("other", 50, 60, (40, 45), stream=9).work("lost", 400, 410).work("early", 500, 510, (505, 506))
+
+    table = queue_lengths(trace.frame())
+
+    of_7 = table[table["stream"] == 7]
+    assert (of_7["time_ns"] // 1000).tolist() == [0, 10, 20, 30, 100, 200]
+    assert of_7["length"].tolist() == [1, 0, 1, 2, 1, 0]
+    assert table[table["stream"] == 9]["length"].tolist() == [1, 0]
+
+
+def test_calls_of_another_rank_with_the_same_number_launched_nothing_here() -> None:
+    trace = Trace().work("a", 10, 20, (0, 5)).event("aten::mm", 0, 9, rank=1)
+    trace.event("cudaLaunchKernel", 1, 8, "cuda_runtime", correlation=1, rank=1)
+    trace.event("b", 30, 40, "kernel", device=0, stream=7, correlation=1, rank=1)
+
+    table = launches(trace.frame())
+
+    assert (table["call_ns"] // 1000).tolist() == [5, 7]
+    assert table["op"].isna().tolist() == [True, False]
+
+
+def test_kernels_by_operator_and_shapes() -> None:
+    table = kernels_by_op(two_ops().frame())
+
+    known = table[table["op"].notna()]
+    assert known["shapes"].tolist() == ["[[8], [4]]", "[[2], [4]]"]
+    assert known["op_calls"].tolist() == [1, 1]
+    assert known["kernels"].tolist() == [2, 1]
+    assert known["calls"].tolist() == [2, 1]
+    assert known["total_ms"].tolist() == [0.053, 0.030]
+    assert known["mean_us"].tolist() == [26.5, 30]
+    assert known["min_us"].tolist() == [3, 30]
+    assert known["max_us"].tolist() == [50, 30]
+    unknown = table[table["op"].isna()].iloc[0]
+    assert unknown["calls"] == 1
+    assert pd.isna(unknown["op_calls"])
+    assert kernels_by_name(two_ops().frame())["kernel"].tolist()[0] == "gemm"
+    assert len(kernels_of_ops(two_ops().frame())) == 4
+
+
+def test_the_external_id_names_the_operator_where_the_call_is_lost() -> None:
+    trace = Trace().event("aten::mm", 0, 10, external_id=5).event("aten::add", 20, 30, external_id=77)
+    trace.work("gemm", 15, 20, external_id=5, correlation=70)
+    trace.work("not add", 35, 40, external_id=77, correlation=77)  # Kineto's own way to say that there was none
+
+    table = launches(trace.frame())
+
+    assert table["op"].iloc[0] == "aten::mm"
+    assert pd.isna(table["op"].iloc[1])
+
+
+def test_the_operator_is_found_on_the_thread_of_the_call_also_where_times_are_rounded() -> None:
+    trace = Trace().event("aten::a", 0, 10).event("aten::b", 5, 11)  # ends a microsecond after what it lies in
+    trace.event("aten::c", 10, 20).work("k", 30, 40, (12, 14)).event("aten::elsewhere", 0, 50, thread=2)
+
+    assert launches(trace.frame())["op"].tolist() == ["aten::c"]
+
+
+def test_the_operator_is_around_a_call_that_lies_in_another_call() -> None:
+    trace = (
+        Trace().event("aten::mm", 0, 50).work("a", 60, 70, (10, 30)).work("b", 70, 80, (12, 20), call="cuLaunchKernel")
+    )
+
+    assert launches(trace.frame())["op"].tolist() == ["aten::mm", "aten::mm"]
+
+
+@public
+def test_launches_of_alexnet() -> None:
+    events = public_trace("a100_alexnet.json.gz")
+    correlation = events["correlation"].to_numpy()
+    table = launches(events)
+    of = {
+        number: table.loc[events.index[(correlation == number) & events["device"].ge(0) & events["stream"].ge(0)]].iloc[
+            0
+        ]
+        for number in (5543, 5597, 5604)
+    }
+
+    # Numbers 5597 and 5604, us after 43 s: cudaLaunchKernel from 345,803 to 345,811 and from 345,861 to 345,871; the
+    # kernels from 345,833 and from 345,901. Number 5543: clamp_min_ in relu_, launched from 322,545 to 322,554.
+    assert of[5597]["delay_ns"] == 30_000
+    assert of[5597]["call_ns"] == 8_000
+    assert of[5604]["delay_ns"] == 40_000
+    assert of[5543]["op"] == "aten::clamp_min_"
+    assert of[5543]["delay_ns"] == (323_647 - 322_545) * 1000
+
+
+@pytest.mark.slow
+@public
+@pytest.mark.parametrize("name", sorted(expected()))
+def test_kernels_of_a_public_trace_add_up(name: str) -> None:
+    fact, events = expected()[name]["gpu"], public_trace(name)
+    kernels = events[events["category"] == "kernel"]
+    by_name = kernels_by_name(events).set_index("kernel")
+
+    assert len(by_name[by_name.index.isin(kernels["name"].astype(str))]) == fact["distinct_kernels"]
+    for known in fact["top_kernels"]:
+        same = by_name[[str(one).startswith(known["name"]) for one in by_name.index]]
+        assert known["calls"] in same["calls"].tolist() or same["calls"].sum() == known["calls"]
+    for table in (kernels_by_op(events), kernels_of_ops(events), kernels_by_name(events)):
+        assert table["calls"].sum() == len(launches(events))
+        assert table["total_ms"].sum() == pytest.approx(launches(events)["duration_ns"].sum() / 1e6, rel=1e-9)
+    assert (queue_lengths(events)["length"] >= 0).all()
+    assert (launches(events)["delay_ns"].dropna() >= 0).all()
+    assert launches_by_op(events)["launched"].sum() == len(launches(events))
+
+
+@pytest.mark.slow
+@public
+def test_launches_that_a_public_trace_lost_are_missing() -> None:
+    table = launches(public_trace("v100_resnet50_2021.json.gz"))
+
+    # 771 kernels were launched before the trace began; 102 outside all operators.
+    lost = table["call"].isna()
+    assert lost.sum() == 771
+    assert table.loc[lost, ["call_ns", "delay_ns", "short", "op"]].isna().all(axis=None)
+    assert table.loc[~lost, "op"].isna().sum() == 102

@@ -1,0 +1,119 @@
+"""What each part of a critical path would save: by hand, and as bounds that must hold in every trace."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfnb.attribution.device_work import step_windows
+from perfnb.gpu.critical_path import path_in, prepare, window_of
+from perfnb.gpu.path_savings import Retiming, path_savings
+from tests.gpu.test_critical_path import step, streams, waiting
+from tests.gpu.test_critical_path_public import ALEXNET
+from tests.traces_by_hand import Trace, expected, public, public_trace
+
+
+def saved(events: pd.DataFrame, by: Literal["kind", "op", "name"] = "kind") -> dict[str, tuple[float, float]]:
+    """Microseconds on the path and saved, by part."""
+    table = path_savings(events, 1, by=by)
+    pairs = zip(table[by].tolist(), table["path_ms"], table["saves_ms"], strict=True)
+    return {part: (round(path * 1000, 6), round(saves * 1000, 6)) for part, path, saves in pairs}
+
+
+def test_a_kernel_saves_no_more_than_the_host_had_to_wait_for_it() -> None:
+    parts = saved(step(waiting()))
+
+    # The host comes to its waiting call at 50 and waits for the kernel until 90. Without the kernel it goes on at once;
+    # then 50 of the host and 5 of returning are left, and 5 after it.
+    assert parts["computation"] == (75, 40)
+    assert parts["launch"] == (5, 5)
+    assert parts["synchronisation"] == (5, 5)
+    # Without the time between calls, the kernel is launched 2 earlier, and 5 at the end are gone.
+    assert parts["host"] == (7, 7)
+    assert parts["operator"] == (8, 8)
+
+
+def test_parts_by_operator_and_by_name() -> None:
+    by_op, by_name = saved(step(waiting()), "op"), saved(step(waiting()), "name")
+
+    # Of the operator: 8 of its own before the launch, the launch and the kernel. Its own 8 are gone on the host as
+    # well, and 8 and 2 after and in the launch, so that it comes to its waiting call at 50 - 18.
+    assert by_op == {"aten::mm": (88, 58)}
+    assert by_name["gemm"] == (75, 40)
+    assert by_name["cudaDeviceSynchronize"] == (5, 5)
+
+
+def test_a_part_beside_which_another_is_as_long_saves_nothing() -> None:
+    trace = Trace().work("a", 10, 80, (1, 3)).work("b", 10, 79, (4, 5), stream=9)
+    trace.event("cudaDeviceSynchronize", 8, 85, "cuda_runtime")
+
+    parts = saved(step(trace), "name")
+
+    # Without "a" the call waits for "b", which ended one earlier; "b" is not on the path.
+    assert parts["a"] == (70, 1)
+    assert "b" not in parts
+
+
+def test_what_waits_for_an_event_is_saved_with_what_it_waits_for() -> None:
+    parts = saved(step(streams(with_event=True)), "name")
+
+    # Without "a" (5 to 60), "b" could begin when it was launched, 49 earlier; the host is at its waiting call by then.
+    assert parts["a"] == (55, 49)
+
+
+def test_what_nothing_explains_saves_nothing_that_is_known_and_stays_where_its_launch_is_left_out() -> None:
+    trace = Trace().work("late", 500, 560, (10, 12)).event("cudaDeviceSynchronize", 50, 565, "cuda_runtime")
+    table = path_savings(step(trace, 570), 1).set_index("kind")
+
+    assert pd.isna(table.loc["unknown", "saves_ms"])
+    assert table.loc["unknown", "path_ms"] == pytest.approx(0.488)
+    assert table.loc["launch", "saves_ms"] == pytest.approx(0.002)
+
+
+def test_a_table_names_its_parts_the_longest_first_and_times_only_some_anew() -> None:
+    table = path_savings(step(waiting()), 1, most=2)
+
+    assert table.columns.tolist() == ["kind", "segments", "path_ms", "share", "saves_ms"]
+    assert table["kind"].tolist()[:2] == ["computation", "operator"]
+    assert table["path_ms"].is_monotonic_decreasing
+    assert table["share"].sum() == pytest.approx(1)
+    assert table["saves_ms"].isna().tolist() == [False, False, True, True, True]
+    assert len(path_savings(Trace().frame())) == 0
+
+
+@public
+def test_alexnet_is_held_up_by_its_allocations() -> None:
+    events = public_trace("a100_alexnet.json.gz")
+    begin, length = events.loc[events["name"] == ALEXNET, ["start_ns", "duration_ns"]].iloc[1]
+
+    table = path_savings(events, window=(int(begin), int(begin + length)), by="name").set_index("name")
+
+    # Four cudaMallocs on the path: 8,551 + 8,275 + 11,592 + 3,107.
+    assert table.loc["cudaMalloc", "path_ms"] == pytest.approx(31.525)
+    # Without any, the convolution begins 8,551 earlier, at 313,873 (us after 43 s). It runs for 1,034; 1 later follow
+    # 187 of add_, 1 later 144 of clamp_min_. The pooling (163) and the first transform (73), which had waited for the
+    # host, follow at once, and so does what waits for its event (5604, then from 345,901): from there to the end there
+    # are 349,596 - 345,901. So the last kernel ends at 319,171 instead of 349,596.
+    assert 313_873 + 1034 + 1 + 187 + 1 + 144 + 163 + 73 + (349_596 - 345_901) == 319_171
+    assert table.loc["cudaMalloc", "saves_ms"] == pytest.approx(30.425)
+
+
+@pytest.mark.slow
+@public
+@pytest.mark.parametrize("by", ["kind", "op", "name"])
+@pytest.mark.parametrize("name", sorted(expected()))
+def test_no_part_of_a_public_trace_saves_more_than_it_takes(name: str, by: Literal["kind", "op", "name"]) -> None:
+    run = prepare(public_trace(name))
+    steps = step_windows(run.events)["number"].tolist()[:2]
+    for number in (*steps, None):
+        for tail in (False, True):
+            window = window_of(run, number, None, tail)
+            path_ns = path_in(run, window).groupby(by, observed=True)["duration_ns"].sum()
+            parts = path_ns.nlargest(12).index.tolist()
+            saved = Retiming(run, window, by, parts).saved() if parts else np.array([])  # before it is cut to the bound
+
+            assert (saved >= 0).all()
+            assert (saved <= path_ns.loc[parts].to_numpy()).all()

@@ -1,0 +1,431 @@
+"""`estimate_memory` against the measured peak, against arithmetic by hand, and for what it must leave alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from perfnb.errors import CaptureError
+from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
+from tests.step.allocated import measured_peak, state_of
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 64))
+
+
+def cnn() -> nn.Module:
+    first = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64, 10))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(100, 64)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(64, 100)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).transpose(1, 2)
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    return torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+
+
+def rows(n: int = 128) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 256), torch.randint(64, (n,))
+
+
+def text() -> tuple[Tensor, Tensor]:
+    return torch.randint(100, (16, 32)), torch.randint(100, (16, 32))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]]]] = {
+    "mlp": (mlp, rows),
+    "cnn": (cnn, digits),
+    "transformer": (Transformer, text),
+}
+
+
+def peak_of_training(model: nn.Module, optimizer: Any, batch: Any, loss: Callable[..., Any]) -> int:
+    def step() -> None:
+        optimizer.zero_grad()
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+
+    step()
+    return measured_peak(step, [*model.parameters(), *model.buffers(), *state_of(optimizer), *batch])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_peak_is_the_measured_one(kind: str, optimizer: str) -> None:
+    make, batches = MODELS[kind]
+    model, batch = make(), batches()
+
+    estimate = estimate_memory(model, batch, OPTIMIZERS[optimizer], loss=F.cross_entropy)
+
+    measured = peak_of_training(model, OPTIMIZERS[optimizer](model.parameters()), batch, F.cross_entropy)
+    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert sum(estimate.by_category.values()) == estimate.peak_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_peak_of_inference_is_the_measured_one(kind: str) -> None:
+    make, batches = MODELS[kind]
+    model, batch = make().eval(), batches()
+
+    estimate = estimate_memory(model, batch[0], training=False)
+
+    with torch.no_grad():
+        measured = measured_peak(lambda: model(batch[0]), [*model.parameters(), *model.buffers(), batch[0]])
+    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert (estimate.gradients, estimate.optimizer_state) == (0, 0)
+
+
+def test_a_scaled_batch_takes_what_a_batch_of_that_size_takes() -> None:
+    model = cnn()
+    small = estimate_memory(model, (torch.randn(2, 3, 32, 32), torch.zeros(2).long()), "adam", loss=F.cross_entropy,
+                            batch_size=32)  # fmt: skip
+
+    assert small.peak_bytes == estimate_memory(model, digits(), "adam", loss=F.cross_entropy).peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [("sgd", 0), (OPTIMIZERS["momentum"], 657_664), ("adam", 1_315_328 + 16), (torch.optim.AdamW, 1_315_328 + 16)],
+)
+def test_sizes_to_the_byte(optimizer: Any, state: int) -> None:
+    estimate = estimate_memory(mlp(), rows(8), optimizer, loss=F.cross_entropy)
+
+    assert (estimate.parameters, estimate.gradients, estimate.optimizer_state) == (657_664, 657_664, state)
+    assert estimate.inputs == 8 * 256 * 4 + 8 * 8
+
+
+def test_activations_to_the_byte() -> None:
+    estimate = estimate_memory(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 64)), rows(8)[0])
+
+    # The rectifier's result is kept once, for itself and for the layer behind it; the sum's input is not kept.
+    assert estimate.activations - 4 == 8 * 512 * 4
+
+
+@pytest.mark.parametrize("given", ["instance", "stepped instance", "class", "name"])
+def test_an_optimizer_may_be_given_in_four_ways(given: str) -> None:
+    model = mlp()
+    optimizer: Any = torch.optim.Adam(model.parameters())
+    if given == "stepped instance":
+        model(rows()[0]).sum().backward()
+        optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    params = optimizer.param_groups[0]["params"]
+
+    wanted = {"class": torch.optim.Adam, "name": "Adam"}.get(given, optimizer)
+    estimate = estimate_memory(model, rows(), wanted, loss=F.cross_entropy)
+
+    assert (estimate.optimizer, estimate.optimizer_state) == ("Adam", 1_315_344)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert after["state"].keys() == before["state"].keys()
+    assert all(torch.equal(after["state"][i][k], v) for i, values in before["state"].items() for k, v in values.items())
+    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], params, strict=True))
+
+
+def test_nothing_is_changed() -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = cnn()
+            self.seen: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = torch.dropout(self.inside(x), 0.5, True)
+            self.seen.append(self.last)
+            return self.last
+
+    model = Remembering().eval()
+    model.inside[0].train()
+    flags = [m.training for m in model.modules()]
+    state = copy.deepcopy(model.state_dict())
+    parameters = {name: id(p) for name, p in model.named_parameters()}
+    grad = model.inside[0].weight.grad = torch.ones_like(model.inside[0].weight)
+    rng = torch.get_rng_state()
+
+    estimate_memory(model, digits_on_meta(), "adam", loss=F.cross_entropy)
+
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert [m.training for m in model.modules()] == flags
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert {name: id(p) for name, p in model.named_parameters()} == parameters
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["inside.0.weight"]
+    assert model.inside[0].weight.grad is grad
+    assert model.seen == []
+    assert not hasattr(model, "last")
+
+
+def digits_on_meta(n: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.empty(n, 3, 32, 32, device="meta"), torch.empty(n, dtype=torch.long, device="meta")
+
+
+def test_a_model_is_as_it_was_after_a_failure() -> None:
+    model = mlp()
+    weight = model[0].weight
+
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        estimate_memory(model, torch.randn(4, 3), "adam")
+
+    assert model[0].weight is weight
+    assert model(torch.randn(2, 256)).shape == (2, 64)
+
+
+def test_what_does_not_fit_is_not_made() -> None:
+    with torch.device("meta"):
+        huge = nn.Sequential(*[nn.Linear(40_000, 40_000, bias=False) for _ in range(7)])
+    process = psutil.Process()
+    estimate_memory(mlp(), rows(2), "adam")
+    before = process.memory_info().rss
+
+    parameters = estimate_memory(huge, torch.empty(2, 40_000, device="meta"), "adam")
+    batch = estimate_memory(cnn(), digits_on_meta(2), "sgd", loss=F.cross_entropy, batch_size=2**40)
+
+    assert parameters.parameters == 7 * 40_000**2 * 4
+    assert parameters.optimizer_state == 2 * parameters.parameters + 7 * 4
+    assert batch.inputs == 2**40 * (3 * 32 * 32 * 4 + 8)
+    assert process.memory_info().rss - before < 2**28
+
+
+def test_more_bytes_than_can_be_counted() -> None:
+    with pytest.raises(OverflowError, match="more bytes than can be counted"):
+        estimate_memory(mlp(), rows(2), batch_size=2**62)
+
+
+def test_shared_and_frozen_parameters() -> None:
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.Linear(64, 64))
+    model[2].weight = model[0].weight
+    model[3].requires_grad_(False)
+
+    estimate = estimate_memory(model, torch.randn(4, 64), "adam")
+
+    tied, frozen = 64 * 64 * 4, 64 * 65 * 4
+    assert estimate.parameters == tied + frozen
+    assert estimate.optimizer_state == 2 * tied + 4
+    assert estimate_memory(model, torch.randn(4, 64)).by_category["gradients"] <= 2 * tied
+    assert estimate.gradients == tied
+
+
+@pytest.mark.slow
+def test_the_largest_batch_is_exact() -> None:
+    estimate = estimate_memory(cnn(), digits_on_meta(), "adam", loss=F.cross_entropy)
+
+    found = [estimate.largest_batch(limit) for limit in (10**7, 10**8, 10**9, 2 * 10**9)]
+
+    assert found == sorted(found)
+    for limit, size in zip((10**7, 10**8, 10**9, 2 * 10**9), found, strict=True):
+        assert estimate.with_batch_size(size).peak_bytes <= limit < estimate.with_batch_size(size + 1).peak_bytes
+    assert estimate.largest_batch(100_000) == 0
+    assert estimate.largest_batch(estimate.peak_bytes) == 8
+
+
+def test_memory_that_does_not_depend_on_the_batch() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * 2
+
+    estimate = estimate_memory(Alone(), torch.randn(2, 0))
+
+    with pytest.raises(CaptureError, match="does not depend on the batch"):
+        estimate.largest_batch(10_000)
+
+
+def test_masks_are_looked_into() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(256, 256)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            x = self.linear(x)
+            return x if (mask == 1).all() else x * mask[:, None].exp() * 2
+
+    full, holes = torch.ones(8, dtype=torch.long), torch.tensor([1, 0] * 4)
+    peaks = [estimate_memory(Masked(), {"x": torch.randn(8, 256), "mask": m}, batch_size=4096).peak_bytes
+             for m in (full, holes)]  # fmt: skip
+
+    assert peaks[0] < peaks[1]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_frees_activations() -> None:
+    class Deep(nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            parts = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(6)]
+            self.blocks, self.again = nn.ModuleList(parts), again
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + (checkpoint(block, x, use_reentrant=False) if self.again else block(x))
+            return x
+
+    x, y = torch.randn(512, 64), torch.randn(512, 64)
+    plain, again = (estimate_memory(Deep(a), (x, y), "sgd", loss=F.mse_loss) for a in (False, True))
+
+    model = Deep(True)
+    measured = peak_of_training(model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y), F.mse_loss)
+    assert again.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert again.activations < plain.activations / 2
+
+
+def test_a_loss_that_is_a_module_counts() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.ones(64))
+
+    estimate = estimate_memory(mlp(), rows(), loss=loss)
+
+    assert estimate.parameters == 657_664 + 64 * 4
+    assert estimate.buffers == 64 * 4
+    assert type(loss.weight) is Tensor
+
+
+def test_parameters_from_elsewhere_are_refused() -> None:
+    other = nn.Linear(64, 1)
+
+    with pytest.raises(CaptureError, match="belongs neither to the model nor to the loss"):
+        estimate_memory(mlp(), rows(), loss=lambda out, _: other(out).sum())
+
+    assert other.weight.grad is None
+
+
+def test_cuda_is_estimated_without_one() -> None:
+    cpu, cuda = (estimate_memory(mlp(), rows(), "adam", loss=F.cross_entropy, device=d) for d in ("cpu", "cuda"))
+
+    assert cuda.device == "cuda"
+    assert cuda.optimizer_state == 1_315_328 + 2 * 256 + 4 * 512  # each counter and the smaller bias take whole blocks
+    # All parameters are updated at once, by one list of temporaries; on the CPU one after the other.
+    assert (cuda.peak_phase, cuda.by_category["temporaries"]) == ("optimizer", 657_664 + 256)
+    assert cpu.by_category["temporaries"] < 2 * 256 * 512 * 4 + 1024
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"optimizer": "adm"}, ValueError), ({"optimizer": 3}, TypeError), ({"batch_size": 0}, ValueError),
+     ({"device": "mps"}, CaptureError), ({"optimizer": "lbfgs"}, CaptureError)],
+)  # fmt: skip
+def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        estimate_memory(mlp(), rows(), **options)
+
+
+def test_an_estimate_shows_itself() -> None:
+    estimate = estimate_memory(mlp(), rows(8), "adam", loss=F.cross_entropy)
+
+    assert repr(estimate) == (
+        "<perfnb.MemoryEstimate Sequential: peak 3.52 MiB in optimizer, training with a batch of 8 and Adam>"
+    )
+    assert "optimizer state    1.25 MiB" in str(estimate)
+    bundle = estimate._repr_mimebundle_()
+    assert bundle["text/plain"] == str(estimate)
+    assert "<table>" in bundle["text/html"]
+    assert isinstance(estimate, MemoryEstimate)
+
+
+def test_what_a_convolution_takes_beside_its_result_counts() -> None:
+    model, x = nn.Conv2d(32, 64, 3, padding=1), torch.randn(32, 32, 16, 16)
+
+    estimate = estimate_memory(model, x, training=False)
+
+    with torch.no_grad():
+        measured = measured_peak(lambda: model(x), [*model.parameters(), x])
+    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+
+
+#: Convolutions of 32 channels by what oneDNN chooses its layouts from.
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "point": lambda: nn.Conv2d(32, 32, 1),
+    "wide kernel": lambda: nn.Conv2d(32, 32, 7, padding=3),
+    "strided point": lambda: nn.Conv2d(32, 32, 1, stride=2),
+    "strided": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1),
+    "strided to few": lambda: nn.Conv2d(32, 4, 5, stride=2, padding=2),
+    "stride of 3": lambda: nn.Conv2d(32, 48, 4, stride=3),
+    "strided groups": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=2),
+    "narrow groups": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=8),
+    "depthwise": lambda: nn.Conv2d(32, 32, 3, stride=2, padding=1, groups=32),
+    "depth multiplied": lambda: nn.Conv2d(32, 64, 3, padding=1, groups=32),
+    "dilated": lambda: nn.Conv2d(32, 32, 3, padding=2, dilation=2),
+    "strided dilated": lambda: nn.Conv2d(32, 32, 3, stride=2, padding=2, dilation=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["float32", "channels last", "bfloat16"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_the_peak_of_a_convolution_is_the_measured_one(kind: str, how: str) -> None:
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), CONVOLUTIONS[kind]()),
+        torch.randn(32, 3, 32, 32),
+    )
+    if how == "channels last":
+        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+
+    def step(x: Tensor) -> None:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "bfloat16"):
+            loss = model(x).square().mean()
+        loss.backward()
+
+    estimate = estimate_memory(step=step, batch=x)
+
+    step(x)
+    measured = measured_peak(lambda: step(x), [*model.parameters(), x])
+    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.slow
+def test_gradients_that_meet_are_added_in_place() -> None:
+    class Fan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(64, 512)
+            self.branches = nn.ModuleList(nn.Linear(512, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).relu()
+            return sum((branch(h) for branch in self.branches), torch.zeros(()))
+
+    model, batch = Fan(), (torch.randn(4096, 64), torch.randn(()))
+
+    def loss(out: Tensor, _: Tensor) -> Tensor:
+        return out.sum()
+
+    estimate = estimate_memory(model, batch, "sgd", loss=loss)
+
+    measured = peak_of_training(model, torch.optim.SGD(model.parameters()), batch, loss)
+    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)

@@ -1,0 +1,82 @@
+"""What `estimate_memory` cannot work with is refused in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from perfnb.errors import CaptureError
+from perfnb.memory.estimate.estimate import estimate_memory
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def test_what_is_no_model_no_loss_and_no_number_of_bytes_is_refused() -> None:
+    batch = torch.ones(2, 4)
+    with pytest.raises(TypeError, match="model must be a torch module, not int"):
+        estimate_memory(3, batch)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="loss must be a function such as"):
+        estimate_memory(nn.Linear(4, 4), batch, loss="mse")  # type: ignore[arg-type]
+    for wrong in ("8GiB", -1, float("nan")):
+        with pytest.raises(ValueError, match="bytes must be a number that is not negative"):
+            estimate_memory(nn.Linear(4, 4), batch).largest_batch(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [(lambda h: h[h > 0].sum(), "nonzero"), (lambda h: h * h.sum().item(), r"\.item\(\)"),
+     (lambda h: h + float(h.detach().numpy().sum()), "its code")],
+)  # fmt: skip
+def test_what_depends_on_numbers_is_refused_in_one_sentence(forward: Callable[[Tensor], Tensor], says: str) -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(self.linear(x))
+
+    model = nn.Sequential(nn.Linear(4, 4), Picky())
+
+    with pytest.raises(CaptureError, match=rf"{says}.* in 1 \(Picky\) depends on the numbers"):
+        estimate_memory(model, torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong", "error", "says"),
+    [
+        ("batch_size", float("inf"), ValueError, "batch_size must be a whole number of at least 1, not inf"),
+        ("batch_size", "4", ValueError, "batch_size must be a whole number of at least 1, not '4'"),
+        ("device", "gpu", ValueError, "device must be cpu or cuda, not 'gpu'"),
+        ("device", -1, ValueError, "device must be cpu or cuda, not -1"),
+        ("device", "cuda:x", ValueError, "device must be cpu or cuda, not 'cuda:x'"),
+        ("training", "no", TypeError, "training must be True or False, not 'no'"),
+        ("autocast", "bfloat16", TypeError, "autocast must be a type such as torch.bfloat16, not 'bfloat16'"),
+        ("autocast", True, TypeError, "autocast must be a type such as torch.bfloat16, not True"),
+    ],
+)
+def test_an_argument_that_is_none_is_refused_in_one_sentence(
+    argument: str, wrong: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        estimate_memory(nn.Linear(4, 4), torch.ones(2, 4), **{argument: wrong})
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_in_one_sentence(kind: type[nn.Module]) -> None:
+    model, ids = kind(1000, 8, sparse=True), torch.randint(1000, (4, 5))
+    optimizer = torch.optim.SparseAdam(model.parameters())
+
+    def step(ids: Tensor) -> None:
+        model(ids).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for estimate in (lambda: estimate_memory(step=step, batch=ids), lambda: estimate_memory(model, ids, optimizer)):
+        with pytest.raises(CaptureError, match=r"a sparse tensor of 1000 × 8; estimate with dense gradients"):
+            estimate()
+    step(ids)  # and it goes on

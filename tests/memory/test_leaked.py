@@ -1,0 +1,293 @@
+"""Who makes what stays, and the verdict: planted allocations, each kind told from the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfnb.attribution.blocks import Kind
+from perfnb.memory.allocations import AFTER, BEFORE, Watched, allocations_by_step
+from perfnb.memory.leaks.leaked import (
+    PROCESS_FLOOR_BYTES,
+    leak_report,
+    left_by_every_step,
+    levels_by_step,
+    surviving,
+)
+
+MIB = 2**20
+STEPS = 40
+FLAT = [500 * MIB] * STEPS
+
+
+def made(
+    steps: object,
+    size: object = MIB,
+    lives: int | None = None,
+    *,
+    layer: str | None = "encoder.0",
+    phase: str = "forward",
+    op: str | None = "aten::add",
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """Allocations made in `steps`, each freed `lives` steps later; alive at the end where that is ``None``."""
+    step = pd.array(np.asarray(steps), dtype="Int64")
+    freed = pd.array([pd.NA] * len(step), dtype="Int64") if lives is None else step + lives
+    freed[np.asarray(freed.isna() | (freed >= STEPS))] = pd.NA
+    return pd.DataFrame(
+        {
+            "bytes": np.broadcast_to(np.asarray(size, dtype=np.int64), len(step)),
+            "device": device, "layer": layer, "phase": phase, "op": op,
+            "made_in_step": step, "freed_in_step": freed,
+        }
+    ).astype({"layer": "str" if layer else object, "op": "str" if op else object})  # fmt: skip
+
+
+def joined(*parts: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([part.astype({"layer": object, "op": object}) for part in parts], ignore_index=True)
+
+
+EVERY = range(STEPS)
+#: What an ordinary step does: temporaries, gradients replaced in the next step, optimizer state made once.
+ORDINARY = joined(
+    made(EVERY, 3 * MIB, lives=0),
+    made(EVERY, 650_000, lives=1, phase="backward", op="aten::mm"),
+    made(EVERY, 4, lives=1, layer=None, phase="loss", op="aten::mean"),
+    made([0] * 8, 100_000, phase="optimizer", op="aten::zeros_like"),
+    made([3], 5 * MIB, phase="other", op=None, layer=None),
+)
+
+
+def test_levels_are_what_is_alive_at_each_end() -> None:
+    before = made([0], 100, lives=2).assign(made_in_step=pd.array([pd.NA], dtype="Int64"))
+    frame = joined(made([0, 1], 10, lives=1), made([1], 5), made([2], 7, lives=0), before)
+    assert levels_by_step(frame, 4).tolist() == [10, 15, -95, -95]
+
+
+def test_an_ordinary_step_leaks_nothing() -> None:
+    report = leak_report(ORDINARY, FLAT, steps=STEPS)
+    assert (report.verdict, report.reason) == ("no leak seen", "steady")
+    assert len(report.survivors) == 0
+    assert report.allocator is not None
+    assert report.allocator.bytes_per_step == 0
+    assert not report.allocator.excludes_zero
+
+
+def test_a_leak_of_1_mib_a_step_is_told_with_its_owner() -> None:
+    leak = joined(made(EVERY, MIB - 4096), made([*EVERY, *EVERY], 2048, op="aten::cat", layer=None, phase="loss"))
+    report = leak_report(joined(ORDINARY, leak), None, steps=STEPS)
+    assert (report.verdict, report.reason) == ("leak", "kept")
+    assert report.allocator is not None
+    assert report.allocator.bytes_per_step == pytest.approx(MIB, rel=0.02)
+    assert report.survivors["bytes_per_step"].sum() == pytest.approx(report.allocator.bytes_per_step, rel=0.02)
+    first, second = report.survivors.to_dict("records")
+    assert (first["layer"], first["phase"], first["op"]) == ("encoder.0", "forward", "aten::add")
+    assert (first["bytes_per_step"], first["count_per_step"], first["steps"]) == (MIB - 4096, 1, 32)
+    assert pd.isna(second["layer"])
+    assert (second["bytes_per_step"], second["count_per_step"], second["kind"]) == (4096, 2, "kept")
+
+
+@pytest.mark.parametrize("lives", [0, 1, 2, 7])
+def test_what_is_replaced_is_no_survivor(lives: int) -> None:
+    assert len(surviving(made(EVERY, lives=lives), STEPS)) == 0
+
+
+def test_a_cache_filled_early_is_no_survivor() -> None:
+    assert len(surviving(made(range(10)), STEPS)) == 0
+    assert len(surviving(made([0, 30]), STEPS)) == 0
+
+
+def test_a_leak_every_fifth_step_survives() -> None:
+    report = leak_report(joined(ORDINARY, made(range(0, STEPS, 5), 5 * MIB, op="aten::cat")), None, steps=STEPS)
+    assert report.verdict == "leak"
+    row = report.survivors.iloc[0]
+    assert (row["op"], row["steps"]) == ("aten::cat", 7)
+    assert row["bytes_per_step"] == pytest.approx(MIB, rel=0.15)
+
+
+def test_a_tensor_that_is_appended_to_grows() -> None:
+    grown = made(EVERY, [MIB * (place + 1) for place in EVERY], lives=1, op="aten::cat")
+    report = leak_report(joined(ORDINARY, grown), None, steps=STEPS)
+    assert (report.verdict, report.reason) == ("leak", "growing")
+    row = report.survivors.iloc[0]
+    assert (row["op"], row["kind"], row["bytes_per_step"]) == ("aten::cat", "growing", MIB)
+
+
+def test_reference_cycles_are_garbage() -> None:
+    garbage = made(EVERY)
+    garbage["freed_in_step"] = pd.array([STEPS] * STEPS, dtype="Int64")
+    report = leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS)
+    assert (report.verdict, report.reason) == ("no leak seen", "garbage")
+    assert report.garbage_bytes == MIB
+    assert len(report.survivors) == 0
+
+
+def test_reference_cycles_that_a_collection_freed_in_between_are_garbage_still() -> None:
+    garbage = made(EVERY)
+    garbage["freed_in_step"] = pd.array([17] * 17 + [STEPS] * (STEPS - 17), dtype="Int64")
+    report = leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS)
+    assert (report.verdict, report.reason) == ("no leak seen", "garbage")
+    assert report.garbage_bytes == MIB * (STEPS - 17) / STEPS
+
+
+def test_a_cycle_here_and_there_is_not_worth_a_word() -> None:
+    garbage = made([3, 20], 4096)
+    garbage["freed_in_step"] = pd.array([STEPS] * 2, dtype="Int64")
+    assert leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS).reason == "steady"
+
+
+def test_a_leak_whose_owner_changes_with_each_step_is_one() -> None:
+    leak = joined(*(made([place], layer=f"layer{place}") for place in EVERY))
+    report = leak_report(joined(ORDINARY, leak), None, steps=STEPS)
+    assert (report.verdict, report.reason) == ("leak", "kept")
+    assert report.survivors["bytes_per_step"].sum() == pytest.approx(MIB, rel=0.05 + 6e6 / MIB / 32)
+
+
+def test_growth_of_which_nothing_stays_is_no_verdict() -> None:
+    ever_larger = joined(*(made([place], MIB * (place + 1), lives=1, layer=f"layer{place}") for place in EVERY))
+    report = leak_report(joined(ORDINARY, ever_larger), None, steps=STEPS)
+    assert (report.verdict, report.reason) == ("inconclusive", "unexplained")
+
+
+def test_growth_that_the_process_contradicts_is_no_verdict() -> None:
+    report = leak_report(joined(ORDINARY, made(EVERY)), FLAT, steps=STEPS)
+    assert (report.verdict, report.reason) == ("inconclusive", "unseen")
+
+
+def test_the_process_says_nothing_of_a_gpu() -> None:
+    report = leak_report(joined(ORDINARY, made(EVERY, device="cuda:0")), FLAT, steps=STEPS)
+    assert (report.verdict, report.reason) == ("leak", "kept")
+    assert report.survivors["device"].tolist() == ["cuda:0"]
+
+
+PROCESS_LEAK = [500 * MIB + place * MIB for place in EVERY]
+
+
+def test_a_process_that_grows_alone_leaks_outside() -> None:
+    report = leak_report(ORDINARY, PROCESS_LEAK, steps=STEPS)
+    assert (report.verdict, report.reason) == ("leak", "outside")
+    assert report.beyond_bytes == MIB
+    assert leak_report(None, PROCESS_LEAK, steps=STEPS).reason == "outside"
+
+
+def test_a_process_that_grows_more_says_how_much() -> None:
+    both = [500 * MIB + 3 * place * MIB for place in EVERY]
+    report = leak_report(joined(ORDINARY, made(EVERY)), both, steps=STEPS)
+    assert (report.reason, report.beyond_bytes) == ("kept", 2 * MIB)
+    assert leak_report(joined(ORDINARY, made(EVERY)), PROCESS_LEAK, steps=STEPS).beyond_bytes is None
+
+
+def test_a_process_that_grows_while_new_shapes_come_is_no_leak() -> None:
+    rng = np.random.default_rng(0)
+    varying = made(EVERY, rng.integers(MIB, 20 * MIB, STEPS), lives=0)
+    report = leak_report(joined(ORDINARY, varying), PROCESS_LEAK, steps=STEPS)
+    assert (report.verdict, report.reason) == ("inconclusive", "shapes")
+    few = made(EVERY, rng.choice([MIB, 2 * MIB, 3 * MIB], STEPS), lives=0)
+    assert leak_report(joined(ORDINARY, few), PROCESS_LEAK, steps=STEPS).reason == "outside"
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_batches_that_vary_are_no_leak_in_100_runs() -> None:
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(MIB, 20 * MIB, STEPS)
+        cache = 500 * MIB + np.cumsum(rng.integers(0, MIB, STEPS))  # each new shape is prepared and kept
+        varying = joined(made(EVERY, sizes, lives=0), made(EVERY, sizes // 10, lives=1, op="aten::relu"))
+        assert leak_report(joined(ORDINARY, varying), cache, steps=STEPS).verdict != "leak"
+
+
+def test_growth_of_the_process_below_the_floor_is_its_own() -> None:
+    small = [500 * MIB + place * (PROCESS_FLOOR_BYTES - 4096) for place in EVERY]
+    assert leak_report(ORDINARY, small, steps=STEPS).verdict == "no leak seen"
+
+
+def test_survivors_under_noise_are_not_hushed_up() -> None:
+    rng = np.random.default_rng(2)
+    noise = made(EVERY, rng.integers(0, 400 * MIB, STEPS), lives=1, op="aten::relu")
+    report = leak_report(joined(noise, made(EVERY)), None, steps=STEPS)
+    assert (report.verdict, report.reason) == ("inconclusive", "hidden")
+    assert report.survivors["bytes_per_step"].tolist() == [MIB]
+
+
+def test_too_little_is_inconclusive() -> None:
+    assert leak_report(None, None, steps=STEPS).reason == "unknown"
+    assert leak_report(made(range(8)), None, steps=8).verdict == "inconclusive"
+    assert leak_report(ORDINARY.iloc[:0], None, steps=STEPS).verdict == "no leak seen"
+
+
+def test_the_table_of_steps_holds_both_series() -> None:
+    table = leak_report(ORDINARY, FLAT, steps=STEPS).per_step
+    assert table.columns.tolist() == ["step", "allocated_bytes", "process_bytes"]
+    assert len(table) == STEPS
+    assert table["process_bytes"].eq(500 * MIB).all()
+    only = leak_report(None, [1, None, *FLAT[2:]], steps=STEPS).per_step
+    assert only["allocated_bytes"].isna().all()
+    assert only["process_bytes"].isna().sum() == 1
+
+
+def test_the_frame_stays_as_it_was() -> None:
+    frame = joined(ORDINARY, made(EVERY))
+    before = frame.copy()
+    leak_report(frame, FLAT, steps=STEPS)
+    pd.testing.assert_frame_equal(frame, before)
+
+
+def watched(*blocks: tuple[int, int, int], device: str = "cuda:0") -> Watched:
+    """Blocks by event, start and end, in three steps of 10 ns that begin at 100, 120 and 140."""
+    nobody = pd.Series([pd.NA] * len(blocks), dtype="object")
+    host = pd.DataFrame({"kind": [Kind.STEP, Kind.SPAN, Kind.STEP, Kind.STEP], "start": [140, 103, 100, 120]})
+    attribution: Any = SimpleNamespace(host=SimpleNamespace(blocks=host))
+    frame = pd.DataFrame(blocks, columns=["event", "start", "end"])
+    frame = frame.assign(bytes=8, device=device, layer=nobody, phase=nobody, op=nobody)
+    return Watched(None, attribution, frame, 140, 150)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("block", "made", "freed"),
+    [
+        ((3, 100, 110), 0, 0),
+        ((3, 105, 119), 0, 0),  # freed before the next step begins
+        ((3, 105, 125), 0, 1),
+        ((3, 141, 150), 2, 2),
+        ((3, 125, 151), 1, 3),  # freed by the collection after the last step
+        ((3, 125, AFTER), 1, None),
+        ((-1, BEFORE, 125), None, 1),
+        ((3, 90, 151), None, 3),
+        ((3, 90, AFTER), None, None),
+        ((3, 90, 95), None, None),
+        ((-1, BEFORE, AFTER), None, None),  # a parameter
+        ((-1, 121, AFTER), None, None),  # a batch from a loader's shared memory, never allocated here
+    ],
+)
+def test_blocks_lie_in_the_steps_that_made_and_freed_them(
+    block: tuple[int, int, int], made: int | None, freed: int | None
+) -> None:
+    found = allocations_by_step(watched(block))
+    on_cpu = allocations_by_step(watched(block, device="cpu"))
+    pd.testing.assert_frame_equal(on_cpu, found[found["made_in_step"].notna()].assign(device="cpu"))
+    if made is None and freed is None:
+        assert len(found) == 0
+    else:
+        row = found.iloc[0]
+        assert [None if pd.isna(row[name]) else row[name] for name in ("made_in_step", "freed_in_step")] == [
+            made,
+            freed,
+        ]
+        assert leak_report(found, None, steps=3).verdict == "inconclusive"
+
+
+def test_of_two_steps_only_what_both_left_counts() -> None:
+    replaced_by_a_larger_one = (made([0], MIB, lives=1), made([1], 4 * MIB))
+    waits_for_the_collector = made([0, 1], MIB, layer="cycle").assign(freed_in_step=pd.array([2, 2], dtype="Int64"))
+    made_once = made([1], MIB, layer="cache")
+    harmless = joined(*replaced_by_a_larger_one, waits_for_the_collector, made_once)
+
+    left = left_by_every_step(joined(harmless, made([0, 1], [2 * MIB, 3 * MIB], layer="history")), 2)
+
+    assert left_by_every_step(harmless, 2).empty
+    assert left[["layer", "op", "bytes_per_step"]].values.tolist() == [["history", "aten::add", 2 * MIB]]

@@ -1,0 +1,128 @@
+"""A snapshot of the CUDA allocator as a user meets it: loaded, shown, and safe to show."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from perfnb.errors import TraceError
+from perfnb.memory.snapshot.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
+from tests.memory import snapshots
+from tests.memory.snapshots import MIB, block, dumped, entry, frame, segment, snapshot
+
+FOLDER = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
+PUBLIC = FOLDER / "memory_snapshot" / "forward.pickle"
+HOSTILE = '<script>alert("$x^2$")</script>\n\x1b[31m\u202e'
+
+
+def two_devices() -> dict:
+    """3 MiB of 8 MiB on one device, with a history; 5 MiB of 5 MiB on another, without."""
+    address = 0x7F0000000000
+    first = segment(address, [block(address, 3 * MIB, frames=snapshots.STACK), block(0, 5 * MIB, "inactive")])
+    second = segment(address, [block(address, 5 * MIB, requested=4 * MIB)], device=1)
+    trace = [entry("segment_alloc", address, 8 * MIB, 0), entry("alloc", address, 3 * MIB, 1500)]
+    return snapshot([first, second], [*trace, entry("oom", 0, 9 * MIB, 2500)])
+
+
+def loaded(tmp_path: Path, data: object, name: str = "step.pickle") -> MemorySnapshot:
+    path = tmp_path / name
+    path.write_bytes(dumped(data))
+    assert looks_like_snapshot(path)
+    return load_snapshot(path)
+
+
+def test_its_text(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    golden("snapshot.txt", f"{loaded(tmp_path, two_devices())}\n")
+
+
+def test_its_repr_is_one_line_with_figures(tmp_path: Path) -> None:
+    assert repr(loaded(tmp_path, two_devices())) == (
+        "<perfnb.MemorySnapshot 'step.pickle': 8.00 MiB active of 13.0 MiB reserved, 2 segments, 3 blocks>"
+    )
+
+
+def test_its_tables_belong_to_the_caller(tmp_path: Path) -> None:
+    shot = loaded(tmp_path, snapshots.small())
+    for name in ("allocations", "memory", "segments", "fragmentation"):
+        table = getattr(shot, name)
+        first = table.columns[0]
+        del table[first]
+        assert first in getattr(shot, name)
+    shot.meta["settings"].clear()
+    assert shot.meta["settings"]["expandable_segments"] is False
+    assert shot.meta["base_ns"] == snapshots.BASE_US * 1000
+    assert shot.meta["events"] == 7
+
+
+def test_without_history_it_still_shows_itself(tmp_path: Path) -> None:
+    for data in (snapshots.small()["segments"], snapshot([])):
+        shot = loaded(tmp_path, data)
+        assert "no history" in str(shot)
+        assert shot.meta["base_ns"] is None
+        assert set(shot._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def test_names_in_it_are_text_and_nothing_else(tmp_path: Path) -> None:
+    address = 0x7F0000000000
+    hostile = [frame("??", 0, f"at::_ops::{HOSTILE}::"), frame(f"{HOSTILE}.py", 3, HOSTILE)]
+    blocks = [block(address, MIB, frames=hostile), block(address + MIB, MIB, HOSTILE, frames=hostile)]
+    data = snapshot([segment(address, blocks, kind=HOSTILE)], [entry(HOSTILE, address, 1, 0, hostile)])
+
+    bundle = loaded(tmp_path, data, "<b>&.pickle")._repr_mimebundle_()
+
+    seen = _Tags(bundle["text/html"])
+    assert seen.names <= {"div", "style", "p", "strong", "br", "table", "caption", "thead", "tbody", "tr", "th", "td",
+                          "bdi", "ul", "li"}  # fmt: skip
+    assert not [text for text in bundle.values() if "\x1b" in text or "\u202e" in text]
+    assert "<script" not in bundle["text/html"]
+    assert all(len(line) <= 100 for line in bundle["text/plain"].splitlines())
+
+
+def test_a_strangers_pickle_runs_nothing(tmp_path: Path) -> None:
+    class Runs:
+        def __reduce__(self) -> tuple:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps({"segments": [Runs()]}))
+
+    with pytest.raises(TraceError, match=r"a\.pickle was not read: .* nothing in it was run"):
+        load_snapshot(path)
+
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(not PUBLIC.is_file(), reason=f"no public memory snapshot at {PUBLIC}; set PERFNB_TRACES")
+def test_a_public_snapshot_adds_up() -> None:
+    shot = load_snapshot(PUBLIC)
+
+    row = shot.fragmentation.loc["cuda:0"]
+    assert (row["segments"], row["blocks"]) == (1722, 4158)
+    assert row["active_bytes"] / 1e6 == pytest.approx(44_607.6, abs=0.05)
+    assert row["reserved_bytes"] / 1e6 == pytest.approx(47_234, abs=0.5)
+    assert row["fragmentation"] == pytest.approx(1 - 44_607_570_432 / 47_234_154_496)
+    allocations, memory = shot.allocations, shot.memory
+    alive = allocations["state"] == "active_allocated"
+    assert allocations.loc[alive, "bytes"].sum() == row["allocated_bytes"] == memory["total"].iloc[-1]
+    # Of 4,138 allocations in its history 1,734 were never freed, and 1 that was freed is older than the history.
+    assert (alive & allocations["start_ns"].notna()).sum() == 1734
+    assert allocations["start_ns"].notna().sum() == 4138
+    assert memory["total"].max() <= memory["reserved"].max()
+    assert shot.meta["notes"]
+    assert "44.0 GiB" in str(shot)
+
+
+class _Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.names.add(tag)

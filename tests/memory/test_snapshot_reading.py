@@ -1,0 +1,307 @@
+"""Snapshots of the CUDA allocator become columns; what is no snapshot, or pretends to be one, gives one error."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfnb.errors import TraceError
+from perfnb.memory.snapshot import plain_pickle, stacks
+from perfnb.memory.snapshot.reading import MISSING, decode, looks_like_snapshot, read
+from tests.memory import snapshots
+from tests.memory.snapshots import MIB, block, dumped, entry, frame, segment, snapshot
+
+FOLDER = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
+PUBLIC = FOLDER / "memory_snapshot" / "forward.pickle"
+ADDRESS = 0x7F0000000000
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_snapshot_becomes_columns(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "a.pickle"
+    path.write_bytes(dumped(snapshots.small(), protocol))
+
+    columns = read(path)
+
+    assert columns.segments.size.tolist() == [4 * MIB]
+    assert columns.segments.pools == ["0, 0"]
+    assert columns.segments.expandable.tolist() == [0]
+    assert columns.blocks.size.tolist() == [MIB, 3 * MIB]
+    assert columns.blocks.requested.tolist() == [MIB - 100, 0]
+    assert columns.blocks.address.tolist() == [ADDRESS, ADDRESS + MIB]
+    assert [columns.blocks.states[code] for code in columns.blocks.state] == ["active_allocated", "inactive"]
+    assert [columns.events.actions[code] for code in columns.events.action] == [
+        "segment_alloc", "alloc", "free_requested", "free_completed", "alloc", "free_requested", "free_completed",
+    ]  # fmt: skip
+    assert (columns.events.time_us - snapshots.BASE_US).tolist() == [0, 10, 20, 20, 30, 50, 55]
+    assert columns.settings == {"expandable_segments": False, "max_split_size": -1, "roundup": {"1": 0}}
+
+
+def test_a_stack_gives_the_users_line_and_the_operator_outermost_below_python() -> None:
+    columns = decode(dumped(snapshots.small()))
+
+    number = columns.blocks.stack[0]
+    assert columns.made_at[number] == "/code/my/train.py:42 forward"
+    assert columns.ops[number] == "aten::add"
+    assert (columns.events.stack == number).all()
+
+
+@pytest.mark.parametrize(
+    ("frames", "op", "made_at"),
+    [
+        ([], None, None),
+        ([frame("??", 0, "at::_ops::mm::call(at::Tensor)")], "aten::mm", None),
+        (
+            [frame("/x/site-packages/torch/optim/adam.py", 7, "step")],
+            None,
+            "/x/site-packages/torch/optim/adam.py:7 step",
+        ),
+        ([frame("<stdin>", 3, "f")], None, "<stdin>:3 f"),
+        ([frame("C:\\code\\a.py", 3, "f")], None, "C:\\code\\a.py:3 f"),
+        ([frame("/code/my/a\udcff.py", 3, "f")], None, "/code/my/a\\udcff.py:3 f"),
+        ([None, 3, "text", {}, frame("a.py", -1, "f")], None, "a.py f"),  # type: ignore[list-item]
+        ([{"name": 3, "filename": [], "line": {}}], None, None),
+    ],
+)
+def test_strange_stacks(frames: list, op: str | None, made_at: str | None) -> None:
+    found = stacks.Stacks("a")
+
+    assert found.number(frames) == 0
+    assert (found.ops, found.made_at) == ([op], [made_at])
+
+
+def test_long_texts_are_cut_and_few_are_kept() -> None:
+    found = stacks.Stacks("a")
+    found.number([frame("/" + "x" * 10**6 + ".py", 1, "y" * 10**6)])
+
+    assert len(found.made_at[0] or "") < 400
+
+
+def test_a_list_of_segments_is_a_snapshot_too() -> None:
+    columns = decode(dumped(snapshots.small()["segments"]))
+
+    assert len(columns.segments.size) == 1
+    assert len(columns.events.size) == 0
+
+
+def test_older_forms_are_read() -> None:
+    """Version 2.0: blocks without address, requested size and frames, which stand in a history; no times, no device."""
+    history = [{"addr": ADDRESS, "real_size": 1000, "frames": snapshots.STACK}]
+    blocks = [
+        {"size": 1024, "state": "active_allocated", "history": history},
+        {"size": MIB, "state": "active_pending_free", "history": []},
+        {"size": 512, "state": "inactive"},
+    ]
+    old = [{"address": a, "total_size": 1536 + MIB, "blocks": blocks} for a in (ADDRESS, 2 * ADDRESS)]
+    trace = [{"action": "alloc", "addr": ADDRESS, "size": 1000}, {"action": "oom", "size": 10, "device_free": 5}]
+
+    columns = decode(dumped(snapshot(deepcopy(old), trace)))
+
+    offsets = [0, 1024, 1024 + MIB]
+    assert columns.blocks.address.tolist() == [a + offset for a in (ADDRESS, 2 * ADDRESS) for offset in offsets]
+    assert columns.blocks.requested.tolist() == [1000, MISSING, MISSING] * 2
+    assert columns.blocks.states[columns.blocks.state[1]] == "active_awaiting_free"
+    assert columns.made_at[columns.blocks.stack[0]] == "/code/my/train.py:42 forward"
+    assert columns.segments.device.tolist() == [0, 0]
+    assert columns.events.time_us.tolist() == [MISSING] * 2
+    assert columns.events.size.tolist() == [1000, 10]
+
+
+def test_addresses_above_int64_are_kept() -> None:
+    high = 0xFF00_FFFF_0000_0000
+    columns = decode(dumped(snapshot([segment(high, [block(high, 512)])])))
+
+    assert columns.segments.address.tolist() == columns.blocks.address.tolist() == [high]
+
+
+def test_a_device_may_have_no_history() -> None:
+    columns = decode(dumped(snapshot([], [], None, [entry("alloc", ADDRESS, 512, 0)])))  # type: ignore[arg-type]
+
+    assert columns.events.device.tolist() == [2]
+
+
+def changed(*path: Any, to: Any) -> Any:
+    data = snapshots.small()
+    place: Any = data
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = to
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({}, "no segments"),
+        ("text", "no segments"),
+        (changed("segments", to="text"), "segments is a str and not a list"),
+        (changed("segments", to=[1]), "segments holds something else than dicts"),
+        (changed("segments", 0, "blocks", to={}), "blocks is a dict"),
+        (changed("segments", 0, "blocks", 0, "size", to="1"), "size of a block is no whole number"),
+        (changed("segments", 0, "blocks", 0, "size", to=True), "size of a block is no whole number"),
+        (changed("segments", 0, "blocks", 0, "size", to=1.0), "size of a block is no whole number"),
+        (changed("segments", 0, "blocks", 0, "size", to=-5), "size of a block is out of range"),
+        (changed("segments", 0, "blocks", 0, "size", to=None), "a block has no size"),
+        (changed("segments", 0, "blocks", 0, "size", to=2**70), "size of a block is out of range"),
+        (changed("segments", 0, "blocks", 0, "state", to=None), "a block has no state"),
+        (changed("segments", 0, "blocks", 0, "state", to=[]), "is no text"),
+        (changed("segments", 0, "blocks", 0, "address", to=-1), "address of a block is out of range"),
+        (changed("segments", 0, "blocks", 0, "frames", to=3), "frames is a int"),
+        (changed("segments", 0, "device", to=10**9), "device of a segment is out of range"),
+        (changed("segments", 0, "stream", to=2**64), "stream of a segment is out of range"),
+        (changed("device_traces", to=[[]] * 2000), "2,000 devices"),
+        (changed("device_traces", 0, to={}), "device_traces is a dict"),
+        (changed("device_traces", 0, 0, "time_us", to=10**17), "time_us of an entry of device_traces is out of range"),
+        (changed("device_traces", 0, 0, "action", to=None), "has no action"),
+        (snapshot([segment(ADDRESS, [block(ADDRESS, 2**50)]) for _ in range(3000)]), "more than any machine's memory"),
+    ],
+)
+def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
+    with pytest.raises(TraceError) as error:
+        decode(dumped(data), "b.pickle")
+
+    text = str(error.value)
+    assert text.startswith("b.pickle is no CUDA memory snapshot that perfnb can read: ")
+    assert why in text
+    assert text.endswith("; dump it again with torch.cuda.memory._dump_snapshot.")
+    assert "\n" not in text
+
+
+def test_rows_that_are_shared_without_end_are_refused() -> None:
+    """A few thousand bytes that stand for a hundred million blocks."""
+    blocks = [block(ADDRESS, 512)] * 10_000
+    segments = [dict(segment(ADDRESS, []), blocks=blocks) for _ in range(10_000)]
+
+    with pytest.raises(TraceError, match="blocks repeats the same few rows without end"):
+        decode(dumped(snapshot(segments)))
+
+
+def test_a_stack_that_is_shared_is_walked_once() -> None:
+    class Counted(list):  # type: ignore[type-arg]
+        walks = 0
+
+        def __iter__(self) -> Any:
+            Counted.walks += 1
+            return super().__iter__()
+
+    frames = Counted([{}] * 1000)
+    found = stacks.Stacks("a")
+    for _ in range(50):
+        found.number(frames)
+    assert Counted.walks <= 2
+
+
+def test_too_many_different_stacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "MOST_STACKS", 3)
+    trace = [entry("alloc", ADDRESS, 512, i, [frame("a.py", i, "f")]) for i in range(5)]
+
+    with pytest.raises(TraceError, match="more than 3 different call stacks"):
+        decode(dumped(snapshot([], trace)))
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
+ANYTHING = st.recursive(
+    VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner), max_leaves=5
+)
+ODD = VALUES | ANYTHING
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(
+    places=st.lists(
+        st.tuples(st.sampled_from(["whole", "segment", "block", "entry", "frame"]), st.integers(0, 20), ODD)
+    ),
+    protocol=st.sampled_from([2, 4]),
+)
+def test_any_value_at_any_place_is_read_or_gives_one_error(places: list, protocol: int) -> None:
+    data = snapshots.small()
+    parts = {
+        "whole": data,
+        "segment": data["segments"][0],
+        "block": data["segments"][0]["blocks"][0],
+        "entry": data["device_traces"][0][1],
+        "frame": dict(snapshots.STACK[5]),
+    }
+    parts["block"]["frames"] = [parts["frame"]]
+    for where, number, value in places:
+        part = parts[where]
+        part[list(part)[number % len(part)]] = value
+    try:
+        columns = decode(dumped(data, protocol))
+    except TraceError:
+        return
+    assert columns.blocks.size.dtype == np.int64
+    assert len(columns.blocks.size) == len(columns.blocks.address) == len(columns.blocks.stack)
+
+
+def test_files_that_are_none_give_one_error(tmp_path: Path) -> None:
+    large = tmp_path / "large.pickle"
+    large.write_bytes(dumped(snapshots.small()))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "directory"), (pipe, "it is not a file")):
+        with pytest.raises(TraceError, match=why):
+            read(path)
+    with pytest.raises(TraceError, match="is the most; record fewer entries"):
+        read(large, max_bytes=100)
+    large.write_bytes(large.read_bytes()[:-10])
+    with pytest.raises(TraceError, match=r"large\.pickle was not read: it breaks off"):
+        read(large)
+
+
+def test_an_enormous_file_is_refused_by_its_size_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "enormous.pickle"
+    with path.open("wb") as file:
+        file.write(b"\x80\x04")
+        file.truncate(1 << 40)  # a hole that takes no room on disk
+
+    with pytest.raises(TraceError, match="MiB is the most"):
+        read(path)
+
+
+def test_what_looks_like_a_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for protocol in range(6):
+        path.write_bytes(pickle.dumps({"segments": []}, protocol=protocol))
+        assert looks_like_snapshot(path) == (protocol >= 2)
+    for other in (b"", b"\x80", b'{"traceEvents": []}', b"\x1f\x8b\x08", b"\x80\x09"):
+        path.write_bytes(other)
+        assert not looks_like_snapshot(path)
+    assert not looks_like_snapshot(tmp_path)
+    assert not looks_like_snapshot(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    assert not looks_like_snapshot(tmp_path / "pipe")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PUBLIC.is_file(), reason=f"no public memory snapshot at {PUBLIC}; set PERFNB_TRACES")
+def test_a_public_snapshot_holds_what_is_known_of_it() -> None:
+    columns = read(PUBLIC)
+
+    active = np.array([name.startswith("active") for name in columns.blocks.states])[columns.blocks.state]
+    assert len(columns.segments.size) == 1722
+    assert len(columns.blocks.size) == 4158
+    assert columns.blocks.size[active].sum() == 44_607_570_432
+    assert columns.segments.size.sum() == 47_234_154_496
+    assert len(columns.events.size) == 8948
+
+
+@pytest.mark.skipif(not PUBLIC.is_file(), reason=f"no public memory snapshot at {PUBLIC}; set PERFNB_TRACES")
+def test_a_public_snapshot_decodes_as_pickle_decodes_it() -> None:
+    class Refuser(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError("nothing is looked up")
+
+    with PUBLIC.open("rb") as file:
+        theirs = Refuser(file).load()
+
+    assert plain_pickle.decode(PUBLIC.read_bytes()) == theirs

@@ -1,0 +1,157 @@
+"""Real models compared: costs by hand, shares that add up, ratios with intervals, models left as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.models.architecture_table import COLUMNS
+from perfnb.models.costs import KINDS
+from perfnb.models.layer_kinds import kind_of_class, kind_of_op
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+X, Y = torch.randn(16, 1, 8, 8), torch.randint(10, (16,))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
+
+
+class Small(nn.Module):
+    """A transformer's layer over rows of pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.layer(x.squeeze(1)).mean(1))
+        return out
+
+
+@pytest.mark.slow
+def test_three_models_on_one_batch(tmp_path: Path) -> None:
+    models = {"mlp": mlp(), "cnn": cnn(), "transformer": Small()}
+
+    comparison = perfnb.compare_architectures(models, (X, Y), loss=nn.functional.cross_entropy, budget_s=4)
+
+    table = comparison.table
+    assert table.index.tolist() == ["mlp", "cnn", "transformer"]
+    assert table.columns.tolist() == list(COLUMNS)
+    assert table["parameters"].tolist() == [sum(p.numel() for p in model.parameters()) for model in models.values()]
+    first, second = 2 * 16 * 64 * 32, 2 * 16 * 32 * 10
+    assert table.loc["mlp", ["forward_flops", "backward_flops"]].tolist() == [first + second, first + 2 * second]
+    assert table.loc["mlp", "throughput_per_s"] == pytest.approx(16e3 / table.loc["mlp", "median_ms"])
+    assert (table["ci_low_ms"] <= table["median_ms"]).all()
+    assert (table["ci_high_ms"] >= table["median_ms"]).all()
+    assert (table["peak_bytes"] > table["parameter_bytes"]).all()
+    shares = comparison.shares
+    assert shares.groupby(["name", "by"])["share"].sum().to_numpy() == pytest.approx(1)
+    kinds = shares[shares["by"] == "kind"].set_index(["name", "part"])["share"]
+    assert set(kinds.index.get_level_values("part")) == set(KINDS)
+    assert kinds["cnn", "convolution"] > 0 == kinds["mlp", "convolution"]
+    assert kinds["transformer", "attention"] > 0 == kinds["cnn", "attention"]
+    ratios = comparison.ratios
+    assert ratios[["a", "b"]].to_numpy().tolist() == [["mlp", "cnn"], ["mlp", "transformer"], ["cnn", "transformer"]]
+    assert ((ratios["ci_low"] <= ratios["ratio"]) & (ratios["ratio"] <= ratios["ci_high"])).all()
+    assert set(comparison.profiles) == set(models)
+    assert "transformer" in str(comparison)
+    page = comparison.to_html(tmp_path / "models.html").read_text("utf-8")
+    assert comparison._repr_mimebundle_()["text/html"] in page
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False])
+def test_models_are_left_as_they_were(training: bool) -> None:
+    model = cnn().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    seen: set[bool] = set()
+    model[1].register_forward_hook(lambda module, *_: seen.add(module.training))
+
+    perfnb.compare_architectures({"cnn": model}, X, training=training, budget_s=1)
+
+    assert seen == {training}
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_a_model_may_have_a_batch_of_its_own() -> None:
+    model = nn.Linear(4, 4)
+
+    comparison = perfnb.compare_architectures(
+        {"small": (model, torch.ones(2, 4)), "large": (model, torch.ones(64, 4))}, budget_s=1
+    )
+
+    flops = comparison.table["forward_flops"]
+    assert flops["large"] == 32 * flops["small"] == 2 * 64 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: perfnb.compare_architectures({}, X), TypeError, "at least one name"),
+        (lambda: perfnb.compare_architectures({"a": 3}, X), TypeError, "no torch module but int"),  # type: ignore[dict-item]
+        (lambda: perfnb.compare_architectures({"a": mlp()}), ValueError, "has no batch"),
+        (lambda: perfnb.compare_architectures({"a": mlp()}, X, loss="mse"), TypeError, "loss must be a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("MultiheadAttention", "attention"),
+        ("GPT2Attention", "attention"),
+        ("Linear", "linear"),
+        ("Conv1D", "linear"),
+        ("Conv1d", "convolution"),
+        ("ConvTranspose2d", "convolution"),
+        ("LlamaRMSNorm", "normalisation"),
+        ("BatchNorm2d", "normalisation"),
+        ("NewGELUActivation", "activation"),
+        ("ReLU", "activation"),
+        ("Dropout", "activation"),
+        ("Embedding", "embedding"),
+        ("Block", None),
+    ],
+)
+def test_kinds_of_layers_by_class(name: str, kind: str | None) -> None:
+    assert kind_of_class(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::addmm", "linear"),
+        ("aten::mm", "linear"),
+        ("aten::bmm", "linear"),
+        ("aten::convolution_backward", "convolution"),
+        ("aten::native_layer_norm", "normalisation"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("aten::gelu_backward", "activation"),
+        ("aten::threshold_backward", "activation"),
+        ("aten::embedding_dense_backward", "embedding"),
+        ("aten::add_", "other"),
+        ("aten::sum", "other"),
+    ],
+)
+def test_kinds_of_ops(name: str, kind: str) -> None:
+    assert kind_of_op(name) == kind

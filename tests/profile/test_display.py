@@ -1,0 +1,85 @@
+"""A report is shown in the way that the place where the code runs can show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from perfnb.profile import display
+from tests import summaries
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """What is displayed, in a notebook that only notes it."""
+    shown = []
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **options: shown.append((bundle, options)))
+    return shown
+
+
+def test_outside_a_notebook_the_text_is_printed(capsys):
+    display.show(summaries.small_cnn())
+    assert "small CNN" in capsys.readouterr().out
+
+
+def test_a_notebook_gets_the_static_twin_and_then_the_live_report(notebook):
+    display.show(summaries.small_cnn())
+    (static, options), (live, _) = notebook
+    assert options == {"raw": True}
+    assert set(static) == {"text/plain", "text/html"}
+    assert set(live) == {VIEW}
+    assert 'class="perfnb-static-live perfnb-static-' in static["text/html"]
+
+
+def test_two_reports_do_not_hide_each_other_s_twin(notebook):
+    display.show(summaries.small_cnn())
+    display.show(summaries.small_cnn())
+    assert notebook[0][0]["text/html"] != notebook[2][0]["text/html"]
+
+
+def test_without_widgets_the_static_twin_stands_alone(notebook, monkeypatch):
+    monkeypatch.setitem(sys.modules, "perfnb.draw.widget", None)
+    display.show(summaries.small_cnn())
+    ((static, _),) = notebook
+    assert "perfnb-static-live" not in static["text/html"].replace(".perfnb-static-live", "")
+
+
+def test_a_poor_terminal_gets_question_marks(monkeypatch, capsys):
+    class Ascii:
+        encoding = "ascii"
+
+        def __init__(self, stream):
+            self.write, self.flush = stream.write, stream.flush
+
+    monkeypatch.setattr(sys, "stdout", Ascii(sys.stdout))
+    display.print_text("├─ head 3 µs")
+    assert capsys.readouterr().out == "?? head 3 ?s\n"
+
+
+@pytest.mark.slow
+def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
+    rooms = {"profile": "text html report_data page display", "draw": "progress tree escape palette assets"}
+    modules = [f"perfnb.{room}.{name}" for room, names in rooms.items() for name in names.split()]
+    code = (
+        f"import sys, importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
+        "print([n for n in ('torch', 'matplotlib', 'IPython', 'ipywidgets', 'anywidget', 'tqdm') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_widget_describes_itself_in_a_line():
+    from perfnb.draw.widget import ReportWidget
+    from perfnb.profile.report_data import report_data
+
+    widget = ReportWidget(data=report_data(summaries.small_cnn()))
+    bundle, _ = widget._repr_mimebundle_()
+    assert repr(widget) == bundle["text/plain"] == "ReportWidget('small CNN', 7 layers)"
+    assert bundle[VIEW]["model_id"] == widget.model_id
+    assert {"data", "_esm", "_css"} <= set(widget.get_state())
+    widget.close()

@@ -1,0 +1,146 @@
+"""Odd traces load and are shown; what is no trace, path or limit is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.errors import RecordingError, TraceError
+from tests.profile.test_load_trace import TABLES, loaded
+from tests.written_traces import Written, training
+
+
+def only_gpu() -> Written:
+    return Written().event("gemm", 10, 30, "kernel", 7, 0, device=0, stream=7)
+
+
+def huge_names() -> Written:
+    trace = training(1)
+    for event in trace.events:
+        event["name"] += "<script>alert(1)</script>" + "x" * 5000
+    return trace.module("<img src=x onerror=alert(1)>_0.a.b", 900, 910).op("", 905, 906).module("", 950, 960)
+
+
+ODD: dict[str, Callable[[], Written]] = {
+    "only a GPU": only_gpu,
+    "one operator": lambda: Written().op("aten::mm", 5, 10),
+    "nothing takes time": lambda: Written().step(1, 5, 5).op("aten::mm", 5, 5).module("A_0", 5, 5),
+    "no device": lambda: Written(deviceProperties=[]).op("aten::mm", 5, 10).kernel("k", 6, 20, 30, device=None),
+    "odd devices": lambda: Written(deviceProperties=[{"id": "a"}, {"name": 3, "id": [1]}]).kernel("k", 6, 20, 30),
+    "no name of the device": lambda: Written(deviceProperties=[{"id": 0, "name": ""}]).kernel("k", 6, 20, 30),
+    "a step without anything": lambda: Written().step(3, 0, 100),
+    "steps and all outside": lambda: Written().step(3, 0, 100).op("aten::mm", 200, 300).kernel("k", 210, 220, 230),
+    "huge names": huge_names,
+    "only modules": lambda: Written().module("A_0", 0, 10).module("B_0", 2, 4),
+    "an annotation called as the stand-in is": lambda: (
+        Written().event("whole trace", 0, 5, "whole trace").op("aten::mm", 1, 2)
+    ),
+    "a huge number": lambda: Written().event("ProfilerStep#99999999999999999999", 0, 5).event("pf#9" + "9" * 30, 1, 2),
+    "negative times": lambda: Written().step(1, -500, -100).op("aten::mm", -400, -300),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_odd_traces_load_and_are_shown(make: Callable[[], Written], tmp_path: Path) -> None:
+    trace = make()
+
+    profile = loaded(trace, tmp_path)
+
+    assert len(profile.events) == len(trace.events)
+    for table in TABLES:
+        getattr(profile, table)
+    assert profile.phases["ms"].sum() == pytest.approx(profile.steps["wall_ms"].mean())
+    assert len(profile.gpu_time) == any(event["cat"] == "kernel" for event in trace.events)
+    assert str(profile)
+    assert repr(profile)
+    page = profile.to_html(tmp_path / "page.html").read_text("utf-8")
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    again = perfnb.load(profile.save(tmp_path / "saved"))
+    pd.testing.assert_frame_equal(again.events, profile.events)
+    assert str(again) == str(profile)
+
+
+def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
+    profile = loaded(Written(), tmp_path)
+
+    assert all(getattr(profile, table).empty for table in TABLES)
+    assert "no events" in str(profile)
+
+
+def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
+    path = training().write(tmp_path / "trace.json")
+
+    for limit in ({"max_events": 3}, {"max_bytes": 100}, {"max_depth": 1}):
+        with pytest.raises(TraceError, match=next(iter(limit))) as caught:
+            perfnb.load(path, **limit)  # type: ignore[arg-type]
+        assert str(path) in str(caught.value)
+    assert perfnb.load(str(path), max_events=10_000, max_bytes=2**30, max_depth=50)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"max_bytes": "1GB"}, TypeError, "max_bytes must be a whole number, not '1GB'"),
+        ({"max_events": True}, TypeError, "max_events must be a whole number, not True"),
+        ({"max_events": 2.5}, TypeError, "max_events must be a whole number, not 2.5"),
+        ({"max_bytes": -1}, ValueError, "max_bytes must be a number above 0, not -1"),
+        ({"max_depth": 0}, ValueError, "max_depth must be a number above 0, not 0"),
+        ({"executor": "nope"}, TypeError, "executor must be one of concurrent.futures, .* not 'nope'"),
+        ({"path": None}, TypeError, "path must be a path or a list of paths, not None"),
+        ({"path": 5}, TypeError, "path must be a path or a list of paths, not 5"),
+        ({"path": b"trace.json"}, TypeError, "path must be a path or a list of paths, not b'trace.json'"),
+        ({"path": ["a.json", None]}, TypeError, "path must be a list of paths; one in it is None"),
+    ],
+)
+def test_what_is_no_path_or_limit_is_said_in_a_sentence(
+    given: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    path = training(1).write(tmp_path / "trace.json")
+
+    with pytest.raises(error, match=f"^{words}\\.$"):
+        perfnb.load(**{"path": path, **given})
+
+
+def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one_rank(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordingError, match=r"profile\.json\. It holds no traces \(\*\.json, \*\.json\.gz\) either\.$"
+    ):
+        perfnb.load(tmp_path)
+    trace = training(1).write(tmp_path / "trace.json")
+    for given in (tmp_path, [trace]):
+        ranks = perfnb.load(given)
+        assert isinstance(ranks, perfnb.Ranks)
+        assert len(ranks) == 1
+    with pytest.raises(RecordingError, match=r"nowhere\.json does not exist\.$"):
+        perfnb.load([trace, tmp_path / "nowhere.json"])
+
+
+def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    path = training().write(tmp_path / "cut.json")
+    path.write_bytes(path.read_bytes()[:1000])
+
+    for file in ("notes.txt", "cut.json"):
+        with pytest.raises(TraceError) as caught:
+            perfnb.load(tmp_path / file)
+        assert str(tmp_path / file) in str(caught.value)
+    with pytest.raises(RecordingError, match="does not exist"):
+        perfnb.load(tmp_path / "nowhere.json")
+
+
+def test_events_that_end_before_they_begin_are_told_of(tmp_path: Path) -> None:
+    trace = Written().step(0, 0, 100).op("aten::mm", 10, 20).op("aten::add", 50, 45).op("aten::mul", 60, 52)
+
+    profile = perfnb.load(trace.write(tmp_path / "trace.json"))
+
+    assert "2 events end before they begin; they count as taking no time." in str(profile)
+    assert profile.ops.loc[["aten::add", "aten::mul"], "total_cpu_ms"].tolist() == [0, 0]
+    whole = Written().step(0, 0, 100).op("aten::mm", 10, 20).write(tmp_path / "whole.json")
+    assert "end before they begin" not in str(perfnb.load(whole))

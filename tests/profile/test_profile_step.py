@@ -1,0 +1,193 @@
+"""The public face: what `profile_step` takes, what a `Profile` tells of itself, and what it refuses."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from tests.step.models import three_linears, training_step
+from tests.tracebacks import PACKAGE
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def profile_of(step: Any, batches: Any = None, **options: Any) -> perfnb.Profile:
+    return perfnb.profile_step(step, batches, **{"warmup": 1, "steps": 6, "traced": 2, **options})
+
+
+def test_the_signature_is_the_contract() -> None:
+    parameters = inspect.signature(perfnb.profile_step).parameters
+
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "step"} == {
+        "batches": None,
+        "model": None,
+        "warmup": None,
+        "steps": None,
+        "traced": 3,
+        "budget_s": 30.0,
+        "memory": True,
+        "flops": True,
+        "stacks": False,
+        "watch": False,
+        "name": None,
+    }
+    by_keyword = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    assert by_keyword[0] == "model"
+
+
+@pytest.mark.slow
+def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> None:
+    p = profile_of(training_step(three_linears(), torch.ones(4, 8)), name="my step")
+
+    text = str(p)
+    assert "my step" in text.splitlines()[0]
+    assert "ran 13 times: 1 warm-up, 6 timed, 2 lead-in, 2 traced, 2 counted" in text
+    assert "2 threads" in text
+    timed = p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].to_numpy()
+    assert p.timing.samples_ms == tuple(timed)
+    assert p.timing.ci_ms == (timed.min(), timed.max())
+    assert repr(p) == f"<perfnb.Profile 'my step': {p.timing.median_ms:.3g} ms a step, 6 steps timed>"
+    assert p.meta["name"] == "my step"
+    assert p.meta["environment"]["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+def test_the_name_is_the_steps_unless_given() -> None:
+    def my_step() -> None:
+        torch.ones(1)
+
+    class Step:
+        def __call__(self) -> None:
+            torch.ones(1)
+
+    assert profile_of(my_step, steps=1).meta["name"] == "my_step"
+    assert profile_of(Step(), steps=1).meta["name"] == "step"
+    assert profile_of(my_step, steps=1, name="mine").meta["name"] == "mine"
+
+
+@pytest.mark.slow
+def test_the_step_time_is_measured_without_hooks_and_profiler() -> None:
+    """The timed pass is bare: only warm-up before it, and nothing installed while it runs."""
+    hooks: list[int] = []
+    profiling: list[bool] = []
+    model = three_linears()
+
+    def step() -> None:
+        hooks.append(len(torch.nn.modules.module._global_forward_hooks))
+        profiling.append(torch.autograd._profiler_enabled())
+        model(torch.ones(4, 8))
+
+    p = profile_of(step)
+
+    observed = (p.steps["pass"].isin(["lead_in", "traced", "counted"])).tolist()
+    assert profiling == observed
+    assert [bool(count) for count in hooks] == observed
+
+
+@pytest.mark.slow
+def test_what_the_step_does_is_the_same_under_observation() -> None:
+    """Gradients, outputs and random numbers are those of the same steps without perfnb."""
+
+    def trained(watched: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(inplace=True), nn.Linear(8, 8))
+        step = training_step(model, torch.ones(4, 8))
+        if watched:
+            profile_of(step)
+        else:
+            for _ in range(13):
+                step()
+        return [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
+
+    for bare, watched in zip(trained(False), trained(True), strict=True):
+        assert torch.equal(bare, watched)
+
+
+@pytest.mark.slow
+def test_stacks_add_python_calls_to_the_events_and_a_note() -> None:
+    p = profile_of(training_step(three_linears(), torch.ones(4, 8)), stacks=True, steps=1)
+
+    assert "python_function" in set(p.events["category"])
+    assert p.layers["calls"].dropna().tolist() == [1, 1, 1, 1]
+    total = p.phases.loc[["forward", "backward"], "ms"].sum()
+    assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
+    assert "Python calls were recorded too" in str(p)
+    assert "python_function" not in set(profile_of(lambda: torch.ones(1), steps=1).events["category"])
+
+
+@pytest.mark.parametrize("step", [None, 3, "step"])
+def test_a_step_that_cannot_be_called_is_a_type_error(step: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^step must be a function that runs one step, not \w+: pass step, not step\(\)\.$"
+    ):
+        profile_of(step)
+
+
+def test_an_unknown_option_raises_as_python_does() -> None:
+    with pytest.raises(TypeError, match="step_count"):
+        perfnb.profile_step(lambda: None, step_count=3)  # type: ignore[call-arg]
+
+
+def test_a_model_that_is_none_is_refused_before_the_step_runs() -> None:
+    with pytest.raises(TypeError, match="model must be a torch module"):
+        profile_of(lambda: pytest.fail("ran"), model="net")
+
+
+def test_the_traceback_of_the_users_error_hides_perfnbs_frames() -> None:
+    def step() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        profile_of(step)
+
+    shown = [entry.name for entry in caught.traceback if not entry.frame.f_locals.get("__tracebackhide__")]
+    assert shown[-1] == "step"
+    inside = [entry for entry in caught.traceback if Path(entry.path).resolve().is_relative_to(PACKAGE / "step")]
+    assert inside
+    assert all(entry.frame.f_locals.get("__tracebackhide__") or "contextlib" in str(entry.path) for entry in inside)
+
+
+@pytest.mark.slow
+def test_profiling_works_under_a_coverage_tool_or_debugger_and_says_so() -> None:
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        p = profile_of(training_step(three_linears(), torch.ones(4, 8)), steps=1)
+    finally:
+        sys.settrace(before)
+
+    assert "debugger or coverage tool was active" in str(p)
+
+
+@pytest.mark.slow
+def test_a_script_writes_nothing_of_its_own(tmp_path: Path) -> None:
+    """No log line, progress bar or warning, and an exit code of 0, with warnings as errors."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, perfnb\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "p = perfnb.profile_step(lambda: model(torch.ones(2, 4)).sum().backward(), warmup=1, steps=2, traced=1)\n"
+        "print(list(p.layers.index)[0], len(p.steps))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+    assert (done.returncode, done.stdout) == (0, "model 8\n")
+    assert done.stderr == ""
+
+
+def test_importing_perfnb_alone_lists_its_public_names() -> None:
+    assert set(perfnb.__all__) <= set(dir(perfnb))
+    with pytest.raises(AttributeError, match="has no attribute 'profil'"):
+        _ = perfnb.profil  # type: ignore[attr-defined]

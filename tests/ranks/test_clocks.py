@@ -1,0 +1,139 @@
+"""Collectives close together, evenly, lost, and many: clocks and waiting are right, or said not to be known."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from perfnb.ranks.collectives import matching, waited_for, waits
+
+AHEAD_NS = 5_000_000_000
+
+
+def table(rank: int, end: np.ndarray, duration: int, step: int | np.ndarray = 1, group: str = "") -> pd.DataFrame:
+    rows = pd.DataFrame({"rank": rank, "step": step, "kind": "allreduce", "group": group}, index=range(len(end)))
+    return rows.assign(start_ns=end - duration, end_ns=end)
+
+
+def ends(gap_us: int | str, count: int, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    gaps = random.integers(30_000, 900_000, count) if gap_us == "uneven" else np.full(count, int(gap_us) * 1000)
+    if gap_us == "uneven":
+        gaps[::7] = 9_000_000  # bursts, then nothing
+    return np.asarray(np.cumsum(gaps)) + 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize("gap_us", [50, 200, 500, "uneven"])
+@pytest.mark.parametrize("off_ns", [0, 2_000])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_collectives_close_together(gap_us: int | str, off_ns: int, steps: int) -> None:
+    end = ends(gap_us, 60)
+    random = np.random.default_rng(1)
+    others = end + AHEAD_NS + (random.integers(-off_ns, off_ns, len(end)) if off_ns else 0)
+    step = np.arange(60) * steps // 60
+
+    matched, clocks = matching({0: table(0, end, 25_000, step), 1: table(1, others, 10_000, step)})
+
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, AHEAD_NS / 1e3], abs=off_ns / 1e3 + 1e-3)
+    assert clocks["spread_us"].max() <= off_ns / 1e3
+    assert clocks["collectives"].tolist() == [60, 60]
+    waited = waits(matched, clocks).groupby("rank")["waiting_ms"].sum()
+    assert waited.tolist() == pytest.approx([60 * 0.015, 0], abs=60 * off_ns / 1e6 + 1e-6)
+
+
+@pytest.mark.parametrize("gap_us", [50, 200, 500])
+def test_several_differences_that_fit_as_well_are_not_told(gap_us: int) -> None:
+    end = ends(gap_us, 60)
+
+    matched, clocks = matching({0: table(0, end, 9_000), 1: table(1, end[1:] + AHEAD_NS, 9_000)})
+
+    assert clocks["ahead_us"].isna().tolist() == [False, True]
+    assert clocks["reference"].isna().tolist() == [False, True]
+    assert clocks["collectives"].tolist() == [0, 0]
+    assert waits(matched, clocks).empty
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sets(st.integers(0, 59), max_size=6), st.sets(st.integers(0, 59), max_size=6))
+def test_lost_collectives_at_uneven_distances(seed: int, lost: set[int], lost_too: set[int]) -> None:
+    end = ends("uneven", 60, seed)
+    # Two, each lost by one rank alone, that are near each other pass for one.
+    near = np.median(np.diff(end))
+    assume(all(abs(end[a] - end[b]) > near for a in lost - lost_too for b in lost_too - lost))
+    mine = np.delete(end, sorted(lost))
+    others = np.delete(end, sorted(lost_too)) + AHEAD_NS
+
+    matched, clocks = matching({0: table(0, mine, 9_000), 1: table(1, others, 9_000)})
+
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, AHEAD_NS / 1e3], abs=1e-3)
+    assert clocks["collectives"].tolist() == [60 - len(lost | lost_too)] * 2
+    assert (matched["end_ns"] - matched["rank"] * AHEAD_NS).groupby(matched["place"]).nunique().eq(1).all()
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([50, 200, 500]), st.sets(st.integers(0, 59), max_size=4), st.sets(st.integers(0, 59), max_size=4)
+)
+def test_lost_collectives_at_even_distances_give_the_truth_or_nothing(
+    gap_us: int, lost: set[int], lost_too: set[int]
+) -> None:
+    end = ends(gap_us, 60)
+    if len(lost) == len(lost_too):
+        lost_too = lost  # else the n-th of each would be taken for one
+    mine = np.delete(end, sorted(lost))
+    others = np.delete(end, sorted(lost_too)) + AHEAD_NS
+
+    _, clocks = matching({0: table(0, mine, 9_000), 1: table(1, others, 9_000)})
+
+    ahead = clocks.loc[1, "ahead_us"]
+    assert pd.isna(ahead) or ahead == pytest.approx(AHEAD_NS / 1e3)
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+def test_twenty_thousand_of_one_kind_in_one_step_need_little_memory(lost: int) -> None:
+    end = ends("uneven", 20_000)
+    others = np.delete(end, np.arange(lost) * 999) + 7_777
+    tables = {0: table(0, end, 9_000), 1: table(1, others, 9_000)}
+    tracemalloc.start()
+    try:
+        _, clocks = matching(tables)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert most < 100 * 2**20
+    assert clocks["collectives"].tolist() == [20_000 - lost] * 2
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7.777])
+
+
+def test_times_that_int64_cannot_tell_apart_are_not_known() -> None:
+    end = ends(500, 9)
+    far = np.array([-(2**63) + 10**6, *range(10**6, 9 * 10**6, 10**6)], dtype=np.int64)
+
+    for one, other in ((end, far), (far, far), (far, -end)):
+        _, clocks = matching({0: table(0, one, 0), 1: table(1, other, 0)})
+        assert clocks["ahead_us"].isna().tolist() == [False, True]
+
+
+def test_a_rank_is_waited_for_by_those_of_its_groups() -> None:
+    """In groups of two and of two others; and all four, by way of a second kind of group."""
+    end = ends("uneven", 40)
+    durations = (30_000, 30_000, 30_000, 10_000)
+    tables = {rank: table(rank, end, durations[rank], group=f"{rank // 2}") for rank in range(4)}
+    matched, clocks = matching(tables)
+    assert clocks["reference"].tolist() == [0, 0, 2, 2]
+    assert waited_for(matched, clocks).to_dict() == pytest.approx({0: 0, 1: 0, 2: -0.8, 3: 0.8})
+
+    crossing = {rank: table(rank, end + 15_000_000, durations[rank], group=f"x{rank % 2}") for rank in range(4)}
+    both = {rank: pd.concat([tables[rank], crossing[rank]], ignore_index=True) for rank in range(4)}
+    matched, clocks = matching(both)
+    assert clocks["reference"].tolist() == [0] * 4
+    assert clocks["collectives"].tolist() == [80] * 4
+    assert waited_for(matched, clocks)[3] == pytest.approx(0.8)

@@ -1,0 +1,145 @@
+"""Several ranks are read by executors and processes, with progress, and end together when one is bad."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.errors import RecordingError, TraceError
+from perfnb.recording import reading
+from tests.ranks.rank_traces import rank_trace, written
+
+
+class Counting(Executor):
+    """An executor that runs what it is given at once and counts."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.asked += 1
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.mark.slow
+def test_any_executor_reads_them(tmp_path: Path) -> None:
+    paths = written(tmp_path, [rank_trace(0), rank_trace(50), rank_trace(60)])
+    alone, counting = perfnb.load(paths), Counting()
+
+    with ThreadPoolExecutor(2) as threads:
+        for executor in (threads, counting):
+            ranks = perfnb.load(paths, executor=executor)
+            pd.testing.assert_frame_equal(ranks.events, alone.events)
+            assert str(ranks) == str(alone)
+    assert counting.asked == 3
+
+
+@pytest.mark.slow
+def test_much_is_read_by_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left: None
+) -> None:
+    paths = written(tmp_path, [rank_trace(0), rank_trace(50)])
+    alone = perfnb.load(paths)
+    monkeypatch.setattr(reading, "_PAYS", 1)
+    monkeypatch.setattr(reading, "read_recording", None)  # not in this process
+
+    ranks = perfnb.load(paths)
+
+    pd.testing.assert_frame_equal(ranks.events, alone.events)
+    assert ranks.meta == alone.meta
+    assert str(ranks) == str(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_bad_file_among_them_is_one_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    paths = written(tmp_path, [rank_trace(0), rank_trace(50)])
+    paths[1].write_text("[[[")
+    monkeypatch.setattr(reading, "_PAYS", 1 if apart else 2**60)
+
+    with pytest.raises(TraceError) as caught:
+        perfnb.load(paths)
+    assert str(paths[1]) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RecordingError, match="does not exist"):
+        perfnb.load([paths[0], tmp_path / "nowhere.json"])
+    with pytest.raises(TraceError, match="the list is empty"):
+        perfnb.load([])
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+asked = sys.stdin.read()
+place = int(asked.split("rank")[1].split(".json")[0])
+(Path(sys.argv[1]) / f"begun{place}").touch()
+if place != BAD:
+    time.sleep(1000)
+print("file", place, "is bad", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["the first is bad", "the second is bad", "interrupted"])
+def test_what_goes_wrong_ends_the_reading_of_all_files(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left: None
+) -> None:
+    paths = written(tmp_path, [rank_trace(0)] * 8)
+    bad = {"the first is bad": 0, "the second is bad": 1, "interrupted": -1}[how]
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW.replace("BAD", str(bad)))
+    begun: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def begin(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        begun.append(popen([sys.executable, str(slow), str(tmp_path)], **options))
+        return begun[-1]
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reading, "_PAYS", 1)
+    monkeypatch.setattr(reading.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(reading.subprocess, "Popen", begin)
+    if how == "interrupted":
+        monkeypatch.setattr(reading, "wait", interrupted)
+
+    with pytest.raises(KeyboardInterrupt if how == "interrupted" else TraceError, match=None if bad < 0 else "is bad"):
+        perfnb.load(paths)
+
+    assert len(begun) <= 4
+    assert all(process.poll() is not None for process in begun)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["one by one", "apart", "by an executor"])
+def test_progress_tells_of_all_files_together(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = written(tmp_path, [rank_trace(0), rank_trace(50), rank_trace(60)])
+    sizes, told = [path.stat().st_size for path in paths], []
+    monkeypatch.setattr(reading, "QUIET_S", 0)
+    monkeypatch.setattr(reading, "_PAYS", 1 if how == "apart" else 2**60)
+
+    executor = Counting() if how == "by an executor" else None
+    reading.read_recordings(paths, {}, executor, lambda done, total: told.append((done, total)))
+
+    assert [done for done, _ in told] == [sizes[0], sizes[0] + sizes[1], sum(sizes)]
+    assert {total for _, total in told} == {sum(sizes)}
+    monkeypatch.setattr(reading, "QUIET_S", 60)
+    told.clear()
+    reading.read_recordings(paths, {}, executor, lambda done, total: told.append((done, total)))
+    assert not told

@@ -1,0 +1,130 @@
+"""Parents of intervals, found without a loop, against a search that looks at every pair."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfnb.recording.nesting import NONE, Forest, children_sums, forest_of, innermost, nest, subtree_sums
+
+
+@st.composite
+def call_stacks(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Threads, starts and ends of intervals that nest in each thread, in any order; some touch, some are empty."""
+    thread: list[int] = []
+    start: list[int] = []
+    end: list[int] = []
+
+    def fill(number: int, begin: int, until: int, depth: int) -> None:
+        at = begin
+        for _ in range(draw(st.integers(0, 3))):
+            first = draw(st.integers(at, until))
+            last = draw(st.integers(first, until))
+            thread.append(number)
+            start.append(first)
+            end.append(last)
+            if depth < 3:
+                fill(number, first, last, depth + 1)
+            at = max(last, first + 1)  # an empty interval takes its nanosecond
+            if at > until:
+                return
+
+    for number in range(draw(st.integers(1, 3))):
+        fill(number, 0, 60, 0)
+    order = np.array(draw(st.permutations(range(len(thread)))), dtype=np.int64)
+    return tuple(np.array(values, dtype=np.int64)[order] for values in (thread, start, end))  # type: ignore[return-value]
+
+
+def parents_by_search(thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[int]:
+    """The smallest interval around each, looking at every pair; the earlier of two equal ones is outside."""
+    end = np.maximum(end, start + 1)
+    parents = []
+    for i in range(len(start)):
+        around = [
+            j
+            for j in range(len(start))
+            if j != i
+            and thread[j] == thread[i]
+            and start[j] <= start[i]
+            and end[i] <= end[j]
+            and ((start[j], end[j]) != (start[i], end[i]) or j < i)
+        ]
+        parents.append(min(around, key=lambda j: (end[j] - start[j], -j), default=NONE))
+    return parents
+
+
+@given(call_stacks())
+def test_each_interval_has_the_parent_that_a_search_over_all_pairs_finds(stacks: tuple[np.ndarray, ...]) -> None:
+    forest = nest(*stacks)
+
+    assert forest.parent.tolist() == parents_by_search(*stacks)
+    for place, parent in enumerate(forest.parent):
+        assert forest.depth[place] == (0 if parent == NONE else forest.depth[parent] + 1)
+
+
+def test_an_interval_that_begins_where_another_ends_lies_beside_it() -> None:
+    thread, start, end = np.zeros(3, dtype=int), np.array([0, 0, 5]), np.array([10, 5, 10])
+
+    assert nest(thread, start, end).parent.tolist() == [NONE, 0, 0]
+
+
+def test_an_empty_interval_lies_in_what_begins_with_it_and_not_in_what_ends_there() -> None:
+    thread, start, end = np.zeros(3, dtype=int), np.array([0, 5, 5]), np.array([5, 5, 9])
+
+    assert nest(thread, start, end).parent.tolist() == [NONE, 2, NONE]
+
+
+def test_of_two_equal_intervals_the_first_is_outside() -> None:
+    ones = np.ones(3, dtype=int)
+
+    assert nest(ones, ones, 9 * ones).parent.tolist() == [NONE, 0, 1]
+
+
+def test_nothing_nests_in_nothing() -> None:
+    empty = np.array([], dtype=np.int64)
+
+    forest = nest(empty, empty, empty)
+    assert len(forest.parent) == len(forest.by_depth()) == 0
+    assert len(innermost(forest, empty.astype(bool))) == len(subtree_sums(forest, empty.astype(float))) == 0
+
+
+def test_a_deep_stack_nests_all_the_way() -> None:
+    count = 2000
+    thread, start = np.zeros(count, dtype=int), np.arange(count)
+
+    forest = nest(thread, start, 2 * count - start)
+
+    assert forest.parent.tolist() == [NONE, *range(count - 1)]
+    assert forest.depth[-1] == count - 1
+
+
+@given(st.lists(st.integers(-1, 10**6), max_size=30), st.data())
+def test_sums_and_innermost_marks_are_those_of_a_walk_upwards(choices: list[int], data: st.DataObject) -> None:
+    parent = np.array([NONE if i == 0 or c < 0 else c % i for i, c in enumerate(choices)], dtype=np.int64)
+    marked = np.array(data.draw(st.lists(st.booleans(), min_size=len(parent), max_size=len(parent))), dtype=bool)
+    values = np.arange(1, len(parent) + 1, dtype=float)
+
+    forest = forest_of(parent)
+
+    lines = []
+    for place in range(len(parent)):
+        line = []
+        above = parent[place]
+        while above != NONE:
+            line.append(int(above))
+            above = parent[above]
+        lines.append(line)
+    assert forest.depth.tolist() == [len(line) for line in lines]
+    assert innermost(forest, marked).tolist() == [next((a for a in line if marked[a]), NONE) for line in lines]
+    whole = values.copy()
+    for place, line in enumerate(lines):
+        whole[line] += values[place]
+    assert subtree_sums(forest, values).tolist() == whole.tolist()
+    assert children_sums(parent, values).tolist() == [values[parent == i].sum() for i in range(len(parent))]
+
+
+def test_levels_hold_every_position_once() -> None:
+    forest = forest_of(np.array([NONE, 0, 0, 1, NONE]))
+
+    assert [level.tolist() for level in Forest(*forest).by_depth()] == [[0, 4], [1, 2], [3]]

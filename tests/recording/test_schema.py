@@ -1,0 +1,101 @@
+"""Every table has exactly the columns and types that the schema promises, in every kind of profile."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.recording.schema import INDEX, PHASES, SCHEMA, conform
+from tests.step.models import three_linears, training_step
+
+KINDS = ("training", "inference", "no model", "compiled")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def profile(request: pytest.FixtureRequest) -> perfnb.Profile:
+    model, x = three_linears(), torch.ones(4, 8)
+
+    def infer() -> None:
+        with torch.no_grad():
+            model(x)
+
+    step = {
+        "training": training_step(model, x),
+        "inference": infer,
+        "no model": lambda: x.sin(),
+        "compiled": lambda: compiled(x),
+    }[request.param]
+    compiled = torch.compile(nn.Sequential(nn.Tanh()), backend="eager")
+    return perfnb.profile_step(step, warmup=1, steps=2, traced=2)
+
+
+#: Those of one profile; others are of a watch, and of two profiles side by side.
+TABLES = [table for table in SCHEMA if table != "marks" and not table.startswith("diff_")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_has_the_schemas_columns_types_and_index(profile: perfnb.Profile, table: str) -> None:
+    frame = getattr(profile, table)
+
+    assert list(frame.columns) == list(SCHEMA[table])
+    for name, dtype in SCHEMA[table].items():
+        wanted = pd.Series(dtype=dtype).dtype
+        assert frame[name].dtype == wanted or (
+            dtype == "category" and isinstance(frame[name].dtype, pd.CategoricalDtype)
+        )
+    assert frame.index.name == INDEX.get(table)
+    assert frame.index.is_unique
+
+
+@pytest.mark.slow
+def test_the_phases_are_all_there_in_order(profile: perfnb.Profile) -> None:
+    assert tuple(profile.phases.index) == PHASES
+    assert profile.phases.notna().all(axis=None)
+
+
+def test_what_this_version_does_not_measure_is_unknown_and_never_zero(profile: perfnb.Profile) -> None:
+    for column in ("kernels", "gpu_ms"):
+        assert profile.layers[column].isna().all(), column
+    for column in ("gpu_ms",):
+        assert profile.ops[column].isna().all(), column
+    assert profile.events["device"].isna().all()
+
+
+@pytest.mark.slow
+def test_a_table_is_the_callers_to_change(profile: perfnb.Profile) -> None:
+    for table in TABLES:
+        frame = getattr(profile, table)
+        before = frame.copy(deep=True)
+        frame["mine"] = 1
+        frame[frame.columns[0]] = pd.NA
+        pd.testing.assert_frame_equal(getattr(profile, table), before)
+    assert str(profile)
+
+
+def test_conform_adds_what_is_missing_orders_and_types() -> None:
+    given = pd.DataFrame({"share": [1], "ms": [2]}, index=["data"])
+
+    frame = conform(given, "phases")
+
+    assert list(frame.columns) == ["ms", "share"]
+    assert frame.dtypes.astype(str).tolist() == ["Float64", "Float64"]
+    assert frame.index.name == "phase"
+    assert list(given.columns) == ["share", "ms"]
+    assert given.index.name is None
+    assert conform(given.drop(columns="share"), "phases")["share"].isna().all()
+
+
+def test_conform_refuses_a_column_that_the_schema_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"frame 'phases' has no column 'mss'; its columns are ms, share"):
+        conform(pd.DataFrame({"mss": [1.0]}), "phases")
+
+
+def test_an_empty_frame_conforms() -> None:
+    for table, columns in SCHEMA.items():
+        frame = conform(pd.DataFrame(), table)
+        assert list(frame.columns) == list(columns)
+        assert frame.empty

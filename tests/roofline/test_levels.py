@@ -1,0 +1,133 @@
+"""Points under a roofline whose two ceilings are round numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfnb.memory.memory_data import ceilings_doubt
+from perfnb.roofline.levels import POINTS, Roofline, roofline_of
+
+CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
+NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
+
+
+def work(*rows: tuple[str, int | None, int, float | None, str, int]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=["name", "flops", "bytes", "ms", "dtype", "uncounted"]).set_index("name")
+    return frame.astype({"flops": "Int64", "bytes": "Int64", "ms": "Float64"})
+
+
+LAYERS = work(
+    ("dense", 100_000, 1_000, 200_000.0, "float32", 0),  # 100 FLOP/byte: above the ridge of 10
+    ("ridge", 1_000, 100, 2_000.0, "float32", 0),
+    ("thin", 500, 100, 2_000.0, "float32", 1),
+    ("half", 2_000, 100, 2_000.0, "bfloat16", 0),  # 20 FLOP/byte, where bfloat16's ridge is at 40
+    ("odd", 100, 10, 1.0, "float64", 0),  # no ceiling known
+    ("moves", 0, 10, 1_000.0, "float32", 0),
+    ("norm", 0, 10, 1_000.0, "float32", 3),
+    ("container", 0, 0, 1.0, "", 0),
+    ("instant", 100, 10, 0.0, "float32", 0),
+    ("untimed", 100, 10, None, "float32", 0),
+)
+OPS = work(("aten::mm", 100, 10, 1_000.0, "float32", 0), ("aten::relu", None, 10, 1_000.0, "float32", 2))
+
+
+def made(**changes: Any) -> Roofline:
+    given: dict[str, Any] = {"ceilings": CEILINGS, "flops": 3_000, "main_dtype": "float32", "step_ms": 10_000.0}
+    return roofline_of(LAYERS, OPS, NOTHING, **(given | changes))
+
+
+def points(roofline: Roofline, kind: str = "layer") -> pd.DataFrame:
+    return roofline.points[roofline.points["kind"] == kind].set_index("name")
+
+
+def test_intensity_rate_and_roof() -> None:
+    dense, thin, half = (points(made()).loc[name] for name in ("dense", "thin", "half"))
+
+    assert (dense["intensity"], dense["achieved_flops_per_s"], dense["attainable_flops_per_s"]) == (100, 500, 1_000)
+    assert dense["efficiency"] == pytest.approx(0.5)
+    assert (thin["intensity"], thin["achieved_flops_per_s"], thin["attainable_flops_per_s"]) == (5, 250, 500)
+    assert (half["attainable_flops_per_s"], half["efficiency"]) == (2_000, 0.5)
+
+
+def test_what_holds_each_back_in_a_word() -> None:
+    bound = points(made())["bound"]
+
+    assert bound.dropna().to_dict() == {
+        "dense": "compute",
+        "ridge": "compute",
+        "thin": "memory",
+        "half": "memory",
+        "moves": "memory",
+        "instant": "compute",
+        "untimed": "compute",
+    }
+    assert made().ridge("float32") == 10
+    assert made().ridge("bfloat16") == 40
+    assert made().ridge("float64") is None
+
+
+def test_what_is_not_known_is_missing_never_zero() -> None:
+    known = points(made())
+
+    assert "container" not in known.index
+    for name in ("instant", "untimed"):
+        assert known.loc[name, ["achieved_flops_per_s", "efficiency"]].isna().all()
+    assert known.loc["odd", ["attainable_flops_per_s", "efficiency", "bound"]].isna().all()
+    assert known.loc["odd", "achieved_flops_per_s"] == 100_000
+    relu = points(made(), "op").loc["aten::relu"]
+    assert relu[["flops", "intensity", "achieved_flops_per_s", "attainable_flops_per_s", "bound"]].isna().all()
+    assert relu["bytes"] == 10
+
+
+def test_without_ceilings_there_are_points_and_no_roof() -> None:
+    bare = made(ceilings=None)
+
+    assert (bare.device, bare.peaks, bare.bandwidth, bare.utilisation) == ("", {}, None, None)
+    assert points(bare).loc["dense", "achieved_flops_per_s"] == 500
+    assert bare.points[["attainable_flops_per_s", "efficiency"]].isna().all().all()
+    assert points(bare)["bound"].dropna().index.tolist() == []
+    no_copy = made(ceilings=CEILINGS | {"bytes_per_s": None})
+    assert no_copy.bandwidth is None
+    assert no_copy.utilisation == pytest.approx(0.3)
+    assert no_copy.points["bound"].isna().all()
+
+
+def test_utilisation_leaves_out_what_was_computed_twice() -> None:
+    assert made().utilisation == pytest.approx(3_000 / (10 * 1_000))
+    assert made(recompute_flops=1_000).utilisation == pytest.approx(0.2)
+    assert made(recompute_flops=1_000).flops == 3_000
+    assert made(main_dtype="bfloat16").utilisation == pytest.approx(0.075)
+    for unknown in ({"main_dtype": None}, {"main_dtype": "float64"}, {"step_ms": None}, {"flops": None}):
+        assert made(**unknown).utilisation is None
+
+
+def test_columns_and_types() -> None:
+    for roofline in (made(), made(ceilings=None), roofline_of(LAYERS[:0], OPS[:0], NOTHING, ceilings=None, flops=None)):
+        assert {name: str(dtype) for name, dtype in roofline.points.dtypes.items()} == {
+            name: str(pd.Series([], dtype=dtype).dtype) for name, dtype in POINTS.items()
+        }
+    assert LAYERS.columns.tolist() == ["flops", "bytes", "ms", "dtype", "uncounted"]
+
+
+def test_what_computed_faster_than_a_ceiling_is_the_ceiling() -> None:
+    fast = work(
+        ("fast", 20_000, 1_000, 2_000.0, "float32", 0),  # 10,000 FLOP/s
+        ("slow", 3_000, 100, 3_000.0, "float32", 0),  # 1,000 FLOP/s
+        ("short", 5_000, 100, 1.0, "bfloat16", 0),  # too short to be sure
+    )
+    lifted = roofline_of(fast, fast.iloc[:0], NOTHING, ceilings=CEILINGS, flops=23_000)
+
+    assert lifted.refuted == {"float32": 1_000}
+    assert lifted.peaks == {"float32": 10_000, "bfloat16": 4_000}
+    known = points(lifted)
+    assert known.loc["fast", "efficiency"] == pytest.approx(10_000 / 2_000)  # its bytes come from a cache
+    assert known.loc["slow", "attainable_flops_per_s"] == 3_000
+    assert known.loc["fast", "bound"] == "memory"
+    assert made().refuted == {}
+    assert ceilings_doubt(lifted) == (
+        "the measured float32 ceiling (1.00 kFLOP/s) was too low: part of this step ran faster, and its rate is used "
+        "instead"
+    )

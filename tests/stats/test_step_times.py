@@ -1,0 +1,90 @@
+"""The interval of the median, against ranks from tables and against its own promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from perfnb.stats.intervals import median_interval
+from perfnb.stats.step_times import Timing, times_in_words
+
+
+# Conover, Practical Nonparametric Statistics; Hahn and Meeker, Statistical Intervals, for 95 %.
+@pytest.mark.parametrize(
+    ("count", "ranks"), [(6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))]
+)
+def test_the_interval_lies_between_the_known_ranks(count: int, ranks: tuple[int, int]) -> None:
+    samples = np.random.default_rng(count).permutation(np.arange(1, count + 1)).astype(float)
+
+    assert median_interval(samples) == ranks
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_fewer_than_six_samples_allow_no_interval(count: int) -> None:
+    assert median_interval(list(range(count))) is None
+
+
+@given(st.integers(6, 400), st.sampled_from([0.9, 0.95, 0.99]))
+def test_the_interval_covers_as_promised_and_the_next_narrower_one_does_not(count: int, confidence: float) -> None:
+    interval = median_interval(np.arange(1, count + 1), confidence)
+
+    def coverage(rank: int) -> float:
+        return float(1 - 2 * binom.cdf(rank - 1, count, 0.5))
+
+    if interval is None:
+        assert coverage(1) < confidence
+        return
+    low, high = map(int, interval)
+    assert low + high == count + 1
+    assert coverage(low) >= confidence
+    assert low == count // 2 or coverage(low + 1) < confidence
+
+
+def test_the_interval_covers_the_true_median_of_skewed_times_in_95_of_100_cases() -> None:
+    rng = np.random.default_rng(7)
+    true = np.exp(0.0)
+    hits = 0
+    for _ in range(1000):
+        low, high = median_interval(rng.lognormal(0.0, 0.5, 20))  # type: ignore[misc]
+        hits += low <= true <= high
+    assert 0.94 <= hits / 1000 <= 0.98  # for 20 samples the exact coverage is 95.9 %
+
+
+def test_timing_tells_median_interval_and_throughput() -> None:
+    timing = Timing((5.0, 1.0, 8.0, 3.0, 10.0, 2.0, 7.0, 4.0, 9.0, 6.0), batch_size=32)
+
+    assert (timing.steps, timing.median_ms, timing.ci_ms) == (10, 5.5, (2.0, 9.0))
+    assert timing.throughput_per_s == pytest.approx(32 / 5.5e-3)
+    assert Timing((1.0, 2.0)).ci_ms is None
+    assert Timing((1.0, 2.0)).throughput_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ([1.234], "1.23 ms"),
+        ([980, 1.2], "980, 1.2 ms"),
+        ([3441, 980.4], "3.44, 0.98 s"),
+        ([999.6], "1 s"),
+        ([61_234], "61.2 s"),
+        ([0.0138, 0.117, 0.0137], "13.8, 117, 13.7 µs"),
+        ([0.0667], "66.7 µs"),
+        ([0.05, 1.5], "0.05, 1.5 ms"),
+        ([0.1, 0.9996], "0.1, 1 ms"),
+        ([0.0], "0 ms"),
+        ([], " ms"),
+    ],
+)
+def test_times_are_said_in_the_unit_of_their_size(times, words):
+    assert times_in_words(times) == words
+
+
+@pytest.mark.parametrize("sizes", [{}, {"batch_size": 8, "samples": 8}, {"samples": 8}])
+def test_without_a_step_nothing_is_known(sizes: dict[str, int]) -> None:
+    timing = Timing(samples_ms=(), **sizes)
+
+    assert (timing.median_ms, timing.ci_ms, timing.quantile_ms(0.5), timing.throughput_per_s) == (None,) * 4
+    assert repr(timing) == "<perfnb.Timing: no step>"

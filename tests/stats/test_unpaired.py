@@ -1,0 +1,51 @@
+"""Medians that were not measured in pairs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from perfnb.stats.intervals import interval_of_median
+from perfnb.stats.unpaired import compare_medians
+
+
+@pytest.mark.parametrize(
+    ("b", "b_ci", "verdict"),
+    [
+        (11.0, (10.9, 11.1), "slower"),
+        (9.0, (8.9, 9.1), "faster"),
+        (10.05, (10.0, 10.1), "same"),
+        (10.3, (9.0, 12.0), "inconclusive"),
+        (20.0, None, "inconclusive"),
+    ],
+)
+def test_verdicts(b: float, b_ci: tuple[float, float] | None, verdict: str) -> None:
+    found = compare_medians(10.0, (9.95, 10.05), b, b_ci)
+
+    assert found.verdict == verdict
+    assert found.ratio == pytest.approx(b / 10)
+
+
+def test_the_interval_is_that_of_two_lognormals_by_hand() -> None:
+    a, b, wide_a, wide_b = 10.0, 12.0, 0.03, 0.04
+    found = compare_medians(
+        a, (a * math.exp(-wide_a), a * math.exp(wide_a)), b, (b * math.exp(-wide_b), b * math.exp(wide_b))
+    )
+
+    assert found.ratio_ci is not None
+    assert found.ratio_ci == pytest.approx((1.2 * math.exp(-0.05), 1.2 * math.exp(0.05)))
+
+
+def test_two_measurements_of_one_step_differ_in_few_cases() -> None:
+    """At most as often as the level says, with room for chance: 5 % of 600 are 30, and 3 deviations more are 46."""
+    generator = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(600):
+        samples = 10 * np.exp(generator.normal(0, 0.1, (2, 40)))
+        (a, a_ci), (b, b_ci) = ((float(np.median(x)), interval_of_median(x)) for x in samples)
+        assert a_ci is not None
+        assert b_ci is not None
+        wrong += compare_medians(a, a_ci[:2], b, b_ci[:2]).verdict in ("faster", "slower")
+    assert wrong <= 46

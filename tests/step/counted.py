@@ -1,0 +1,55 @@
+"""A step counted and attributed as a profile does it, and what the mathematics says of its arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from perfnb.attribution.arithmetic import arithmetic_per_span, counted_ops
+from perfnb.attribution.attribution import Attribution, attribute
+from perfnb.recording.nesting import subtree_sums
+from perfnb.recording.recording import Recording
+from perfnb.step.budget import Plan
+from perfnb.step.build import recording_of
+from perfnb.step.run import capture_step
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The counted step of a recording, its operators, and the traced step beside it."""
+
+    recording: Recording
+    attribution: Attribution
+    ops: pd.DataFrame
+
+    def by_layer(self, amount: str = "flops") -> dict[str, dict[str, int]]:
+        """Sums of each layer's own operators, by direction; what is 0 is left out."""
+        sums = self.ops.groupby(["layer", "direction"])[amount].sum()
+        known: dict[str, dict[str, int]] = {}
+        for (layer, direction), value in sums.items():
+            if value > 0:
+                known.setdefault(layer, {})[direction] = int(value)
+        return known
+
+    def with_children(self, layer: str, measure: str) -> int:
+        """A measure summed over the spans of a layer and those inside them."""
+        recording, blocks = self.recording, self.attribution.host.blocks
+        place = list(recording.modules["name"]).index(layer)
+        sums = subtree_sums(self.attribution.spans, arithmetic_per_span(self.attribution, self.ops)[measure])
+        layers = recording.spans["layer"].reindex(blocks["span"], fill_value=-1).to_numpy()
+        return int(sums[layers == place].sum())
+
+
+def count(step: Callable[[], Any], *, traced: int = 1, **names: nn.Module) -> Counted:
+    """Run a step through a capture with little else in it, and count its arithmetic; modules by their names."""
+    plan = Plan(warmup=1, steps=1, traced=traced, memory=False)
+    recording = recording_of(capture_step(step, plan=plan, namespace=names), "counted")
+    stepped = recording.of_arithmetic()
+    assert stepped is not None
+    assert recording.arithmetic is not None
+    attribution = attribute(stepped)
+    return Counted(recording, attribution, counted_ops(stepped, attribution, recording.arithmetic.calls))

@@ -1,0 +1,223 @@
+"""The counter of operators: what it sees, what it leaves alone, and that it breaks no step."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import checkpoint
+
+from perfnb.step.arithmetic import OpCounter
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def seen(counter: OpCounter) -> list[str]:
+    return [call.op for call in counter.calls]
+
+
+def test_calls_are_numbered_and_named_as_in_the_trace() -> None:
+    a = torch.ones(3, 3, dtype=torch.float64)
+    with OpCounter() as counter:
+        torch.addmm(a, a, a)
+        a.t()
+    first, second = counter.calls
+    assert (first.number, first.op, first.flops, first.dtype) == (0, "aten::addmm", 54, "float64")
+    assert (second.number, second.op, second.flops, second.bytes) == (1, "aten::t", 0, 0)
+
+
+def test_the_dtype_is_that_of_the_arithmetic() -> None:
+    table, places = torch.ones(4, 4, dtype=torch.bfloat16), torch.tensor([1])
+    with OpCounter() as counter:
+        torch.nn.functional.embedding(places, table)
+        places + 1
+        torch.zeros(2, dtype=torch.float16)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.ones(2, 2) @ torch.ones(2, 2)
+    dtypes = {call.op: call.dtype for call in counter.calls}
+    assert dtypes["aten::embedding"] == dtypes["aten::mm"] == "bfloat16"
+    assert dtypes["aten::add"] == "int64"
+    assert dtypes["aten::zeros"] == "float16"
+
+
+def test_the_step_computes_what_it_did_before() -> None:
+    def step() -> list[Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Dropout(0.5), nn.GRU(6, 5))
+        model(torch.randn(3, 2, 8))[0].square().sum().backward()
+        with torch.inference_mode():
+            again = model(torch.randn(3, 2, 8))[0]
+        return [again.clone(), torch.rand(3), *(parameter.grad for parameter in model.parameters())]
+
+    bare = step()
+    with OpCounter() as counter:
+        counted = step()
+    assert all(torch.equal(one, other) for one, other in zip(bare, counted, strict=True))
+    assert {"aten::convolution", "aten::convolution_backward"} <= set(seen(counter))
+
+
+def test_an_error_of_an_operator_reaches_the_user_unchanged() -> None:
+    def wrong() -> None:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+    with pytest.raises(RuntimeError) as bare:
+        wrong()
+    with pytest.raises(RuntimeError) as counted, OpCounter() as counter:
+        wrong()
+    assert str(counted.value) == str(bare.value)
+    assert seen(counter) == ["aten::ones", "aten::ones"]
+    assert _get_current_dispatch_mode() is None
+
+
+def test_no_tensor_is_kept() -> None:
+    gc.disable()
+    try:
+        with OpCounter() as counter:
+            x = torch.ones(10)
+            kept = [weakref.ref(x)]
+            y = x * 2
+            kept.append(weakref.ref(y))
+            del x, y
+            assert [reference() for reference in kept] == [None] * 2
+    finally:
+        gc.enable()
+    assert seen(counter) == ["aten::ones", "aten::mul"]
+
+
+def test_composite_operators_are_taken_apart_where_autograd_does_not() -> None:
+    with torch.inference_mode():
+        layer, x = nn.Linear(4, 4), torch.ones(2, 3, 4)
+        with OpCounter() as counter:
+            layer(x)
+    assert "aten::linear" not in seen(counter)
+    assert "aten::addmm" in seen(counter)
+
+
+@pytest.mark.slow
+def test_backward_and_recomputation_are_seen() -> None:
+    layer, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4, requires_grad=True)
+    for reentrant in (False, True):
+        with OpCounter() as counter:
+            checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
+        assert seen(counter).count("aten::addmm") == 2
+        assert seen(counter).count("aten::mm") == 2
+
+
+@pytest.mark.slow
+def test_a_range_of_the_users_is_not_cut() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, OpCounter() as counter:
+        with torch.profiler.record_function("mine"):
+            torch.ones(3).add(1)
+        torch.ones(3).mul(2)
+    ranges = {event.name: event.time_range for event in profile.events()}
+    mine = ranges["mine"]
+    assert mine.start <= ranges["aten::add"].start <= ranges["aten::add"].end <= mine.end
+    assert ranges["aten::mul"].start >= mine.end
+    assert not any(op.startswith("profiler::") for op in seen(counter))
+
+
+def test_subclasses_do_their_own_work_and_its_parts_are_counted() -> None:
+    layer = nn.Linear(4, 4)
+    with OpCounter() as counter:
+        out = layer(TwoTensor(torch.ones(2, 4), torch.ones(2, 4)))
+    assert type(out) is TwoTensor
+    assert seen(counter).count("aten::addmm") == 2
+
+
+class Quiet(Tensor):
+    """A subclass without operators of its own."""
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_tensors_of_other_kinds_break_nothing() -> None:
+    layer = nn.Linear(4, 4)
+    jagged = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    with OpCounter() as counter:
+        layer(jagged)
+        with torch.inference_mode():
+            layer(jagged)
+        layer(nested)
+        with torch.inference_mode():
+            layer(nested)
+        torch.eye(3).to_sparse_csr() @ torch.ones(3, 3)
+        torch.ones(3, device="meta") + 1
+        layer(torch.ones(2, 4).as_subclass(Quiet))
+        torch.vmap(lambda a: a @ a)(torch.ones(2, 3, 3))
+        torch.func.grad(lambda a: (a @ a).sum())(torch.ones(3, 3))
+    jagged_rows = [call.flops for call in counter.calls if call.op == "aten::addmm"][:2]
+    assert jagged_rows == [2 * 5 * 4 * 4] * 2
+
+
+def test_shadows_of_tensors_are_let_through_uncounted() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with OpCounter() as counter:
+        with FakeTensorMode() as mode:
+            fake = torch.ones(3, 3) @ torch.ones(3, 3)
+        assert (fake @ fake).shape == (3, 3)
+        assert mode is not None
+    assert "aten::mm" not in seen(counter)
+
+
+@pytest.mark.slow
+def test_operators_that_take_functions_pass() -> None:
+    with OpCounter() as counter:
+        out = torch.cond(torch.tensor(True), lambda a: a @ a, lambda a: a + a, (torch.ones(3, 3),))
+    assert torch.equal(out, torch.full((3, 3), 3.0))
+    assert [call.flops for call in counter.calls if call.op == "cond"] == [None]
+
+
+@pytest.mark.slow
+def test_compiled_regions_run_as_they_were_written() -> None:
+    compiled = torch.compile(lambda a: torch.relu(a @ a) + 1, fullgraph=True, backend="eager")
+    x = torch.ones(4, 4, requires_grad=True)
+    expected = compiled(x)
+    with OpCounter() as counter:
+        out = compiled(x)
+        out.sum().backward()
+    assert torch.equal(out, expected)
+    assert [op for op in seen(counter) if op in ("aten::mm", "aten::relu")] == [
+        "aten::mm",
+        "aten::relu",
+        *["aten::mm"] * 2,
+    ]
+    runs: list[Any] = []
+    torch.compile(lambda a: a + 1, backend=lambda graph, inputs: runs.append(graph) or graph)(x)
+    assert len(runs) == 1  # compiling works again
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flexible_attention_is_counted_by_torchs_formula() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.ones(1, 2, 16, 16)
+    with torch.no_grad():
+        expected = flex_attention(q, q, q)
+        with OpCounter() as counter:
+            out = flex_attention(q, q, q)
+    assert torch.equal(out, expected)
+    assert [call.flops for call in counter.calls if call.op == "flex_attention"] == [2 * 2 * 2 * 16**3]
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_counting_does_not_load_torchs_compiler() -> None:
+    program = (
+        "import sys, torch\n"
+        "from perfnb.step.arithmetic import OpCounter\n"
+        "with OpCounter() as counter: torch.ones(2, 2) @ torch.ones(2, 2)\n"
+        "assert len(counter.calls) == 3\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

@@ -1,0 +1,200 @@
+"""Batches of every kind feed the steps; when they end, the profile goes on from the beginning or says what to do."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import perfnb
+from perfnb.errors import BatchesExhaustedError, CaptureError
+from perfnb.step.steps import common_size
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+Pair = namedtuple("Pair", "x y")
+
+Workers = Callable[[], list[psutil.Process]]
+
+
+def fed(batches: Any, **options: Any) -> tuple[perfnb.Profile, list[Any]]:
+    """A profile, and the batches that its steps were given."""
+    seen: list[Any] = []
+    passes = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False} | options
+    return perfnb.profile_step(seen.append, batches, **passes), seen
+
+
+def dataset(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count).float()[:, None])
+
+
+def test_a_list_is_begun_again_when_it_ends() -> None:
+    p, seen = fed(["a", "b"])
+
+    assert seen == ["a", "b", "a", "b", "a"][: len(seen)]
+    assert p.steps["pass"].tolist() == ["warmup", "timed", "timed", "lead_in", "traced"]
+    assert len(seen) == 5
+
+
+def test_a_loader_is_begun_again_when_it_ends() -> None:
+    p, seen = fed(DataLoader(dataset(8), batch_size=4))
+
+    assert [batch[0][0].item() for batch in seen] == [0, 4, 0, 4, 0]
+    assert p.timing.batch_size == 4
+    assert p.timing.throughput_per_s == pytest.approx(4 / p.timing.median_ms * 1e3)
+    assert (p.steps["data_ms"] > 0).all()
+    assert (p.steps["data_ms"] < p.steps["wall_ms"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("feeders_end")
+def test_a_loaders_workers_start_again_with_it_and_are_gone_in_the_end(workers: Workers) -> None:
+    loader = DataLoader(dataset(8), batch_size=4, num_workers=1)
+
+    _, seen = fed(loader, steps=1)
+
+    assert [batch[0][0].item() for batch in seen] == [0, 4, 0, 4]
+    assert workers() == []
+
+
+@pytest.mark.usefixtures("feeders_end")
+def test_persistent_workers_belong_to_the_loader_and_stay_with_it(workers: Workers) -> None:
+    loader = DataLoader(dataset(8), batch_size=4, num_workers=1, persistent_workers=True)
+
+    fed(loader, steps=1)
+
+    assert len(workers()) == 1
+    assert [batch[0][0].item() for batch in loader] == [0, 4]
+    del loader
+
+
+def test_a_callable_is_asked_for_a_new_iterable_at_each_start() -> None:
+    made = 0
+
+    def make() -> Iterable[tuple[int, str]]:
+        nonlocal made
+        made += 1
+        return enumerate("ab")
+
+    _, seen = fed(make)
+
+    assert seen == [(0, "a"), (1, "b"), (0, "a"), (1, "b"), (0, "a")]
+    assert made == 3
+
+
+def test_an_iterator_of_the_user_is_used_up_to_the_last_step_and_no_further() -> None:
+    iterator = iter(range(9))
+
+    _, seen = fed(iterator)
+
+    assert seen == [0, 1, 2, 3, 4]
+    assert list(iterator) == [5, 6, 7, 8]
+
+
+def test_a_generator_of_the_user_is_not_closed() -> None:
+    generator = (number for number in range(9))
+
+    fed(generator)
+
+    assert next(generator) == 5
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_generator_that_runs_out_is_an_error_that_says_what_to_do(count: int) -> None:
+    def short() -> Iterator[int]:
+        yield from range(count)
+
+    with pytest.raises(BatchesExhaustedError) as caught:
+        fed(short())
+
+    assert isinstance(caught.value, CaptureError)
+    assert str(caught.value) == (
+        f"The batches ran out after {count} and cannot start again, being an iterator or a generator: "
+        "pass a list, a loader, or a function that returns new ones."
+    )
+
+
+NOTHING = {"list": [], "tuple": (), "iterator": iter([]), "function": lambda: [], "loader": DataLoader([])}
+
+
+@pytest.mark.parametrize("nothing", NOTHING.values(), ids=NOTHING)
+def test_no_batches_at_all_is_another_error(nothing: Any) -> None:
+    with pytest.raises(BatchesExhaustedError, match=r"^The batches are empty: a step needs at least one\.$"):
+        fed(nothing)
+
+
+@pytest.mark.parametrize("wrong", [3, 1.5, object(), lambda: 3])
+def test_what_cannot_be_iterated_is_refused_in_one_sentence(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^batches must be an iterable or a callable that returns one, not \w+\.$"):
+        fed(wrong)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.ones(5, 2), 5),
+        ((torch.ones(5, 2), torch.ones(5)), 5),
+        ({"x": torch.ones(5, 2), "y": [torch.ones(5)]}, 5),
+        (Pair(torch.ones(5, 2), torch.ones(5)), 5),
+        ((torch.ones(5), torch.tensor(2.0), "name", None, 3), 5),
+        ((torch.ones(5), torch.ones(4)), None),
+        (torch.tensor(1.0), None),
+        ("text", None),
+        (7, None),
+        (None, None),
+        ([], None),
+        ({}, None),
+    ],
+)
+def test_the_batch_size_is_the_first_dimension_that_all_tensors_share(batch: Any, size: int | None) -> None:
+    assert common_size(batch) == size
+
+
+def test_a_batch_that_contains_itself_does_not_hang() -> None:
+    batch: list[Any] = [torch.ones(3)]
+    batch.append(batch)
+
+    assert common_size(batch) == 3
+
+
+def test_dict_batches_reach_the_step_and_tell_their_size() -> None:
+    p, seen = fed([{"x": torch.ones(6, 2), "name": "a"}])
+
+    assert set(seen[0]) == {"x", "name"}
+    assert p.timing.batch_size == 6
+    assert "6" in str(p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", [["text"], None])
+def test_throughput_is_unknown_where_the_batch_size_is(batches: Any) -> None:
+    step: Callable[..., None] = lambda *batch: None  # noqa: E731
+    p = perfnb.profile_step(step, batches, warmup=0, steps=1, traced=1)
+
+    assert p.timing.batch_size is None
+    assert p.timing.throughput_per_s is None
+    assert "samples" not in str(p)
+
+
+def test_throughput_of_batches_of_different_sizes_is_that_of_all_steps_together() -> None:
+    p, _ = fed([torch.ones(4, 1), torch.ones(2, 1)], warmup=0)
+
+    wall = p.steps.loc[p.steps["pass"] == "timed", "wall_ms"]
+    assert p.timing.batch_size is None
+    assert p.timing.throughput_per_s == pytest.approx(6 / wall.sum() * 1e3)
+
+
+@pytest.mark.slow
+def test_without_batches_the_step_has_no_argument_and_no_wait() -> None:
+    calls: list[Tensor] = []
+    p = perfnb.profile_step(lambda: calls.append(torch.ones(1)), warmup=0, steps=1, traced=1)
+
+    assert (p.steps["data_ms"] == 0).all()
+    assert p.phases.loc["data", "ms"] == 0
+    assert len(calls) == len(p.steps)

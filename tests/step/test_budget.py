@@ -1,0 +1,299 @@
+"""How many steps each pass runs: as asked for, as many as needed, and never for longer than the budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import perfnb
+from perfnb.errors import CaptureError
+from perfnb.profile.report_data import report_data
+from perfnb.step.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan
+from perfnb.step.ceilings import measure_ceilings
+from tests.fake_clock import FakeClock
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"warmup": -1},
+        {"warmup": 1.5},
+        {"warmup": True},
+        {"steps": 0},
+        {"steps": "3"},
+        {"traced": 0},
+        {"traced": -2},
+        {"budget_s": 0},
+        {"budget_s": -1},
+        {"budget_s": float("nan")},
+        {"budget_s": float("inf")},
+        {"budget_s": "30"},
+        {"budget_s": None},
+    ],
+)
+def test_a_wrong_number_is_refused_in_one_sentence_that_names_it(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=rf"^{name} must be a (whole )?number .*, not .*\.$"):
+        perfnb.profile_step(lambda: pytest.fail("ran"), **wrong)
+
+
+def test_an_automatic_warm_up_goes_on_until_steady_or_a_fifth_of_the_budget_is_spent() -> None:
+    plan = Plan(budget_s=10)
+    falling = [100 - 10 * number for number in range(9)]
+
+    assert plan.goes_on_warming([], spent_s=0, gpu=False)
+    assert plan.goes_on_warming(falling, spent_s=1.9, gpu=False)
+    assert not plan.goes_on_warming(falling, spent_s=2.0, gpu=False)
+    assert plan.goes_on_warming([5] * 5, spent_s=1, gpu=False)
+    assert not plan.goes_on_warming([5] * 6, spent_s=1, gpu=False)
+    assert plan.goes_on_warming([5] * 9, spent_s=1, gpu=True)
+    assert not plan.goes_on_warming([5] * 10, spent_s=1, gpu=True)
+
+
+def test_an_explicit_warm_up_runs_as_asked_unless_it_takes_half_of_the_budget() -> None:
+    plan = Plan(warmup=3, budget_s=10)
+
+    assert [plan.goes_on_warming([1] * done, 1.0, False) for done in range(5)] == [True, True, True, False, False]
+    assert not plan.goes_on_warming([1], spent_s=5.0, gpu=False)
+    assert not Plan(warmup=0).goes_on_warming([], 0.0, False)
+
+
+def test_timed_steps_follow_the_spread_of_the_warm_up() -> None:
+    plan = Plan()
+    even, uneven = [10.0] * 20, [9.0, 11.0] * 10
+
+    assert plan.timed_steps([]) == FEWEST_TIMED
+    assert plan.timed_steps([1.0] * 3) == FEWEST_TIMED
+    assert plan.timed_steps(even) == FEWEST_TIMED
+    # Quartiles 9 and 11 around 10: a spread of 0.148; (1.96 * 1.2533 * 0.148 / 0.02)^2 = 331, above the bound.
+    assert plan.timed_steps(uneven) == MOST_TIMED
+    slightly = [9.6, 10.4] * 10  # a spread of 0.0593: 53.05 steps
+    assert plan.timed_steps(slightly) == 54
+    assert Plan(steps=7).timed_steps(uneven) == 7
+
+
+def test_timing_ends_when_what_is_left_is_needed_for_the_other_passes() -> None:
+    plan = Plan(traced=3, budget_s=10, memory=False, flops=False)
+
+    assert plan.goes_on_timing(done=0, wanted=50, spent_s=99, step_s=99)
+    # From six steps on four of 1.5 s are kept back; with the step itself 3 s may be spent.
+    assert plan.goes_on_timing(done=6, wanted=50, spent_s=3.0, step_s=1)
+    assert not plan.goes_on_timing(done=6, wanted=50, spent_s=3.1, step_s=1)
+    assert not plan.goes_on_timing(done=6, wanted=6, spent_s=0, step_s=1)
+    # And three counted steps of 2 s: nothing may be spent before.
+    assert Plan(traced=3, budget_s=13).goes_on_timing(done=6, wanted=50, spent_s=0.0, step_s=1)
+    assert not Plan(traced=3, budget_s=13).goes_on_timing(done=6, wanted=50, spent_s=0.1, step_s=1)
+
+
+def test_up_to_the_steps_for_an_interval_timing_leaves_one_step_to_each_other_pass() -> None:
+    plan = Plan(traced=3, budget_s=30)
+
+    assert plan.goes_on_timing(done=5, wanted=50, spent_s=18.5, step_s=3)  # and 9 s for one traced, two counted
+    assert not plan.goes_on_timing(done=5, wanted=50, spent_s=20.0, step_s=3)
+    assert not plan.goes_on_timing(done=3, wanted=3, spent_s=0.0, step_s=3)
+    without = Plan(traced=3, budget_s=30, memory=False, flops=False)
+    assert without.goes_on_timing(done=5, wanted=50, spent_s=25.0, step_s=3)
+
+
+def test_a_warm_up_of_long_steps_ends_when_timing_needs_what_is_left() -> None:
+    plan = Plan(budget_s=30)
+
+    assert plan.goes_on_warming([4 * 1000 * MS], spent_s=4.0, gpu=False)  # the first step may be unlike the others
+    assert plan.goes_on_warming([4 * 1000 * MS, 20 * MS], spent_s=4.02, gpu=False)
+    assert not plan.goes_on_warming([2500 * MS] * 2, spent_s=5.2, gpu=False)
+    assert plan.goes_on_warming([2400 * MS] * 2, spent_s=5.0, gpu=False)  # 5 + (1 + 6 + 3) * 2.4 = 29
+    assert Plan(warmup=3, budget_s=30).goes_on_warming([2500 * MS] * 2, spent_s=5.2, gpu=False)
+
+
+def test_traced_steps_are_at_least_one_and_the_lead_in_is_the_first_to_go() -> None:
+    plan = Plan(traced=3, budget_s=10, memory=False, flops=False)
+
+    assert plan.traced_steps(spent_s=0, step_s=1) == (3, True)
+    assert plan.traced_steps(spent_s=5.5, step_s=1) == (3, False)
+    assert plan.traced_steps(spent_s=7.0, step_s=1) == (2, False)
+    assert plan.traced_steps(spent_s=50, step_s=1) == (1, False)
+    assert plan.traced_steps(spent_s=0, step_s=0) == (3, True)
+    assert Plan(traced=3, budget_s=10).traced_steps(spent_s=5.0, step_s=1) == (2, False)  # two counted steps come after
+
+
+@pytest.mark.slow
+def test_of_a_long_step_most_runs_are_timed(clock: FakeClock, nothing_left: None) -> None:
+    def step() -> None:
+        clock.pass_exactly(3000)
+
+    p = perfnb.profile_step(step, budget_s=30)
+
+    passes = p.steps["pass"].tolist()
+    assert passes == ["warmup", *["timed"] * 6, "traced", "counted", "counted"]
+    assert p.timing.samples_ms == pytest.approx((3000.0,) * 6)
+    assert p.timing.ci_ms is not None
+    text = " ".join(str(p).split())
+    assert "step 3.00 s [3.00, 3.00] (95 % interval, median of 6 timed steps)" in text
+    assert "The budget of 30 s ended the timed pass after 6 steps" in text
+
+
+@pytest.mark.slow
+def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(
+    clock: FakeClock, nothing_left: None
+) -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    batch = torch.ones(64, 64)
+
+    def step() -> None:
+        layers(batch)
+        clock.pass_exactly(8000)
+
+    p = perfnb.profile_step(step, budget_s=30)
+
+    few = p.timing.steps
+    assert p.timing.ci_ms is None
+    assert few == 1
+    for shown in (str(p), p._repr_mimebundle_()["text/html"]):
+        assert "1 timed step: too few for a 95 % interval" in " ".join(shown.split())
+    assert report_data(p._summary)["step"]["basis"] == "1 timed step: too few for a 95 % interval"
+    assert set(p.findings.loc[p.findings["bound_ms"].notna(), "confidence"]) <= {"low"}
+    assert p._summary.findings is not None
+    assert "Low confidence: 1 timed step is too few for a 95 % interval." in p._summary.findings.verdict.why
+    assert "confidence medium" not in str(p)
+
+
+@given(
+    warmup=st.none() | st.integers(0, 300),
+    steps=st.none() | st.integers(1, 300),
+    traced=st.integers(1, 20),
+    budget_s=st.floats(0.1, 100),
+    step_s=st.floats(1e-6, 50),
+)
+def test_no_plan_spends_more_than_its_budget_and_a_step_of_each_pass(
+    warmup: int | None, steps: int | None, traced: int, budget_s: float, step_s: float
+) -> None:
+    plan = Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s)
+    spent, warm, timed = 0.0, 0, 0
+    while plan.goes_on_warming([step_s] * warm, spent, gpu=False):
+        warm, spent = warm + 1, spent + step_s
+    wanted = plan.timed_steps([step_s] * warm)
+    while plan.goes_on_timing(timed, wanted, spent, step_s):
+        timed, spent = timed + 1, spent + step_s
+    count, lead_in = plan.traced_steps(spent, step_s)
+
+    assert warm <= (300 if warmup is None else warmup)
+    assert 1 <= timed <= wanted
+    assert 1 <= count <= traced
+    assert spent + (count + lead_in) * step_s <= max(budget_s, 0) + 3 * step_s + 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("clock")
+def test_a_slow_step_runs_only_a_handful_of_times_and_the_profile_says_so(nothing_left: None) -> None:
+    p = perfnb.profile_step(lambda: time.sleep(0.5), budget_s=2)
+
+    executed = p.steps["pass"].value_counts()
+    assert len(p.steps) <= 6
+    assert executed["timed"] >= 1
+    assert executed["traced"] >= 1
+    text = " ".join(str(p).split())
+    assert f"ran {len(p.steps)} times" in text
+    assert "The budget of 2 s ended the timed pass after 1 step; raise it with budget_s or --budget." in text
+    assert f"The budget allowed only {executed['traced']} step" in text
+
+
+@pytest.mark.slow
+def test_explicit_numbers_of_steps_are_honoured(nothing_left: None) -> None:
+    p = perfnb.profile_step(lambda: None, warmup=4, steps=9, traced=2)
+
+    executed = p.steps["pass"].value_counts()
+    assert executed[["warmup", "timed", "lead_in", "traced", "counted"]].tolist() == [4, 9, 2, 2, 2]
+    assert p.timing.steps == 9
+    assert p.timing.ci_ms is not None
+    assert p.meta["options"]["steps"] == 9
+
+
+@pytest.mark.slow
+def test_a_step_of_no_length_runs_between_20_and_200_times(nothing_left: None) -> None:
+    p = perfnb.profile_step(lambda: None, budget_s=5)
+
+    assert FEWEST_TIMED <= p.timing.steps <= MOST_TIMED
+    assert (p.steps["pass"] == "warmup").sum() >= 6
+
+
+def test_an_automatic_warm_up_ends_after_so_many_steps_steady_or_not() -> None:
+    rising = [1] * (MOST_WARMUP - 20) + list(range(1, 21))
+
+    assert Plan().goes_on_warming(rising[1:], spent_s=0, gpu=False)
+    assert not Plan().goes_on_warming(rising, spent_s=0, gpu=False)
+
+
+def test_as_many_steps_are_timed_as_without_a_warm_up_where_the_clock_stood_still_in_it() -> None:
+    assert Plan().timed_steps([0] * 20) == FEWEST_TIMED
+
+
+MODEL, BATCH = nn.Linear(4, 4), torch.ones(2, 4)
+RUN = [
+    pytest.param(lambda step: perfnb.profile_step(step), id="profile_step"),
+    pytest.param(lambda step: perfnb.profile_step(step, warmup=3, steps=3), id="profile_step, few steps"),
+    pytest.param(lambda step: perfnb.time_step(step), id="time_step"),
+    pytest.param(lambda step: perfnb.ab_test(step, lambda: step()), id="ab_test"),
+    pytest.param(lambda step: perfnb.scaling_study(lambda size: step, [1, 2, 3, 4]), id="scaling_study"),
+    pytest.param(lambda step: perfnb.report(step, lambda: step(), quality=lambda: 1.0), id="report"),
+    pytest.param(
+        lambda step: perfnb.confirm_input_bound(lambda batch: step(MODEL), [BATCH] * 3, MODEL), id="confirm_input_bound"
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUN)
+def test_a_clock_that_stands_still_ends_in_a_sentence_after_a_bounded_number_of_steps(
+    run: Callable[[Callable[..., Any]], Any], monkeypatch: pytest.MonkeyPatch, nothing_left: None
+) -> None:
+    calls = 0
+
+    def step(model: nn.Module | None = None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2_000:
+            pytest.fail("the steps have no end")
+        if model is not None:
+            model(BATCH)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5 * 10**9)
+    with pytest.raises(CaptureError, match=r"^The clock stood still for \d+ steps"):
+        run(step)
+    assert calls
+
+
+@pytest.mark.slow
+def test_leaks_are_looked_for_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch, nothing_left: None) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5 * 10**9)
+
+    assert len(perfnb.find_leaks(lambda: MODEL(BATCH), steps=15, warmup=1).steps) >= 15
+
+
+def test_ceilings_are_not_known_where_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PERFNB_CACHE", str(tmp_path))  # where nothing was measured before
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+
+    assert measure_ceilings(["float32"], "cpu", refresh=True)["flops_per_s"] == {}
+
+
+def test_after_the_first_step_a_budget_that_is_too_short_is_told() -> None:
+    told = Plan(budget_s=10).why_longer(12.0, 12.0)
+
+    assert told == (
+        "a step takes 12 s: it will run at least 4 times more, for about 48 s, past the budget of 10 s, because each "
+        "pass needs one (timed, traced, memory, FLOPs)"
+    )
+    assert Plan(budget_s=10).why_longer(1.0, 1.0) is None
+    assert "2 times more" in str(Plan(budget_s=10, memory=False, flops=False).why_longer(6.0, 6.0))

@@ -1,0 +1,268 @@
+"""The machine's ceilings: measured once, kept, and measured anew where what was kept is no good."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfnb.step import ceilings
+from perfnb.step.ceilings import measure_ceilings
+from perfnb.step.kept import Rate, cache_folder, keep, kept
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PERFNB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock says, in turn, instead of measuring: rates of small products and copies, the last one for ever."""
+    told = [1e9]
+
+    class Told:
+        def __init__(self, *_: Any) -> None:
+            self.rate: float | None = None
+
+        def measure(self, budget_s: float) -> None:
+            self.rate = max(self.rate or 0.0, told[0] if len(told) == 1 else told.pop(0))
+
+    monkeypatch.setattr(ceilings, "_Products", Told)
+    monkeypatch.setattr(ceilings, "_Copy", Told)
+    return told
+
+
+@pytest.mark.slow
+def test_a_product_and_a_copy_are_measured_and_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "_TURN_S", 0.01)
+    first = measure_ceilings(["float32", "bfloat16", "int64", "float32"])
+
+    assert list(first["flops_per_s"]) == ["float32", "bfloat16"]  # integers have no ceiling of their own
+    assert all(math.isfinite(rate) and rate > 0 for rate in [*first["flops_per_s"].values(), first["bytes_per_s"]])
+    assert first["threads"] == torch.get_num_threads()
+    assert json.loads(json.dumps(first)) == first
+    monkeypatch.setattr(ceilings, "_measure", lambda wanted: pytest.fail("measured again") if wanted else {})
+    assert measure_ceilings(["float32", "bfloat16"]) == first
+    assert os.listdir(folder) == ["ceilings.json"]
+
+
+def test_only_what_is_not_known_is_measured(rates: list[float]) -> None:
+    rates[:] = [1e9]
+    measure_ceilings(["float32"])
+    rates[:] = [5e9]
+    both = measure_ceilings(["float32", "float64"])
+
+    assert both["flops_per_s"] == {"float32": 1e9, "float64": 5e9}
+    assert both["bytes_per_s"] == 1e9
+
+
+def test_measured_again_the_better_one_stays(rates: list[float]) -> None:
+    measure_ceilings(["float32"])
+    rates[:] = [5e8]
+    assert measure_ceilings(["float32"], refresh=True)["flops_per_s"] == {"float32": 1e9}
+    rates[:] = [2e9]
+    assert measure_ceilings(["float32"], refresh=True)["flops_per_s"] == {"float32": 2e9}
+    assert measure_ceilings(["float32"])["flops_per_s"] == {"float32": 2e9}
+
+
+class Beside:
+    """Stands for `_Others`: a share that others use."""
+
+    share = 0.0
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+def test_beside_other_programs_it_is_measured_again_after_a_while(
+    rates: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "_Others", Beside)
+    monkeypatch.setattr(Beside, "share", 0.6)
+    first = measure_ceilings(["float32"])
+    assert (first["flops_per_s"]["float32"], first["others"]) == (1e9, 0.6)
+
+    rates[:] = [3e9]
+    assert measure_ceilings(["float32"]) == first  # not at once
+    monkeypatch.setattr(ceilings, "_AGAIN_S", -1.0)
+    again = measure_ceilings(["float32"])
+    assert (again["flops_per_s"]["float32"], again["others"]) == (3e9, 0.6)
+
+    monkeypatch.setattr(Beside, "share", 0.02)
+    rates[:] = [2e9]
+    quiet = measure_ceilings(["float32"])
+    assert (quiet["flops_per_s"]["float32"], quiet["others"]) == (3e9, 0.02)
+    rates[:] = [9e9]
+    assert measure_ceilings(["float32"]) == quiet
+
+
+def test_what_other_programs_use_is_what_the_process_itself_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(time, "process_time", iter((0.0, 0.4)).__next__)
+    monkeypatch.setattr(time, "perf_counter", iter((0.0, 1.0)).__next__)
+    monkeypatch.setattr(ceilings, "_busy_s", iter((5.0, 6.4)).__next__)
+    with ceilings._Others() as others:
+        pass
+    assert others.share == pytest.approx(0.5)
+    monkeypatch.setattr(time, "process_time", iter((0.0, 0.4)).__next__)
+    monkeypatch.setattr(time, "perf_counter", iter((0.0, 1.0)).__next__)
+    monkeypatch.setattr(ceilings, "_busy_s", iter((5.0, 5.4)).__next__)
+    with ceilings._Others() as own:
+        pass
+    assert own.share == 0.0
+
+
+def test_one_that_still_gets_better_has_more_turns(rates: list[float]) -> None:
+    product, copy = [1e9, 2e9, 3e9, 4e9], 1e9
+    rates[:] = [rate for turn in product for rate in (turn, copy)] + [5e9, 5e9, 6e9, 6e9, 6e9, 7e9]
+
+    found = measure_ceilings(["float32"])
+
+    assert found["flops_per_s"]["float32"] == 6e9  # two turns that were no better ended it
+    assert found["bytes_per_s"] == 1e9
+    assert rates == [7e9]
+
+
+def test_other_threads_and_precisions_are_other_ceilings(rates: list[float]) -> None:
+    measure_ceilings(["float32"])
+    rates[:] = [7e9]
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        torch.set_num_threads(1)
+        alone = measure_ceilings(["float32"])
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("medium")
+        rates[:] = [8e9]
+        medium = measure_ceilings(["float32"])
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+    assert (alone["threads"], alone["flops_per_s"]) == (1, {"float32": 7e9})
+    assert medium["flops_per_s"] == {"float32": 8e9}
+    assert measure_ceilings(["float32"])["flops_per_s"] == {"float32": 1e9}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[1, 2]",
+        b"[" * 100_000,
+        b'{"format": 2, "machines": {}}',
+        b'{"format": 1, "machines": [3]}',
+        b'{"format": 1, "machines": {"KEY": 5}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": "fast"}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [NaN, "now"]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [-5, "now"]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [true, "now"]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [1' + b"0" * 400 + b', "now"]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", 7]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", "busy"]}}}',
+        b" " * (1 << 20) + b'{"format": 1}',
+    ],
+)
+def test_a_damaged_or_foreign_file_only_means_measuring(content: bytes, folder: Path, rates: list[float]) -> None:
+    key = ceilings._key(ceilings._machine(torch.device("cpu")))
+    folder.mkdir()
+    (folder / "ceilings.json").write_bytes(content.replace(b"KEY", key.encode()))
+
+    assert measure_ceilings(["float32"])["bytes_per_s"] == 1e9
+    rates[:] = [2e9]
+    assert measure_ceilings(["float32"])["bytes_per_s"] == 1e9  # the file is a good one now
+
+
+def unwritable(folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+
+
+def a_folder_instead_of_the_file(folder: Path) -> None:
+    (folder / "ceilings.json").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("spoil", [unwritable, a_folder_instead_of_the_file])
+def test_what_cannot_be_written_is_no_error(spoil: Callable[[Path], None], folder: Path, rates: list[float]) -> None:
+    spoil(folder)
+
+    assert measure_ceilings(["float32"])["flops_per_s"] == {"float32": 1e9}
+    assert list(folder.parent.rglob(".ceilings-*")) == []
+
+
+def test_machines_do_not_overwrite_each_other(folder: Path) -> None:
+    keep("one", {"bytes_per_s": Rate(1.0, "then")})
+    keep("other", {"bytes_per_s": Rate(2.0, "then", 0.5)})
+    keep("one", {"flops_per_s": Rate(3.0, "later")})
+
+    assert kept("one") == {"bytes_per_s": Rate(1.0, "then"), "flops_per_s": Rate(3.0, "later")}
+    assert kept("other") == {"bytes_per_s": Rate(2.0, "then", 0.5)}
+    assert kept("third") == {}
+
+
+@pytest.mark.slow
+def test_the_users_settings_and_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "_TURN_S", 0.005)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        before = (torch.get_num_threads(), torch.is_grad_enabled())
+        with torch.autocast("cpu", torch.bfloat16):
+            measure_ceilings(["float32", "float64"])
+            assert torch.is_autocast_enabled("cpu")
+        assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_no_memory_or_no_such_product_leaves_the_ceiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 60)
+
+    def none(*_: Any) -> Any:
+        raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")
+
+    monkeypatch.setattr(ceilings, "_product", none)
+    found = measure_ceilings(["float16"])
+
+    assert (found["flops_per_s"], found["bytes_per_s"], found["measured_at"]) == ({}, None, None)
+
+
+def test_the_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("PERFNB_CACHE")
+    monkeypatch.setenv("HOME", "/some/one")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cache_folder() == Path("/elsewhere/perfnb")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path("/some/one/.cache/perfnb")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert cache_folder() == Path("/some/one/Library/Caches/perfnb")
+
+
+@pytest.mark.gpu
+def test_a_gpus_ceilings_are_those_of_a_gpu() -> None:
+    found = measure_ceilings(["float32", "bfloat16"], "cuda")
+
+    assert found["device"] == torch.cuda.get_device_name()
+    assert found["flops_per_s"]["bfloat16"] > found["flops_per_s"]["float32"] > 1e11
+    assert found["bytes_per_s"] > 5e10

@@ -1,0 +1,217 @@
+"""What cannot be seen, or is not asked for, is labelled as such and moves no time to where it does not belong."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.errors import NestedProfilerError
+from tests.step.timed import traced_ms
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+X = torch.randn(4, 8)
+#: So long that nothing else in a step can come near.
+SLEEP_MS = 100
+
+
+class Sleepy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(SLEEP_MS / 1e3)
+        return super().forward(x)
+
+
+def short(step: Any, batches: Any = None, **options: Any) -> perfnb.Profile:
+    return perfnb.profile_step(step, batches, warmup=1, steps=1, traced=2, **options)
+
+
+def words(p: perfnb.Profile) -> str:
+    return " ".join(str(p).split())
+
+
+@pytest.mark.slow
+def test_forward_stays_forward_when_only_some_models_are_chosen() -> None:
+    encoder, decoder = nn.Linear(8, 8), Sleepy(8, 8)
+
+    p = short(lambda: decoder(encoder(X)).sum().backward(), model=encoder)
+
+    assert p.phases.ms["forward"] >= SLEEP_MS
+    assert p.phases.ms.idxmax() == "forward"
+    assert [name for name in p.layers.index if not name.startswith("(")] == ["encoder"]
+    assert p.layers.forward_ms["(unattributed)"] >= SLEEP_MS
+
+
+@pytest.mark.slow
+def test_chosen_models_that_are_not_called_are_said_to_be_so() -> None:
+    model, idle = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    p = short(lambda: model(X), model=idle)
+
+    assert "None of the chosen models was called" in words(p)
+
+
+@pytest.mark.slow
+def test_layers_called_in_threads_of_the_step_are_not_shown_as_taking_no_time() -> None:
+    class Threads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beside = nn.Linear(8, 8)
+            self.here = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            thread = threading.Thread(target=self.beside, args=(x,))
+            thread.start()
+            thread.join()
+            return self.here(x)
+
+    model = Threads()
+    p = short(lambda: model(X))
+
+    assert p.layers.loc["model.beside", ["calls", "forward_ms", "total_ms"]].isna().all()
+    assert p.layers.calls["model.here"] == 1
+    assert "does not record: model.beside." in words(p)
+
+
+@pytest.mark.slow
+def test_layers_inside_torchscript_are_unknown() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), X)
+
+    p = short(lambda: script(X))
+
+    assert p.layers.calls["script"] == 1
+    assert p.layers.loc[["script.0", "script.1"], "total_ms"].isna().all()
+    assert "TorchScript" in words(p)
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_a_hook_runs_in_the_backward_pass_is_the_optimizer() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def update(parameter: Tensor) -> None:
+        optimizer.step()
+        parameter.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(update) for p in model.parameters()]
+    p = short(lambda: model(X).sum().backward())
+    for handle in handles:
+        handle.remove()
+
+    assert p.phases.ms["optimizer"] > 0
+    assert p.phases.ms.sum() == pytest.approx(traced_ms(p))
+    assert p.layers.self_ms.sum() == pytest.approx(p.phases.ms["forward"] + p.phases.ms["backward"], rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_profiler_that_warms_up_or_runs_in_another_thread_is_refused() -> None:
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(schedule=schedule) as outer:
+        with pytest.raises(NestedProfilerError, match="already running"):
+            short(lambda: None)
+        outer.step()
+        torch.ones(3) + 1
+        outer.step()
+    assert "aten::add" in {event.name for event in outer.events()}
+
+    running, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with torch.profiler.profile():
+            running.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    running.wait(20)
+    try:
+        with pytest.raises(NestedProfilerError, match="already running"):
+            short(lambda: None)
+    finally:
+        done.set()
+        thread.join()
+    assert short(lambda: X + 1).phases.ms.sum() > 0
+
+
+class Odd:
+    """A batch that nothing can be learned about."""
+
+    def values(self, key: str) -> None:
+        raise AssertionError(key)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("unbound proxy")
+
+
+ODD = Odd()
+
+
+@pytest.mark.slow
+def test_an_odd_batch_or_variable_costs_no_profile() -> None:
+    model = nn.Linear(8, 8)
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield ODD
+
+    p = short(lambda batch: (model(X), ODD), batches())
+
+    assert p.timing.batch_size is None
+    assert "model" in p.layers.index
+
+
+@pytest.mark.slow
+def test_traced_steps_that_disagree_are_reported() -> None:
+    calls = iter(range(100))
+
+    p = perfnb.profile_step(lambda: time.sleep(0.5 if next(calls) == 4 else 0.001), warmup=1, steps=1, traced=3)
+
+    assert "they disagree" in words(p)
+
+
+@pytest.mark.parametrize("step", [3, None])
+def test_what_cannot_be_a_step_is_refused_at_once(step: Any) -> None:
+    with pytest.raises(TypeError, match=r"pass step, not step\(\)\.$"):
+        short(step)
+
+
+def test_a_step_that_would_not_run_is_refused() -> None:
+    async def step() -> None: ...
+
+    with pytest.raises(TypeError, match="coroutine"):
+        short(step)
+
+
+@pytest.mark.slow
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert perfnb.profile_step(lambda: None, warmup=np.int64(1), steps=np.int64(2), traced=1).timing.steps == 2
+
+
+@pytest.mark.slow
+def test_a_range_named_like_perfnbs_own_is_only_a_range() -> None:
+    model = nn.Linear(8, 8)
+
+    def step() -> None:
+        with torch.profiler.record_function("pf_step#0"), torch.profiler.record_function("pf#0"):
+            out = model(X)
+        with torch.profiler.record_function("pf_data"):
+            time.sleep(0.002)
+        with torch.profiler.record_function("autograd::engine::evaluate_function: Fake"):
+            out.sum().backward()
+
+    p = short(step)
+
+    assert p.layers.calls["model"] == 1
+    assert p.phases.ms["data"] == 0
+    assert p.phases.ms.sum() == pytest.approx(traced_ms(p))
+    assert {"pf_step#0", "pf_data"} <= set(p.events.name)

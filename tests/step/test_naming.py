@@ -1,0 +1,233 @@
+"""Layers are called what the user calls the model: its variable, attribute or key; else its class."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.step.namespace import chosen_models, namespace_of
+from tests.step.models import three_linears
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+X = torch.randn(4, 8)
+a_global_model = three_linears()
+
+
+def layers_of(step: Any, model: Any = None) -> pd.DataFrame:
+    layers = perfnb.profile_step(step, model=model, warmup=0, steps=1, traced=2).layers
+    return layers[~layers.index.str.startswith("(")]
+
+
+def roots_of(step: Any, model: Any = None) -> list[str]:
+    layers = layers_of(step, model)
+    return layers.index[layers["depth"] == 0].tolist()
+
+
+@pytest.mark.slow
+def test_a_global_variable() -> None:
+    assert roots_of(lambda: a_global_model(X)) == ["a_global_model"]
+
+
+@pytest.mark.slow
+def test_a_variable_of_a_closure_and_of_a_function_that_the_step_calls() -> None:
+    net = three_linears()
+
+    def helper() -> Tensor:
+        return net(X)
+
+    assert roots_of(lambda: net(X)) == ["net"]
+    assert roots_of(lambda: helper()) == ["net"]
+
+
+@pytest.mark.slow
+def test_an_attribute_an_item_of_a_dict_and_of_a_list() -> None:
+    trainer = SimpleNamespace(model=three_linears(), steps=3)
+    nets, parts = {"a b": three_linears()}, [nn.Linear(8, 8), nn.Tanh()]
+
+    def step() -> None:
+        parts[1](parts[0](nets["a b"](trainer.model(X))))
+
+    assert roots_of(step) == ["trainer.model", "nets['a b']", "parts[0]", "parts[1]"]
+
+
+@pytest.mark.slow
+def test_a_methods_object() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = three_linears()
+
+        def step(self) -> None:
+            self.model(X)
+
+    assert roots_of(Trainer().step) == ["self.model"]
+
+
+@pytest.mark.slow
+def test_names_given_with_the_models_come_before_variables() -> None:
+    net, other = three_linears(), nn.Linear(8, 8)
+
+    assert roots_of(lambda: other(net(X)), model={"a": net, "b": other}) == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_models_that_are_named_are_the_only_ones() -> None:
+    net, other = three_linears(), nn.Linear(8, 8)
+
+    assert layers_of(lambda: other(net(X)), model=net).index.tolist() == ["net", "net.0", "net.1", "net.2"]
+    assert layers_of(lambda: other(net(X)), model=[other]).index.tolist() == ["other"]
+    part = layers_of(lambda: other(net(X)), model=net[2])
+    assert part.index.tolist() == ["net.2"]
+    assert part["depth"].tolist() == [0]
+    assert (part["forward_ms"] > 0).all()
+
+
+@pytest.mark.slow
+def test_models_without_names_have_their_class_and_a_number() -> None:
+    models = iter([three_linears(), three_linears()] * 8)  # no variable holds them by name
+
+    assert roots_of(lambda: [next(models)(X), next(models)(X)]) == ["Sequential", "Sequential (2)"]
+
+
+@pytest.mark.slow
+def test_a_layer_that_two_others_share_is_one_row_and_in_both_totals() -> None:
+    shared = nn.Linear(64, 64)
+    left, right = nn.Sequential(nn.Tanh(), shared), nn.Sequential(nn.ReLU(), shared)
+    model = nn.ModuleDict({"left": left, "right": right})
+    x = torch.randn(256, 64)
+
+    layers = layers_of(lambda: model["right"](model["left"](x)).sum().backward())
+
+    assert layers.index.tolist() == [
+        "model",
+        "model.left",
+        "model.left.0",
+        "model.left.1",
+        "model.right",
+        "model.right.0",
+    ]
+    assert layers.loc["model.left.1", "calls"] == 2
+    half = layers.loc["model.left.1", "forward_ms"]
+    for side in ("left", "right"):
+        own, other = layers.loc[f"model.{side}", "self_ms"], layers.loc[f"model.{side}.0", "total_ms"]
+        assert (
+            own + other < layers.loc[f"model.{side}", "total_ms"] < own + other + layers.loc["model.left.1", "total_ms"]
+        )
+    both = layers.loc[["model.left", "model.right"], "total_ms"].sum()
+    parts = layers["self_ms"].sum()
+    assert half > 0
+    assert both == pytest.approx(parts) == layers.loc["model", "total_ms"]
+
+
+@pytest.mark.slow
+def test_parts_called_directly_are_summed_in_the_row_of_the_whole() -> None:
+    class Coder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc, self.dec = three_linears(), three_linears()
+
+    vae = Coder()
+
+    def step() -> None:
+        vae.dec(vae.enc(X)).square().mean().backward()
+
+    layers = layers_of(step)
+
+    assert layers.index[0] == "vae"
+    assert layers.loc["vae", "module"] == "Coder"
+    assert layers.loc["vae", "calls"] == 0
+    for column in ("forward_ms", "backward_ms", "total_ms", "ops"):
+        parts = layers.loc[["vae.enc", "vae.dec"], column].sum()
+        assert layers.loc["vae", column] == pytest.approx(parts)
+    assert layers.loc["vae", "self_ms"] == 0
+
+
+@pytest.mark.slow
+def test_a_module_made_while_the_step_runs_is_a_layer_below_the_one_that_called_it() -> None:
+    class Maker(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.Linear(8, 8)(x)
+
+    model = nn.Sequential(Maker())
+
+    layers = layers_of(lambda: model(X))
+
+    assert layers.index.tolist() == ["model", "model.0", "model.0.(Linear)"]
+    assert layers["depth"].tolist() == [0, 1, 2]
+    assert layers["calls"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_modules_that_each_step_makes_anew_are_one_layer() -> None:
+    def step() -> None:
+        x = nn.Sequential(nn.Linear(8, 8), nn.ReLU())(X)
+        nn.Softmax(1)(nn.Softmax(0)(x))
+
+    layers = layers_of(step)
+
+    assert layers.index.tolist() == ["Sequential", "Sequential.0", "Sequential.1", "Softmax", "Softmax (2)"]
+    assert layers["calls"].tolist() == [1, 1, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_layers_that_some_steps_leave_out_stay_apart() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return (self.left if self.calls % 2 else self.right)(x)
+
+    model, left, right = Dropping(), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    layers = layers_of(lambda: model(X))
+    assert layers["calls"].to_dict() == {"model": 1, "model.left": 0.5, "model.right": 0.5}
+    layers = layers_of(lambda: (left if model.calls % 2 else right)(model(X)))
+    assert layers["calls"].to_dict() == {"model": 1, "model.left": 0.5, "model.right": 0.5, "left": 0.5, "right": 0.5}
+
+
+def test_the_namespace_ignores_empty_closures_and_objects_that_are_no_functions() -> None:
+    def step() -> None:
+        print(later)
+
+    assert namespace_of(step) == {}
+    later = 1
+    assert namespace_of(step) == {"later": 1}
+    assert namespace_of(print) == {} or set(namespace_of(print)) == {"self"}
+
+
+@pytest.mark.parametrize("model", [3, "net", [nn.ReLU(), None], {"a": 1}, nn.ReLU])
+def test_what_is_no_model_is_refused_in_one_sentence(model: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"model must be a torch module, a list of modules or a dict of names to modules, not \w+\.$"
+    ):
+        chosen_models(model)
+
+
+def test_a_module_whose_getattr_raises_has_a_layer() -> None:
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("_modules", "_parameters", "_buffers"):
+                raise AttributeError(name)
+            return self.__dict__["_modules"][name]  # KeyError where there is none
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    model, x = Strict(), torch.ones(2, 4)
+
+    profile = perfnb.profile_step(lambda: model(x), warmup=1, steps=6, traced=1)
+
+    assert list(profile.layers["module"])[:2] == ["Strict", "Linear"]

@@ -1,0 +1,69 @@
+"""The test for a steady step time, on series whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfnb.step.steady import FEWEST, WINDOW, is_steady
+
+
+def noisy(count: int, spread: float, seed: int = 0) -> np.ndarray:
+    return 1e6 * (1 + spread * np.random.default_rng(seed).standard_normal(count))
+
+
+@pytest.mark.parametrize("count", range(FEWEST))
+def test_too_few_steps_cannot_tell(count: int) -> None:
+    assert is_steady([1.0] * count) is None
+
+
+@pytest.mark.parametrize("count", [FEWEST, FEWEST + 1, WINDOW, 10 * WINDOW])
+def test_equal_steps_are_steady(count: int) -> None:
+    assert is_steady([5] * count) is True
+
+
+def test_little_noise_is_nearly_always_steady() -> None:
+    assert sum(is_steady(noisy(100, 0.01, seed)) is True for seed in range(100)) >= 90
+
+
+def test_a_trend_is_not_steady() -> None:
+    assert is_steady(np.linspace(2.0, 1.0, 20)) is False
+    assert is_steady(np.linspace(1.0, 2.0, 20)) is False
+
+
+def test_a_first_step_far_above_the_others_is_not_steady() -> None:
+    assert is_steady([50.0, *noisy(19, 0.01) / 1e6]) is False
+
+
+def test_a_jump_is_forgotten_once_it_lies_before_the_window() -> None:
+    jump = np.concatenate([noisy(30, 0.005) * 3, noisy(WINDOW, 0.005)])
+
+    assert is_steady(jump[: 30 + WINDOW // 2]) is False
+    assert is_steady(jump) is True
+
+
+def test_noise_that_grows_is_not_steady() -> None:
+    calm, wild = noisy(10, 0.001), 1e6 * np.tile([0.7, 1.3], 5)
+
+    assert is_steady(np.concatenate([calm, wild])) is False
+
+
+def test_one_late_outlier_among_steady_steps_does_no_harm() -> None:
+    series = noisy(WINDOW, 0.005)
+    series[-4] *= 10
+
+    assert is_steady(series) is True
+
+
+def test_the_unit_does_not_matter_and_the_series_is_left_alone() -> None:
+    series = noisy(40, 0.02, seed=3)
+    before = series.copy()
+
+    assert is_steady(series) == is_steady(series / 1e6) == is_steady(series.tolist())
+    assert (series == before).all()
+
+
+def test_a_clock_that_stands_still_or_ticks_coarsely_is_not_called_steady() -> None:
+    assert is_steady([0] * 20) is None
+    assert is_steady([0, 0, 0, 1] * 5) is None
+    assert is_steady([0] * 10 + [5] * 10) is None

@@ -1,0 +1,297 @@
+"""Modules that other threads call: at worst they are not seen, and whatever they do, the profile is right and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.step.layers import LayerSpans
+from perfnb.step.tracer import Tracer
+from tests.step.models import three_linears, training_step
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+X = torch.randn(4, 8)
+
+
+def short(step: Callable[..., object], **options: Any) -> perfnb.Profile:
+    return perfnb.profile_step(step, warmup=1, steps=1, traced=2, **{"flops": False, "memory": False} | options)
+
+
+class Held(nn.Linear):
+    """Stays in its forward until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.inside, self.let_go = threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inside.set()
+        assert self.let_go.wait(120)
+        return super().forward(x)
+
+
+@contextmanager
+def inside(held: Held) -> Iterator[None]:
+    """A thread is in the module's forward when the block begins, and leaves it after its end."""
+    thread = threading.Thread(target=held, args=(X,))
+    thread.start()
+    try:
+        assert held.inside.wait(120)
+        yield
+    finally:
+        held.let_go.set()
+        thread.join(120)
+
+
+@contextmanager
+def called_all_the_time(module: nn.Module) -> Iterator[None]:
+    """Another thread calls the module again and again."""
+    end = threading.Event()
+
+    def call() -> None:
+        while not end.wait(0.0005):
+            module(X)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join(120)
+
+
+def rows(p: perfnb.Profile) -> list[str]:
+    return [name for name in p.layers.index if not name.startswith("(")]
+
+
+def assert_adds_up(p: perfnb.Profile) -> None:
+    traced = p.steps.wall_ms[p.steps["pass"] == "traced"].mean()
+    assert p.phases.ms.sum() == pytest.approx(traced, rel=0.05)
+    assert p.layers.self_ms.sum() == pytest.approx(p.phases.ms["forward"] + p.phases.ms["backward"], rel=0.01)
+
+
+def test_spans_end_while_another_thread_is_in_a_module() -> None:
+    held = Held()
+    tracer = Tracer(cuda=False)
+
+    with tracer:
+        with LayerSpans() as spans, inside(held):
+            nn.Identity()(X)
+            spans.__exit__(None, None, None)
+        with LayerSpans():  # the thread's first call was begun under other spans, or under none
+            held(X)
+
+    assert [type(module) for _, module, _ in spans.calls.records] == [nn.Identity]
+    assert spans.calls.unseen() == [held]
+
+
+def test_spans_begin_while_another_thread_is_in_a_module() -> None:
+    held = Held()
+    outer = nn.Sequential(held, nn.ReLU())
+    tracer = Tracer(cuda=False)
+    thread = threading.Thread(target=outer, args=(X,))
+
+    with tracer:
+        thread.start()
+        assert held.inside.wait(120)
+        with LayerSpans() as spans:
+            held.let_go.set()
+            thread.join(120)
+            nn.Identity()(X)
+
+    assert [type(module) for _, module, _ in spans.calls.records] == [nn.Identity]
+    assert spans.calls.unseen() == [outer[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [False, True])
+def test_layers_that_a_pool_of_the_step_calls_are_not_available_and_named(memory: bool) -> None:
+    here, beside = nn.Linear(8, 8), three_linears()
+
+    def step() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            results = [pool.submit(beside, X) for _ in range(4)]
+            (here(X).sum() + sum(result.result().sum() for result in results)).backward()
+
+    p = short(step, memory=memory)
+
+    assert rows(p) == ["here", "beside", "beside.0", "beside.1", "beside.2"]
+    assert p.layers.calls["here"] == 1
+    assert p.layers.loc["beside":"beside.2", ["calls", "forward_ms", "backward_ms", "total_ms"]].isna().all(axis=None)
+    assert "beside" in " ".join(p._summary.notes)
+    assert_adds_up(p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_thread_that_outlives_the_profile_may_call_modules_all_the_time(memory: bool) -> None:
+    here, beside = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    with called_all_the_time(beside):
+        p = short(training_step(here, X), memory=memory)
+        assert_adds_up(p)
+        assert p.layers.calls["model"] == 1
+
+    assert_adds_up(short(training_step(here, X)))
+
+
+@pytest.mark.slow
+def test_a_thread_may_be_in_a_module_from_before_the_profile_until_after_it() -> None:
+    here, held = nn.Linear(8, 8), Held()
+
+    with inside(held):
+        p = short(lambda: here(X).sum().backward(), memory=True)
+
+    assert rows(p) == ["here"]
+    assert_adds_up(p)
+
+
+@pytest.mark.slow
+def test_leaks_are_found_beside_a_thread_that_is_in_a_module() -> None:
+    here, held, kept = nn.Linear(8, 8), Held(), []
+    calls = 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 20:  # after 15 steps, allocations are recorded
+            thread.start()
+            assert held.inside.wait(120)
+        kept.append(here(torch.randn(64, 8)))
+
+    thread = threading.Thread(target=held, args=(X,))
+    try:
+        leaks = perfnb.find_leaks(step, steps=15, warmup=0)
+    finally:
+        held.let_go.set()
+        thread.join(120)
+
+    assert "here" in leaks.survivors["layer"].dropna().tolist()  # the thread's own allocations have no layer
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("use", "runs"), [("profile_step", 12), ("find_leaks", 4)])
+def test_whatever_other_threads_do_meanwhile_every_run_ends_well(use: str, runs: int) -> None:
+    """A pool of the step, threads that outlive it, and modules that are made and dropped elsewhere."""
+    here, beside, apart = three_linears(), three_linears(), three_linears()
+    train, train_apart = training_step(here, X), training_step(apart, X)
+
+    def made_anew() -> None:
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh())(X).sum().backward()
+
+    with ThreadPoolExecutor(3) as pool, called_all_the_time(beside), called_all_the_time(three_linears()):
+
+        def step() -> None:
+            train()
+            results = [pool.submit(beside, X), pool.submit(made_anew), pool.submit(train_apart)]
+            results[0].result().sum().backward()
+            results[2].result()
+            pool.submit(made_anew)
+
+        for _ in range(runs):
+            if use == "find_leaks":
+                perfnb.find_leaks(step, steps=15, warmup=1)
+                continue
+            p = short(step, memory=True, flops=True)
+            assert_adds_up(p)
+            assert p.layers.calls["model"] == 1
+
+
+def in_a_fresh_thread(function: Callable[[], Any]) -> Any:
+    """Call the function where autograd's sequence numbers begin at 0."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(60)
+
+
+@pytest.mark.slow
+def test_backward_of_what_ran_in_another_thread_is_not_booked_on_a_layer_here() -> None:
+    """Sequence numbers count the ops of one thread: the other thread's have the same ones here."""
+    here, beside = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def profile(uses: bool) -> perfnb.Profile:
+        pool = ThreadPoolExecutor(1)
+
+        def elsewhere() -> Tensor:
+            return beside(X).relu().relu().sum()  # as many numbers as a step takes here
+
+        def step() -> None:
+            loss = here(X).relu().sum()
+            if uses:
+                loss = loss + pool.submit(elsewhere).result()
+            loss.backward()
+
+        with pool:
+            return short(step)
+
+    alone, both = (in_a_fresh_thread(lambda uses=uses: profile(uses)) for uses in (False, True))
+
+    assert both.layers.ops["here"] == alone.layers.ops["here"]
+    assert both.layers.backward_ms["(unattributed)"] > 0
+    assert_adds_up(both)
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_pool_of_the_step_reaches_the_caller_unchanged() -> None:
+    error = LookupError("the user's own")
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    model = nn.Sequential(nn.Linear(8, 8), Fails())
+
+    def step() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            for result in [pool.submit(model, X) for _ in range(3)]:
+                result.result()
+
+    calls = 0
+
+    def fails_when_traced() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            step()
+
+    for failing in (step, fails_when_traced):
+        with pytest.raises(LookupError) as caught:
+            short(failing)
+        assert caught.value is error
+    assert_adds_up(short(training_step(nn.Linear(8, 8), X)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["warmup", "timed", "traced", "counted"])
+def test_an_interrupt_reaches_the_caller_while_a_worker_is_in_a_module(at: str) -> None:
+    held, steps = Held(), ["warmup", "timed", "traced", "traced", "counted"]
+    thread = threading.Thread(target=held, args=(X,))
+    calls = 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        if steps[calls - 1 if calls < 3 else calls - 2] == at:
+            thread.start()
+            assert held.inside.wait(120)
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("the interrupt came too late")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            short(step, memory=True)
+        assert not torch.autograd._profiler_enabled()
+        assert not torch.nn.modules.module._global_forward_hooks
+    finally:
+        held.let_go.set()
+        thread.join(120)

@@ -1,0 +1,99 @@
+"""Bytes that an operator moves at least: each input read once, each output written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfnb.step.arithmetic import OpCounter
+
+
+def moved(run: Callable[[], Any]) -> int:
+    with OpCounter() as counter:
+        run()
+    return sum(call.bytes for call in counter.calls)
+
+
+A, B, HALF = torch.ones(8, 8), torch.ones(8, 8), torch.ones(8, 8, dtype=torch.bfloat16)
+TABLE, PLACES, WRITTEN = torch.ones(100, 16), torch.tensor([3, 5, 3]), torch.zeros(8, 8)
+SIZE = 8 * 8 * 4
+
+CASES = [
+    ("two inputs and an output", lambda: A @ B, 3 * SIZE),
+    ("one tensor twice", lambda: A @ A, 2 * SIZE),
+    ("one tensor and its transpose", lambda: A @ A.t(), 2 * SIZE),
+    ("half precision", lambda: HALF @ HALF, 2 * SIZE // 2),
+    ("a cast", lambda: A.to(torch.float64), SIZE + 2 * SIZE),
+    ("added in place", lambda: WRITTEN.add_(A), 3 * SIZE),
+    ("copied, not read", lambda: WRITTEN.copy_(A), 2 * SIZE),
+    ("filled", lambda: WRITTEN.fill_(1.0), SIZE),
+    ("an output that is given", lambda: torch.mm(A, B, out=WRITTEN), 3 * SIZE),
+    ("expanded", lambda: A + torch.ones(()).expand(8, 8), 4 + 4 + 2 * SIZE),  # with the 4 that make the 1
+    ("every fourth, expanded", lambda: A[:, ::4].unsqueeze(2).expand(8, 2, 9) * 2.0, 16 * 4 + 16 * 9 * 4),
+    ("windows that overlap", lambda: A.view(-1).unfold(0, 32, 1) * 2.0, SIZE + 33 * 32 * 4),
+    ("views", lambda: A.t()[2:].unsqueeze(0).expand(3, 6, 8).transpose(0, 1).detach(), 0),
+    ("nothing made yet", lambda: torch.empty_like(A), 0),
+    ("made", lambda: torch.zeros_like(A), SIZE),
+    ("a scalar out", lambda: A.view(-1)[0].item(), 4),
+    ("rows of a table", lambda: nn.functional.embedding(PLACES, TABLE), 2 * 3 * 16 * 4 + 3 * 8),
+    ("rows by index", lambda: TABLE[PLACES], 2 * 3 * 16 * 4 + 3 * 8),
+    ("selected", lambda: TABLE.index_select(0, PLACES), 2 * 3 * 16 * 4 + 3 * 8),
+    ("gathered", lambda: TABLE.gather(0, PLACES[:, None]), 2 * 3 * 4 + 3 * 8),
+    ("rows put", lambda: WRITTEN.index_put_((PLACES,), A[:3]), 2 * 3 * 8 * 4 + 3 * 8),
+    ("rows added", lambda: WRITTEN.index_add_(0, PLACES, A[:3]), 3 * 3 * 8 * 4 + 3 * 8),
+    ("a list", lambda: torch._foreach_add_([WRITTEN, TABLE], 0.0), 2 * SIZE + 2 * 100 * 16 * 4),
+    ("joined", lambda: torch.cat([A, B]), 4 * SIZE),
+    ("none", lambda: torch.ones(0, 5) + 1.0, 0),
+]
+
+
+@pytest.mark.parametrize(("run", "expected"), [pytest.param(run, size, id=name) for name, run, size in CASES])
+def test_bytes(run: Callable[[], Any], expected: int) -> None:
+    assert moved(run) == expected
+
+
+@pytest.mark.parametrize("n", [1, 16, 96])
+def test_a_products_intensity_is_a_sixth_of_its_size(n: int) -> None:
+    a, b = torch.ones(n, n), torch.ones(n, n)
+    with OpCounter() as counter:
+        a @ b
+    (call,) = counter.calls
+    assert call.flops == 2 * n**3
+    assert call.bytes * n == 6 * call.flops
+
+
+def test_a_linear_layer_and_its_backward() -> None:
+    layer, x = nn.Linear(16, 32), torch.ones(4, 16, requires_grad=True)
+    inputs, weight, bias, output = (4 * size for size in (4 * 16, 16 * 32, 32, 4 * 32))
+    with OpCounter() as counter:
+        layer(x).backward(torch.ones(4, 32))
+    products = [call.bytes for call in counter.calls if call.op in ("aten::addmm", "aten::mm")]
+
+    assert products == [inputs + weight + bias + output, *[inputs + weight + output] * 2]
+
+
+def test_a_convolutions_backward_reads_only_what_its_gradients_need() -> None:
+    layer, x = nn.Conv2d(3, 5, 3, bias=False), torch.ones(2, 3, 8, 8)
+    inputs, weight, output = 4 * 2 * 3 * 64, 4 * 5 * 3 * 9, 4 * 2 * 5 * 36
+    out = layer(x)
+    gradient = torch.ones_like(out)
+    with OpCounter() as counter:
+        out.backward(gradient)
+    (backward,) = (call.bytes for call in counter.calls if call.op == "aten::convolution_backward")
+
+    assert backward == output + inputs + weight  # no weight read, no gradient of the input written
+
+
+def test_sparse_tensors_count_what_they_hold() -> None:
+    sparse = torch.eye(10).to_sparse()
+    dense = torch.ones(10, 10)
+    with OpCounter() as counter:
+        torch.sparse.mm(sparse, dense)
+    (call,) = (call for call in counter.calls if call.op == "aten::_sparse_addmm")
+    held = 10 * (4 + 2 * 8)
+
+    assert held + 2 * 400 <= call.bytes <= held + 3 * 400

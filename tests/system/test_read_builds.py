@@ -1,0 +1,46 @@
+"""Python, torch and the allocator, as they are and as they are said to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from perfnb.system.read import builds
+from perfnb.system.read.reading import Tree, read_all
+
+
+def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("PYTHONMALLOC", "malloc_debug")
+    told = read_all(builds.build_readers(Tree("/", "linux")))
+
+    assert told["torch"]["version"] == torch.__version__
+    assert told["torch"]["mkl"] is torch.backends.mkl.is_available()
+    assert f"BLAS_INFO={told['torch']['blas']}" in torch.__config__.show()
+    assert told["python"]["malloc"] == "malloc_debug"
+    assert told["python"]["debug"] in (True, False)
+    assert told["environment"]["threads"] == torch.get_num_threads()
+    assert told["thread_variables"]["OMP_NUM_THREADS"] == "3"
+    assert told["preloaded"] == ""
+
+
+def test_allocators_are_known_by_their_files(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/maps").write_text(
+        "7f0 r-xp 00000000 08:01 1 /usr/lib/libjemalloc.so.2\n7f1 r-xp 0 08:01 2 /opt/libtcmalloc_minimal.so.4\n"
+        "7f2 r-xp 0 08:01 3 /opt/jemalloc/notes.txt\n7f3 r-xp 0 08:01 1 /usr/lib/libjemalloc.so.2\n"
+    )
+    assert builds.loaded_allocators(Tree(str(tmp_path), "linux")) == ["jemalloc", "tcmalloc"]
+
+
+def test_openmp_runtimes_are_known_by_their_files(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/maps").write_text(
+        "7f0 r-xp 00000000 08:01 1 /opt/torch lib/libgomp-a34b3233.so.1\n7f1 r-xp 0 08:01 2 /opt/libiomp5.so\n"
+        "7f2 rw-p 00000000 08:01 1 /opt/torch lib/libgomp-a34b3233.so.1\n7f3 r-xp 0 08:01 3 /opt/libompi_no.so\n"
+    )
+    runtimes = builds.loaded_openmp(Tree(str(tmp_path), "linux"))
+    assert runtimes == ["/opt/libiomp5.so", "/opt/torch lib/libgomp-a34b3233.so.1"]

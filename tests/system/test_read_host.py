@@ -1,0 +1,224 @@
+"""What files of the system tell of CPU and memory, whatever they say: planted trees, and this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfnb.system.read.host import host_readers
+from perfnb.system.read.reading import Tree, Unread, Unreadable, numbers_of, read_all
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+CPU = "sys/devices/system/cpu"
+THP = "sys/kernel/mm/transparent_hugepage"
+MEMORY = "MemTotal:       1000 kB\nMemAvailable:    400 kB\nSwapTotal:    300 kB\nSwapFree:    100 kB\n"
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def machine(root: Path, **other: str) -> Path:
+    """Two cores of two threads each on two nodes; the process may use CPUs 0 to 2."""
+    files = {
+        "proc/self/status": "Name:\tx\nCpus_allowed:\t7\nCpus_allowed_list:\t0-2\n",
+        "proc/meminfo": MEMORY,
+        "proc/cpuinfo": "processor : 0\nflags\t\t: fpu hypervisor sse\n",
+        "proc/sys/vm/swappiness": "60\n",
+        f"{CPU}/smt/active": "1\n",
+        f"{CPU}/intel_pstate/no_turbo": "0\n",
+        f"{THP}/enabled": "always [madvise] never\n",
+        f"{THP}/defrag": "always defer defer+madvise [madvise] never\n",
+        "sys/devices/system/node/node0/cpulist": "0-1\n",
+        "sys/devices/system/node/node1/cpulist": "2-3\n",
+        "sys/devices/system/node/node2/cpulist": "\n",  # memory without CPUs
+    }
+    for cpu in range(4):
+        files[f"{CPU}/cpu{cpu}/topology/thread_siblings_list"] = f"{cpu % 2},{cpu % 2 + 2}\n"
+        files[f"{CPU}/cpu{cpu}/thermal_throttle/core_throttle_count"] = f"{cpu}\n"
+        policy = f"{CPU}/cpufreq/policy{cpu}"
+        files[f"{policy}/scaling_governor"] = "powersave\n" if cpu else "performance\n"
+        files[f"{policy}/scaling_driver"] = "intel_pstate\n"
+        files[f"{policy}/energy_performance_preference"] = "balance_power\n"
+        files[f"{policy}/scaling_cur_freq"] = f"{1000000 * (cpu + 1)}\n"
+        files[f"{policy}/scaling_max_freq"] = "2000000\n"
+        files[f"{policy}/cpuinfo_max_freq"] = "3500000\n"
+    files[f"{CPU}/cpu1/thermal_throttle/core_throttle_total_time_ms"] = "1500\n"
+    files[f"{CPU}/cpu4/online"] = "0\n"  # one that is off counts nothing
+    (root / "dev/shm").mkdir(parents=True)
+    return plant(root, files | other)
+
+
+def facts(root: Path, platform: str = "linux") -> dict[str, Any]:
+    return read_all(host_readers(Tree(str(root), platform)))
+
+
+def test_all_is_read(tmp_path: Path) -> None:
+    told = facts(machine(tmp_path))
+
+    shared = told.pop("shared_memory")
+    assert shared["total"] >= shared["free"] > 0
+    assert told == {
+        "governors": {"performance": 1, "powersave": 3},
+        "frequency_drivers": {"intel_pstate": 4},
+        "energy_preferences": {"balance_power": 4},
+        "frequency_limits": [(2000.0, 3500.0)],
+        "mhz": 2500.0,
+        "boost": True,
+        "heat_events": 6,
+        "heat_ms": 1500,
+        "virtual": True,
+        "cpus": 3,
+        "cores": 2,
+        "smt": True,
+        "nodes": [(2, 2), (2, 1)],
+        "cpu_limit": None,
+        "throttled": Unread("no cgroup counts it"),
+        "memory": {"total": 1000 * 1024, "available": 400 * 1024},
+        "memory_limit": None,
+        "swap": {"total": 300 * 1024, "used": 200 * 1024},
+        "swappiness": 60,
+        "huge_pages": "madvise",
+        "huge_page_defrag": "madvise",
+        "platform": "linux",
+    }
+
+
+@pytest.mark.parametrize(("flags", "virtual"), [("fpu sse", False), ("fpu hypervisor", True)])
+def test_a_virtual_machine_is_known_by_its_flag(tmp_path: Path, flags: str, virtual: bool) -> None:
+    told = facts(machine(tmp_path, **{"proc/cpuinfo": f"processor : 0\nflags : {flags}\n"}))
+    assert told["virtual"] is virtual
+
+
+def test_an_arm_machine_does_not_tell_whether_it_is_virtual(tmp_path: Path) -> None:
+    told = facts(machine(tmp_path, **{"proc/cpuinfo": "processor : 0\nFeatures : fp asimd\n"}))
+    assert "does not tell" in told["virtual"].why
+
+
+def test_a_containers_limits_are_read(tmp_path: Path) -> None:
+    root = machine(tmp_path)
+    plant(
+        root,
+        {
+            "proc/self/cgroup": "0::/\n",
+            "proc/self/mountinfo": "30 25 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/cpu.max": "150000 100000\n",
+            "sys/fs/cgroup/cpu.stat": "usage_usec 9\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500\n",
+            "sys/fs/cgroup/memory.max": "1048576\n",
+            "sys/fs/cgroup/memory.current": "524288\n",
+            "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 24288\n",
+        },
+    )
+    told = facts(root)
+
+    assert told["cpu_limit"] == 1.5
+    assert told["throttled"] == (4, 2.5)
+    assert told["memory_limit"] == (1048576, 500000)
+
+
+def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:
+    (tmp_path / CPU / "cpu0").mkdir(parents=True)
+    told = facts(tmp_path)
+
+    assert {name for name, value in told.items() if not isinstance(value, Unread)} == {
+        "cpu_limit",
+        "memory_limit",
+        "platform",
+    }
+    assert "virtual machine" in told["governors"].why
+    assert "only Intel's do" in told["heat_events"].why
+    assert told["memory"].why == "no such file or directory: /proc/meminfo"
+    assert str(tmp_path) not in repr(told)
+
+
+def test_frequency_falls_back_on_other_files(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            f"{CPU}/cpu0/cpufreq/scaling_governor": "schedutil",
+            f"{CPU}/cpu1/topology/core_id": "0",
+            f"{CPU}/cpufreq/boost": "0",
+            "proc/cpuinfo": "processor : 0\ncpu MHz\t\t: 1000.5\n\nprocessor : 1\ncpu MHz\t\t: 2000.5\n",
+        },
+    )
+    told = facts(tmp_path)
+
+    assert told["governors"] == {"schedutil": 1}
+    assert (told["mhz"], told["boost"]) == (1500.5, False)
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_elsewhere_what_exists_is_read_and_the_rest_is_said(tmp_path: Path, platform: str) -> None:
+    told = facts(machine(tmp_path), platform)
+
+    assert told["cpus"] >= 1
+    assert told["memory"]["total"] > told["memory"]["available"] > 0
+    assert told["swap"]["total"] >= told["swap"]["used"] >= 0
+    word = {"darwin": "macOS", "win32": "Windows"}[platform]
+    for name in ("governors", "huge_pages", "nodes", "shared_memory", "cpu_limit"):
+        assert told[name].why.startswith(f"{word} does not tell it")
+
+
+FILES = sorted(
+    {
+        f"{CPU}/cpufreq/policy0/{name}"
+        for name in ("scaling_governor", "scaling_cur_freq", "scaling_max_freq", "energy_performance_preference")
+    }
+    | {f"{CPU}/smt/active", f"{CPU}/cpu0/topology/thread_siblings_list", f"{CPU}/intel_pstate/no_turbo"}
+    | {"proc/meminfo", "proc/self/status", f"{THP}/enabled", "sys/devices/system/node/node0/cpulist"}
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(FILES),
+    content=st.binary(max_size=60)
+    | st.sampled_from([b"0-99999999999", b"-1", b"1-", b"[", b"MemTotal: x kB", b"9" * 400, b"\xd9\xa3"]),
+)
+def test_garbage_in_a_file_spoils_only_what_it_tells(
+    tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
+) -> None:
+    root = machine(tmp_path_factory.mktemp("machine"))
+    good = facts(root)
+    (root / name).write_bytes(content)
+    told = facts(root)
+
+    changed = {fact for fact in good if fact != "shared_memory" and told[fact] != good[fact]}
+    assert len(changed) <= 4
+    for fact in ("governors", "energy_preferences"):
+        assert isinstance(told[fact], (dict, Unread))
+    for fact in ("mhz", "cpus", "cores", "heat_events", "swappiness"):
+        assert isinstance(told[fact], (int, float, Unread))
+
+
+def test_a_file_that_is_no_file_does_not_hold_it_up(tmp_path: Path) -> None:
+    root = machine(tmp_path)
+    (root / "proc/meminfo").unlink()
+    os.mkfifo(root / "proc/meminfo")
+    (root / f"{THP}/enabled").unlink()
+    (root / f"{THP}/enabled").mkdir()
+
+    told = facts(root)
+    assert told["memory"].why == "/proc/meminfo is empty"
+    assert "/sys/kernel/mm/transparent_hugepage/enabled" in told["huge_pages"].why
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("0-2,5", {0, 1, 2, 5}), ("", set()), ("7\n", {7})])
+def test_lists_of_numbers(text: str, numbers: set[int]) -> None:
+    assert numbers_of(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["a", "1-b", "-3", "0-9999999", "1" * 30])
+def test_what_is_no_list_of_numbers(text: str) -> None:
+    with pytest.raises(Unreadable, match=r"list of numbers|more numbers"):
+        numbers_of(text)

@@ -1,0 +1,115 @@
+"""A history keeps integrals and stays within its memory, however long it gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfnb.telemetry.history import FEWEST_ROWS, History
+
+
+def filled(history: History, values: list[float | None], device: str = "host", interval: float = 0.5) -> None:
+    for number, value in enumerate(values):
+        own = {
+            "t_s": number * interval,
+            "window_s": interval if number else float("nan"),
+            "read_ms": 0.5,
+            "late_ms": float(number % 7),
+            "missed_ticks": float(number % 50 == 3),
+        }
+        bits = None if value is None else float(1 << (number % 4))
+        history.append(device, own, {"rate": value, "energy_j": 10.0 * number, "throttle_reasons": bits})
+
+
+def test_a_short_history_is_kept_as_it_came() -> None:
+    history = History(1)
+    filled(history, [1.0, None, 3.0])
+    columns = history.columns()["host"]
+    np.testing.assert_array_equal(columns["rate"], [1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(columns["readings"], [1, 1, 1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e9)), min_size=1, max_size=4 * FEWEST_ROWS))
+def test_coarsening_keeps_integrals_counts_and_extremes_of_time(values: list[float | None]) -> None:
+    history = History(1, most_bytes=0)
+    filled(history, values)
+    kept = history.columns()["host"]
+
+    assert len(kept["t_s"]) <= FEWEST_ROWS
+    assert kept["readings"].sum() == len(values)
+    assert kept["missed_ticks"].sum() == sum(number % 50 == 3 for number in range(len(values)))
+    assert kept["t_s"][-1] == (len(values) - 1) * 0.5
+    assert (np.diff(kept["t_s"]) > 0).all()
+    np.testing.assert_allclose(np.nansum(kept["window_s"]), 0.5 * (len(values) - 1))
+    if None not in values:
+        exact = 0.5 * sum(values[1:])  # type: ignore[arg-type]
+        np.testing.assert_allclose(np.nansum(kept["rate"] * kept["window_s"]), exact, rtol=1e-9, atol=1e-6)
+    known = [value for value in values if value is not None]
+    if known:
+        assert min(known) - 1e-6 <= np.nanmin(kept["rate"])
+        assert np.nanmax(kept["rate"]) <= max(known) * (1 + 1e-9)
+
+
+def test_counters_keep_their_last_value_and_reasons_every_bit() -> None:
+    history = History(1, most_bytes=0)
+    filled(history, [1.0] * (FEWEST_ROWS + 1))
+    kept = history.columns()["host"]
+    assert kept["energy_j"][0] == 10.0  # of readings 0 and 1 the later one
+    assert kept["throttle_reasons"][0] == 0b11
+    assert kept["late_ms"][3] == 6  # of readings 6 and 7 the greater
+    assert kept["readings"][0] == 2
+    assert kept["readings"][-1] == 1
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_a_day_at_two_hertz_takes_less_than_fifty_megabytes() -> None:
+    devices, day = 11, 24 * 3600 * 2
+    history = History(devices)
+    names = [f"metric_{number}" for number in range(16)]
+    values = dict.fromkeys(names, 1.0)
+    own = {"t_s": 0.0, "window_s": 0.5, "read_ms": 0.5, "late_ms": 0.0, "missed_ticks": 0.0}
+    per_device = history._share // (8 * (6 + 16))
+    for device in range(devices):
+        for number in range(min(day, 2 * per_device + 10)):  # full, and coarsened more than once
+            own["t_s"] = number * 0.5
+            history.append(f"gpu{device}", own, values)
+    assert history.nbytes() < 50e6
+    assert all(columns["readings"].sum() == min(day, 2 * per_device + 10) for columns in history.columns().values())
+
+
+@pytest.mark.parametrize("length", [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 10 * FEWEST_ROWS])
+def test_no_reading_is_lost_at_any_length(length: int) -> None:
+    history = History(1, most_bytes=0)
+    filled(history, [2.0] * length)
+    kept = history.columns()["host"]
+    assert kept["readings"].sum() == length
+    np.testing.assert_allclose(kept["rate"], 2.0)
+
+
+def test_all_the_past_is_as_fine() -> None:
+    history = History(1, most_bytes=0)
+    filled(history, [1.0] * (60 * FEWEST_ROWS))
+    readings = history.columns()["host"]["readings"]
+    assert readings.max() <= 4 * np.median(readings[: len(readings) // 2])
+    assert readings[-1] == 1
+
+
+def test_what_all_readings_went_into_is_exact_however_they_were_joined() -> None:
+    history = History(1, most_bytes=0)
+    length = 5 * FEWEST_ROWS
+    values: list[float | None] = [None if number % 2 else 3.0 for number in range(length)]
+    values[100] = 1000.0
+    filled(history, values)
+    exact = history.exact()["host"]["rate"]
+    known = length // 2
+    assert exact == {
+        "max": 1000.0,
+        "integral": 0.5 * (3.0 * (known - 2) + 1000.0),  # the first reading covers no time
+        "known_s": 0.5 * (known - 1),
+        "readings": known,
+    }
+    assert np.nanmax(history.columns()["host"]["rate"]) < 1000

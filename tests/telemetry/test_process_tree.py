@@ -1,0 +1,217 @@
+"""Which processes count, and since when: trees of processes that are known to the last byte."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perfnb.telemetry.process import ProcessSource
+from perfnb.telemetry.process_table import ProcFiles, Seen
+from perfnb.telemetry.readings import Lost
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's files")
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Files:
+    """A folder that looks like ``/proc``; a process that vanishes leaves empty files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: dict[int, list[int]] = {}
+
+    def put(self, pid: int, parent: int, ticks: int = 0, **had: int | str) -> None:
+        place = self.folder / str(pid) / "task" / str(pid)
+        place.mkdir(parents=True, exist_ok=True)
+        stat = ["0"] * 40
+        stat[0], stat[1], stat[11], stat[13] = (
+            str(had.get("state", "S")),
+            str(parent),
+            str(ticks),
+            str(had.get("reaped", 0)),
+        )
+        stat[19] = str(had.get("begun", 7))
+        (place.parents[1] / "statm").write_text(f"9 {had.get('pages', 1)} 0 0 0 0 0\n")
+        (place.parents[1] / "stat").write_text(f"{pid} (a) b (c) {' '.join(stat)}\n")
+        (place.parents[1] / "io").write_text(f"rchar: 1\nread_bytes: {had.get('read', 0)}\nwrite_bytes: 5\n")
+        children = self.children.setdefault(parent, [])
+        children += [pid] if pid not in children else []
+        self._list(parent)
+        self._list(pid)
+
+    def vanish(self, pid: int) -> None:
+        for name in ("stat", "statm", "io"):
+            (self.folder / str(pid) / name).write_text("")
+        for parent, children in self.children.items():
+            if pid in children:
+                children.remove(pid)
+                self._list(parent)
+
+    def _list(self, pid: int) -> None:
+        if (place := self.folder / str(pid) / "task" / str(pid)).exists():
+            (place / "children").write_text("".join(f"{child} " for child in self.children.get(pid, ())))
+
+
+class Told:
+    """A source over such a folder, read once a second: CPU seconds since, processes, bytes read since."""
+
+    def __init__(self, files: Files, without: int = 0) -> None:
+        self.source = ProcessSource(1, without, str(files.folder))
+        self.now = 10**9
+
+    def __call__(self) -> tuple[float | None, float | None, float | None]:
+        self.now += 10**9
+        self.source._search_took_ns = 0  # however slow the machine is, it may search
+        values = self.source.read("process", self.now)
+        cpu = values["cpu_percent"]
+        return None if cpu is None else round(cpu / 100, 6), values["processes"], values["disk_read_bytes_per_s"]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.setattr("perfnb.telemetry.process._CORES", 4)
+    files = Files(tmp_path)
+    files.put(1, 0)
+    return files
+
+
+def test_the_tree_is_summed_without_the_sampler(files: Files) -> None:
+    files.put(2, 1, pages=2)
+    files.put(3, 2, pages=4)
+    files.put(4, 1, pages=8)
+    files.put(5, 4, pages=16)
+    told = Told(files, without=4)
+    assert told() == (None, 3, None)
+    for pid, parent in ((2, 1), (3, 2), (4, 1), (5, 4)):
+        files.put(pid, parent, TICK, read=1000)
+    assert told() == (2.0, 3, 2000.0)
+    assert told.source.read("process", told.now + 1)["memory_bytes"] == 3 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_another_process_with_the_number_of_an_ended_one_is_not_counted(files: Files) -> None:
+    files.put(2, 1, TICK)
+    files.put(3, 1, TICK)
+    told = Told(files)
+    told()
+    files.put(1, 0, reaped=2 * TICK)
+    for pid in (2, 3):
+        files.vanish(pid)
+    files.put(2, 99, 50 * TICK, begun=8)  # elsewhere
+    files.put(3, 99, 50 * TICK)  # by its times the same, but no longer below
+    assert told() == (0.0, 1, 0.0)
+    files.put(2, 1, TICK, begun=8)  # below, but new: what it used before the last reading does not count
+    told()
+    assert told() == (0.0, 2, 0.0)
+
+    files.put(1, 0, begun=8)
+    with pytest.raises(Lost):
+        told()
+
+
+def test_a_sum_that_falls_is_unknown_once_and_what_rounding_takes_is_none(files: Files) -> None:
+    files.put(2, 1, 10 * TICK, read=500)
+    files.put(3, 1, 10 * TICK)
+    told = Told(files)
+    told()
+    files.vanish(2)
+    files.put(1, 0, reaped=10 * TICK - 2, read=500)
+    assert told() == (0.0, 2, 0.0)
+    files.vanish(3)  # its parent does not wait for it: what it had is lost
+    files.put(1, 0, reaped=10 * TICK - 2, read=300)
+    assert told() == (None, 1, None)
+    files.put(1, 0, reaped=11 * TICK - 2, read=400)
+    assert told() == (1.0, 1, 100.0)
+
+
+def test_a_worker_that_ends_between_two_looks_counts_once(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.put(2, 1, 10 * TICK, read=500)
+    told = Told(files)
+    told()
+    see = ProcFiles.see
+
+    def see_and_end(self: ProcFiles, pid: int) -> Seen | None:
+        seen = see(self, pid)
+        if pid == 1 and files.children[1]:  # the parent has been read, and takes the worker's figures over now
+            files.vanish(2)
+            files.put(1, 0, TICK, reaped=10 * TICK, read=500)
+        return seen
+
+    monkeypatch.setattr(ProcFiles, "see", see_and_end)
+    assert told() == (1.0, 1, 0.0)
+
+
+def test_an_ended_worker_whose_disk_traffic_is_hidden_keeps_what_was_known(files: Files) -> None:
+    files.put(2, 1, read=500)
+    told = Told(files)
+    told()
+    files.put(2, 1, read=700, state="Z")
+    (files.folder / "2" / "io").write_text("")
+    assert told() == (0.0, 1, 0.0)
+    files.vanish(2)
+    files.put(1, 0, read=700)
+    assert told() == (0.0, 1, 200.0)
+    assert told.source.notes == []
+
+
+def test_a_process_that_came_from_elsewhere_brings_no_past(files: Files) -> None:
+    told = Told(files)
+    told()
+    began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - 4
+    files.put(2, 1, 4 * TICK, begun=round(began_s * TICK), read=4000)  # burns a core for four seconds now
+    cpu_s, processes, read = told()
+    assert cpu_s == pytest.approx(1, rel=0.05)
+    assert processes == 2
+    assert read == pytest.approx(1000, rel=0.05)
+
+
+def test_a_reading_tells_no_more_than_the_cores_can_do(files: Files) -> None:
+    told = Told(files)
+    told()
+    files.put(2, 1, 10 * TICK, begun=round(time.clock_gettime(time.CLOCK_BOOTTIME) * TICK))
+    assert [told()[0] for _ in range(4)] == [4, 4, 2, 0]
+
+
+def test_a_tree_is_searched_rarely_where_that_takes_long(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ProcessSource(1, 0, str(files.folder))
+    searches: list[int] = []
+    monkeypatch.setattr(source._table, "below", lambda *_: searches.append(1) or [])
+    now = 10**12
+
+    def searched(after_s: float, last_pid: bytes | None, took_ns: int = 0) -> int:
+        nonlocal now
+        now += round(after_s * 1e9)
+        source._search_took_ns = took_ns
+        monkeypatch.setattr(source._table, "last_pid", lambda: last_pid)
+        searches.clear()
+        source.read("process", now)
+        return len(searches)
+
+    assert searched(1, b"7") == 1
+    assert searched(0.1, b"7") == 0
+    assert searched(0.1, b"8") == 1  # something has started
+    assert searched(0.1, b"9", took_ns=10**6) == 0
+    assert searched(0.5, b"9", took_ns=10**6) == 1
+    assert searched(0.1, None) == 0
+    assert searched(0.5, None) == 1
+
+
+@pytest.mark.parametrize("text", ["", "1", "1 (x) S", "1 (x) " + "x " * 40, "\0" * 100, "1 (x " + "1 " * 40])
+def test_files_that_say_anything_else_are_no_processes(files: Files, text: str) -> None:
+    files.put(2, 1, TICK)
+    told = Told(files)
+    told()
+    (files.folder / "2" / "stat").write_text(text)
+    assert told()[1] == 1
+    (files.folder / "1" / "io").write_text(text)
+    assert told() == (0.0, 1, None)
+    assert told.source.notes == ["The disk traffic of the watched process cannot be read."]
+    (files.folder / "1" / "task" / "1" / "children").write_text(text)
+    told()
+    (files.folder / "1" / "stat").write_text(text)
+    with pytest.raises(Lost):
+        told()

@@ -1,0 +1,272 @@
+"""The sampler keeps its ticks whatever the kernel does, and ends with it however that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from perfnb.errors import CaptureError
+from perfnb.telemetry import loop
+from perfnb.telemetry.process import SAMPLER
+from perfnb.telemetry.readings import Lost, Values
+from perfnb.telemetry.watcher import Watcher
+from tests.fake_clock import FakeClock
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ROOT = Path(__file__).parents[2]
+
+
+def hold_the_interpreter(seconds: int) -> None:
+    """Sleep in C without letting other threads of this process run."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+def own(watcher: Watcher, column: str, device: str = "process") -> np.ndarray:
+    return watcher.columns()[device][column]
+
+
+@pytest.mark.slow
+def test_readings_come_on_one_clock_with_this_process() -> None:
+    begin = time.perf_counter_ns()
+    with Watcher(0.05) as watcher:
+        time.sleep(0.5)
+    end = time.perf_counter_ns()
+
+    times = own(watcher, "t_s") * 1e9 + watcher.zero_ns
+    assert begin < times[0]
+    assert times[-1] < end
+    assert (np.diff(times) > 0).all()
+    assert np.isnan(own(watcher, "window_s")[0])
+    np.testing.assert_allclose(own(watcher, "window_s")[1:], np.diff(own(watcher, "t_s")), rtol=1e-9)
+    assert (own(watcher, "read_ms") > 0).all()
+    assert not watcher.running
+
+
+def test_what_does_not_fit_into_the_pipe_is_kept_and_sent_later() -> None:
+    reader, writer = os.pipe()
+    outbox = loop.Outbox(writer)
+    for tick in range(3_000):
+        assert outbox.send({"rows": [["host", tick, tick, {"cpu_percent": 1.0}]]})
+    assert outbox.waiting
+
+    received = b""
+    while outbox.waiting or not received.endswith(b"]}\n"):
+        received += os.read(reader, 1 << 20)
+        outbox.push()
+        if received.count(b"\n") == 3_000:
+            break
+    assert [json.loads(line)["rows"][0][1] for line in received.splitlines()] == list(range(3_000))
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_reading_that_takes_long_misses_ticks_and_says_so(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        name, notes = "slow", list[str]()
+
+        def read(self, device: str, now_ns: int) -> Values:
+            time.sleep(0.13 if len(sent) == 2 else 0.0)
+            return {"load": 1.0}
+
+        def devices(self) -> list[str]:
+            return ["host"]
+
+        def facts(self, device: str) -> dict[str, float]:
+            return {}
+
+        def close(self) -> None:
+            pass
+
+    sent: list[dict] = []
+    box = _Sent(sent, until=5)
+    _stopped_by(box, monkeypatch)
+    loop.Sampler([Slow()], {}, box, 0.05, os.getppid()).run()  # type: ignore[arg-type]
+
+    rows = [message for message in sent if "rows" in message]
+    assert [row["missed"] for row in rows][:4] == [0, 0, 2, 0]
+    zero = sent[0]["hello"]["zero_ns"]
+    assert [round((row["due"] - zero) / 5e7) for row in rows][:4] == [0, 1, 4, 5]
+
+
+def test_a_device_that_is_lost_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two:
+        name, notes = "two", ["one note"]
+
+        def read(self, device: str, now_ns: int) -> Values:
+            if device == "gone" and len(sent) > 3:
+                raise Lost("it fell off the bus")
+            if device == "broken" and len(sent) > 3:
+                raise ZeroDivisionError("a fault")
+            return {"load": 1.0}
+
+        def devices(self) -> list[str]:
+            return ["gone", "broken", "there"]
+
+        def facts(self, device: str) -> dict[str, float]:
+            return {}
+
+        def close(self) -> None:
+            pass
+
+    sent: list[dict] = []
+    box = _Sent(sent, until=9)
+    _stopped_by(box, monkeypatch)
+    loop.Sampler([Two()], {}, box, 0.02, os.getppid()).run()  # type: ignore[arg-type]
+
+    assert {"note": "one note"} in sent
+    assert {"lost": "gone", "note": "it fell off the bus"} in sent
+    assert {"lost": "broken", "note": "broken cannot be read any longer: ZeroDivisionError: a fault"} in sent
+    assert [row[0] for row in sent[-1]["rows"]] == ["there"]
+
+
+class _Sent(loop.Outbox):
+    """Keeps what is sent, and has the sampler stop after some messages."""
+
+    def __init__(self, messages: list[dict], until: int) -> None:
+        self.messages, self.until = messages, until
+        self.pipe, self.waiting, self.lost = -1, bytearray(), 0
+
+    def send(self, message: dict) -> bool:
+        self.messages.append(message)
+        return True
+
+    def flush(self, most_s: float) -> None:
+        pass
+
+
+def _stopped_by(box: _Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(until: int) -> bool:
+        time.sleep(max(0.0, (until - time.perf_counter_ns()) / 1e9))
+        return len(box.messages) < box.until
+
+    monkeypatch.setattr(loop.Sampler, "_wait", lambda self, until: wait(until))
+
+
+def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.telemetry.sampler_process._BOOT", "raise ImportError('no module named psutil')")
+    with pytest.raises(CaptureError, match="gave no reading: ImportError: no module named psutil"):
+        Watcher(0.5)
+
+
+@pytest.mark.parametrize("interval", [0.0, -1.0, 0.01, 4000.0, float("nan")])
+def test_an_interval_out_of_bounds_is_refused(interval: float) -> None:
+    with pytest.raises(ValueError, match=r"interval_s must lie between 0\.02 and 3600 seconds"):
+        Watcher(interval)
+
+
+def test_the_sampler_loads_nothing_heavy() -> None:
+    heavy = ("torch", "numpy", "pandas", "matplotlib", "IPython")
+    config = {"parent": os.getpid(), "visible": None}
+    code = f"import sys, perfnb.telemetry.loop as loop; loop.open_sources({config})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print([name for name in {heavy!r} if name in sys.modules])"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_module_beside_the_notebook_does_not_get_into_the_sampler(tmp_path: Path) -> None:
+    (tmp_path / "psutil.py").write_text("raise RuntimeError('not the real one')")
+    in_a_notebook = f"import sys; sys.path[:] = ['', *sys.path[1:], {str(ROOT)!r}]; "
+    watch = "import perfnb.telemetry.watcher as w\nwith w.Watcher(0.5) as watcher: print(*watcher.columns())"
+    run = {"cwd": tmp_path, "capture_output": True, "text": True}
+    assert "not the real one" in subprocess.run([sys.executable, "-c", "import psutil"], **run).stderr
+
+    done = subprocess.run([sys.executable, "-c", in_a_notebook + watch], **run)
+    assert {"host", "process"} <= set(done.stdout.split()), done.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+@pytest.mark.usefixtures("feeders_end")
+def test_forked_workers_under_watch_do_not_hang() -> None:
+    with Watcher(0.02) as watcher:
+        for _ in range(50):
+            loader = DataLoader(torch.arange(8.0), batch_size=2, num_workers=2)
+            assert len(list(loader)) == 4
+    assert watcher.meta["ticks"] > 1
+
+
+def test_a_forked_process_has_no_part_in_the_watch(workers: Callable[[], list[psutil.Process]]) -> None:
+    with Watcher(0.05) as watcher:
+        context = multiprocessing.get_context("fork")
+        with context.Pool(1) as pool:
+            assert pool.apply(_state_in_child, (id(watcher),)) is True
+            pool.close()
+            pool.join()
+        assert watcher.running
+
+
+def _state_in_child(_: int) -> bool:
+    watchers = [thing for thing in gc.get_objects() if type(thing) is Watcher]
+    for watcher in watchers:
+        watcher.stop()  # ends nothing
+        watcher.history.columns()
+    return all(watcher._process is None for watcher in watchers)
+
+
+TWO_WATCHES = """
+import time
+import numpy as np
+from perfnb.telemetry.watcher import Watcher
+with Watcher(0.05) as outer:
+    begun = time.process_time()
+    time.sleep(0.3)
+    with Watcher(0.02):
+        time.sleep(0.6)
+    time.sleep(0.4)
+    own_s = time.process_time() - begun
+columns = outer.columns()["process"]
+print(max(columns["processes"]), np.nansum(columns["cpu_percent"] * columns["window_s"]) / 100, own_s)
+"""
+
+
+@pytest.mark.slow
+def test_one_watch_does_not_see_another() -> None:
+    """In a process of its own: this one may have a browser below it."""
+    done = subprocess.run([sys.executable, "-c", TWO_WATCHES], capture_output=True, text=True, cwd=ROOT)
+    assert float(done.stdout.split()[0]) == 1, done.stderr
+
+
+def test_the_word_by_which_samplers_are_known_stands_in_their_command() -> None:
+    with Watcher(0.5) as watcher:
+        assert watcher._process is not None
+        assert SAMPLER.decode() in " ".join(psutil.Process(watcher._process.process.pid).cmdline())
+
+
+def test_odd_entries_of_the_path_and_a_folder_that_has_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        f"import os, sys, pathlib; sys.path[:] = ['', pathlib.Path('/nowhere'), *sys.path[1:], {str(ROOT)!r}]\n"
+        "import perfnb.telemetry.watcher as w\nos.rmdir(os.getcwd())\n"
+        "with w.Watcher(0.5) as watcher: print(*watcher.columns())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=gone, capture_output=True, text=True)
+    assert {"host", "process"} <= set(done.stdout.split()), done.stderr
+
+
+def test_a_process_name_that_is_no_text(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r}); open('/proc/self/comm', 'wb').write(b'abc\\xff\\xc3')\n"
+        "import perfnb.telemetry.watcher as w\nwith w.Watcher(0.5) as watcher: print(*watcher.columns())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert {"host", "process"} <= set(done.stdout.split()), done.stderr

@@ -1,0 +1,102 @@
+"""Numbers become text by one set of rules."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfnb import quantities as fmt
+
+FIGURES = st.floats(min_value=1e-5, max_value=1e12, allow_nan=False)
+SCALE = {"µs": 1e-3, "ms": 1.0, "s": 1e3}
+POWERS = dict(zip(("", "k", "M", "G", "T", "P", "E"), (1000.0**n for n in range(7)), strict=True))
+BYTES = dict(zip(("B", "KiB", "MiB", "GiB", "TiB"), (1024.0**n for n in range(5)), strict=True))
+FORMATS = (fmt.duration, fmt.size, fmt.count, fmt.flops, fmt.rate, fmt.share, fmt.ratio, fmt.significant)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("unknown", [None, pd.NA, math.nan, float("inf")])
+def test_the_unknown_is_not_a_number(format_, unknown):
+    assert format_(unknown) == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (12.34, "12.3 ms"), (5, "5.00 ms"), (0.1, "0.100 ms"), (0.0999, "99.9 µs"), (0.09999, "0.100 ms"),
+        (0.054, "54.0 µs"), (999.4, "999 ms"), (999.6, "1.00 s"), (1234.5, "1.23 s"), (0, "0 ms"), (-2.5, "-2.50 ms"),
+        (123456789, "123,000 s"),
+    ],
+)  # fmt: skip
+def test_durations(ms, text):
+    assert fmt.duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("format_", "value", "text"),
+    [
+        (fmt.size, 0, "0 B"), (fmt.size, 512, "512 B"), (fmt.size, 1536, "1.50 KiB"), (fmt.size, 5 * 2**30, "5.00 GiB"),
+        (fmt.count, 1, "1"), (fmt.count, 1.333, "1.33"), (fmt.count, 4096, "4.10 k"), (fmt.count, 124_439_808, "124 M"),
+        (fmt.flops, 85_200_000, "85.2 MFLOP"), (fmt.flops, 512, "512 FLOP"),
+        (fmt.rate, 2600, "2,600 /s"), (fmt.rate, 0.5, "0.500 /s"),
+        (fmt.share, 0.341, "34 %"), (fmt.share, 0.0423, "4.2 %"), (fmt.share, 0.0001, "<0.1 %"), (fmt.share, 0, "0 %"),
+        (fmt.share, 1, "100 %"), (fmt.share, 0.0999, "10 %"), (fmt.share, -0.02, "-2.0 %"),
+        (fmt.ratio, 1.337, "1.34 ×"),
+    ],
+)  # fmt: skip
+def test_other_figures(format_, value, text):
+    assert format_(value) == text
+
+
+def test_a_rate_names_what_it_counts():
+    assert fmt.rate(2600, "samples") == "2,600 samples/s"
+    assert fmt.rate(1.234e6, "samples") == "1.23 M samples/s"
+
+
+def test_an_interval_keeps_the_unit_of_its_middle():
+    assert fmt.interval(12.3, (12.1, 12.6)) == "12.3 ms [12.1, 12.6]"
+    assert fmt.interval(990, (900, 1010)) == "990 ms [900, 1,010]"
+    assert fmt.interval(0.05, (0.04, 0.2)) == "50.0 µs [40.0, 200]"
+    assert fmt.interval(12.3, None) == "12.3 ms"
+
+
+def test_executions_name_the_passes():
+    assert fmt.executions({"warmup": 5, "timed": 20, "counted": 0}) == "ran 25 times: 5 warm-up, 20 timed"
+    assert fmt.executions({"timed": 1}) == "ran once: 1 timed"
+    assert fmt.executions({}) == "did not run"
+
+
+@given(FIGURES)
+def test_never_more_than_three_significant_digits(value):
+    for format_ in FORMATS:
+        digits = re.sub(r"e[+-]?\d+|[^\d.]", "", format_(value)).lstrip("0.").replace(".", "")
+        assert len(digits.rstrip("0")) <= 3, (format_, value)
+
+
+@given(FIGURES, FIGURES)
+def test_order_is_kept(a, b):
+    low, high = sorted((a, b))
+    for format_, units in ((fmt.duration, SCALE), (fmt.size, BYTES), (fmt.count, POWERS)):
+        assert read(format_(low), units) <= read(format_(high), units)
+
+
+@given(FIGURES)
+def test_the_text_is_within_half_a_percent_of_the_figure(value):
+    for format_, units in ((fmt.duration, SCALE), (fmt.count, POWERS)):
+        assert read(format_(value), units) == pytest.approx(value, rel=0.0051)
+
+
+@given(st.floats(min_value=1e-6, max_value=2))
+def test_a_share_is_within_half_a_percent_point(value):
+    text = fmt.share(value)
+    assert text == "<0.1 %" if value < 0.0005 else abs(float(text.removesuffix(" %")) - 100 * value) <= 0.501
+
+
+def read(text, units):
+    number, _, unit = text.partition(" ")
+    return float(number.replace(",", "")) * units[unit]

@@ -1,0 +1,277 @@
+"""The timeline for the browser and without scripts: the bytes come back as they were, and fit."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfnb.attribution.attribution import attribute
+from perfnb.draw import escape, palette
+from perfnb.profile import display
+from perfnb.profile.html import summary_html
+from perfnb.profile.page import standalone_page
+from perfnb.profile.report_data import layer_rows, report_data
+from perfnb.profile.text import summary_text
+from perfnb.timeline.data import MAX_TEXT, timeline_bytes
+from perfnb.timeline.memory import MemoryCurve
+from perfnb.timeline.picture import shown_tracks
+from perfnb.timeline.step import step_timeline
+from perfnb.timeline.timeline import Timeline, timeline_of
+from perfnb.timeline.view import timeline_html, timeline_text
+from tests import summaries
+from tests.pages import spaced
+from tests.recordings import US, ByHand
+from tests.timeline.test_timeline import training
+
+NUMPY = {"f8": "<f8", "u4": "<u4", "i4": "<i4", "u1": "u1"}
+LARGE = 10**9
+
+
+def timeline(made: ByHand) -> Timeline:
+    recording = made.recording()
+    return timeline_of(recording, attribute(recording))
+
+
+def unpacked(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Header and arrays, read as the browser reads them."""
+    data = zlib.decompress(packed)
+    (length,) = struct.unpack_from("<I", data)
+    assert (4 + length) % 8 == 0
+    header = json.loads(data[4 : 4 + length])
+    arrays = {}
+    for name, (kind, offset, count) in header["arrays"].items():
+        assert offset % 8 == 0
+        arrays[name] = np.frombuffer(data, dtype=NUMPY[kind], count=count, offset=4 + length + offset)
+    return header, arrays
+
+
+def scattered(count: int, seed: int = 1) -> Timeline:
+    """Ops of all lengths in a step, few of them long."""
+    random = np.random.default_rng(seed)
+    made, now = ByHand().step(0, 100 * count), 0.0
+    for _ in range(count):
+        length = float(random.lognormal(1, 1.5))
+        now += 0.1 + float(random.exponential(2))
+        made.op(f"aten::op{random.integers(20)}", now, now + length)
+        now += length
+    return timeline(made)
+
+
+def test_what_the_browser_unpacks_is_what_was_packed() -> None:
+    line = timeline(training().kernel("gemm", 1100, 1500, 1600))
+
+    header, arrays = unpacked(timeline_bytes(line, range(len(line.layers)), LARGE)[0])
+
+    rows = line.rows
+    for name in ("start", "duration", "layer", "launch", "forward", "depth", "kind"):
+        assert arrays[name].tolist() == rows[name].tolist()
+    assert [header["names"][code] for code in arrays["name"]] == [line.names[code] for code in rows["name"]]
+    assert [header["categories"][code] for code in arrays["category"]] == [line.categories[c] for c in rows["category"]]
+    assert header["layers"] == list(line.layers)
+    assert header["layer_rows"] == list(range(len(line.layers)))
+    assert header["events"] == header["total_events"] == len(rows)
+    assert (header["shortest_ns"], header["start_ns"], header["end_ns"]) == (0, 0, 1000 * US)
+    assert [track["title"] for track in header["tracks"]] == [
+        "Steps", "Phases", "Layers", "Thread 1 (main)", "GPU 0, stream 7",
+    ]  # fmt: skip
+    assert sum(track["count"] for track in header["tracks"]) == len(rows)
+    assert [kind["colour"] for kind in header["kinds"]] == [palette.mark(name).colour for name in line.kinds]
+
+
+def test_curves_of_memory_follow_each_other() -> None:
+    curves = tuple(
+        MemoryCurve(device, "planted", np.arange(3) * 10, np.array(sizes))
+        for device, sizes in (("cpu", [1, 2, 3]), ("cuda:0", [7, 2**45, 5]))
+    )
+    line = timeline(training())
+    line = Timeline(**{**vars(line), "memory": curves})
+
+    header, arrays = unpacked(timeline_bytes(line, [-1] * len(line.layers), LARGE)[0])
+
+    assert [(one["title"], one["note"], one["first"], one["count"], one["most"]) for one in header["memory"]] == [
+        ("Memory, CPU", "planted", 0, 3, 3),
+        ("Memory, cuda:0", "planted", 3, 3, 2**45),
+    ]
+    assert arrays["memory_t"].tolist() == [0, 10, 20] * 2
+    assert arrays["memory_bytes"].tolist() == [1, 2, 3, 7, 2**45, 5]
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=8), st.integers(0, 900), st.integers(0, 200), st.integers(1, 3), st.integers(-1, 5)),
+        max_size=20,
+    )
+)
+def test_any_events_come_back(made: list[tuple[str, int, int, int, int]]) -> None:
+    hand = ByHand().step(0, 1000)
+    for name, begin, length, thread, sequence in made:
+        hand.op(name, begin, begin + length, sequence, thread=thread)
+    line = timeline(hand)
+
+    header, arrays = unpacked(timeline_bytes(line, [-1] * len(line.layers), LARGE)[0])
+
+    assert len(arrays["start"]) == len(line) == header["events"]
+    names = [header["names"][code] for code in arrays["name"]]
+    assert names == [escape.plain(line.names[code], MAX_TEXT) for code in line.rows["name"]]
+    assert len(header["names"]) == len(set(header["names"]))
+    assert arrays["start"].tolist() == line.rows["start"].tolist()
+
+
+def test_an_event_takes_40_bytes_at_most() -> None:
+    line = scattered(500)
+    _, arrays = unpacked(timeline_bytes(line, [-1] * len(line.layers), LARGE)[0])
+    assert sum(array.nbytes for array in arrays.values()) <= 40 * len(line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [3_000, 6_000, 12_000])
+def test_a_coarser_level_fits_and_keeps_what_is_long(limit: int) -> None:
+    line = scattered(4000)
+    whole, facts = timeline_bytes(line, [-1] * len(line.layers), LARGE)
+    assert facts == {"events": len(line), "total_events": len(line), "whole": True}
+    assert len(whole) > limit
+
+    for known in (None, len(whole)):
+        packed, facts = timeline_bytes(line, [-1] * len(line.layers), limit, known)
+
+        assert limit / 5 < len(packed) <= limit
+        header, arrays = unpacked(packed)
+        shortest = header["shortest_ns"]
+        assert shortest > 0
+        assert facts == {"events": header["events"], "total_events": len(line), "whole": False}
+        joined = arrays["category"] == header["categories"].index("joined")
+        long = line.rows["duration"].to_numpy() >= shortest
+        own = set(zip(arrays["start"][~joined], arrays["duration"][~joined], strict=True))
+        kept = line.rows.loc[long, ["start", "duration"]]
+        assert set(zip(kept["start"].astype(float), kept["duration"].astype(float), strict=True)) <= own
+        assert all(re.fullmatch(r"[\d,]+ short events", header["names"][code]) for code in arrays["name"][joined])
+
+
+def test_names_are_plain_short_and_there_once() -> None:
+    hostile = ["<img src=x>", "a\u202eb\n", "x" * 5000, "same", "same"]
+    made = ByHand().step(0, 1000)
+    for place, name in enumerate(hostile):
+        made.op(name, 10 * place, 10 * place + 5)
+
+    line = timeline(made)
+    header, _ = unpacked(timeline_bytes(line, [-1] * len(line.layers), LARGE)[0])
+
+    assert all(len(name) <= MAX_TEXT and escape.plain(name, MAX_TEXT) == name for name in header["names"])
+    assert header["names"].count("same") == 1
+
+
+def test_the_report_says_where_its_layers_are() -> None:
+    summary = summaries.small_cnn()
+    rows = layer_rows(summary, ["model.head", "no such layer", "(loss)"])
+    labels = report_data(summary)["layers"]["label"]
+    assert [labels[row] for row in (rows[0], rows[2])] == ["head", "(loss)"]
+    assert rows[1] == -1
+
+
+def test_a_page_holds_the_timeline_as_data_that_does_not_run() -> None:
+    line = timeline(training())
+    summary = summaries.small_cnn()
+
+    page = standalone_page(summary, line)
+
+    (packed,) = re.findall(r'<script type="application/octet-stream" id="perfnb-timeline">(.*?)</script>', page)
+    header, _ = unpacked(base64.b64decode(packed))
+    assert header["events"] == len(line)
+    (data,) = re.findall(r'<script type="application/json" id="perfnb-data">(.*?)</script>', page)
+    assert json.loads(data)["timeline"] == {"events": len(line), "total_events": len(line), "whole": True}
+    assert 'id="perfnb-timeline"></script>' in standalone_page(summary)
+
+
+def test_a_notebook_gets_picture_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    made: list[Any] = []
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))
+    monkeypatch.setattr("perfnb.draw.widget.ReportWidget._repr_mimebundle_",
+                        lambda self: (made.append(self), ({display._WIDGET_VIEW: {}}, {}))[1])  # fmt: skip
+
+    display.show(summaries.small_cnn(), timeline(training()))
+
+    static, live = shown
+    assert "Timeline · step 0" in static["text/plain"]
+    assert "<strong>Timeline</strong>" in static["text/html"]
+    assert unpacked(made[0].timeline)[0]["events"] > 0
+    assert set(live) == {display._WIDGET_VIEW}
+
+
+@pytest.mark.slow
+def test_the_static_twin_has_a_small_picture_and_a_row_a_track() -> None:
+    line = timeline(training().kernel("gemm", 1100, 1500, 1600))
+
+    html = timeline_html(line)
+
+    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
+    assert len(base64.b64decode(picture)) < 60_000
+    (alt,) = re.findall(r'alt="([^"]*)"', html)
+    assert "step 0, 1.00 ms" in spaced(alt)
+    assert "forward, loss, backward" in alt
+    assert html.count("<tr>") == 1 + 4
+    assert "GPU 0, stream 7" in html
+    assert "gemm in net.first" in html
+    assert html in summary_html(summaries.small_cnn(), line).replace("\n", "")
+    assert "Timeline" not in summary_html(summaries.small_cnn())
+
+
+def test_the_text_of_the_timeline() -> None:
+    lines = timeline_text(timeline(training().kernel("gemm", 1100, 1500, 1600)))
+
+    assert lines == [
+        "Timeline · step 0, 1.00 ms",
+        "track             events     busy  share  longest",
+        "Phases                 7  1.00 ms  100 %  0.300 ms forward",
+        "Layers                 8 0.540 ms   54 %  0.160 ms net.second",
+        "Thread 1 (main)       17 0.420 ms   42 %   90.0 µs aten::mm in net.second",
+        "GPU 0, stream 7        1 0.100 ms   10 %  0.100 ms gemm in net.first",
+    ]
+    assert "\n".join(lines) in summary_text(
+        summaries.small_cnn(), timeline=timeline(training().kernel("gemm", 1100, 1500, 1600))
+    )
+
+
+def test_hostile_names_do_nothing_in_the_static_twin() -> None:
+    made = ByHand().step(0, 1000)
+    net = made.layer("<script>alert(1)</script>")
+    made.call(net, 10, 900).op("$x_{$<img src=x onerror=alert(1)>", 20, 800).op("\x1b[31m\u202e", 810, 880)
+
+    html, text = timeline_html(timeline(made)), timeline_text(timeline(made))
+
+    assert "<script" not in html
+    assert "<img src=x" not in html
+    assert not any(char in "".join(text) for char in "\x1b\u202e")
+    assert all(escape.cells(one) <= 100 for one in text)
+
+
+def test_of_many_threads_the_busiest_are_drawn_and_the_rest_is_counted() -> None:
+    made = ByHand().step(0, 1000).op("aten::main", 0, 500)
+    for thread in range(2, 40):
+        made.op("aten::work", 10, 10 + 10 * thread, thread=thread)
+    line = timeline(made)
+
+    step = step_timeline(line)
+    assert step is not None
+    drawn = [track.title for track in shown_tracks(step) if track.kind == "thread"]
+    assert drawn == ["Thread 1 (main)", "Thread 37", "Thread 38", "Thread 39"]
+    assert "Tracks of step 0: the first 24; 16 are not listed" in timeline_html(line)
+    assert timeline_text(line)[-1] == "… 32 more tracks"
+
+
+def test_a_step_without_length_is_not_drawn() -> None:
+    line = timeline(ByHand().step(5, 5))
+    assert timeline_html(line) == ""
+    assert timeline_text(line) == []

@@ -1,0 +1,56 @@
+"""A report with a timeline as one page, and a model that may answer as a kernel does."""
+
+from __future__ import annotations
+
+import base64
+
+from perfnb.draw import escape
+from perfnb.draw.assets import report_script, report_style
+from perfnb.profile.report_data import report_data
+from perfnb.profile.summary import Summary
+from tests import summaries
+from tests.timeline import timeline_samples
+
+_STYLE = (
+    "body{margin:0;background:light-dark(#fff,#16181d);font-family:system-ui}"
+    "main{max-width:1480px;margin:0 auto;padding:20px}"
+)
+
+_START = """
+const decoded = (id) => {
+  const text = atob(document.getElementById(id)?.textContent ?? "");
+  return new DataView(Uint8Array.from(text, (letter) => letter.charCodeAt(0)).buffer);
+};
+const data = document.getElementById("perfnb-data").textContent;
+const timeline = decoded("perfnb-timeline");
+const heard = [];
+window.sent = [];
+const model = {
+  get: (key) => (key === "timeline" ? timeline : data),
+  on: (word, listener) => heard.push([word, listener]),
+  send: (content) => window.sent.push(content),
+};
+window.answer = () => {
+  const whole = decoded("perfnb-whole");
+  for (const [word, listener] of heard) if (word === "msg:custom") listener({ timeline: "whole" }, [whole]);
+};
+window.again = () => report.render({ model, el: document.querySelector("main").appendChild(h("div")) });
+report.render({ model, el: document.getElementById("perfnb-report") });
+"""
+
+
+def page_with(timeline: bytes, whole: bytes = b"", summary: Summary | None = None, before: str = "") -> str:
+    """The report of `summary` with `timeline`; `whole` is what a kernel would answer, `before` a script run first."""
+    data = {**report_data(summary or summaries.small_cnn()), "timeline": timeline_samples.facts_of(timeline)}
+    script = report_script() + _START
+    held = "".join(
+        f'<script type="application/octet-stream" id="{name}">{base64.b64encode(content).decode()}</script>'
+        for name, content in (("perfnb-timeline", timeline), ("perfnb-whole", whole))
+    )
+    return (
+        '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>timeline</title>'
+        f"<style>:root{{color-scheme:light dark}}{_STYLE}{report_style()}</style>"
+        '<main><div id="perfnb-report"></div></main>'
+        f'<script type="application/json" id="perfnb-data">{escape.json_in_script(data)}</script>{held}'
+        f"<script>{before}</script><script type='module'>{script}</script></html>"
+    )

@@ -1,0 +1,217 @@
+"""What is no trace gives one clear error, quickly and in little memory; never a parser's own, never half a result."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from perfnb.errors import TraceError
+from perfnb.trace import chrome_json
+from perfnb.trace.kineto import TraceColumns, decode, read
+
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
+WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
+BROKEN = {
+    "empty": b"",
+    "blank": b"  \n",
+    "truncated": WHOLE[:-30],
+    "text": b"Hello, this is no trace.",
+    "html": b"<!doctype html><html></html>",
+    "number": b"3",
+    "null": b"null",
+    "no events": b'{"a": 1}',
+    "events are an object": b'{"traceEvents": {}}',
+    "events are null": b'{"traceEvents": null}',
+    "event is a string": b'{"traceEvents": ["x"]}',
+    "event is a list": b"[[]]",
+    "time is a string": json.dumps([{**EVENT, "ts": "now"}]).encode(),
+    "time is a list": json.dumps([{**EVENT, "dur": [1]}]).encode(),
+    "name is a number": json.dumps([{**EVENT, "name": 3}]).encode(),
+    "arguments are a list": json.dumps([{**EVENT, "args": []}]).encode(),
+    "an argument is a list": json.dumps([{**EVENT, "args": {"stream": [7]}}]).encode(),
+    "base is a string": b'{"traceEvents": [], "baseTimeNanoseconds": "x"}',
+    "base too large": b'{"traceEvents": [], "baseTimeNanoseconds": 9223372036854775808}',
+    "base and time too large": b'{"baseTimeNanoseconds": 1751410836000000000, "traceEvents": [{"ph":"X", "ts":9e15}]}',
+    "end too late": json.dumps([{**EVENT, "ts": 9.2e15, "dur": 9.2e15}]).encode(),
+    "a span above int64": json.dumps([{**EVENT, "ts": -9.2e15}, {**EVENT, "ts": 9.2e15}]).encode(),
+    "a span just above int64": b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.904}]',
+    "a span above int64 to an allocation": json.dumps(
+        [
+            {**EVENT, "ts": -9.2e15},
+            {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 9.2e15, "args": {"Bytes": 8}},
+        ]
+    ).encode(),
+    "time is text that is no number": json.dumps([{**EVENT, "ts": "NaN"}]).encode(),
+    "events twice": b'{"traceEvents": [], "traceEvents": []}',
+    "base twice": b'{"baseTimeNanoseconds": 1, "traceEvents": [], "baseTimeNanoseconds": 1}',
+    "second event is a number": b'[{"ph": "X"}, 3]',
+    "Infinity": b'[{"ph": "X", "args": {"bandwidth": -Infinity}}]',
+    "UTF-16 without a mark": WHOLE.decode().encode("utf-16-le"),
+    "UTF-32": WHOLE.decode().encode("utf-32"),
+    "null bytes": bytes(300),
+    "half a character": '[{"ph": "X", "name": "\u00e9"}]'.encode()[:-4],
+    "UTF-16": WHOLE.decode().encode("utf-16"),
+    "Latin-1": '[{"ph": "X", "name": "\xe9"}]'.encode("latin-1"),
+    "control characters": b'[{"ph": "X", "name": "a\nb"}]',
+    "quote in a name": b'[{"ph": "X", "name": "say "hi""}]',
+    "NaN": b'[{"ph": "X", "ts": NaN}]',
+    "nested too deeply": b"[" * 100_000,
+    "an argument nested too deeply": b'[{"ph": "X", "args": {"a": ' + b"[" * 100_000,
+    "two documents": WHOLE + WHOLE,
+    "time too long": json.dumps([{**EVENT, "ts": 1e300}]).encode(),
+    "time infinite": b'[{"ph": "X", "dur": 1e999}]',
+    "half of a pair": b'[{"ph": "X", "name": "\\ud800"}]',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, data: bytes, compressed: bool) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(gzip.compress(data) if compressed else data)
+
+    with pytest.raises(TraceError) as caught:
+        read(path)
+
+    message = str(caught.value)
+    assert str(path) in message
+    assert message.endswith(".")
+    assert len(message) < 500
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("text", [WHOLE.decode(), "[ ]", "[]"])
+def test_text_of_wider_characters_is_told_as_such(code: str, text: str) -> None:
+    with pytest.raises(TraceError, match=r"its text is UTF-16 or UTF-32; save it as UTF-8\.$"):
+        decode(text.encode(code))
+
+
+def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
+    with pytest.raises(TraceError, match=r"it begins with '\\x80\\x04\\x00x', which is no JSON"):
+        decode(b"\x80\x04\0x")
+    with pytest.raises(TraceError, match=r"null bytes"):
+        decode(bytes(40))
+
+
+def test_a_span_that_int64_just_holds_is_read() -> None:
+    trace = decode(b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.9,"dur":0.003}]')
+    assert int(trace.start_ns.max() - trace.start_ns.min()) == 2**63 - 4
+    with pytest.raises(TraceError, match=r"the span of its events is no time that perfnb can hold: from -9\.2e\+15"):
+        decode(BROKEN["a span above int64"])
+
+
+def test_bytes_without_a_file_are_called_the_trace() -> None:
+    with pytest.raises(TraceError, match=r"^the trace is not a Chrome trace .* cut off after byte 1;"):
+        decode(b"{")
+
+
+#: Pieces of a few events, so that small texts are cut too.
+SMALL_PIECE = 256
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ["X", "M", "kernel", "[memory]", "cpu_instant_event", '}, {"', "thread_name", "1.5", "-", "Infinity", "traceEvents"]
+)
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-5, 10**16)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+ARGS = st.dictionaries(
+    st.sampled_from(["stream", "Input Dims", "correlation", "name", "Collective name", "other", "Bytes"]), VALUES
+)
+EVENTS = st.dictionaries(st.sampled_from(["ph", "cat", "name", "ts", "dur", "pid", "tid", "args"]), VALUES | ARGS)
+TOP = st.fixed_dictionaries(
+    {"traceEvents": st.lists(EVENTS | VALUES, max_size=9)},
+    optional=dict.fromkeys(("baseTimeNanoseconds", "deviceProperties", "distributedInfo", "other"), VALUES),
+)
+JSON = st.builds(
+    lambda value, indent, ascii_only: json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(),
+    VALUES | st.lists(EVENTS, max_size=9) | TOP,
+    st.none() | st.integers(0, 2),
+    st.booleans(),
+)
+BYTES = (
+    st.binary(max_size=600)
+    | st.tuples(st.integers(0, len(WHOLE)), st.binary(max_size=100)).map(lambda cut: WHOLE[: cut[0]] + cut[1])
+    | st.tuples(st.integers(0, len(WHOLE)), st.binary(max_size=9)).map(
+        lambda cut: WHOLE[: cut[0]] + cut[1] + WHOLE[cut[0] :]
+    )
+)
+
+
+def is_a_trace_or_the_one_error(data: bytes) -> None:
+    """Read in one piece or in many, it gives the same columns, or the one error; what json refuses is refused."""
+    found: list[TraceColumns | None] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for piece in (2**20, SMALL_PIECE):
+            patch.setattr(chrome_json, "_PIECE", piece)
+            found.append(None)
+            with suppress(TraceError):
+                found[-1] = decode(data)
+    whole, cut = found
+    assert (whole is None) == (cut is None)
+    if whole is None:
+        return
+    np.testing.assert_equal(vars(cut) | {"memory": vars(cut.memory)}, vars(whole) | {"memory": vars(whole.memory)})
+    # Text in values that perfnb skips is not looked at, so it may be no UTF-8.
+    trace = json.loads(data.decode("utf-8-sig", "replace"), parse_int=str)
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    timed = [e for e in events if e.get("ph") == "X" and e.get("cat", "") not in ("Trace", "cpu_instant_event")]
+    assert [whole.names[code] for code in whole.name] == [event.get("name", "") for event in timed]
+
+
+@given(BYTES)
+@example(b"\xff\xfe")
+@settings(max_examples=80)
+def test_random_bytes_are_a_trace_or_the_one_error(data: bytes) -> None:
+    is_a_trace_or_the_one_error(data)
+
+
+@pytest.mark.slow
+@given(JSON)
+@settings(max_examples=80)
+def test_random_json_is_a_trace_or_the_one_error(data: bytes) -> None:
+    is_a_trace_or_the_one_error(data)
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(1800)
+@given(BYTES)
+@settings(max_examples=5_000)
+def test_five_thousand_random_texts(data: bytes) -> None:
+    is_a_trace_or_the_one_error(data)
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(1800)
+@given(JSON)
+@settings(max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
+def test_five_thousand_random_values_as_json(data: bytes) -> None:
+    is_a_trace_or_the_one_error(data)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_trace_cut_off_anywhere_is_the_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(chrome_json, "_PIECE", 2_000)
+    events = [{**EVENT, "ts": place, "args": {"Input Dims": [[place, 3]], "l": [{}, {}]}} for place in range(100)]
+    whole = pack(json.dumps({"schemaVersion": 1, "traceEvents": events, "INFO": [{}, {}]}, indent=2).encode())
+    path = tmp_path / "cut.json"
+    for percent in range(100):
+        path.write_bytes(whole[: len(whole) * percent // 100])
+        with pytest.raises(TraceError, match=r"cut\.json .*(cut off|is empty)"):
+            read(path)
+    path.write_bytes(whole)
+    assert len(read(path)) == 100

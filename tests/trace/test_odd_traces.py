@@ -1,0 +1,213 @@
+"""Small files that would take hours or all memory to show are refused in a sentence; those just below are shown."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.trace import trace_file, trace_size
+from perfnb.trace.chrome_json import ChromeJson
+from perfnb.trace.kineto import decode
+from perfnb.trace.trace_file import Limits
+
+Events = list[dict[str, Any]]
+
+
+def event(name: str, ts: float, dur: float, cat: str = "cpu_op", pid: int = 1, tid: int = 1, **args: Any) -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def step(count: int) -> Events:
+    return [event("ProfilerStep#1", 0, 10 * count, "user_annotation")]
+
+
+def kernels(count: int, **varied: Callable[[int], int]) -> Events:
+    """As many launches, and a kernel for each, whose place varies."""
+    launches = [event("cudaLaunchKernel", i + 1, 0.5, "cuda_runtime", correlation=i) for i in range(count)]
+    return (
+        step(count)
+        + launches
+        + [
+            event(
+                "k",
+                i + 2,
+                0.5,
+                "kernel",
+                pid=0,
+                tid=7,
+                correlation=i,
+                **{"device": 0, "stream": 7} | {name: value(i) for name, value in varied.items()},
+            )
+            for i in range(count)
+        ]
+    )
+
+
+def nested(name: str, cat: str = "cpu_op") -> Callable[[int], Events]:
+    return lambda count: (
+        step(count)
+        + [event(name.format(i), i + 1, 2 * count - 2 * i, cat) for i in range(count - (cat != "python_function"))]
+    )
+
+
+def threads(count: int) -> Events:
+    return step(count) + [event("aten::mm", i + 1, 0.5, tid=i + 1) for i in range(count)]
+
+
+def steps(count: int) -> Events:
+    return [event(f"ProfilerStep#{i}", 10 * i, 9, "user_annotation") for i in range(count)]
+
+
+def memory(count: int) -> Events:
+    given = [{"Device Type": 1, "Device Id": i, "Addr": i, "Bytes": 8, "Total Allocated": 8} for i in range(count)]
+    return [
+        *step(count),
+        *({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 1, "args": args} for args in given),
+    ]
+
+
+#: Events, the cap, the word of the message.
+ODD: dict[str, tuple[Callable[[int], Events], str, str]] = {
+    "threads": (threads, "MOST_THREADS", "threads"),
+    "streams": (lambda count: kernels(count, stream=int), "MOST_STREAMS", "streams of devices"),
+    "devices": (lambda count: kernels(count, device=int), "MOST_DEVICES", "devices"),
+    "devices that remember": (memory, "MOST_DEVICES", "devices"),
+    "steps": (steps, "MOST_STEPS", "steps"),
+    "steps of devices": (lambda count: [*steps(count), *kernels(1)[1:]], "MOST_STEPS_OF_DEVICES", "steps of devices"),
+    "ops": (nested("aten::mm"), "MOST_NESTED", "events inside each other"),
+    "layers": (nested("nn.Module: L_{}", "python_function"), "MOST_LAYERS_NESTED", "layers inside each other"),
+    "calls of perfnb's": (lambda count: own(count), "MOST_LAYERS_NESTED", "layers inside each other"),
+}
+
+
+def own(count: int) -> Events:
+    return [event("pf_step#1", 0, 10 * count), *(event(f"pf#{i}", i + 1, 2 * count - 2 * i) for i in range(count))]
+
+
+def written(tmp_path: Path, events: Events, **beside: Any) -> Path:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({**beside, "traceEvents": events}))
+    return path
+
+
+def shown(path: Path) -> None:
+    profile = perfnb.load(path)
+    assert isinstance(profile, perfnb.Profile)
+    assert str(profile)
+    assert len(profile.layers.columns)
+    assert len(profile.findings.columns)
+    assert profile.to_html(path.with_suffix(".html")).stat().st_size
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_trace_with_too_much_of_something_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    make, cap, words = ODD[odd]
+    monkeypatch.setattr(trace_size, cap, 12)
+    assert perfnb.load(written(tmp_path, make(12)))
+
+    with pytest.raises(TraceError, match=rf"odd\.json was not read: it has 13 {words}.*, and 12 is the most"):
+        perfnb.load(written(tmp_path, make(13)))
+
+
+def test_names_that_repeat_each_other_are_counted_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_size, "MOST_LETTERS", 3 + 7 + 11)
+    make = nested("nn.Module: L_{}", "python_function")
+    assert perfnb.load(written(tmp_path, make(3))).layers.index[-3:].tolist()
+
+    with pytest.raises(TraceError, match=r"it has 36 letters in the names of its layers, and 21 is the most"):
+        perfnb.load(written(tmp_path, make(4)))
+
+
+def test_layers_that_perfnb_is_said_to_have_written_may_not_be_too_deep_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_size, "MOST_LAYERS_NESTED", 12)
+
+    def told(count: int) -> dict[str, Any]:
+        modules = {"name": [f"l{i}" for i in range(count)], "parent": list(range(-1, count - 1))}
+        modules |= dict.fromkeys(("module", "parameters", "parameter_bytes"), [None] * count)
+        spans = {"span": list(range(count)), "layer": list(range(count)), "loss": [False] * count}
+        return {"version": 1, "modules": modules | {"compiled": [False] * count}, "spans": spans}
+
+    assert len(perfnb.load(written(tmp_path, own(12), perfnb=told(12))).layers) >= 12
+    with pytest.raises(TraceError, match="it has 13 layers inside each other"):
+        perfnb.load(written(tmp_path, own(13), perfnb=told(13)))
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_just_allowed_is_shown(tmp_path: Path, odd: str) -> None:
+    make, cap, _ = ODD[odd]
+    shown(written(tmp_path, make(min(getattr(trace_size, cap), trace_size.MOST_STEPS))))
+
+
+HEADER = b"\x1f\x8b\x08%c" + bytes(6)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEADER % 8 + b"a" * 2**18,
+        HEADER % 16 + b"a" * 2**18,
+        gzip.compress(b"") * 2**14,
+        gzip.compress(b"[]") + bytes(2**18),
+    ],
+    ids=["a name", "a comment", "empty parts", "padding"],
+)
+def test_compressed_data_that_unpacks_to_nothing_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(trace_file, "_MOST_FOR_A_BLOCK", 2**17)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(data)
+
+    with pytest.raises(TraceError, match=r"more than 128 KiB of its compressed data unpack to nothing; copy or record"):
+        perfnb.load(path)
+
+
+def test_what_hardly_compresses_is_read(tmp_path: Path) -> None:
+    texts = np.random.default_rng(3).integers(32, 127, (300, 8192), dtype=np.uint8)
+    events = [event(bytes(text).decode(), place, 0.5) for place, text in enumerate(texts)]
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(events).encode()))
+    assert path.stat().st_size > 1.5 * 2**20
+
+    assert len(perfnb.load(path).events) == 300
+
+
+def test_escaped_text_takes_no_more_memory_than_other_text() -> None:
+    def peak(text: bytes) -> int:
+        data = b'[{"ph": "X", "cat": "cpu_op", "name": "' + text + b'", "ts": 1, "dur": 2}]'
+        tracemalloc.start()
+        decode(data)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(b"\\\\" * 200_000) < 2 * peak(b"ab" * 200_000)
+
+
+@pytest.mark.parametrize("text", [b'\\\\"', b'\\\\\\" [[[', b"\\n", b'\\" [', b"\\\\\\\\"])
+def test_brackets_in_strings_are_none_however_quotes_are_escaped(text: bytes) -> None:
+    """Values inside each other are counted as the parser would."""
+    data = b'[{"ph": "X", "name": "' + text + (b"" if text.endswith(b'\\\\"') else b'"') + b', "dur": 1}]'
+    events = json.loads(data)
+    limits = Limits(max_depth=2)
+
+    (piece,) = ChromeJson([data], "the trace", limits).pieces()
+
+    assert [one.name for one in piece.events] == [one["name"] for one in events]

@@ -1,0 +1,332 @@
+"""Opening a trace file: whatever is wrong with it is one error that names it, and no file fills the memory."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import inspect
+import io
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.trace import trace_file
+from perfnb.trace.kineto import read
+
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
+WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
+
+
+def error_of(path: Path | str, **options: int) -> str:
+    with pytest.raises(TraceError) as caught:
+        read(path, **options)
+    message = str(caught.value)
+    assert message.startswith(str(TraceError(str(path))))
+    assert message.endswith(".")
+    return message.removeprefix(str(path))
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "host_1.1234.pt.trace.json", "trace", "trace.txt"])
+def test_what_a_file_is_called_does_not_matter(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    for data in (
+        WHOLE,
+        gzip.compress(WHOLE),
+        b"\xef\xbb\xbf" + WHOLE,
+        gzip.compress(WHOLE[:50]) + gzip.compress(WHOLE[50:]),
+    ):
+        path.write_bytes(data)
+        assert read(path).names == read(str(path)).names == ["aten::mm"]
+
+
+def test_a_file_that_is_missing_or_a_folder_or_forbidden_is_named(tmp_path: Path) -> None:
+    assert "there is no such file" in error_of(tmp_path / "missing.json")
+    assert "it is a folder; name a file in it" in error_of(tmp_path)
+    (tmp_path / "file").write_bytes(WHOLE)
+    assert "cannot be read" in error_of(tmp_path / "file" / "trace.json")
+    assert "cannot be read" in error_of("null\0byte")
+    forbidden = tmp_path / "forbidden.json"
+    forbidden.write_bytes(WHOLE)
+    forbidden.chmod(0)
+    if not os.access(forbidden, os.R_OK):
+        assert "Permission denied" in error_of(forbidden)
+
+
+def test_no_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(trace_file, "open_regular", refuse)
+
+    assert error_of(tmp_path / "trace.json") == " cannot be read as a trace: Permission denied."
+
+
+def test_damaged_compression_is_told(tmp_path: Path) -> None:
+    whole = gzip.compress(WHOLE)
+    path = tmp_path / "trace.json.gz"
+    for data, why in (
+        (whole[:2], "cut off"),
+        (whole[:4], "cut off"),
+        (whole[: len(whole) // 2], "cut off"),
+        (whole[:-1], "cut off"),
+        (whole[:30] + b"xxxxxxxx" + whole[38:], "damaged"),
+        (whole[:-8] + bytes(8), "damaged"),
+        (whole + b"more", "damaged"),
+        (b"\x1f\x8b" + b"no gzip at all" * 9, "damaged"),
+    ):
+        path.write_bytes(data)
+        assert f"its compressed data is {why}" in error_of(path)
+    path.write_bytes(whole + bytes(100))  # gzip's own padding
+    assert len(read(path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([{**EVENT, "cat": "Op", "args": {"op": "MatMul"}}] * 3, "categories such as 'Op'"),
+        ([{**EVENT, "cat": "<b>" + "x" * 99}], "categories such as '<b>xxx"),
+        ([{name: value for name, value in EVENT.items() if name != "cat"}], "no categories"),
+    ],
+)
+def test_a_timeline_of_another_program_is_no_trace(tmp_path: Path, events: list[dict[str, object]], said: str) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+
+    words = error_of(path)
+    assert words.startswith(f" is no trace of torch.profiler: its events have {said}")
+    assert len(words) < 240
+    with pytest.raises(TraceError, match=r"is no trace of torch\.profiler"):
+        perfnb.load([path])
+
+
+def test_one_event_of_the_profilers_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    for category in ("kernel", "Kernel", "xpu_runtime"):
+        path.write_text(json.dumps([{**EVENT, "cat": "of my own"}, {**EVENT, "cat": category}]))
+        assert len(read(path)) == 2
+
+
+def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("trace.json", WHOLE)
+    path = tmp_path / "trace.json.gz"
+    for data, what in (
+        (archive.getvalue(), "a ZIP archive"),
+        (bz2.compress(WHOLE), "bzip2"),
+        (lzma.compress(WHOLE), "xz"),
+        (b"\x28\xb5\x2f\xfd" + bytes(20), "zstd"),
+        (gzip.compress(gzip.compress(WHOLE)), "compressed twice"),
+    ):
+        path.write_bytes(data)
+        assert what in error_of(path)
+
+
+def test_a_file_above_a_cap_is_refused_with_the_cap_to_raise(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "trace.json", tmp_path / "trace.json.gz"
+    long = json.dumps([EVENT] * 3 * 10**4).encode()
+    plain.write_bytes(long)
+    packed.write_bytes(gzip.compress(long))
+
+    assert "above 2 MiB; raise max_bytes=." in error_of(plain, max_bytes=2**21)
+    assert "would unpack to more than 2 MiB, so it was not read;" in error_of(packed, max_bytes=2**21)
+    assert "above 1 KiB; raise max_packed_bytes=." in error_of(packed, max_packed_bytes=1024)
+    assert len(read(plain, max_packed_bytes=1)) == len(read(packed, max_bytes=len(long))) == 30_000
+    assert "above 9 bytes" in error_of(plain, max_bytes=9)
+
+
+@pytest.mark.slow
+def test_progress_is_told_from_the_third_second_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(json.dumps([EVENT] * 10**5).encode())
+    size = path.stat().st_size
+    blocks = size // 2**20 + 1
+    told: list[tuple[int, int]] = []
+    for seconds, least, most in ((0.0, 0, 0), (0.05, 0, 0), (0.3, blocks - 8, blocks - 5), (5.0, blocks, blocks)):
+        clock = iter(range(10**6))
+        monkeypatch.setattr(time, "monotonic", lambda clock=clock, seconds=seconds: next(clock) * seconds)
+        told.clear()
+        read(path, progress=lambda done, total: told.append((done, total)))
+        assert least <= len(told) <= most, seconds
+        assert told == sorted(told)
+        assert all(total == size for _, total in told)
+        if told:
+            assert told[-1] == (size, size)
+
+
+@pytest.mark.slow
+def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(json.dumps([EVENT] * 10**5).encode())
+    blocks = path.stat().st_size // 2**20 + 1
+    clock = iter(range(10**6))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock) * trace_file._EVERY_S / 3)
+    monkeypatch.setattr(trace_file, "QUIET_S", 0.0)
+    told: list[int] = []
+
+    read(path, progress=lambda done, total: told.append(done))
+
+    assert len(told) == -(-blocks // 3)
+    assert told[-1] == path.stat().st_size
+    assert blocks % 3  # the last one was told out of turn
+
+
+def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_file, "QUIET_S", 0.0)
+    monkeypatch.setattr(trace_file, "_EVERY_S", 0.0)
+    path = tmp_path / "trace.json"
+    path.write_bytes(WHOLE)
+
+    with pytest.raises(ZeroDivisionError):  # a ResourceWarning would fail the test
+        read(path, progress=lambda done, total: 1 // 0)  # type: ignore[arg-type, return-value]
+
+
+def bomb(path: Path, begin: bytes, unit: bytes, unpacked: float = 10e9) -> None:
+    """A file of about 10 MB that goes on with `unit` up to about 10 GB."""
+    block = unit * (2**20 // len(unit))
+    packer = zlib.compressobj(9, wbits=31)
+    first = packer.compress(begin) + packer.flush(zlib.Z_FULL_FLUSH)
+    again = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
+    path.write_bytes(first + again * int(unpacked // len(block)) + packer.flush())
+
+
+READ_WITHIN_512_MIB = """
+import resource, sys, time
+resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
+from perfnb.errors import TraceError
+from perfnb.trace.kineto import read
+begin = time.process_time()  # tests/accuracy asks for it
+try:
+    read(sys.argv[1], **eval(sys.argv[2]))
+except TraceError as error:
+    print(f"{time.process_time() - begin:.1f} s:", error)
+"""
+
+
+def said_within_512_mib(path: Path, **options: int) -> str:
+    """What the reader says to a file for which it must not need more memory."""
+    return seconds_and_words(path, **options)[1]
+
+
+def seconds_and_words(path: Path, **options: int) -> tuple[float, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", READ_WITHIN_512_MIB, str(path), repr(options)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    seconds, _, message = done.stdout.partition(" s: ")
+    assert message.startswith(str(TraceError(str(path))))
+    return float(seconds), message
+
+
+BOMBS = {
+    "blanks": (b"", b" "),
+    "events": (b"[", b'{"ph":"X"},'),
+    "no events": (b'{"traceEvents":[', b"{},"),
+    "a name": (b'[{"name":"', b"x"),
+    "brackets": (b"", b"["),
+    "nulls": (b"", b"\0"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+@pytest.mark.parametrize(("begin", "unit"), BOMBS.values(), ids=BOMBS)
+def test_a_file_that_would_unpack_to_ten_gigabytes_is_refused(tmp_path: Path, begin: bytes, unit: bytes) -> None:
+    path = tmp_path / "bomb.json.gz"
+    bomb(path, begin, unit)
+    assert 5e6 < path.stat().st_size < 60e6
+
+    message = said_within_512_mib(path)
+
+    known = r"would unpack to more than 8 GiB", "no trace", "nested", "inside each other", "null bytes"
+    assert any(text in message for text in known), message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_a_bomb_below_the_cap_is_refused_by_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    bomb(path, b"[", b" ", 2e9)
+    assert "no event ends within 64 MiB" in said_within_512_mib(path, max_ratio=2_000)
+    bomb(path, b"[", b'{"ph":"X"},', 1e9)
+    assert "more than 100,000 events" in said_within_512_mib(path, max_events=100_000)
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_a_small_bomb_is_refused_by_its_ratio(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    bomb(path, b"[", b'{"ph":"X"},', 335e6)
+    assert path.stat().st_size < 2e6
+
+    assert re.search(r"unpacks to [0-9,]+ times its size, .* raise max_ratio=\.$", said_within_512_mib(path).strip())
+    assert "more than 100,000 events" in said_within_512_mib(path, max_ratio=2_000, max_events=100_000)
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_a_repetitive_trace_is_no_bomb(tmp_path: Path) -> None:
+    """One event again and again, only its time and number new: as tightly packed as a real trace can be."""
+    text = json.dumps([{**EVENT, "ts": 10 * n, "args": {"External id": n}} for n in range(400_000)])
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(text.encode(), 9))
+
+    assert len(text) > 34e6
+    assert len(text) / path.stat().st_size < 60
+    assert len(read(path)) == 400_000
+
+
+@pytest.mark.parametrize(
+    ("data", "packed", "limit"),
+    [
+        (WHOLE, False, {"max_bytes": 100}),
+        (WHOLE, True, {"max_bytes": 100}),
+        (WHOLE, True, {"max_packed_bytes": 20}),
+        (WHOLE, False, {"max_events": 2}),
+        (json.dumps([{**EVENT, "args": {"a": [[[[]]]]}}]).encode(), False, {"max_depth": 4}),
+        (b'[{"ph":"X","name":"' + b"x" * 3_000_000 + b'"},{"ph":"X"}]', False, {"max_event_bytes": 1_000_000}),
+        (b"[" + b'{"ph":"X"},' * 200_000, True, {"max_ratio": 200}),
+    ],
+)
+def test_every_option_that_an_error_names_is_one_of_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, packed: bool, limit: dict[str, int]
+) -> None:
+    monkeypatch.setattr(trace_file, "_RATIO_FROM", 2**20)
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(data, 9) if packed else data)
+
+    with pytest.raises(TraceError) as caught:
+        perfnb.load(path, **limit)  # type: ignore[arg-type]
+
+    (named,) = re.findall(r"(\w+)=", str(caught.value).removeprefix(str(path)))
+    assert named == next(iter(limit))
+    with pytest.raises(TraceError, match=f"raise {named}="):
+        perfnb.load([path, path], **limit)  # type: ignore[arg-type]
+
+
+def test_the_source_names_no_other_option() -> None:
+    named = set()
+    for source in Path(trace_file.__file__).parent.glob("*.py"):
+        text = source.read_text("utf-8")
+        named |= set(re.findall(r"raise (max_\w+)=", text)) | set(re.findall(r'"(max_\w+)"', text))
+    assert len(named) >= 4
+    assert named <= set(inspect.signature(perfnb.load).parameters)

@@ -1,0 +1,107 @@
+"""Readings beside the steps of a profile: on one time, in the right phase, told only where there are enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfnb.attribution.attribution import attribute
+from perfnb.recording.recording import Recording, WatchRecord
+from perfnb.recording.schema import conform
+from perfnb.watching.machine import StepsWatched
+from perfnb.watching.machine_steps import FEWEST_READINGS, steps_watched
+from tests.recordings import ByHand
+
+SECOND = 1e6  # in the microseconds of a recording by hand
+
+
+def recording(readings_at: np.ndarray, window: float, *, timed: int = 2) -> Recording:
+    """Two timed steps of 10 s and a traced one, with 2 s of waiting for data, 3 s forward, 5 s backward each."""
+    hand = ByHand().step(100 * SECOND, 110 * SECOND)
+    hand.event("pf_data", 100 * SECOND, 102 * SECOND)
+    layer = hand.layer("net")
+    hand.call(layer, 102 * SECOND, 105 * SECOND).op("aten::mm", 103 * SECOND, 104 * SECOND, sequence=1)
+    hand.node("MmBackward0", 105 * SECOND, 110 * SECOND, sequence=1)
+    made = hand.recording()
+    steps = pd.DataFrame(
+        {
+            "pass": pd.Categorical([*["timed"] * timed, "traced"]),
+            "start_s": [10.0 * number for number in range(timed + 1)],
+            "wall_ms": 10_000.0,
+            "data_ms": [*[4000.0] * timed, 2000.0],
+            "samples": pd.array([8] * (timed + 1), dtype="Int64"),
+        }
+    )
+    at = np.asarray(readings_at, dtype=float)
+    samples = pd.DataFrame({"t_s": at, "window_s": window, "cpu_percent": at, "memory_bytes": 7.0, "readings": 1})
+    samples["device"] = "process"
+    watch = WatchRecord(conform(samples, "samples"), conform(pd.DataFrame(), "marks"))
+    return replace(made, steps=steps, watch=watch)
+
+
+def watched(made: Recording) -> StepsWatched:
+    found = steps_watched(made, attribute(made))
+    assert found is not None
+    return found
+
+
+def test_passes_are_runs_of_steps() -> None:
+    passes = watched(recording(np.arange(30.0), 1.0)).passes
+    assert passes.to_dict("records") == [
+        {"pass": "timed", "start_s": 0.0, "end_s": 20.0, "steps": 2},
+        {"pass": "traced", "start_s": 20.0, "end_s": 30.0, "steps": 1},
+    ]
+
+
+def test_the_traced_phases_lie_where_the_step_ran_and_the_timed_ones_are_placed() -> None:
+    phases = watched(recording(np.arange(30.0), 1.0)).phases
+    seen = phases[~phases["placed"] & (phases["start_s"] >= 20)]
+    rows = [(row.phase, round(row.start_s, 6), round(row.end_s, 6)) for row in seen.itertuples()]
+    assert rows == [("data", 20.0, 22.0), ("forward", 22.0, 25.0), ("backward", 25.0, 30.0)]
+    first = phases[phases["start_s"] < 9.9]
+    # Waiting was measured: 4 s. What is left is shared out as in the traced step, 3 to 5.
+    assert first["phase"].tolist() == ["data", "forward", "backward"]
+    assert first["placed"].tolist() == [False, True, True]
+    np.testing.assert_allclose(first["end_s"], [4.0, 4.0 + 6 * 3 / 8, 10.0])
+
+
+def test_a_rate_counts_only_where_its_whole_window_lies_in_the_phase() -> None:
+    found = watched(recording(np.arange(0.25, 30.0, 0.5), 0.5, timed=0)).by_phase
+    # The traced step alone, from 0 to 10 s: data until 2, forward until 5, backward until 10.
+    forward = found.loc[("forward", "process", "cpu_percent")]
+    inside = [2.75, 3.25, 3.75, 4.25, 4.75]  # 2.25 began in the phase before
+    assert (forward["readings"], forward["mean"]) == (5, np.mean(inside))
+    levels = found.loc[("forward", "process", "memory_bytes")]
+    assert (levels["readings"], levels["mean"]) == (6, 7.0)
+    assert ("loss", "process", "cpu_percent") not in found.index
+
+
+def test_too_few_readings_tell_no_mean() -> None:
+    found = watched(recording(np.arange(0.5, 10.0, 1.0), 0.5, timed=0)).by_phase
+    row = found.loc[("data", "process", "cpu_percent")]
+    assert row["readings"] < FEWEST_READINGS
+    assert pd.isna(row["mean"])
+    assert found.loc[("backward", "process", "cpu_percent"), "mean"] == pytest.approx(7.5)
+
+
+def test_near_the_edges_of_a_placed_phase_nothing_counts() -> None:
+    made = recording(np.arange(0.07, 20.0, 0.1), 0.0001)
+    found = watched(made).by_phase.loc[("forward", "process", "cpu_percent")]
+    # Placed from 4 to 6.25 s and from 14 to 16.25 s, less half a second at each edge.
+    assert found["readings"] == 2 * 12
+
+
+def test_without_a_watch_there_is_nothing() -> None:
+    made = replace(recording(np.arange(3.0), 1.0), watch=None)
+    assert steps_watched(made, attribute(made)) is None
+
+
+def test_without_a_trace_there_are_passes_only() -> None:
+    found = steps_watched(recording(np.arange(30.0), 1.0), None)
+    assert found is not None
+    assert found.phases.empty
+    assert found.by_phase.empty
+    assert len(found.passes) == 2
