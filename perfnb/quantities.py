@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
 #: What stands for a figure that is not known.
 UNKNOWN = "n/a"
 
@@ -34,7 +32,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 def known(value: Any) -> float | None:
     """`value` as a finite float, or ``None`` where it is unknown."""
-    if value is None or value is pd.NA:
+    if value is None or type(value).__name__ == "NAType":  # pandas' NA, without loading pandas
         return None
     number = float(value)
     return number if math.isfinite(number) else None
