@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
-from perfnb.profile.display import in_notebook
+from perfnb.shell import in_notebook
 
 #: What the name of a pass begins with in which a file is read.
 READING = "reading "

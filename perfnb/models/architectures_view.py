@@ -24,9 +24,10 @@ from perfnb.models.architectures_data import (
     told_apart,
 )
 from perfnb.models.architectures_picture import draw_architectures, inches
-from perfnb.profile.display import in_notebook, print_text, show_live
+from perfnb.profile.display import show_live
 from perfnb.profile.page import static_page
 from perfnb.roofline.view import flop_rate, intensity
+from perfnb.shell import in_notebook, print_text
 from perfnb.stats.step_times import times_in_words
 
 if TYPE_CHECKING:

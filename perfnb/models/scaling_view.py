@@ -11,7 +11,8 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.picture import LINE, QUIET, picture_html
-from perfnb.profile.display import in_notebook, print_text, show_live
+from perfnb.profile.display import show_live
+from perfnb.shell import in_notebook, print_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

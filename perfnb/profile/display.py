@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from perfnb.profile.html import summary_html
 from perfnb.profile.report_data import layer_rows, report_data
 from perfnb.profile.summary import Summary
 from perfnb.profile.text import summary_text
+from perfnb.shell import in_notebook, print_text
 from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
@@ -100,20 +100,3 @@ def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Ag
 
     more = whole if facts is not None and not facts["whole"] else None
     return ReportWidget(report_data(summary, view_id, facts), saved, more)
-
-
-def in_notebook() -> bool:
-    """Does this code run in a Jupyter kernel? Does not import IPython where it is not in use."""
-    return getattr(running_shell(), "kernel", None) is not None
-
-
-def running_shell() -> Any:
-    """IPython's shell, or ``None`` outside it; does not import IPython where it is not in use."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-
-
-def print_text(text: str) -> None:
-    """Print `text`, with ``?`` for characters that the terminal's encoding lacks."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))

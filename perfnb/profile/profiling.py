@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.draw.progress import Progress
 from perfnb.draw.step_output import StepOutput
-from perfnb.profile.display import in_notebook
 from perfnb.profile.profile import Profile
+from perfnb.shell import in_notebook
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from perfnb.profile.display import running_shell
+from perfnb.shell import running_shell
 
 
 class CellMarks:

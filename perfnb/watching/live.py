@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfnb.profile.display import Bundle, in_notebook, live_bundle, print_text, twin_of
+from perfnb.profile.display import Bundle, live_bundle, twin_of
+from perfnb.shell import in_notebook, print_text
 from perfnb.telemetry.marks import Marks
 from perfnb.watching.data import watch_data
 from perfnb.watching.machine import MachineSummary

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from perfnb import shell
 from perfnb.profile import display
 from tests import summaries
 
@@ -57,7 +58,7 @@ def test_a_poor_terminal_gets_question_marks(monkeypatch, capsys):
             self.write, self.flush = stream.write, stream.flush
 
     monkeypatch.setattr(sys, "stdout", Ascii(sys.stdout))
-    display.print_text("├─ head 3 µs")
+    shell.print_text("├─ head 3 µs")
     assert capsys.readouterr().out == "?? head 3 ?s\n"
 
 
