@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfnb.bench.comparison import ABTest, ab_test
     from perfnb.bench.input_bound import InputBoundTest, confirm_input_bound
     from perfnb.bench.self_check import SelfCheck, selfcheck
-    from perfnb.bench.timing import Timing, time_step
+    from perfnb.bench.timing import time_step
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.journal import Journal, journal
     from perfnb.experiments.report import PerformanceReport, report
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from perfnb.profile.loading import load
     from perfnb.profile.profile import Profile
     from perfnb.profile.profiling import profile_step
+    from perfnb.profile.timing import Timing
     from perfnb.ranks.ranks import Ranks
     from perfnb.roofline.roofline import Roofline
     from perfnb.system.system import SystemCheck, system_check
@@ -77,7 +78,8 @@ _HOMES = {
     "Profile": "profile.profile",
     "profile_step": "profile.profiling",
     "load": "profile.loading",
-    **dict.fromkeys(("Timing", "time_step"), "bench.timing"),
+    "time_step": "bench.timing",
+    "Timing": "profile.timing",
     **dict.fromkeys(("ABTest", "ab_test"), "bench.comparison"),
     **dict.fromkeys(("InputBoundTest", "confirm_input_bound"), "bench.input_bound"),
     **dict.fromkeys(("SelfCheck", "selfcheck"), "bench.self_check"),

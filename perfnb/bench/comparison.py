@@ -14,8 +14,9 @@ import pandas as pd
 
 from perfnb.bench.ab_view import ab_html, ab_line, ab_text
 from perfnb.bench.pairs import ABFigures, Blocks, ab_figures, random_orders
-from perfnb.bench.timing import MOST_WARMUP, WARMUP_SHARE, Timing, shown
+from perfnb.bench.timing import MOST_WARMUP, WARMUP_SHARE
 from perfnb.draw.progress import Progress
+from perfnb.profile.timing import Timing, shown
 from perfnb.stats.intervals import Floats
 from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
 from perfnb.stats.signed_rank import FEWEST_PAIRS

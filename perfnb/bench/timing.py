@@ -5,18 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pandas as pd
-
-from perfnb.bench.timing_view import timing_html, timing_text
 from perfnb.draw.progress import Progress
-from perfnb.errors import RecordingError
-from perfnb.recording import measurements
-from perfnb.recording.text import TEXT
-from perfnb.stats import step_times as analysis
+from perfnb.profile.timing import Timing, shown
 from perfnb.stats.planning import plan_steps, steps_in_block, still_needed
 from perfnb.stats.step_times import timing_of_batches
 
@@ -26,62 +19,6 @@ WARMUP_SHARE, MOST_WARMUP = 0.2, 200
 PILOT = 20
 #: Most times that are taken, whatever the budget: a clock may stand still.
 MOST_SAMPLES = 100_000
-
-
-#: What is saved of a timing, beside its steps.
-_FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
-#: What a timing saved by an earlier version does not tell.
-_LATER = {"block": 1}
-
-
-class Timing(analysis.Timing):
-    """Step times, measured without profiler and hooks. Shows itself as a line and a small picture."""
-
-    def save(self, path: str | Path) -> Path:
-        """Write the step times to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
-
-        Raises
-        ------
-        RecordingError
-            If something that is no timing stands there, or it cannot be written.
-        """
-        parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
-        steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
-        return measurements.save_timing(
-            steps.astype({"pass": TEXT, "wall_ms": "float64"}),
-            {name: getattr(self, name) for name in (*_FACTS, *_LATER)},
-            path,
-        )
-
-    def __str__(self) -> str:
-        return timing_text(self)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": timing_html(self)}
-
-
-def shown(timing: analysis.Timing) -> Timing:
-    """The same figures, as what shows itself."""
-    return Timing(**{name: getattr(timing, name) for name in analysis.Timing.__dataclass_fields__})
-
-
-def load_timing(path: str | Path) -> Timing:
-    """Read step times that `Timing.save` wrote.
-
-    Raises
-    ------
-    RecordingError
-        If there are none, or damaged ones.
-    """
-    steps, meta = measurements.load_timing(path)
-    try:
-        warmup, timed = (
-            tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
-        )
-        facts = {name: meta[name] for name in _FACTS} | {name: meta.get(name, old) for name, old in _LATER.items()}
-        return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path} is damaged: its steps are not what a timing writes ({error}).") from error
 
 
 def time_step(

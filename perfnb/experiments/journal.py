@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import arguments as amounts
-from perfnb.bench.timing import Timing, shown
 from perfnb.experiments import journal_files as storage
 from perfnb.experiments.journal_files import Entry
 from perfnb.experiments.journal_table import journal_history
@@ -22,6 +21,7 @@ from perfnb.paths import usable
 from perfnb.profile.loading import load
 from perfnb.profile.noise import noise_facts
 from perfnb.profile.profile import Profile
+from perfnb.profile.timing import Timing, shown
 from perfnb.recording.storage import write_text
 from perfnb.stats import step_times as analysis
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.arguments import shown
-from perfnb.bench.timing import Timing, load_timing
 from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.experiments.report import PerformanceReport, load_report
 from perfnb.memory.snapshot.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
 from perfnb.paths import usable
 from perfnb.profile.profile import Profile
+from perfnb.profile.timing import Timing, load_timing
 from perfnb.ranks.ranks import Ranks
 from perfnb.recording import measurements, storage
 from perfnb.recording.module_layers import with_module_layers

@@ -16,7 +16,6 @@ from perfnb.attribution.attribution import Attribution, attribute
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table
 from perfnb.attribution.ops import kernel_table
-from perfnb.bench.timing import Timing, shown
 from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw import escape
@@ -31,6 +30,7 @@ from perfnb.profile.display import show, static_bundle
 from perfnb.profile.page import standalone_page
 from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of
 from perfnb.profile.text import summary_text
+from perfnb.profile.timing import Timing, shown
 from perfnb.recording import storage
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved import TABLES, SavedProfile

@@ -16,7 +16,6 @@ from playwright.sync_api import Browser, Page
 
 import perfnb
 from perfnb.bench.ab_view import ab_html
-from perfnb.bench.timing_view import timing_html
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html
 from perfnb.experiments.journal_view import journal_html
@@ -26,6 +25,7 @@ from perfnb.models.architectures_view import architectures_html
 from perfnb.profile.html import summary_html
 from perfnb.profile.page import standalone_page, static_page
 from perfnb.profile.summary import Summary
+from perfnb.profile.timing_view import timing_html
 from perfnb.stats.step_times import Timing
 from perfnb.system.checks import COLUMNS
 from perfnb.system.view import system_html

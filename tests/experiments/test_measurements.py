@@ -11,7 +11,6 @@ import pytest
 
 from perfnb.bench.ab_view import ab_html, ab_text, ratio_words
 from perfnb.bench.pairs import ABFigures, ab_figures
-from perfnb.bench.timing_view import timing_html, timing_text
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html, diff_text
 from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
@@ -20,6 +19,7 @@ from perfnb.profile.html import summary_html
 from perfnb.profile.noise import noise_facts, notes_of
 from perfnb.profile.report_data import report_data
 from perfnb.profile.text import summary_text
+from perfnb.profile.timing_view import timing_html, timing_text
 from perfnb.stats.step_times import Timing
 from tests import summaries
 from tests.pages import spaced

@@ -1,0 +1,69 @@
+"""`Timing`: step times that show, save and load themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perfnb.errors import RecordingError
+from perfnb.profile.timing_view import timing_html, timing_text
+from perfnb.recording import measurements
+from perfnb.recording.text import TEXT
+from perfnb.stats import step_times as analysis
+
+#: What is saved of a timing, beside its steps.
+_FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
+#: What a timing saved by an earlier version does not tell.
+_LATER = {"block": 1}
+
+
+class Timing(analysis.Timing):
+    """Step times, measured without profiler and hooks. Shows itself as a line and a small picture."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the step times to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+
+        Raises
+        ------
+        RecordingError
+            If something that is no timing stands there, or it cannot be written.
+        """
+        parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
+        steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
+        return measurements.save_timing(
+            steps.astype({"pass": TEXT, "wall_ms": "float64"}),
+            {name: getattr(self, name) for name in (*_FACTS, *_LATER)},
+            path,
+        )
+
+    def __str__(self) -> str:
+        return timing_text(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": timing_html(self)}
+
+
+def shown(timing: analysis.Timing) -> Timing:
+    """The same figures, as what shows itself."""
+    return Timing(**{name: getattr(timing, name) for name in analysis.Timing.__dataclass_fields__})
+
+
+def load_timing(path: str | Path) -> Timing:
+    """Read step times that `Timing.save` wrote.
+
+    Raises
+    ------
+    RecordingError
+        If there are none, or damaged ones.
+    """
+    steps, meta = measurements.load_timing(path)
+    try:
+        warmup, timed = (
+            tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
+        )
+        facts = {name: meta[name] for name in _FACTS} | {name: meta.get(name, old) for name, old in _LATER.items()}
+        return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordingError(f"{path} is damaged: its steps are not what a timing writes ({error}).") from error
