@@ -12,7 +12,7 @@ from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
 from perfnb.telemetry.marks import Mark
-from perfnb.telemetry.nvml_throttle import throttle_words
+from perfnb.telemetry.throttle import throttle_words
 
 Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 

@@ -12,8 +12,8 @@ import psutil
 
 from perfnb.interrupts import loses_exceptions
 from perfnb.step.device import cuda_in_use
-from perfnb.telemetry.cgroup import throttled
-from perfnb.telemetry.nvml_throttle import throttle_words
+from perfnb.telemetry.sampler.cgroup import throttled
+from perfnb.telemetry.throttle import throttle_words
 
 
 class Conditions:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from perfnb.telemetry.cgroup import cpu_limit
+from perfnb.telemetry.sampler.cgroup import cpu_limit
 
 
 def cuda_in_use() -> bool:

@@ -1,1 +1,1 @@
-"""What the machine does while code runs: a process that samples it, and the readers of its sensors."""
+"""Hardware telemetry: a process of its own reads the sensors (`sampler`), and the kernel keeps what it sends."""

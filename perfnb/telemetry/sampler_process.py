@@ -21,11 +21,12 @@ from typing import IO, Any
 import msgspec
 
 from perfnb.errors import CaptureError
+from perfnb.telemetry.sampler import MODULE
 
 #: What it runs. Its modules come from where this process has its own, never from the folder of a notebook or script.
 _BOOT = (
     "import sys, json, warnings; config = json.loads(sys.argv[1]); sys.path[:] = config['path']; "
-    "warnings.simplefilter('ignore'); from perfnb.telemetry.loop import main; main(config)"
+    f"warnings.simplefilter('ignore'); from {MODULE} import main; main(config)"
 )
 _STOP_S = 5.0
 

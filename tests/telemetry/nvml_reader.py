@@ -8,7 +8,7 @@ from typing import Any
 
 from perfnb.system.read.gpus import read_gpus
 from perfnb.system.read.reading import Unread
-from perfnb.telemetry.nvml import NvmlSource
+from perfnb.telemetry.sampler.nvml import NvmlSource
 
 
 def _told(value: Any) -> Any:

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfnb.step import conditions
-from perfnb.telemetry import cgroup
-from perfnb.telemetry.cgroup import CgroupSource, cpu_limit, memory_limit_bytes, throttled
-from perfnb.telemetry.readings import Absent, Lost
+from perfnb.telemetry.sampler import cgroup
+from perfnb.telemetry.sampler.cgroup import CgroupSource, cpu_limit, memory_limit_bytes, throttled
+from perfnb.telemetry.sampler.source import Absent, Lost
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

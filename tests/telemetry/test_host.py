@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from perfnb.telemetry import host_meters
-from perfnb.telemetry.host import HostSource
+from perfnb.telemetry.sampler import host as host_sensors
+from perfnb.telemetry.sampler.host import HostSource
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -31,21 +31,21 @@ RATES = (
 @pytest.fixture
 def no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A system without Linux's files: psutil is asked."""
-    meters = host_meters.meters
-    monkeypatch.setattr("perfnb.telemetry.host.meters", lambda: meters(str(tmp_path / "nothing")))
+    sensors = host_sensors.sensors
+    monkeypatch.setattr("perfnb.telemetry.sampler.host.sensors", lambda: sensors(str(tmp_path / "nothing")))
 
 
 @pytest.fixture
 def every_disk_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_meters, "_whole_disks", {})
-    monkeypatch.setattr(host_meters, "_BLOCK", "/nowhere")
+    monkeypatch.setattr(host_sensors, "_whole_disks", {})
+    monkeypatch.setattr(host_sensors, "_BLOCK", "/nowhere")
 
 
 @pytest.fixture
 def proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder in place of ``/proc``."""
-    meters = host_meters.meters
-    monkeypatch.setattr("perfnb.telemetry.host.meters", lambda: meters(str(tmp_path)))
+    sensors = host_sensors.sensors
+    monkeypatch.setattr("perfnb.telemetry.sampler.host.sensors", lambda: sensors(str(tmp_path)))
     (tmp_path / "net").mkdir()
     (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  400 kB\n")
     say(tmp_path)
@@ -176,12 +176,12 @@ def test_each_field_may_fail_alone_with_one_note(monkeypatch: pytest.MonkeyPatch
 def test_partitions_and_stacked_disks_are_no_disks_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_meters, "_whole_disks", {})
-    monkeypatch.setattr(host_meters, "_BLOCK", str(tmp_path))
+    monkeypatch.setattr(host_sensors, "_whole_disks", {})
+    monkeypatch.setattr(host_sensors, "_BLOCK", str(tmp_path))
     for name in ("sda", "nvme0n1", "dm-0", "md127", "loop3", "cciss!c0d0"):
         (tmp_path / name).mkdir()
     names = ("sda", "sda1", "nvme0n1", "nvme0n1p2", "dm-0", "md127", "loop3", "cciss/c0d0")
-    whole = [name for name in names if host_meters._is_whole_disk(name.encode())]
+    whole = [name for name in names if host_sensors._is_whole_disk(name.encode())]
     assert whole == ["sda", "nvme0n1", "cciss/c0d0"]
 
 
@@ -190,7 +190,7 @@ def test_psutil_is_asked_for_the_same_of_this_machine() -> None:
     assert source.read("host", S)["memory_bytes"] > 0
     assert source.facts("host")["memory_bytes"] == psutil.virtual_memory().total
     for name in ("disks", "interfaces"):
-        ours, theirs = getattr(source._meters, name), getattr(host_meters, f"_{name}")
+        ours, theirs = getattr(source._sensors, name), getattr(host_sensors, f"_{name}")
         try:
             assert ours().keys() == theirs().keys()
         except LookupError:

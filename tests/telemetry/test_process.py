@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfnb.telemetry.process import ProcessSource
-from perfnb.telemetry.process_table import Portable, ProcFiles, Seen
-from perfnb.telemetry.readings import Absent, Lost, Values
+from perfnb.telemetry.sampler.process import ProcessSource
+from perfnb.telemetry.sampler.process_table import Portable, ProcFiles, Seen
+from perfnb.telemetry.sampler.source import Absent, Lost, Values
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
@@ -63,8 +63,8 @@ ended(workers([lambda: use(0.2), lambda: None, lambda: None])); print(cpu_s() - 
 def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a system without Linux's files: psutil is asked, each time."""
     monkeypatch.setattr(ProcFiles, "see", lambda self, pid: None)
-    monkeypatch.setattr("perfnb.telemetry.process._SEARCH_SHARE", 0)
-    monkeypatch.setattr("perfnb.telemetry.process._SEARCH_S", 0)
+    monkeypatch.setattr("perfnb.telemetry.sampler.process._SEARCH_SHARE", 0)
+    monkeypatch.setattr("perfnb.telemetry.sampler.process._SEARCH_S", 0)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perfnb.telemetry.process import ProcessSource
-from perfnb.telemetry.process_table import ProcFiles, Seen
-from perfnb.telemetry.readings import Lost
+from perfnb.telemetry.sampler.process import ProcessSource
+from perfnb.telemetry.sampler.process_table import ProcFiles, Seen
+from perfnb.telemetry.sampler.source import Lost
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's files")
 
@@ -74,7 +74,7 @@ class Told:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    monkeypatch.setattr("perfnb.telemetry.process._CORES", 4)
+    monkeypatch.setattr("perfnb.telemetry.sampler.process._CORES", 4)
     files = Files(tmp_path)
     files.put(1, 0)
     return files

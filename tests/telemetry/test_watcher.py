@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from perfnb.errors import CaptureError
-from perfnb.telemetry import loop
-from perfnb.telemetry.process import SAMPLER
-from perfnb.telemetry.readings import Lost, Values
+from perfnb.telemetry.sampler import loop
+from perfnb.telemetry.sampler.process import SAMPLER
+from perfnb.telemetry.sampler.source import Lost, Values
 from perfnb.telemetry.watcher import Watcher
 from tests.fake_clock import FakeClock
 
@@ -172,7 +172,7 @@ def test_an_interval_out_of_bounds_is_refused(interval: float) -> None:
 def test_the_sampler_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "pandas", "matplotlib", "IPython")
     config = {"parent": os.getpid(), "visible": None}
-    code = f"import sys, perfnb.telemetry.loop as loop; loop.open_sources({config})"
+    code = f"import sys, perfnb.telemetry.sampler.loop as loop; loop.open_sources({config})"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print([name for name in {heavy!r} if name in sys.modules])"],
         capture_output=True,

@@ -39,7 +39,7 @@ def test_started_and_stopped_often_leaves_nothing() -> None:
             pass
     assert process.num_fds() <= files
     assert threading.active_count() <= threads
-    assert not [child for child in process.children() if "perfnb.telemetry.loop" in " ".join(child.cmdline())]
+    assert not [child for child in process.children() if "perfnb.telemetry.sampler.loop" in " ".join(child.cmdline())]
 
 
 PARENT = """

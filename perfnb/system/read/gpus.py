@@ -9,10 +9,9 @@ from typing import Any
 import pynvml
 
 from perfnb.system.read.reading import Reader, Unread, Unreadable
-from perfnb.telemetry.nvml import absence
-from perfnb.telemetry.nvml_devices import error_words, find_gpus, let_through
-from perfnb.telemetry.nvml_fields import FIELDS
-from perfnb.telemetry.nvml_throttle import throttle_words
+from perfnb.telemetry.sampler.nvml import FIELDS, absence
+from perfnb.telemetry.sampler.nvml_devices import error_words, find_gpus, let_through
+from perfnb.telemetry.throttle import throttle_words
 
 #: What NVML puts where it has no value, in 32 and in 64 bits.
 _NOTHING = (2**32 - 1, 2**64 - 1)

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 
 from perfnb.system.read.reading import Reader, Tree, Unreadable, numbers_of
-from perfnb.telemetry.cgroup import CgroupSource, cpu_limit, memory_limit_bytes, throttled
-from perfnb.telemetry.readings import Absent
+from perfnb.telemetry.sampler.cgroup import CgroupSource, cpu_limit, memory_limit_bytes, throttled
+from perfnb.telemetry.sampler.source import Absent
 
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"

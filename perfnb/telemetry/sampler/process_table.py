@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
-from perfnb.telemetry.files import KeptFiles
-from perfnb.telemetry.readings import Absent
+from perfnb.telemetry.sampler.files import KeptFiles
+from perfnb.telemetry.sampler.source import Absent
 
 
 class Seen(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from perfnb.telemetry.readings import Absent, Facts, Lost, Source, Values
+from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Source, Values
 
 #: At most so many seconds pass before the parent's end is noticed.
 PARENT_SEEN_S = 1.0
@@ -50,10 +50,10 @@ def main(config: dict[str, Any]) -> None:
 
 def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
     """The sources that this machine has, and why it lacks the others."""
-    from perfnb.telemetry.cgroup import CgroupSource
-    from perfnb.telemetry.host import HostSource
-    from perfnb.telemetry.nvml import NvmlSource
-    from perfnb.telemetry.process import ProcessSource
+    from perfnb.telemetry.sampler.cgroup import CgroupSource
+    from perfnb.telemetry.sampler.host import HostSource
+    from perfnb.telemetry.sampler.nvml import NvmlSource
+    from perfnb.telemetry.sampler.process import ProcessSource
 
     makers: dict[str, Callable[[], Source]] = {
         "GPU": lambda: NvmlSource(config["visible"]),

@@ -7,8 +7,9 @@ import time
 
 import psutil
 
-from perfnb.telemetry.process_table import Seen, table_for
-from perfnb.telemetry.readings import Absent, Facts, Lost, Rates, Values
+from perfnb.telemetry.sampler import MODULE
+from perfnb.telemetry.sampler.process_table import Seen, table_for
+from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Values
 
 #: How often to look for new processes, where nothing says whether one has started.
 _SEARCH_S = 0.5
@@ -17,8 +18,8 @@ _SEARCH_SHARE = 500
 
 #: A process younger than this waits for the next reading; what it uses until then is counted there.
 _YOUNG_S = 0.03
-#: Stands in the command of every sampler's process.
-SAMPLER = b"perfnb.telemetry.loop"
+#: Stands in the command line of every sampler.
+SAMPLER = MODULE.encode()
 
 #: The sums that only grow: CPU nanoseconds, bytes read, bytes written.
 _Sums = list[float]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from perfnb.telemetry.files import KeptFiles
-from perfnb.telemetry.readings import Absent, Facts, Lost, Rates, Values
+from perfnb.telemetry.sampler.files import KeptFiles
+from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Values
 
 _PROC = "/proc/self"
 _ROOT = "/sys/fs/cgroup"

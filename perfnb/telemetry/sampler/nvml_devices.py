@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from perfnb.telemetry.readings import Facts
+from perfnb.telemetry.sampler.source import Facts
 
 T = TypeVar("T")
 
