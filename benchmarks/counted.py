@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.models import STEPS
 from perfnb.interrupts import InterruptGate
 from perfnb.memory.allocations import allocation_table, watched_memory
-from perfnb.memory.memory_table import memory_summary, memory_table
+from perfnb.memory.table import memory_summary, memory_table
 from perfnb.profile.counted import count_ops
 from perfnb.step.budget import Plan
 from perfnb.step.build import recording_of

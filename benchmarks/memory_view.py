@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.memory.memory_data import memory_data
-from perfnb.memory.memory_view import memory_html, memory_text
+from perfnb.memory.data import memory_data
+from perfnb.memory.view import memory_html, memory_text
 from perfnb.profile.profile import Profile
 
 #: Each round makes some 4.5 of them.

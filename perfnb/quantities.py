@@ -43,6 +43,15 @@ def rounded(value: float, digits: int = 3) -> float:
     return float(f"{value:.{digits - 1}e}")
 
 
+def short(value: Any, digits: int = 6) -> float | None:
+    """`value` to `digits` significant digits as JSON holds it: whole numbers as `int`, unknown as ``None``."""
+    number = known(value)
+    if number is None:
+        return None
+    number = rounded(number, digits)
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
 def significant(value: Any, *, trim: bool = False) -> str:
     """Three significant digits, without an exponent between a millionth and a quadrillion.
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-import torch
-
 from perfnb.bench.prefetching import Prefetching, prefetching, prepared
 from perfnb.bench.result_copies import copied
 from perfnb.interrupts import InterruptGate
 from perfnb.step.conditions import Conditions
-from perfnb.step.device import StepClock, cuda_in_use, synchronize
+from perfnb.step.device import StepClock, synchronize
 from perfnb.step.guard import exclusive
+from perfnb.step.random_state import random_state, set_random_state
 from perfnb.step.session import Progress
 from perfnb.step.steps import BatchSource, common_size
 
@@ -245,18 +242,3 @@ class Bench:
     def _batch(self) -> tuple[Any, ...]:
         __tracebackhide__ = True
         return () if self._source is None else (self._source.next(),)
-
-
-def random_state() -> tuple[Any, ...]:
-    """The state of the generators of random numbers that the steps share."""
-    on_gpu = torch.cuda.get_rng_state_all() if cuda_in_use() else None
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
-
-
-def set_random_state(state: tuple[Any, ...]) -> None:
-    of_python, of_numpy, of_torch, on_gpu = state
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
-    torch.set_rng_state(of_torch)
-    if on_gpu is not None:
-        torch.cuda.set_rng_state_all(on_gpu)

@@ -16,7 +16,7 @@ from perfnb.diff import tables as tables
 from perfnb.diff.matched_ops import matched_ops
 from perfnb.diff.op_tree import op_tree
 from perfnb.diff.tables import BOTH, LAYER, NAME, ONLY_A, ONLY_B, SHAPES, SIDES, changed_most, grown
-from perfnb.gpu.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.recording.nesting import NONE, forest_of, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import NO_OP_ROW, conform

@@ -16,7 +16,7 @@ from perfnb.attribution.events import all_events
 from perfnb.attribution.interval_sets import IntervalSet, difference, union
 from perfnb.findings.host_doing import Doing
 from perfnb.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS, idle_of
-from perfnb.gpu.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.gpu.idle import idle_gaps
 from perfnb.gpu.launches import launches
 from perfnb.recording.labels import found

@@ -26,7 +26,7 @@ from perfnb.attribution.device_work import (
     thread_keys,
 )
 from perfnb.gpu.dependencies import EVENT, LAUNCH, UNKNOWN, HeldUp, Waits, held_up, host_waits
-from perfnb.gpu.host_timeline import Handovers, HostTimeline, handovers, host_timeline
+from perfnb.gpu.host_activity import Handovers, HostTimeline, handovers, host_timeline
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.text import TEXT
 

@@ -41,7 +41,7 @@ def gpu_data(summary: GpuSummary) -> dict[str, Any]:
     queue = summary.queue
     steps = summary.steps if len(summary.steps) > len(summary.devices) else summary.steps.head(0)
     return {
-        "busy": _number(summary.busy),
+        "busy": fmt.short(summary.busy),
         "headline": _together(headline(summary)),
         "marks": [{**_mark(mark), "title": PART_WORDS[name]} for name, mark in palette.GPU.items()],
         "devices": [_bar(row, device_word(row.device)) for row in summary.devices.itertuples(index=False)],
@@ -53,10 +53,10 @@ def gpu_data(summary: GpuSummary) -> dict[str, Any]:
         "queue": None
         if queue is None
         else {
-            "start_ms": _number(queue.start_ms),
-            "piece_ms": _number(queue.piece_ms, 9),
+            "start_ms": fmt.short(queue.start_ms),
+            "piece_ms": fmt.short(queue.piece_ms, 9),
             "devices": [
-                [device_word(device), [_number(value, 4) for value in queue.mean[device]], values.tolist()]
+                [device_word(device), [fmt.short(value, 4) for value in queue.mean[device]], values.tolist()]
                 for device, values in queue.longest.items()
             ],
         },
@@ -66,7 +66,7 @@ def gpu_data(summary: GpuSummary) -> dict[str, Any]:
             "kernel": [_place(names, value, KERNEL_WIDTH) for value in kernels["kernel"]],
             "layers": [_place(names, layer_words(row) or None) for row in kernels.itertuples(index=False)],
             **{
-                name: [_number(value) for value in kernels[name]]
+                name: [fmt.short(value) for value in kernels[name]]
                 for name in ("kernels", "calls", "total_ms", "mean_us", "share")
             },
         },
@@ -79,9 +79,9 @@ def gpu_data(summary: GpuSummary) -> dict[str, Any]:
 def _bar(row: Any, word: str) -> dict[str, Any]:
     return {
         "word": word,
-        "total_ms": _number(row.total_ms),
-        "parts": [_number(getattr(row, name)) for name in palette.GPU],
-        "overlap_ms": _number(row.overlap_ms),
+        "total_ms": fmt.short(row.total_ms),
+        "parts": [fmt.short(getattr(row, name)) for name in palette.GPU],
+        "overlap_ms": fmt.short(row.overlap_ms),
     }
 
 
@@ -104,7 +104,7 @@ def _path(path: PathFacts) -> dict[str, Any]:
 
 
 def _figures(row: Any) -> dict[str, float | None]:
-    return {"ms": _number(row.path_ms), "share": _number(row.share), "saves_ms": _number(row.saves_ms)}
+    return {"ms": fmt.short(row.path_ms), "share": fmt.short(row.share), "saves_ms": fmt.short(row.saves_ms)}
 
 
 def _mark(mark: palette.Mark) -> dict[str, str]:
@@ -118,11 +118,3 @@ def _place(names: dict[str, int], value: Any, width: int = escape.MAX_NAME) -> i
 def _together(sentence: str) -> str:
     """A sentence whose figures are not parted from their units."""
     return re.sub(r"(?<=\d) (?=%|[mµ]?s\b)", "\N{NO-BREAK SPACE}", sentence)
-
-
-def _number(value: Any, digits: int = 6) -> float | None:
-    number = fmt.known(value)
-    if number is None:
-        return None
-    short = fmt.rounded(number, digits)
-    return int(short) if short.is_integer() and abs(short) < 2**53 else short

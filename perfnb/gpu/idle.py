@@ -18,7 +18,7 @@ from perfnb.attribution.device_work import (
     pairs,
     thread_keys,
 )
-from perfnb.gpu.gpu_time import groups
+from perfnb.gpu.device_time import groups
 from perfnb.recording.nesting import NONE, Bools, Ints
 
 #: Why a device was idle, in the order of the columns of the sums.

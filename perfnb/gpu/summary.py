@@ -13,8 +13,8 @@ from perfnb.attribution.attribution import ON_DEVICE, Attribution
 from perfnb.attribution.device_work import CALLS, OPS, is_in, step_windows
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.critical_path import path_in, prepare
-from perfnb.gpu.gpu_events import GpuEvents, gpu_events
-from perfnb.gpu.gpu_time import gpu_time
+from perfnb.gpu.device_time import gpu_time
+from perfnb.gpu.events import GpuEvents, gpu_events
 from perfnb.gpu.idle import REASONS, idle_time
 from perfnb.gpu.kernels import kernels_of_ops
 from perfnb.gpu.launch_facts import LaunchFacts, QueueChart, launch_facts, queue_chart

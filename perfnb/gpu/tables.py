@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from perfnb.gpu.critical_path import Run, Window, critical_paths, path_in, prepare, window_of
-from perfnb.gpu.gpu_events import GpuEvents
-from perfnb.gpu.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.events import GpuEvents
 from perfnb.gpu.idle import idle_time
 from perfnb.gpu.kernels import kernels_by_op
 from perfnb.gpu.launches import launches_by_op, queue_lengths

@@ -10,7 +10,7 @@ from perfnb.attribution.attribution import Attribution, attribute
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.layers import sums_by_layer
 from perfnb.memory.allocations import Watched
-from perfnb.memory.memory_table import activation_bytes, most_alive
+from perfnb.memory.table import activation_bytes, most_alive
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform

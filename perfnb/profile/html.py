@@ -13,7 +13,7 @@ from perfnb.draw.frame import framed
 from perfnb.draw.tree import Line, Tree, build_tree, page_of, split_layers
 from perfnb.findings.view import findings_html, verdict_html
 from perfnb.gpu.view import gpu_html
-from perfnb.memory.memory_view import memory_html
+from perfnb.memory.view import memory_html
 from perfnb.profile.noise import notes_of
 from perfnb.profile.summary import Summary
 from perfnb.profile.text import UNKNOWN_NOTE, headline_facts, left_out_text, optional_columns

@@ -21,11 +21,11 @@ from perfnb.diff.layers import diff_profiles
 from perfnb.draw import escape
 from perfnb.errors import RecordingError
 from perfnb.gpu import tables as gpu_tables
-from perfnb.gpu.gpu_events import GpuEvents, gpu_events
-from perfnb.gpu.gpu_time import gpu_time
+from perfnb.gpu.device_time import gpu_time
+from perfnb.gpu.events import GpuEvents, gpu_events
 from perfnb.memory.allocations import Watched, allocation_table, watched_memory
-from perfnb.memory.memory_table import memory_table
-from perfnb.memory.trace_memory import trace_memory_table
+from perfnb.memory.from_trace import trace_memory_table
+from perfnb.memory.table import memory_table
 from perfnb.profile.display import show, static_bundle
 from perfnb.profile.page import standalone_page
 from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of

@@ -12,9 +12,10 @@ from perfnb.draw import escape, palette
 from perfnb.draw.tree import build_tree, split_layers
 from perfnb.findings.view_data import findings_data
 from perfnb.gpu.data import gpu_data
-from perfnb.memory.memory_data import memory_data, roofline_data
+from perfnb.memory.data import memory_data
 from perfnb.profile.noise import notes_of
 from perfnb.profile.summary import Summary
+from perfnb.roofline.data import roofline_data
 from perfnb.watching.data import machine_data
 
 #: Columns of numbers that the browser gets of each frame.

@@ -17,7 +17,7 @@ from perfnb.attribution.phases import phase_table
 from perfnb.findings import Findings, find
 from perfnb.gpu.summary import GpuSummary, gpu_summary
 from perfnb.memory.allocations import Watched, watched_memory
-from perfnb.memory.memory_table import MemorySummary, memory_summary, memory_table
+from perfnb.memory.table import MemorySummary, memory_summary, memory_table
 from perfnb.profile.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
 from perfnb.profile.notes import notes, notes_of_failure, slowdown_of
 from perfnb.recording.labels import is_one_of

@@ -12,7 +12,7 @@ from perfnb.draw import bars, escape, palette
 from perfnb.draw.tree import Line, Tree, build_tree, page_of, split_layers
 from perfnb.findings.view import findings_text, verdict_text
 from perfnb.gpu.view import gpu_text
-from perfnb.memory.memory_view import memory_text
+from perfnb.memory.view import memory_text
 from perfnb.profile.noise import notes_of
 from perfnb.profile.summary import Summary
 from perfnb.roofline.view import roofline_text

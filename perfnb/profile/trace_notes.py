@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfnb.memory.trace_memory import CPU, memory_of_trace
+from perfnb.memory.from_trace import CPU, memory_of_trace
 from perfnb.recording.recording import Recording
 from perfnb.stats.step_times import times_in_words
 

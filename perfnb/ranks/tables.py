@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from perfnb.attribution.events import all_events
-from perfnb.gpu.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.ranks.collectives import collectives, matching, waited_for, waits
 from perfnb.ranks.doubts import Doubts, doubts_of
 from perfnb.recording.recording import Recording

@@ -11,8 +11,8 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.palette import GREY
 from perfnb.draw.picture import GROUND, INK, LINE, QUIET, bare, halo
-from perfnb.memory.memory_data import heaviest_points
 from perfnb.recording.text import TEXT
+from perfnb.roofline.data import heaviest_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import header
 from perfnb.draw.picture import picture_html
-from perfnb.memory.memory_data import ceilings_doubt, heaviest_points
 from perfnb.recording.text import TEXT
+from perfnb.roofline.data import ceilings_doubt, heaviest_points
 from perfnb.roofline.picture import draw_roofline
 
 if TYPE_CHECKING:

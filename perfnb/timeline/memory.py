@@ -14,8 +14,8 @@ from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.phases import phase_stretches
 from perfnb.memory.allocations import Watched
-from perfnb.memory.memory_table import memory_table
-from perfnb.memory.trace_memory import memory_of_trace
+from perfnb.memory.from_trace import memory_of_trace
+from perfnb.memory.table import memory_table
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from perfnb.timeline.median_step import StepTimeline
     from perfnb.timeline.memory import MemoryCurve
-    from perfnb.timeline.step import StepTimeline
     from perfnb.timeline.timeline import Timeline, Track
 
 #: Of each kind of track, how many are drawn, and how many lines of each.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.picture import picture_html
+from perfnb.timeline.median_step import StepTimeline, step_timeline
 from perfnb.timeline.picture import draw_step, inches_of
-from perfnb.timeline.step import StepTimeline, step_timeline
 
 if TYPE_CHECKING:
     from perfnb.timeline.timeline import Timeline

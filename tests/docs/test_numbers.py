@@ -8,7 +8,7 @@ import pytest
 
 from perfnb.findings import doubt
 from perfnb.gpu import idle as gpu_idle
-from perfnb.memory.leaks import leaked as leaks
+from perfnb.memory.leaks import judge as leaks
 from perfnb.recording.schema import SCHEMA
 from perfnb.stats import slope
 from perfnb.timeline import coarse as timeline_coarse

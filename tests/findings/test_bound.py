@@ -14,7 +14,7 @@ from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import finding_table
 from perfnb.findings.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
-from perfnb.memory.memory_table import MemorySummary
+from perfnb.memory.table import MemorySummary
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import MemoryRecord
 from perfnb.roofline.levels import Roofline, roofline_of

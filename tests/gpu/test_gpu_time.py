@@ -11,7 +11,7 @@ import pytest
 
 from perfnb.attribution.device_work import device_work
 from perfnb.attribution.interval_sets import union
-from perfnb.gpu.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from tests.traces_by_hand import FOLDER, Trace, expected, public, public_trace
 
 

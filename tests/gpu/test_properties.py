@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfnb.attribution.device_work import device_work
 from perfnb.gpu.critical_path import critical_path, critical_paths
-from perfnb.gpu.gpu_time import gpu_time, gpu_time_by_step
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.gpu.idle import idle_gaps, idle_time
 from perfnb.gpu.kernels import kernels_by_name, kernels_by_op, kernels_of_ops
 from perfnb.gpu.launches import launch_summary, launches, launches_by_op, queue_lengths

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfnb import Leaks, Profile, profile_step
 from perfnb.labs.exercise import Facts
-from perfnb.memory.leaks.leaked import LeakReport
+from perfnb.memory.leaks.judge import LeakReport
 from perfnb.stats.slope import Slope
 from tests.labs.judging import an_ab_test, hint, said_of
 from tests.labs.lab_04_answers import outputs, stepping

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.draw.palette import CATEGORIES
-from perfnb.memory.memory_table import MemorySummary
+from perfnb.memory.table import MemorySummary
 from tests.summaries import HOSTILE
 
 MIB = 1024**2

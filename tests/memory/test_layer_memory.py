@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.memory.allocations import Watched
-from perfnb.memory.memory_table import activation_bytes, memory_table, most_alive
+from perfnb.memory.table import activation_bytes, memory_table, most_alive
 from perfnb.profile.counted import with_memory
 from tests.recordings import ByHand
 from tests.watched_steps import C, random_blocks, step_with_memory, watch

@@ -11,7 +11,7 @@ import pytest
 
 from perfnb.attribution.blocks import Kind
 from perfnb.memory.allocations import AFTER, BEFORE, Watched, allocations_by_step
-from perfnb.memory.leaks.leaked import (
+from perfnb.memory.leaks.judge import (
     PROCESS_FLOOR_BYTES,
     leak_report,
     left_by_every_step,

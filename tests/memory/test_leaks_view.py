@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from perfnb.draw import escape
-from perfnb.memory.leaks.leaked import LeakReport
+from perfnb.memory.leaks.judge import LeakReport
 from perfnb.memory.leaks.view import growth, leak_sentence, leaks_html, leaks_text
 from perfnb.stats.slope import Slope
 from tests import summaries

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfnb.memory.memory_table import (
+from perfnb.memory.table import (
     INSTANTS,
     LARGEST,
     MemorySummary,

@@ -16,8 +16,8 @@ import perfnb
 from perfnb.profile.report_data import report_data
 from perfnb.recording.schema import CATEGORIES
 from perfnb.timeline.coarse import coarser
+from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.picture import draw_step
-from perfnb.timeline.step import step_timeline
 from perfnb.timeline.timeline import Timeline
 from tests.traces_by_hand import FOLDER, public
 from tests.written_traces import Written, training

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.memory.memory_data import ceilings_doubt
+from perfnb.roofline.data import ceilings_doubt
 from perfnb.roofline.levels import POINTS, Roofline, roofline_of
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}

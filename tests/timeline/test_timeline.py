@@ -18,8 +18,8 @@ from perfnb.attribution.phases import phase_table
 from perfnb.memory.allocations import watched_memory
 from perfnb.recording.recording import Recording
 from perfnb.timeline.coarse import coarser
+from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.rows import lanes
-from perfnb.timeline.step import step_timeline
 from perfnb.timeline.timeline import Timeline, Track, timeline_of
 from tests.recordings import US, ByHand
 from tests.written_traces import Written

@@ -22,9 +22,9 @@ from perfnb.profile.page import standalone_page
 from perfnb.profile.report_data import layer_rows, report_data
 from perfnb.profile.text import summary_text
 from perfnb.timeline.data import MAX_TEXT, timeline_bytes
+from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.picture import shown_tracks
-from perfnb.timeline.step import step_timeline
 from perfnb.timeline.timeline import Timeline, timeline_of
 from perfnb.timeline.view import timeline_html, timeline_text
 from tests import summaries

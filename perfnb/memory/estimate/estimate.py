@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.draw.step_output import StepOutput
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate.batch_size import largest_fitting
+from perfnb.memory.estimate.largest_batch import largest_fitting
 from perfnb.memory.estimate.view import estimate_html, estimate_line, estimate_text
 from perfnb.recording.schema import CATEGORIES
 
@@ -190,9 +190,9 @@ def estimate_memory(
     import torch
 
     from perfnb.arguments import require_flag, shown
-    from perfnb.memory.estimate.measured import StepPlan, device_of, simulate
-    from perfnb.memory.estimate.simulated_step import OwnStep, simulate_step
-    from perfnb.memory.estimate.sizing import one_batch, resized, samples_in
+    from perfnb.memory.estimate.batches import one_batch, resized, samples_in
+    from perfnb.memory.estimate.model_simulation import StepPlan, device_of, simulate
+    from perfnb.memory.estimate.step_simulation import OwnStep, simulate_step
     from perfnb.step.given import require_loss, require_step
 
     __tracebackhide__ = True
@@ -263,7 +263,7 @@ def _read(simulation: Any, place: Any, samples: int | None, again: Callable[[int
 def _caveat(never_stepped: str | None) -> str | None:
     if never_stepped is None:
         return None
-    from perfnb.memory.estimate.simulated_step import MOST_CALLS
+    from perfnb.memory.estimate.step_simulation import MOST_CALLS
 
     return (
         f"{never_stepped} did not step in any of {MOST_CALLS} simulated calls: what its step takes, and state that it "

@@ -9,7 +9,7 @@ import pandas as pd
 
 from perfnb.draw.progress import Progress
 from perfnb.memory.allocations import allocations_by_step, watched_memory
-from perfnb.memory.leaks.leaked import LeakReport, leak_report
+from perfnb.memory.leaks.judge import LeakReport, leak_report
 from perfnb.memory.leaks.view import growth, leak_sentence, leaks_html, leaks_text
 from perfnb.stats.slope import Slope
 

@@ -10,7 +10,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.frame import framed, header
-from perfnb.memory.leaks.leaked import PROCESS_FLOOR_BYTES, LeakReport
+from perfnb.memory.leaks.judge import PROCESS_FLOOR_BYTES, LeakReport
 from perfnb.stats.slope import FEWEST_STEPS, Slope
 
 #: Greatest number of owners listed.

@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from perfnb.arguments import shown
-from perfnb.bench.rounds import random_state, set_random_state
 from perfnb.errors import CaptureError
+from perfnb.memory.estimate.allocator import CUDA_GRAIN, Change, Made, SimulatedAllocator
+from perfnb.memory.estimate.fake_mode import explained
 from perfnb.memory.estimate.model_step import call_model, loss_and_held
-from perfnb.memory.estimate.refusals import explained
-from perfnb.memory.estimate.simulated import CUDA_GRAIN, Change, Made, SimulatedAllocator
-from perfnb.memory.estimate.standins import StandIns, replaced, stepping
+from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping
 from perfnb.step.guard import room_to_nest
+from perfnb.step.random_state import random_state, set_random_state
 
 
 @dataclass(frozen=True)

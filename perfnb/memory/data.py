@@ -1,4 +1,4 @@
-"""What the memory and roofline charts in the browser are drawn from: short columns, coded as differences."""
+"""The memory chart's data for the browser: short columns, stored as differences."""
 
 from __future__ import annotations
 
@@ -11,22 +11,12 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 
 if TYPE_CHECKING:
-    from perfnb.memory.memory_table import MemorySummary
-    from perfnb.roofline.levels import Roofline
+    from perfnb.memory.table import MemorySummary
 
-#: Greatest number of owners, and of layers and of ops in a roofline, that the browser gets; the heaviest ones.
-MOST_OWNERS, MOST_LAYERS, MOST_OPS = 200, 400, 100
+#: Most owners sent to the browser, heaviest first.
+MOST_OWNERS = 200
 
 _NONE = -1
-_POINT_COLUMNS = {
-    "flops": "flops",
-    "bytes": "bytes",
-    "ms": "ms",
-    "intensity": "intensity",
-    "achieved": "achieved_flops_per_s",
-    "attainable": "attainable_flops_per_s",
-    "efficiency": "efficiency",
-}
 
 
 def memory_data(summary: MemorySummary) -> dict[str, Any]:
@@ -88,7 +78,7 @@ def memory_data(summary: MemorySummary) -> dict[str, Any]:
             "layer": names.places(owners["layer"]),
             "bytes": [int(value) for value in owners["bytes"]],
             "count": [_whole(value) for value in owners["count"]],
-            "share": [_short(value) for value in owners["share"]],
+            "share": [fmt.short(value) for value in owners["share"]],
             "left_out": max(0, len(summary.owners) - MOST_OWNERS),
         },
         "fits": [
@@ -102,62 +92,13 @@ def memory_data(summary: MemorySummary) -> dict[str, Any]:
         ],
         "process_peak": _whole(summary.process_peak_bytes),
         "reserved_peak": _whole(summary.reserved_peak_bytes),
-        "fragmentation": _short(summary.fragmentation),
+        "fragmentation": fmt.short(summary.fragmentation),
         "retries": _whole(summary.retries),
         "ooms": _whole(summary.ooms),
         "largest_free": _whole(summary.largest_free_bytes),
         "incomplete": None if summary.incomplete is None else escape.plain(summary.incomplete, 600),
         "names": names.listed,
     }
-
-
-def roofline_data(roofline: Roofline) -> dict[str, Any]:
-    """Everything that the roofline shows, ready for JSON; unknown figures are ``None``."""
-    points = heaviest_points(roofline.points)
-    uncounted = roofline.uncounted.head(MOST_OPS)
-    return {
-        "device": escape.plain(roofline.device),
-        "peaks": [[escape.plain(dtype, 40), _short(peak)] for dtype, peak in roofline.peaks.items()],
-        "bandwidth": _short(roofline.bandwidth),
-        "doubt": fmt.capital(doubt) + "." if (doubt := ceilings_doubt(roofline)) else "",
-        "utilisation": _short(roofline.utilisation),
-        "flops": _whole(roofline.flops),
-        "points": {
-            "op": [int(kind == "op") for kind in points["kind"]],
-            "name": [escape.plain(name) for name in points["name"]],
-            "bound": [None if pd.isna(bound) else str(bound) for bound in points["bound"]],
-            "dtype": [None if pd.isna(dtype) else escape.plain(dtype, 40) for dtype in points["dtype"]],
-            **{short: [_short(value) for value in points[column]] for short, column in _POINT_COLUMNS.items()},
-            "left_out": len(roofline.points) - len(points),
-        },
-        "uncounted": {
-            "op": [escape.plain(name) for name in uncounted["op"]],
-            "calls": [_short(value) for value in uncounted["calls"]],
-            "ms": [_short(value) for value in uncounted["ms"]],
-            "share": [_short(value) for value in uncounted["share"]],
-            "total_share": _short(roofline.uncounted["share"].sum()) if len(roofline.uncounted) else None,
-        },
-    }
-
-
-def ceilings_doubt(roofline: Roofline) -> str:
-    """Why the ceilings may be too low; empty where nothing says so."""
-    doubts = [
-        f"the measured {escape.plain(dtype, 40)} ceiling ({fmt.flops(peak)}/s) was too low: part of this step ran "
-        "faster, and its rate is used instead"
-        for dtype, peak in roofline.refuted.items()
-    ]
-    if roofline.ceilings_doubted:
-        used = fmt.share(roofline.others)
-        doubts.append(f"other programs used {used} of the CPUs while ceilings were measured: they may be too low")
-    return "; ".join(doubts)
-
-
-def heaviest_points(points: pd.DataFrame) -> pd.DataFrame:
-    """The layers, then the ops, that take most time: as many as are drawn, heaviest first."""
-    ordered = points.sort_values("ms", ascending=False, kind="stable")
-    layers, ops = ordered[ordered["kind"] != "op"], ordered[ordered["kind"] == "op"]
-    return pd.concat([layers.head(MOST_LAYERS), ops.head(MOST_OPS)])
 
 
 class _Names:
@@ -212,8 +153,3 @@ def _nanoseconds(ms: Any) -> int:
 
 def _whole(value: Any) -> int | None:
     return None if fmt.known(value) is None else int(value)
-
-
-def _short(value: Any) -> float | None:
-    number = fmt.known(value)
-    return None if number is None else fmt.rounded(number, 6)

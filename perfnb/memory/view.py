@@ -11,10 +11,10 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.picture import picture_html
-from perfnb.memory.memory_picture import draw_memory
+from perfnb.memory.picture import draw_memory
 
 if TYPE_CHECKING:
-    from perfnb.memory.memory_table import MemorySummary
+    from perfnb.memory.table import MemorySummary
 
 #: Greatest number of owners that are listed.
 OWNERS_IN_HTML, OWNERS_IN_TEXT = 15, 8

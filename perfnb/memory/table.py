@@ -12,8 +12,8 @@ import pandas as pd
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.phases import phase_stretches
 from perfnb.memory.allocations import Watched, allocations_by_step
-from perfnb.memory.fits import fitting_options
-from perfnb.memory.leaks.leaked import left_by_every_step
+from perfnb.memory.leaks.judge import left_by_every_step
+from perfnb.memory.savings import fitting_options
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from perfnb.memory.memory_table import MemorySummary
+    from perfnb.memory.table import MemorySummary
 
 #: A line of another kind of memory is drawn where it does not flatten the areas.
 _MOST_ABOVE_PEAK = 1.7
