@@ -16,6 +16,7 @@ from perfnb.bench.ab_view import ab_html, ab_line, ab_text
 from perfnb.bench.pairs import ABFigures, Blocks, ab_figures, random_orders
 from perfnb.bench.timing import MOST_WARMUP, WARMUP_SHARE
 from perfnb.draw.progress import Progress
+from perfnb.draw.shown import Shown
 from perfnb.profile.timing import Timing, shown
 from perfnb.stats.intervals import Floats
 from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
@@ -41,7 +42,7 @@ SEED = 20260101
 Check = Callable[[Any, Any], Any]
 
 
-class ABTest:
+class ABTest(Shown):
     """Step b against step a, from randomised, interleaved pairs (of blocks, if need be). Shows itself in a notebook."""
 
     def __init__(self, figures: ABFigures) -> None:
@@ -98,14 +99,14 @@ class ABTest:
         """The times of b."""
         return shown(self._figures.b)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return ab_text(self._figures)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.ABTest: {ab_line(self._figures)}>"
+    def _line(self) -> str:
+        return ab_line(self._figures)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": ab_html(self._figures)}
+    def _html(self) -> str:
+        return ab_html(self._figures)
 
 
 def ab_test(

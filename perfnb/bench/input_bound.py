@@ -13,6 +13,7 @@ from perfnb.bench.input_bound_table import KINDS, InputBound
 from perfnb.bench.input_bound_view import input_bound_html, input_bound_line, input_bound_text
 from perfnb.bench.pairs import random_orders
 from perfnb.draw.progress import Progress
+from perfnb.draw.shown import Shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +31,7 @@ MOST_ROUNDS, MOST_WARMUP, MOST_STEPS = 40, 30, 64
 SEED = 20260102
 
 
-class InputBoundTest:
+class InputBoundTest(Shown):
     """A step with and without its loader and its model. Shows itself in a notebook."""
 
     def __init__(self, figures: InputBound) -> None:
@@ -81,14 +82,14 @@ class InputBoundTest:
         """
         return self._figures.overlap
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return input_bound_text(self._figures)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.InputBoundTest: {input_bound_line(self._figures)}>"
+    def _line(self) -> str:
+        return input_bound_line(self._figures)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": input_bound_html(self._figures)}
+    def _html(self) -> str:
+        return input_bound_html(self._figures)
 
 
 def confirm_input_bound(

@@ -8,11 +8,12 @@ from typing import Any
 from perfnb.bench.comparison import ABTest, ab_test
 from perfnb.bench.pairs import detectable_in
 from perfnb.bench.self_check_view import selfcheck_html, selfcheck_text
+from perfnb.draw.shown import Shown
 from perfnb.quantities import share
 from perfnb.stats.outliers import Outliers
 
 
-class SelfCheck:
+class SelfCheck(Shown):
     """A step against itself on this machine. Shows itself in a notebook."""
 
     def __init__(self, test: ABTest) -> None:
@@ -38,14 +39,14 @@ class SelfCheck:
         """Steps far from the others, by class."""
         return self._test.a.outliers
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return selfcheck_text(self)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.SelfCheck: {self._test.verdict}, noise floor {share(self.noise_floor)}>"
+    def _line(self) -> str:
+        return f"{self._test.verdict}, noise floor {share(self.noise_floor)}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": selfcheck_html(self)}
+    def _html(self) -> str:
+        return selfcheck_html(self)
 
 
 def selfcheck(step: Callable[[], Any] | None = None, *, budget_s: float = 10.0) -> SelfCheck:

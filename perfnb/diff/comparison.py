@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.traces import TraceDiff, diff_traces
 from perfnb.diff.view import diff_html, diff_page, diff_text
-from perfnb.recording import storage
+from perfnb.draw.shown import Page, Shown
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 
@@ -23,7 +21,7 @@ def not_comparable(other: object) -> str:
     return f"compare takes another profile, not {kind}.{hint}"
 
 
-class ProfileComparison:
+class ProfileComparison(Page, Shown):
     """Two profiles, or traces, side by side. Shows itself in a notebook.
 
     Every figure is per step. The first is ``a``, the one that it is compared with ``b``; ``grew_ms`` is what b takes
@@ -104,26 +102,19 @@ class ProfileComparison:
             return conform(pd.DataFrame(), "diff_gpu_time")
         return traces.gpu_time.copy()
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the comparison to one self-contained HTML file.
-
-        Raises
-        ------
-        RecordingError
-            If it cannot be written.
-        """
-        return storage.write_text(diff_page(self._diff, self._traces), path)
+    def _page(self) -> str:
+        return diff_page(self._diff, self._traces)
 
     @cached_property
     def _traces(self) -> TraceDiff | None:
         return diff_traces(self._a, self._b, self._diff.layers)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return diff_text(self._diff, self._traces)
 
-    def __repr__(self) -> str:
+    def _line(self) -> str:
         matched = int(self._diff.layers["matched"].notna().sum())
-        return f"<perfnb.ProfileComparison: {matched} layers matched of {len(self._diff.layers)}>"
+        return f"{matched} layers matched of {len(self._diff.layers)}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": diff_html(self._diff, self._traces)}
+    def _html(self) -> str:
+        return diff_html(self._diff, self._traces)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import arguments as amounts
+from perfnb.draw.shown import Page, Shown
 from perfnb.experiments import journal_files as storage
 from perfnb.experiments.journal_files import Entry
 from perfnb.experiments.journal_table import journal_history
@@ -22,7 +23,6 @@ from perfnb.profile.loading import load
 from perfnb.profile.noise import noise_facts
 from perfnb.profile.profile import Profile
 from perfnb.profile.timing import Timing, shown
-from perfnb.recording.storage import write_text
 from perfnb.stats import step_times as analysis
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Thing = PerformanceReport | Profile | Timing
 
 
-class Journal:
+class Journal(Page, Shown):
     """What was tried on a step, in a folder that several notebooks may write to. Shows itself in a notebook.
 
     `journal` opens one. It is read anew at each access.
@@ -142,15 +142,8 @@ class Journal:
         """The run chart: each entry's step time with its interval, and what was accepted last before it."""
         return journal_figure(self.history)
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write what the journal shows of itself to one self-contained HTML file.
-
-        Raises
-        ------
-        RecordingError
-            If it cannot be written.
-        """
-        return write_text(journal_page(*self._shown()), path)
+    def _page(self) -> str:
+        return journal_page(*self._shown())
 
     def _entries(self) -> dict[str, Entry]:
         entries, damaged = storage.read_entries(self._path)
@@ -166,16 +159,15 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries())
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return journal_text(*self._shown())
 
-    def __repr__(self) -> str:
+    def _line(self) -> str:
         history, _, where = self._shown()
-        return f"<perfnb.Journal: {journal_line(history, where)}>"
+        return journal_line(history, where)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        shown = self._shown()
-        return {"text/plain": journal_text(*shown), "text/html": journal_html(*shown)}
+    def _html(self) -> str:
+        return journal_html(*self._shown())
 
 
 def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:

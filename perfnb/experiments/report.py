@@ -16,6 +16,7 @@ from perfnb.arguments import shown
 from perfnb.bench.comparison import ABTest, ab_test
 from perfnb.bench.pairs import ABFigures, Blocks, ab_figures
 from perfnb.diff.layers import diff_profiles
+from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
 from perfnb.experiments.decision import Loss
 from perfnb.experiments.quality import limits_of, losses_of, require_quality
@@ -30,7 +31,7 @@ from perfnb.experiments.report_view import report_html, report_line, report_mark
 from perfnb.experiments.report_words import reason
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
-from perfnb.recording import measurements, storage
+from perfnb.recording import measurements
 from perfnb.recording.text import TEXT
 
 #: Shares of the budget that the pairs and each of the two profiles may take.
@@ -42,7 +43,7 @@ _EXPERIMENT = ("a_name", "b_name", "planned", "needed", "seed", "check", "noise"
 _QUALITY = ("judged_by", "said", "dtype")
 
 
-class PerformanceReport:
+class PerformanceReport(Page, Shown):
     """What a change does to speed, memory and quality, and whether to take it. Shows itself in a notebook.
 
     `report` makes one.
@@ -108,11 +109,9 @@ class PerformanceReport:
         """The report as Markdown, for a pull request or a page of notes."""
         return report_markdown(self._figures)
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report, with what changed layer by layer, to one self-contained HTML file."""
+    def _page(self) -> str:
         summaries = [profile._summary for profile in self._profiles.values()]
-        diff = diff_profiles(*summaries) if summaries else None
-        return storage.write_text(report_page(self._figures, diff), path)
+        return report_page(self._figures, diff_profiles(*summaries) if summaries else None)
 
     def save(self, path: str | Path) -> Path:
         """Write the report to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
@@ -157,14 +156,14 @@ class PerformanceReport:
             options=self._meta["options"],
         )
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return report_text(self._figures)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.PerformanceReport: {report_line(self._figures)}>"
+    def _line(self) -> str:
+        return report_line(self._figures)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": report_html(self._figures)}
+    def _html(self) -> str:
+        return report_html(self._figures)
 
 
 def report(

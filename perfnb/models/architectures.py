@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -12,19 +11,19 @@ import pandas as pd
 from perfnb.arguments import require_flag, shown
 from perfnb.bench.comparison import planned_rounds, warm_up
 from perfnb.draw.progress import Progress
+from perfnb.draw.shown import Page, ShownLive
 from perfnb.models.architecture_table import architecture_figures
 from perfnb.models.architectures_view import (
     architectures_html,
     architectures_line,
     architectures_page,
     architectures_text,
-    show_architectures,
+    architectures_widget,
 )
 from perfnb.models.costs import ArchitectureFigures
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
-from perfnb.recording import storage
 from perfnb.trace.storable import storable
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ EQUAL_WITHIN = 0.02
 TIMED_SHARE = 0.6
 
 
-class ArchitectureComparison:
+class ArchitectureComparison(Page, ShownLive):
     """Models side by side. Shows itself in a notebook; its tables are pandas frames."""
 
     def __init__(self, figures: ArchitectureFigures, profiles: Mapping[str, Profile]) -> None:
@@ -58,27 +57,20 @@ class ArchitectureComparison:
         """Time of b by time of a for every pair, with simultaneous intervals, Holm's p-value and a verdict on b."""
         return self._figures.ratios.copy()
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the comparison to one self-contained HTML file.
+    def _page(self) -> str:
+        return architectures_page(self._figures)
 
-        Raises
-        ------
-        RecordingError
-            If it cannot be written.
-        """
-        return storage.write_text(architectures_page(self._figures), path)
-
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return architectures_text(self._figures)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.ArchitectureComparison: {architectures_line(self._figures)}>"
+    def _line(self) -> str:
+        return architectures_line(self._figures)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": architectures_html(self._figures)}
+    def _html(self) -> str:
+        return architectures_html(self._figures)
 
-    def _ipython_display_(self) -> None:
-        show_architectures(self._figures)
+    def _widget(self, view_id: str) -> Any:
+        return architectures_widget(self._figures, view_id)
 
 
 def compare_architectures(

@@ -24,10 +24,8 @@ from perfnb.models.architectures_data import (
     told_apart,
 )
 from perfnb.models.architectures_picture import draw_architectures, inches
-from perfnb.profile.display import show_live
 from perfnb.profile.page import static_page
 from perfnb.roofline.view import flop_rate, intensity
-from perfnb.shell import in_notebook, print_text
 from perfnb.stats.step_times import times_in_words
 
 if TYPE_CHECKING:
@@ -258,16 +256,8 @@ def _alt(figures: ArchitectureFigures) -> str:
     return f"Time of a step by kind of layer and by phase: {times}. {' '.join(why_words(figures))}"
 
 
-def show_architectures(figures: ArchitectureFigures) -> None:
-    """Show the comparison: live in a notebook, after its static twin; as text elsewhere."""
-    if not in_notebook():
-        print_text(architectures_text(figures))
-        return
-    static = {"text/plain": architectures_text(figures), "text/html": architectures_html(figures)}
-    show_live(static, lambda view_id: _widget(figures, view_id))
-
-
-def _widget(figures: ArchitectureFigures, view_id: str) -> Any:
+def architectures_widget(figures: ArchitectureFigures, view_id: str) -> Any:
+    """Make the live view of a comparison."""
     from perfnb.draw.widget import ArchitecturesWidget
 
     return ArchitecturesWidget(architectures_data(figures, view_id))

@@ -13,7 +13,8 @@ from perfnb import quantities as fmt
 from perfnb.bench.comparison import SEED, milliseconds, warm_up
 from perfnb.bench.pairs import random_orders
 from perfnb.draw.progress import Progress
-from perfnb.models.scaling_view import scaling_html, scaling_line, scaling_text, show_scaling
+from perfnb.draw.shown import ShownLive
+from perfnb.models.scaling_view import scaling_html, scaling_line, scaling_text, scaling_widget
 from perfnb.models.size_laws import ScalingFigures, scaling_figures
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
@@ -49,7 +50,7 @@ class Prediction:
         return f"<perfnb.Prediction: size {self.size:g}: {fmt.interval(self.median_ms, self.ci_ms)}{peak}>"
 
 
-class ScalingStudy:
+class ScalingStudy(ShownLive):
     """Time and memory by size. Shows itself in a notebook, with a slider that reads off any size."""
 
     def __init__(self, figures: ScalingFigures) -> None:
@@ -90,17 +91,17 @@ class ScalingStudy:
         peak = None if memory is None else round(memory.predict(size).median)
         return Prediction(float(size), found.median, (found.low, found.high), peak)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return scaling_text(self._figures)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.ScalingStudy: {scaling_line(self._figures)}>"
+    def _line(self) -> str:
+        return scaling_line(self._figures)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": scaling_html(self._figures)}
+    def _html(self) -> str:
+        return scaling_html(self._figures)
 
-    def _ipython_display_(self) -> None:
-        show_scaling(self._figures)
+    def _widget(self, view_id: str) -> Any:
+        return scaling_widget(self._figures, view_id)
 
 
 def scaling_study(

@@ -11,8 +11,6 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.picture import LINE, QUIET, picture_html
-from perfnb.profile.display import show_live
-from perfnb.shell import in_notebook, print_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,16 +84,8 @@ def scaling_data(figures: ScalingFigures) -> dict[str, Any]:
     }
 
 
-def show_scaling(figures: ScalingFigures) -> None:
-    """Show the study: live in a notebook, beside its static twin; as text elsewhere."""
-    if not in_notebook():
-        print_text(scaling_text(figures))
-        return
-    static = {"text/plain": scaling_text(figures), "text/html": scaling_html(figures)}
-    show_live(static, lambda view_id: _widget(figures, view_id))
-
-
-def _widget(figures: ScalingFigures, view_id: str) -> Any:
+def scaling_widget(figures: ScalingFigures, view_id: str) -> Any:
+    """Make the live view of a study."""
     from perfnb.draw.widget import ScalingWidget
 
     return ScalingWidget({"id": view_id, **scaling_data(figures)})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from perfnb.draw.shown import Bundle, show_live
 from perfnb.profile.html import summary_html
 from perfnb.profile.report_data import layer_rows, report_data
 from perfnb.profile.summary import Summary
@@ -15,12 +15,6 @@ from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
     from perfnb.timeline.timeline import Timeline
-
-#: What a notebook shows, by mime type.
-Bundle = dict[str, str]
-
-_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-
 
 #: Gives what makes a timeline anew, or ``None`` where that is gone: a weak reference to a method.
 Again = Callable[[], Callable[[], "Timeline | None"] | None]
@@ -42,49 +36,9 @@ def show(summary: Summary, timeline: Timeline | None = None, again: Again | None
     show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline, again))
 
 
-def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
-    """Show a live view after its static twin, which it hides while it stands.
-
-    Parameters
-    ----------
-    static : dict of str to str
-        The twin as a display bundle of text and HTML.
-    widget_of : callable
-        Makes the widget, given the id by which it finds its twin.
-    """
-    from IPython.display import display
-
-    view_id = uuid.uuid4().hex[:12]
-    live = live_bundle(widget_of, view_id)
-    if live:
-        static = static | {"text/html": twin_of(view_id, static["text/html"])}
-    display(static, raw=True)
-    if live:
-        display(live, raw=True)
-
-
-def twin_of(view_id: str, html: str) -> str:
-    """The HTML of a static twin, by which its live view finds it to hide it."""
-    return f'<div class="perfnb-static-live perfnb-static-{view_id}">{html}</div>'
-
-
 def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
     """The report as a display bundle of text and HTML."""
     return {"text/plain": summary_text(summary, timeline=timeline), "text/html": summary_html(summary, timeline)}
-
-
-def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any] | None:
-    """A live view as a display bundle; ``None`` where widgets are not installed.
-
-    The bundle holds no text: its static twin says everything, so that a front end without widgets shows nothing
-    more.
-    """
-    try:
-        widget = widget_of(view_id)
-    except ImportError:
-        return None
-    bundle, _ = widget._repr_mimebundle_()
-    return {_WIDGET_VIEW: bundle[_WIDGET_VIEW]}
 
 
 def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Again | None) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
+from perfnb.draw.shown import Shown
 from perfnb.errors import RecordingError
 from perfnb.profile.timing_view import timing_html, timing_text
 from perfnb.recording import measurements
@@ -19,7 +19,7 @@ _FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
 _LATER = {"block": 1}
 
 
-class Timing(analysis.Timing):
+class Timing(analysis.Timing, Shown):
     """Step times, measured without profiler and hooks. Shows itself as a line and a small picture."""
 
     def save(self, path: str | Path) -> Path:
@@ -38,11 +38,11 @@ class Timing(analysis.Timing):
             path,
         )
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return timing_text(self)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": timing_html(self)}
+    def _html(self) -> str:
+        return timing_html(self)
 
 
 def shown(timing: analysis.Timing) -> Timing:

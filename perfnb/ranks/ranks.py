@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from perfnb.analysis_version import analysis_version
+from perfnb.draw.shown import Page, Shown
 from perfnb.findings import finding_table
 from perfnb.findings.collectives import straggler
 from perfnb.profile.page import page_of_ranks
@@ -19,7 +20,7 @@ from perfnb.ranks.view import ranks_html, ranks_text
 from perfnb.recording import storage
 
 
-class Ranks:
+class Ranks(Page, Shown):
     """Profiles of several ranks of one job. Shows itself in a notebook; ``ranks[3]`` is the profile of rank 3.
 
     The tables are those of the profiles one after another, with the column ``rank``.
@@ -162,15 +163,8 @@ class Ranks:
         recordings, tables = [profile._recording for profile in self], [profile._tables() for profile in self]
         return storage.save_ranks(recordings, path, tables, analysis_version())
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the comparison of the ranks to one self-contained HTML file.
-
-        Raises
-        ------
-        RecordingError
-            If it cannot be written.
-        """
-        return storage.write_text(page_of_ranks(self._summary), path)
+    def _page(self) -> str:
+        return page_of_ranks(self._summary)
 
     def _with_rank(self, table: str) -> pd.DataFrame:
         parts = []
@@ -184,11 +178,11 @@ class Ranks:
     def _summary(self) -> RanksSummary:
         return summarize_ranks([profile._recording for profile in self])
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return ranks_text(self._summary)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.Ranks: {', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}>"
+    def _line(self) -> str:
+        return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": ranks_text(self._summary), "text/html": ranks_html(self._summary)}
+    def _html(self) -> str:
+        return ranks_html(self._summary)

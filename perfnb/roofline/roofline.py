@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw.frame import framed
+from perfnb.draw.shown import Shown
 from perfnb.roofline import levels as analysis
 from perfnb.roofline.view import roofline_html, roofline_text
 
 
-class Roofline:
+class Roofline(Shown):
     """The machine's measured ceilings, and every layer and op under them. Shows itself in a notebook.
 
     See S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for multicore
@@ -61,11 +60,11 @@ class Roofline:
         """Ops without a formula, with their calls, time in milliseconds and share of a traced step."""
         return self._figures.uncounted.copy()
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return "\n".join(roofline_text(self._figures))
 
-    def __repr__(self) -> str:
-        return f"<perfnb.Roofline: {fmt.flops(self.flops)} a step, utilisation {fmt.share(self.utilisation)}>"
+    def _line(self) -> str:
+        return f"{fmt.flops(self.flops)} a step, utilisation {fmt.share(self.utilisation)}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": framed(roofline_html(self._figures, alone=True), narrow=True)}
+    def _html(self) -> str:
+        return framed(roofline_html(self._figures, alone=True), narrow=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pandas as pd
 
 from perfnb.arguments import shown
+from perfnb.draw.shown import Shown
 from perfnb.system.checks import check_table
 from perfnb.system.view import system_html, system_line, system_text
 
 
-class SystemCheck:
+class SystemCheck(Shown):
     """Checks of the machine. Shows itself in a notebook, what asks for attention first."""
 
     def __init__(self, checks: pd.DataFrame) -> None:
@@ -27,14 +27,14 @@ class SystemCheck:
         """
         return self._checks.copy()
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return system_text(self._checks)
 
-    def __repr__(self) -> str:
-        return f"<perfnb.SystemCheck: {system_line(self._checks)}>"
+    def _line(self) -> str:
+        return system_line(self._checks)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": system_html(self._checks)}
+    def _html(self) -> str:
+        return system_html(self._checks)
 
 
 def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:

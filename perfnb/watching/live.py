@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfnb.profile.display import Bundle, live_bundle, twin_of
+from perfnb.draw.shown import Bundle, live_bundle, twin_of
 from perfnb.shell import in_notebook, print_text
 from perfnb.telemetry.marks import Marks
 from perfnb.watching.data import watch_data

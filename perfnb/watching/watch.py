@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb.arguments import shown
+from perfnb.draw.shown import Shown
 from perfnb.interrupts import InterruptGate
 from perfnb.recording import storage
 from perfnb.recording.recording import WatchRecord
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 MOST_PANELS = 4
 
 
-class Watch:
+class Watch(Shown):
     """What the machine did, from readings by a process of its own. Shows itself in a notebook, live while it runs.
 
     A context manager, which ends with its block. `watch` makes one.
@@ -174,18 +175,17 @@ class Watch:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return "\n".join(watch_text(self._summary()))
 
-    def __repr__(self) -> str:
+    def _line(self) -> str:
         meta = self._meta()
         state = "running" if self.running else "stopped"
         readings = "1 reading" if meta["ticks"] == 1 else f"{meta['ticks']:,} readings"
-        return f"<perfnb.Watch: {state}, every {meta['interval_s']:g} s, {readings}>"
+        return f"{state}, every {meta['interval_s']:g} s, {readings}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        summary = self._summary()
-        return {"text/plain": "\n".join(watch_text(summary)), "text/html": watch_html(summary)}
+    def _html(self) -> str:
+        return watch_html(self._summary())
 
     def _ipython_display_(self) -> None:
         noted = 0 if self._watcher is None else len(self._watcher.notes)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perfnb.attribution.attribution import attribute
 from perfnb.draw import escape, palette
+from perfnb.draw.shown import WIDGET_VIEW
 from perfnb.profile import display
 from perfnb.profile.html import summary_html
 from perfnb.profile.page import standalone_page
@@ -199,7 +200,7 @@ def test_a_notebook_gets_picture_and_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(display, "in_notebook", lambda: True)
     monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))
     monkeypatch.setattr("perfnb.draw.widget.ReportWidget._repr_mimebundle_",
-                        lambda self: (made.append(self), ({display._WIDGET_VIEW: {}}, {}))[1])  # fmt: skip
+                        lambda self: (made.append(self), ({WIDGET_VIEW: {}}, {}))[1])  # fmt: skip
 
     display.show(summaries.small_cnn(), timeline(training()))
 
@@ -207,7 +208,7 @@ def test_a_notebook_gets_picture_and_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Timeline · step 0" in static["text/plain"]
     assert "<strong>Timeline</strong>" in static["text/html"]
     assert unpacked(made[0].timeline)[0]["events"] > 0
-    assert set(live) == {display._WIDGET_VIEW}
+    assert set(live) == {WIDGET_VIEW}
 
 
 @pytest.mark.slow

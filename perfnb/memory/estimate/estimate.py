@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from perfnb.draw.shown import Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.largest_batch import largest_fitting
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryEstimate:
+class MemoryEstimate(Shown):
     """The memory of one step, foretold. Shows itself in a notebook.
 
     Attributes
@@ -111,14 +112,14 @@ class MemoryEstimate:
                 return float("inf")
             raise
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return estimate_text(self)
 
     def __repr__(self) -> str:
         return f"<perfnb.MemoryEstimate {estimate_line(self)}>"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": estimate_text(self), "text/html": estimate_html(self)}
+    def _html(self) -> str:
+        return estimate_html(self)
 
 
 def estimate_memory(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb.draw.progress import Progress
+from perfnb.draw.shown import Shown
 from perfnb.memory.allocations import allocations_by_step, watched_memory
 from perfnb.memory.leaks.judge import LeakReport, leak_report
 from perfnb.memory.leaks.view import growth, leak_sentence, leaks_html, leaks_text
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 WARMUP = 10
 
 
-class Leaks:
+class Leaks(Shown):
     """What many steps leave behind. Shows itself in a notebook; its tables are pandas frames of their own."""
 
     def __init__(self, report: LeakReport, name: str = "step") -> None:
@@ -56,15 +57,15 @@ class Leaks:
         """Memory after each watched step."""
         return self._report.per_step.copy()
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return leaks_text(self._report, self._name)
 
-    def __repr__(self) -> str:
+    def _line(self) -> str:
         slope = self.process if self._report.reason in ("outside", "shapes") else self.allocator or self.process
-        return f"<perfnb.Leaks: {self.verdict}{'' if slope is None else f', {growth(slope)}'}>"
+        return self.verdict if slope is None else f"{self.verdict}, {growth(slope)}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": leaks_html(self._report, self._name)}
+    def _html(self) -> str:
+        return leaks_html(self._report, self._name)
 
 
 def find_leaks(

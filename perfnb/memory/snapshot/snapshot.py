@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from perfnb.draw.shown import Shown
 from perfnb.memory.snapshot import reading as reader
 from perfnb.memory.snapshot.reading import SnapshotColumns
 from perfnb.memory.snapshot.summary import SnapshotSummary, first_ns, summarize_snapshot
@@ -16,7 +17,7 @@ from perfnb.memory.snapshot.tables import allocation_table, fragmentation_table,
 from perfnb.memory.snapshot.view import snapshot_html, snapshot_line, snapshot_text
 
 
-class MemorySnapshot:
+class MemorySnapshot(Shown):
     """Memory of the CUDA allocator at one instant, and as far back as its history goes.
 
     Shows itself in a notebook; each access to a table gives a frame of its own. Names in them come from the file and
@@ -64,14 +65,14 @@ class MemorySnapshot:
     def _summary(self) -> SnapshotSummary:
         return summarize_snapshot(self._columns, self._name)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return snapshot_text(self._summary)
 
     def __repr__(self) -> str:
         return snapshot_line(self._summary)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": snapshot_text(self._summary), "text/html": snapshot_html(self._summary)}
+    def _html(self) -> str:
+        return snapshot_html(self._summary)
 
 
 def load_snapshot(path: str | Path) -> MemorySnapshot:
