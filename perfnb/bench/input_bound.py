@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from perfnb.bench.design import random_orders
 from perfnb.bench.input_bound_table import KINDS, InputBound
 from perfnb.bench.input_bound_view import input_bound_html, input_bound_line, input_bound_text
-from perfnb.bench.pairs import random_orders
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Shown
 

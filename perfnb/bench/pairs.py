@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,13 +109,6 @@ def ab_figures(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: fl
     return ABFigures(
         a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=compare_pairs(ratios, equal_within=equal_within), **rest
     )
-
-
-def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
-    """For each of `count` rounds the order of its steps, each as likely as any other."""
-    generator = np.random.default_rng(seed)
-    for _ in range(count):
-        yield generator.permutation(steps).tolist()
 
 
 def detectable_in(figures: ABFigures, seconds: float) -> float | None:

@@ -5,35 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from queue import Queue, SimpleQueue
 from typing import Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from perfnb.bench.design import Prefetching
 from perfnb.step.reachable import reachable
 
 #: Batches that are taken to lie prepared where nobody can tell how many.
 UNKNOWN_AHEAD = 16
 #: Packages whose threads fetch nothing: those of a notebook's kernel, of progress bars, and perfnb's own.
 _OTHER_THREADS = ("ipykernel", "IPython", "zmq", "tornado", "traitlets", "tqdm", "perfnb")
-
-
-@dataclass(frozen=True)
-class Prefetching:
-    """Something prepares what steps take.
-
-    Attributes
-    ----------
-    who : str
-        "worker processes", "processes" or "threads".
-    ahead : int
-        The most turns for which it can have prepared.
-    """
-
-    who: str
-    ahead: int
 
 
 def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Prefetching | None:

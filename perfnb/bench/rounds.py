@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from perfnb.bench.prefetching import Prefetching, prefetching, prepared
+from perfnb.bench.design import Prefetching
+from perfnb.bench.prefetching import prefetching, prepared
 from perfnb.bench.result_copies import copied
 from perfnb.interrupts import InterruptGate
 from perfnb.step.conditions import Conditions

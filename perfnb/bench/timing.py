@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
+from perfnb.bench.design import MOST_WARMUP, WARMUP_SHARE
 from perfnb.draw.progress import Progress
 from perfnb.profile.timing import Timing, shown
 from perfnb.stats.planning import plan_steps, steps_in_block, still_needed
 from perfnb.stats.step_times import timing_of_batches
 
-#: Share of the budget after which the warm-up ends, steady or not; greatest number of its steps.
-WARMUP_SHARE, MOST_WARMUP = 0.2, 200
 #: Steps at the end of the warm-up by which the number of steps is planned.
 PILOT = 20
 #: Most times that are taken, whatever the budget: a clock may stand still.

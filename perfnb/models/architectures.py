@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb.arguments import require_flag, shown
-from perfnb.bench.comparison import planned_rounds, warm_up
+from perfnb.bench.design import planned_rounds, warm_up
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, ShownLive
 from perfnb.models.architecture_table import architecture_figures

@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.bench.comparison import SEED, milliseconds, warm_up
-from perfnb.bench.pairs import random_orders
+from perfnb.bench.design import SEED, milliseconds, random_orders, warm_up
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import ShownLive
 from perfnb.models.scaling_view import scaling_html, scaling_line, scaling_text, scaling_widget

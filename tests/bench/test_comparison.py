@@ -201,7 +201,7 @@ def test_a_check_that_is_none_is_refused(check: Any, busy: Busy) -> None:
 def test_what_makes_no_sense_is_refused(busy: Busy) -> None:
     with pytest.raises(ValueError, match="budget_s must be"):
         perfnb.ab_test(busy(1), busy(1), budget_s=0)
-    with pytest.raises(ValueError, match="equal_within must lie"):
+    with pytest.raises(ValueError, match="equal_within must be"):
         perfnb.ab_test(busy(1), busy(1), equal_within=2)
     with pytest.raises(TypeError, match="step must be a function"):
         perfnb.time_step(3)  # type: ignore[arg-type]

@@ -1,0 +1,197 @@
+"""Experiment design: how long to warm up, how many rounds or blocks to run, and in which order.
+
+A `Bench` given by the caller runs the steps; nothing here touches torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfnb.bench.pairs import Blocks
+from perfnb.stats.intervals import Floats
+from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
+from perfnb.stats.signed_rank import FEWEST_PAIRS
+from perfnb.step.steady import is_steady, require_passing_time, steady_from
+
+#: Share of the budget after which the warm-up ends, steady or not, and its greatest number of steps.
+WARMUP_SHARE, MOST_WARMUP = 0.2, 200
+#: Rounds of the pilot, which do not count towards the result, and the share of the budget by which it has ended.
+PILOT_PAIRS, PILOT_SHARE = 10, 0.4
+#: Greatest number of pairs, however short the steps, and where a pilot of one pair says nothing about the spread.
+MOST_PAIRS, MOST_UNPLANNED = 10_000, 100
+#: Least duration of the counted part of a block; most turns in it (more turns average out prefetched batches better)
+#: as long as this many rounds still fit; and the most rounds.
+BLOCK_MS, LONGEST_BLOCK, ROUNDS_WANTED, MOST_BLOCKS = 20.0, 64, 12, 40
+#: To detect prefetching that cannot be seen: pairs, parts of a run of turns back to back, its most turns, its share of
+#: the budget, and how many times as long a turn must take back to back.
+ROW_PAIRS, ROW_PARTS, LONGEST_ROW, ROW_SHARE, SLOWER_IN_A_ROW = 8, 4, 64, 0.1, 1.3
+#: Seed of the order within rounds, so that a run can be repeated.
+SEED = 20260101
+
+
+@dataclass(frozen=True)
+class Prefetching:
+    """Something that prepares batches for a step while other steps run.
+
+    Attributes
+    ----------
+    who : str
+        "worker processes", "processes", "threads", or "something" that was not seen but slows turns back to back.
+    ahead : int
+        The most turns for which it can have prefetched.
+    """
+
+    who: str
+    ahead: int
+
+
+def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """Yield the order of the steps in each of `count` rounds; all orders are equally likely."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        yield generator.permutation(steps).tolist()
+
+
+def milliseconds(times: Sequence[Sequence[float]]) -> Floats:
+    """Durations in nanoseconds, a row per step, as milliseconds."""
+    return np.asarray(times, dtype=np.float64) / 1e6
+
+
+def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
+    """Run rounds until every step is steady, for at most a fifth of the budget; the last results are kept."""
+    __tracebackhide__ = True
+    series: list[list[int]] = []
+    while len(series) < MOST_WARMUP:
+        order = range(bench.count) if len(series) % 2 else reversed(range(bench.count))
+        series.append([times[0] for times in bench.rounds([list(order)], pass_name="warmup", keep_results=True)])
+        if time.perf_counter() - begin > WARMUP_SHARE * budget_s and len(series) > 1:
+            break
+        if all(steady_from(times) is not None for times in zip(*series, strict=True)):
+            return True
+    for times in zip(*series, strict=True):
+        require_passing_time(times)
+    verdicts = [is_steady(times) for times in zip(*series, strict=True)]
+    return None if None in verdicts else all(verdicts)
+
+
+def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: float) -> tuple[Planned, Floats]:
+    """Plan from a pilot how many rounds tell any two of the steps apart, and run them.
+
+    Returns
+    -------
+    Planned, ndarray
+        Milliseconds: a row per step, a column per round.
+    """
+    __tracebackhide__ = True
+    count = bench.count
+    orders = random_orders(PILOT_PAIRS, count, SEED + 1)
+    pilot = milliseconds(bench.rounds(orders, pass_name="pilot", until=begin + PILOT_SHARE * budget_s))
+    # The median: one slow round must not shrink the experiment to a tenth of what the budget allows.
+    round_s, left_s = float(np.median(pilot.sum(axis=0))) / 1e3, max(0.0, begin + budget_s - time.perf_counter())
+    logs = np.log(pilot)
+    differences = [logs[b] - logs[a] for a, b in itertools.combinations(range(count), 2)] or [logs[0]]
+    plans = [
+        plan_pairs(each, equal_within=equal_within, budget_s=left_s, pair_s=round_s, most=MOST_PAIRS)
+        if len(each) > 1
+        else plan_pairs_blindly(budget_s=left_s, pair_s=round_s, most=MOST_UNPLANNED)
+        for each in differences
+    ]
+    plan = max(plans, key=lambda each: each.needed)
+    # Stop at twice the time that the pilot predicted.
+    until = time.perf_counter() + 2 * max(left_s, round_s)
+    return plan, milliseconds(bench.rounds(random_orders(plan.count, count, SEED), planned=plan.count, until=until))
+
+
+def planned_blocks(
+    bench: Any, begin: float, budget_s: float, found: Prefetching, turn_ms: Floats | None = None
+) -> tuple[Planned, Blocks, Floats]:
+    """Plan from a pilot how long blocks must be and how many the budget allows, and run them.
+
+    Parameters
+    ----------
+    turn_ms : ndarray, optional
+        Milliseconds a turn of each step takes back to back, where that has been measured already.
+
+    Returns
+    -------
+    Planned, Blocks, ndarray
+        Milliseconds a turn: a row per step, a column per round.
+    """
+    __tracebackhide__ = True
+    if turn_ms is None:
+        turn_ms = _pilot_blocks(bench, begin, budget_s, found.ahead)
+    # Count at least twice what may be prefetched, so that at least half of it is made during the block.
+    lead, turns, count, round_s = found.ahead, 2 * found.ahead, 0, None
+    left_s = max(0.0, begin + budget_s - time.perf_counter())
+    if turn_ms is not None:
+        round_ms = float(turn_ms.sum())
+        affordable = left_s * 1e3 / ROUNDS_WANTED / round_ms - lead
+        wanted = max(BLOCK_MS / float(turn_ms.min()), min(affordable, LONGEST_BLOCK))
+        turns = lead * max(2, math.ceil(wanted / lead))
+        round_s = (lead + turns) * round_ms / 1e3
+        count = min(MOST_BLOCKS, int(left_s / round_s))
+    most_s = 2 * left_s
+    if count == 0:  # no time for a block: run one pair of turns, which allows no conclusion
+        count, lead, turns = 1, 0, 1
+    elif count < FEWEST_PAIRS:  # if something slowed the pilot, the fewest pairs for a verdict may fit after all
+        count, most_s = FEWEST_PAIRS, left_s
+    blocks = Blocks(found.who, lead, turns, round_s)
+    until = time.perf_counter() + most_s
+    times = bench.blocks(random_orders(count, bench.count, SEED), lead=lead, turns=turns, planned=count, until=until)
+    return Planned(count, max(count, FEWEST_PAIRS)), blocks, milliseconds(times)
+
+
+def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Floats | None:
+    """Milliseconds a turn of each step once prefetched batches are used up; ``None`` if there is no time."""
+    __tracebackhide__ = True
+    size = 1
+    while True:  # ever longer blocks: how long a turn takes is not known yet
+        order = list(range(bench.count)) if size.bit_length() % 2 else list(reversed(range(bench.count)))
+        pilot = bench.blocks([order], lead=size // 2, turns=size - size // 2, pass_name="pilot")
+        if size >= 2 * lead:
+            return milliseconds(pilot)[:, 0]
+        if time.perf_counter() - begin > PILOT_SHARE * budget_s:
+            return None
+        size *= 2
+
+
+def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Floats] | None:
+    """Detect prefetching that cannot be seen: a step takes longer back to back than interleaved.
+
+    A busy machine also slows turns. So each part of the run back to back must be slower, for the same step and twice,
+    than the interleaved turns before, between and after. Steps too long for a run within a small share of the budget
+    are not tried.
+
+    Returns
+    -------
+    Prefetching, ndarray
+        The array has milliseconds a turn of each step back to back.
+    """
+    __tracebackhide__ = True
+
+    def interleaved(seed: int) -> Floats:
+        until = time.perf_counter() + ROW_SHARE * budget_s
+        times = milliseconds(bench.rounds(random_orders(ROW_PAIRS, bench.count, seed), pass_name="pilot", until=until))
+        return np.asarray(np.maximum(times.mean(axis=1), np.median(times, axis=1)))
+
+    usual = interleaved(SEED + 2)
+    half = int(min(LONGEST_ROW, ROW_SHARE * budget_s * 1e3 / float(usual.sum())) / 2)
+    if half < ROW_PARTS:
+        return None
+    slower = np.ones(bench.count, dtype=bool)
+    for attempt in range(2):
+        orders, part = random_orders(1, bench.count, SEED + 4 + attempt), half // ROW_PARTS
+        row = milliseconds(bench.blocks(orders, lead=half, turns=part, parts=ROW_PARTS, pass_name="pilot"))
+        slower &= row.min(axis=1) > SLOWER_IN_A_ROW * usual
+        if not slower.any():
+            return None
+        usual = np.maximum(usual, interleaved(SEED + 6 + attempt))
+        slower &= row.min(axis=1) > SLOWER_IN_A_ROW * usual
+    return (Prefetching("something", half), row.mean(axis=1)) if slower.any() else None
