@@ -1,4 +1,8 @@
-"""Readings of many hours in bounded memory: the older they are, the longer the time that a kept row stands for."""
+"""Hours of readings in bounded memory: the older they are, the longer the time that a row stands for.
+
+This thinning bounds the kernel's memory over a day. The other two have other limits: `perfnb.watching.points` fits what
+is left into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,16 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-#: Bytes that all readings together may take: a day at 2 Hz is kept within them.
+#: Bytes for all readings together: enough for a day at 2 Hz.
 MOST_BYTES = 32 * 2**20
-#: Rows are kept as they came at least this long, however many devices there are.
+#: A table holds at least this many rows before any are joined, however many devices there are.
 FEWEST_ROWS = 512
 
-#: Columns beside the metrics: when the reading was taken, the time that its rates cover, how long it took, by how much
-#: it was late, how many ticks were left out before it, and how many readings the row stands for.
+#: Columns beside the metrics: when the reading was taken, the time its rates cover, how long it took, how late it was,
+#: how many ticks were skipped before it, and how many readings the row stands for.
 _OWN = ("t_s", "window_s", "read_ms", "late_ms", "missed_ticks", "readings")
 _T, _WINDOW, _READ, _LATE, _MISSED, _READINGS = range(len(_OWN))
-#: Metrics that are no means over time: of two rows the later one's value, or every bit of both.
+#: Metrics that cannot be averaged: joined rows keep the later value, or the bits of both.
 _LAST, _BITS = {"energy_j"}, {"throttle_reasons"}
 
 Floats = NDArray[np.float64]
@@ -27,15 +31,15 @@ Floats = NDArray[np.float64]
 class History:
     """The readings of some devices.
 
-    A full table makes room by joining rows with their neighbours. Joined rows hold means weighted by time: maxima
-    are lost in them and, where a metric was not read each time, integrals. `exact` keeps both.
+    A full table makes room by joining neighbouring rows. Joined rows hold means weighted by time: they lose maxima
+    and, for metrics that were not read each time, integrals. `exact` keeps both.
 
     Parameters
     ----------
     devices : int
         How many there are.
     most_bytes : int
-        What they may take together.
+        Bytes for all of them together.
     """
 
     def __init__(self, devices: int, most_bytes: int = MOST_BYTES) -> None:
@@ -61,29 +65,24 @@ class History:
             table.append(own, values)
 
     def columns(self) -> dict[str, dict[str, Floats]]:
-        """A copy of what is kept: by device and column; ``nan`` where a metric was not read."""
+        """A copy of the rows, by device and column; ``nan`` where a metric was not read."""
         with self._lock:
             return {device: table.columns() for device, table in self._tables.items()}
 
     def exact(self) -> dict[str, dict[str, Exact]]:
-        """What every reading went into, by device and metric, also those that were joined since."""
+        """Figures over every reading, joined or not, by device and metric."""
         with self._lock:
             return {device: table.exact() for device, table in self._tables.items()}
 
-    def nbytes(self) -> int:
-        """Bytes that the tables take."""
-        with self._lock:
-            return sum(table.rows.nbytes for table in self._tables.values())
-
     def unlock_in_child(self) -> None:
-        """A forked process inherits the lock, maybe held by a thread that it does not have."""
+        """Replace the lock, which a thread that a forked process lacks may hold."""
         self._lock = threading.Lock()
 
 
 class Exact(TypedDict):
     """Figures of a metric over every reading in which it was known.
 
-    `integral` is the sum of values by the time they cover, which is `known_s` in all.
+    `integral` is the sum of each value times the time it covers; those times add up to `known_s`.
     """
 
     max: float
@@ -135,10 +134,10 @@ class _Table:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
 
     def _coarsen(self) -> None:
-        """Join neighbours, of the rows that are not new those that stand for least, so that all the past is as fine."""
+        """Join neighbours among the older rows, those that stand for least first, so that the past is equally fine."""
         readings = self.rows[: self.length - self.length // 4, _READINGS]
         for most in np.unique(readings):
-            first = _beginnings_of_pairs(readings <= most)
+            first = _starts_of_pairs(readings <= most)
             if len(first) >= self.most // 16:
                 break
         self.rows[first] = _joined(self.rows[first], self.rows[first + 1], self.names)
@@ -147,19 +146,19 @@ class _Table:
         self.rows[: self.length] = kept
 
 
-def _beginnings_of_pairs(eligible: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Where pairs of neighbours begin, both of them eligible, that share no row."""
+def _starts_of_pairs(eligible: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Where disjoint pairs of eligible neighbours start."""
     places = np.flatnonzero(eligible)
     run = np.cumsum(np.diff(places, prepend=-2) > 1)
-    start = np.searchsorted(run, run)  # where each place's run begins
+    start = np.searchsorted(run, run)  # where each place's run starts
     even = (np.arange(len(places)) - start) % 2 == 0
     with_next = np.append(np.diff(places) == 1, False)
-    begins: NDArray[np.intp] = places[even & with_next]
-    return begins
+    starts: NDArray[np.intp] = places[even & with_next]
+    return starts
 
 
 def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
-    """Each row of `first` with that of `second`, which comes after it, as one."""
+    """Join each row of `first` with the row of `second` that follows it."""
     pairs = np.stack([first, second], axis=1)
     windows = np.nan_to_num(pairs[:, :, _WINDOW])
     # The very first reading covers no time; its levels still count.

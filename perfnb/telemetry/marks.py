@@ -1,16 +1,16 @@
-"""Names for stretches of time, one inside the other."""
+"""Named intervals of time, which may be nested."""
 
 from __future__ import annotations
 
 import threading
 from typing import NamedTuple
 
-#: Marks that are kept; of more, the oldest that have ended are dropped.
+#: Marks to keep; beyond that, the oldest that have ended are dropped.
 MOST_MARKS = 10_000
 
 
 class Mark(NamedTuple):
-    """A stretch of time with a name; `end_s` is ``None`` while it lasts, `depth` counts the marks around it."""
+    """A named interval; `end_s` is ``None`` while it lasts, `depth` counts the marks around it."""
 
     name: str
     depth: int
@@ -26,7 +26,7 @@ class Marks:
     dropped : int
         How many were dropped because there were too many.
     changes : int
-        Grows with each mark that begins or ends.
+        Grows whenever a mark starts or ends.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Marks:
         self._next = 0
         self._lock = threading.RLock()
 
-    def begin(self, name: str, now_s: float) -> int:
-        """A mark begins, inside those that are open; the number by which to end it."""
+    def start(self, name: str, now_s: float) -> int:
+        """Start a mark inside those that are open; returns the number to end it with."""
         with self._lock:
             self._next += 1
             self.changes += 1
@@ -45,7 +45,7 @@ class Marks:
             return self._next
 
     def end(self, number: int, now_s: float) -> None:
-        """A mark ends; nothing to do if it has ended."""
+        """End a mark; does nothing if it has already ended."""
         with self._lock:
             mark = self._open.pop(number, None)
             if mark is None:
@@ -58,13 +58,13 @@ class Marks:
                 del self._ended[:-fewer]
 
     def end_all(self, now_s: float) -> None:
-        """All marks end."""
+        """End all marks."""
         with self._lock:
             for number in sorted(self._open, reverse=True):
                 self.end(number, now_s)
 
     def all(self, latest: int | None = None) -> list[Mark]:
-        """The marks in the order of their beginnings, outer ones first; or of those that ended only the `latest`."""
+        """The marks by start time, outer ones first; with `latest`, only that many of those that ended."""
         with self._lock:
             marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
         return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))

@@ -1,4 +1,4 @@
-"""The sampler's process: how it is started, listened to and ended."""
+"""Starting, listening to and ending the sampler's process."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ import msgspec
 from perfnb.errors import CaptureError
 from perfnb.telemetry.sampler import MODULE
 
-#: What it runs. Its modules come from where this process has its own, never from the folder of a notebook or script.
+#: What it runs. Modules come from where this process has its own, never from the folder of a notebook or script.
 _BOOT = (
     "import sys, json, warnings; config = json.loads(sys.argv[1]); sys.path[:] = config['path']; "
     f"warnings.simplefilter('ignore'); from {MODULE} import main; main(config)"
 )
 _STOP_S = 5.0
 
-#: Given each message, and ``None`` at the end; a weak reference to it, which is asked anew each time.
+#: A weak reference, followed each time, to what is called with each message and with ``None`` at the end.
 Taker = Callable[[], Callable[[dict[str, Any] | None], None] | None]
 
 
@@ -42,13 +42,12 @@ class SamplerProcess:
     interval_s : float
         Seconds between readings.
     taker : callable
-        Gives what is called with each message from a thread; when it gives ``None``, nobody listens any longer and the
-        sampler is ended.
+        Returns what a thread calls with each message, or ``None`` when nobody listens any more.
 
     Attributes
     ----------
     asked_to_end : bool
-        Whether it was told to.
+        Whether `end` was called.
 
     Raises
     ------
@@ -59,7 +58,7 @@ class SamplerProcess:
     def __init__(self, interval_s: float, taker: Taker) -> None:
         self.asked_to_end = False
         self._words: list[str] = []
-        complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread
         config = {
             "path": _path(),
             "interval_s": interval_s,
@@ -72,33 +71,33 @@ class SamplerProcess:
                     [sys.executable, "-P", "-s", "-S", "-c", _BOOT, json.dumps(config)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=complaints,
+                    stderr=errors,
                     bufsize=0,
                 )
         except OSError as error:
-            complaints.close()
+            errors.close()
             raise CaptureError(f"The sampler's process cannot be started: {error}.") from error
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         _enlarge(self.process.stdout)
-        self._finalizer = weakref.finalize(self, _let_go, self.process.stdin)
+        self._finalizer = weakref.finalize(self, _close, self.process.stdin)
         self._finalizer.atexit = False
         self.thread = threading.Thread(
-            target=_receive, args=(self.process, complaints, self._words, taker), name="perfnb-watch", daemon=True
+            target=_receive, args=(self.process, errors, self._words, taker), name="perfnb-watch", daemon=True
         )
         self.thread.start()
 
     @property
     def ended(self) -> bool:
-        """Whether no message will come any more."""
+        """Whether no more messages will come."""
         return not self.thread.is_alive()
 
     def end(self) -> None:
-        """Have it take a last reading and end, or kill it where it does not."""
+        """Ask for a last reading and wait for the end; kill it if it does not end."""
         self.asked_to_end = True
         until = time.monotonic() + _STOP_S
         assert self.process.stdin is not None
-        with suppress(OSError, ValueError):  # it has ended by itself
+        with suppress(OSError, ValueError):  # it ended by itself
             self.process.stdin.write(b"stop\n")
         self._finalizer()
         self.thread.join(max(0.0, until - time.monotonic()))
@@ -106,12 +105,12 @@ class SamplerProcess:
             self.process.kill()
             self.thread.join(_STOP_S)
 
-    def last_words(self, nothing: str = "it said nothing") -> str:
-        """The last line of what it complained of; known when it has ended."""
+    def last_words(self, nothing: str = "it printed nothing") -> str:
+        """The last line it printed to stderr; known after its end."""
         return self._words[0] if self._words else nothing
 
     def forget_in_child(self) -> None:
-        """Let go of it in a forked process, of which it is no child."""
+        """Release it in a forked process, which is not its parent."""
         self._finalizer.detach()
         self.process.returncode = 0
         for pipe in (self.process.stdin, self.process.stdout):
@@ -121,7 +120,7 @@ class SamplerProcess:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """A process that is started in here never hears an interrupt, which a terminal sends to all of its processes."""
+    """Processes started in here ignore interrupts, which a terminal sends to all of its processes."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -129,17 +128,17 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _receive(process: subprocess.Popen[bytes], complaints: IO[bytes], words: list[str], taker: Taker) -> None:
-    """What the thread does: hand on messages until the sampler ends. Holds nothing that could keep a watch alive."""
+def _receive(process: subprocess.Popen[bytes], errors: IO[bytes], words: list[str], taker: Taker) -> None:
+    """Hand on messages until the sampler ends; the thread holds nothing that could keep a watch alive."""
     assert process.stdout is not None
     pipe, rest = process.stdout.fileno(), b""
     while chunk := os.read(pipe, 1 << 20):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             _hand(taker, msgspec.json.decode(line))
-    complaints.seek(0)
-    words += complaints.read().decode(errors="replace").strip().splitlines()[-1:]
-    complaints.close()
+    errors.seek(0)
+    words += errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    errors.close()
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
@@ -157,13 +156,13 @@ def _hand(taker: Taker, message: dict[str, Any] | None) -> None:
         take(message)
 
 
-def _let_go(pipe: IO[bytes]) -> None:
+def _close(pipe: IO[bytes]) -> None:
     with suppress(OSError):
         pipe.close()
 
 
 def _path() -> list[str]:
-    """Where modules come from: Python's own and those that the sampler needs before any of the user's."""
+    """Where modules come from: Python's own and those that the sampler needs, before any of the user's."""
     own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
     here = str(Path(__file__).resolve().parents[2])
     found = [find_spec(name) for name in ("psutil", "msgspec")]
@@ -174,7 +173,7 @@ def _path() -> list[str]:
 
 
 def _enlarge(pipe: Any) -> None:
-    """Room for readings that come while this process holds the interpreter lock."""
+    """Make room for readings that arrive while this process holds the interpreter lock."""
     try:
         import fcntl
 

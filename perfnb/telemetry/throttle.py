@@ -1,8 +1,8 @@
-"""NVML's words for why a GPU runs below its highest clock; needs no NVML."""
+"""NVML's names for why a GPU runs below its maximum clock; needs no NVML."""
 
 from __future__ import annotations
 
-#: NVML's bits; 1 (the GPU is idle) and 2 (someone chose the clock) hold nothing back.
+#: NVML's bits, except those that slow nothing down: 1 (the GPU is idle) and 2 (someone set the clock).
 _WORDS = {
     0x004: "SwPowerCap",
     0x008: "HwSlowdown",
@@ -18,10 +18,9 @@ _HARMLESS = 0x001 | 0x002
 
 
 def throttle_words(bits: int) -> list[str]:
-    """The reasons in NVML's bit mask in words, such as ``SwPowerCap``, sorted.
+    """Names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
 
-    That the GPU is idle, or that its clock was set by someone, is no reason. ``Other`` stands for bits that are newer
-    than this list.
+    An idle GPU and a clock that someone set are not reasons. ``Other`` stands for bits newer than this list.
     """
     other = bits & ~(sum(_WORDS) | _HARMLESS)
     return sorted([word for bit, word in _WORDS.items() if bits & bit] + ["Other"] * bool(other))

@@ -1,4 +1,4 @@
-"""The kernel's side of the sampler: start its process, take in what it reads, end it whatever happens."""
+"""The kernel's side of telemetry: start the sampler, take in what it reads, end it whatever happens."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from perfnb.telemetry.history import History
 from perfnb.telemetry.sampler_process import SamplerProcess
 
 _START_S = 20.0
-#: torch's allocator is read when a reading arrives; one that had to wait longer is not beside it in time any more.
-_BESIDE_NS = 100_000_000
-#: An interval below this costs more than it tells; NVML and the kernel's counters are no faster.
+#: torch's allocator is read when a reading arrives; a reading that waited longer than this is no longer simultaneous.
+_SIMULTANEOUS_NS = 100_000_000
+#: A shorter interval costs more than it shows; NVML and the kernel's counters are no faster.
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.02, 3600.0
 
-#: A reading as it is handed on: device, ``t_s``, ``window_s``, values by metric.
+#: A reading passed on: device, ``t_s``, ``window_s``, values by metric.
 Row = tuple[str, float, float | None, dict[str, float | None]]
 
 
 class Watcher:
-    """A sampler and what it has read. Ends when it is stopped, or when nobody holds it any longer.
+    """A sampler and its readings. Ends when it is stopped, or when nobody holds it any more.
 
     Parameters
     ----------
@@ -39,20 +39,20 @@ class Watcher:
     Attributes
     ----------
     history : History
-        The readings; devices are named ``host``, ``process``, ``cgroup``, and GPUs by their UUIDs.
+        The readings; devices are ``host``, ``process``, ``cgroup``, and GPUs by UUID.
     notes : list of str
-        What the reader of the figures must know.
+        Caveats for the reader.
     zero_ns : int
-        The time of the first reading, from which ``t_s`` counts (`time.perf_counter_ns`).
+        The time of the first reading, where ``t_s`` is 0 (`time.perf_counter_ns`).
     renamed : int
-        How often the GPUs' names have changed.
+        How often the GPUs' names changed.
     on_rows : callable or None
-        Called from a thread of the watcher's own with the rows of each tick, and without any when the sampler ended.
+        Called from the watcher's thread with the rows of each tick, and with none when the sampler ends by itself.
 
     Raises
     ------
     TypeError, ValueError
-        If the interval is no number, or out of bounds.
+        If the interval is not a number, or out of range.
     CaptureError
         If the sampler cannot be started.
     """
@@ -63,7 +63,7 @@ class Watcher:
             raise TypeError(f"interval_s must be a number of seconds, not {shown(interval_s)}.")
         if not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
             raise ValueError(
-                f"interval_s must lie between {LEAST_INTERVAL_S:g} and {MOST_INTERVAL_S:g} seconds, "
+                f"interval_s must be between {LEAST_INTERVAL_S:g} and {MOST_INTERVAL_S:g} seconds, "
                 f"not {shown(interval_s)}."
             )
         self.interval_s, self.zero_ns, self.renamed = float(interval_s), 0, 0
@@ -79,7 +79,7 @@ class Watcher:
         self._ready, self._stopping = threading.Event(), threading.Lock()
         self._process: SamplerProcess | None = None
         try:
-            with InterruptGate() as gate:  # an interrupt would leave a process that nobody knows
+            with InterruptGate() as gate:  # an interrupt would leave an orphan
                 self._start(gate)
         except BaseException:
             self.stop()
@@ -87,13 +87,13 @@ class Watcher:
 
     @property
     def running(self) -> bool:
-        """Whether readings still come."""
+        """Whether the sampler is still reading."""
         process = self._process
         return process is not None and not process.ended
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What was found out about the run; JSON-able."""
+        """Facts about the run; JSON-able."""
         end = self._ended_ns or time.perf_counter_ns()
         return {
             "running": self.running,
@@ -110,15 +110,15 @@ class Watcher:
         }
 
     def columns(self) -> dict[str, Any]:
-        """The readings by device and column, devices by the names that they have now."""
+        """The readings by device and column, devices by their current names."""
         return {self._names.get(key, key): columns for key, columns in self.history.columns().items()}
 
     def now_s(self) -> float:
-        """The time now as `t_s` counts it."""
+        """The current time on the scale of `t_s`."""
         return (time.perf_counter_ns() - self.zero_ns) / 1e9
 
     def stop(self) -> None:
-        """Take a last reading and end the sampler; nothing to do if it has ended."""
+        """Take a last reading and end the sampler; does nothing if it has ended."""
         with InterruptGate(), self._stopping:
             process, self._process = self._process, None
             if process is not None:
@@ -139,11 +139,11 @@ class Watcher:
             ready = self._ready.wait(_START_S)
         if not ready or not self._facts:
             process.end()
-            with gate.opened():  # an interrupt that came meanwhile goes before
-                raise CaptureError(f"The sampler's process gave no reading: {process.last_words()}.")
+            with gate.opened():  # an interrupt that arrived takes precedence
+                raise CaptureError(f"The sampler's process sent no reading: {process.last_words()}.")
 
     def _take(self, message: dict[str, Any] | None) -> None:
-        """Take in a message of the sampler's; ``None`` when it has ended."""
+        """Take in a message from the sampler; ``None`` when it has ended."""
         if message is None:
             self._ended_ns = time.perf_counter_ns()
             process = self._process
@@ -172,13 +172,13 @@ class Watcher:
         self._missed += message["missed"]
         self._unsent += message.get("unsent", 0)
         self._cpu_ns = message["cpu"]
-        begun = message["rows"][0][1] if message["rows"] else message["due"]
-        late_ms = max(0.0, (begun - message["due"]) / 1e6)
+        started = message["rows"][0][1] if message["rows"] else message["due"]
+        late_ms = max(0.0, (started - message["due"]) / 1e6)
         rows: list[Row] = []
         for key, before, after, values in message["rows"]:
             if key in self._names:
-                beside = time.perf_counter_ns() - after < _BESIDE_NS
-                values |= torch_devices.allocator(self._names[key], ask=self._by_torch and beside)
+                simultaneous = time.perf_counter_ns() - after < _SIMULTANEOUS_NS
+                values |= torch_devices.allocator(self._names[key], ask=self._by_torch and simultaneous)
             last = self._last_ns.get(key)
             window = None if last is None else (before - last) / 1e9
             self._last_ns[key] = before
@@ -204,11 +204,11 @@ class Watcher:
             self.notes.append(f"The live view stopped: {type(error).__name__}: {error}")
 
     def forget_in_child(self) -> None:
-        """A forked process has no part in the watch: it lets go of the pipes, so that their ends are seen."""
+        """In a forked process, close the pipes so that their ends are seen."""
         process, self._process = self._process, None
         if process is not None:
             process.forget_in_child()
-        self._stopping = threading.Lock()  # as the history's: maybe held by a thread that is not there
+        self._stopping = threading.Lock()  # like the history's: maybe held by a thread that does not exist here
         self.history.unlock_in_child()
 
 
@@ -216,7 +216,7 @@ _alive: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def running() -> int:
-    """How many watchers run in this process."""
+    """How many watchers are running in this process."""
     return sum(watcher.running for watcher in list(_alive))
 
 

@@ -128,7 +128,7 @@ class Watch(Shown):
         __tracebackhide__ = True
         if self._watcher is None or self._kept is not None:
             warnings.warn(f"The watch has ended: the mark {shown(name)} is not kept.", stacklevel=3)
-        number = self._marks.begin(storable(str(name)), self._now())
+        number = self._marks.start(storable(str(name)), self._now())
         try:
             yield
         finally:
@@ -205,7 +205,7 @@ class Watch(Shown):
 
     def _begin_cell(self, name: str) -> tuple[int, float]:
         now = self._now()
-        return self._marks.begin(name, now), now
+        return self._marks.start(name, now), now
 
     def _end_cell(self, cell: tuple[int, float]) -> None:
         number, start_s = cell

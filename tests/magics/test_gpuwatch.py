@@ -82,7 +82,7 @@ def test_only_some_charts(kernel: Kernel) -> None:
     [
         ("%gpuwatch stop", "no watch is running: %gpuwatch starts one."),
         ("%gpuwatch go", "%gpuwatch knows start, stop and status, not 'go'; %%gpuwatch watches a cell."),
-        ("%gpuwatch --interval 0", "--interval must lie between 0.02 and 3600 seconds, not 0."),
+        ("%gpuwatch --interval 0", "--interval must be between 0.02 and 3600 seconds, not 0."),
         ("%gpuwatch --interval x", "--interval must be a number, not 'x'."),
         ("%gpuwatch --into 3", "--into needs a variable's name, not '3'."),
         ("%gpuwatch --intervall 3", "there is no option --intervall: did you mean --interval?"),

@@ -59,9 +59,9 @@ def test_a_reading_has_the_innermost_mark_around_it() -> None:
 
 def test_marks_nest_and_are_bounded() -> None:
     marks = Marks()
-    outer = marks.begin("outer", 0.0)
+    outer = marks.start("outer", 0.0)
     for number in range(MOST_MARKS + 5):
-        marks.end(marks.begin(f"step {number}", float(number)), number + 0.5)
+        marks.end(marks.start(f"step {number}", float(number)), number + 0.5)
     marks.end(outer, 1e6)
     marks.end(outer, 2e6)  # has ended
     kept = marks.all()

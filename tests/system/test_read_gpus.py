@@ -125,7 +125,7 @@ def test_no_value_is_no_number(gpus: Gpus) -> None:
     gpus.set_up({"0.power_cap": 2**32 - 1, "0.ecc_errors": 2**64 - 1, "0.throttle": 2**64 - 1})
     device = gpus.set_ups()["devices"]["GPU 0"]
     for name in ("power_limit_mw", "uncorrected", "throttled"):
-        assert device[name] == {"unread": "the driver gives no value"}
+        assert device[name] == {"unread": "the driver reports no value"}
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def test_nothing_in_place_of_a_value(gpus: Gpus, metric: str, setting: str, noth
     gpus.open()
     assert gpus.read(FIRST) == {**USUAL, metric: None}
     assert gpus.read(FIRST, 3) == {**USUAL, metric: None}
-    assert gpus.notes() == [f"{NAME}: {FUNCTIONS[metric][1]} cannot be read: the driver gives no value."]
+    assert gpus.notes() == [f"{NAME}: {FUNCTIONS[metric][1]} cannot be read: the driver reports no value."]
     gpus.set_up({})
     assert gpus.read(FIRST, 6) == USUAL
 

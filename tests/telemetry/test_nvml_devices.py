@@ -31,7 +31,7 @@ def test_a_gpu_that_cannot_be_opened(gpus: Gpus) -> None:
         assert gpus.devices() == [SECOND]
         [note] = gpus.notes()
         assert note.startswith("GPU 0: ")
-        assert note.endswith(". It is not watched.")
+        assert note.endswith(". It is not read.")
         assert gpus.read(SECOND) == USUAL
     gpus.set_up({"0.error": 15, "1.error": 4})
     assert absent(gpus) == "no GPU can be read (GPU 0: GPU is lost)"
@@ -106,7 +106,7 @@ def test_slices_stand_for_their_gpu(gpus: Gpus) -> None:
     }
     assert gpus.facts("MIG-abb")["name"] == "NVIDIA Stand-in"
     [note] = gpus.notes()
-    assert note.startswith("Of a MIG slice only memory can be read: ")
+    assert note.startswith("Only the memory of a MIG slice can be read: ")
 
     gpus.calls()
     for second in (0, 5):
@@ -152,5 +152,5 @@ def test_mig_mode_without_slices(gpus: Gpus) -> None:
     gpus.set_up({"0.mig": 1, "0.slices": 7, **{f"0:{place}.absent": 1 for place in range(7)}, "1.mig": 0})
     gpus.open()
     assert gpus.devices() == [SECOND]
-    assert gpus.notes() == [f"{NAME}: its MIG mode is on, but it has no slices. It is not watched."]
+    assert gpus.notes() == [f"{NAME}: its MIG mode is on, but it has no slices. It is not read."]
     assert absent(gpus, "0") == f"no GPU can be read ({NAME}: its MIG mode is on, but it has no slices)"

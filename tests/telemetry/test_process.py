@@ -236,7 +236,7 @@ def test_where_disk_traffic_is_not_told_the_rest_is(start: Start, monkeypatch: p
     assert values["disk_read_bytes_per_s"] is values["disk_write_bytes_per_s"] is None
     assert values["cpu_percent"] is not None
     assert values["memory_bytes"] > 0
-    assert source.notes == ["The disk traffic of the watched process cannot be read."]
+    assert source.notes == ["The disk I/O of the watched process cannot be read."]
 
 
 def test_where_no_parent_inherits_what_ended_workers_had_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,7 @@ def test_files_that_say_anything_else_are_no_processes(files: Files, text: str) 
     assert told()[1] == 1
     (files.folder / "1" / "io").write_text(text)
     assert told() == (0.0, 1, None)
-    assert told.source.notes == ["The disk traffic of the watched process cannot be read."]
+    assert told.source.notes == ["The disk I/O of the watched process cannot be read."]
     (files.folder / "1" / "task" / "1" / "children").write_text(text)
     told()
     (files.folder / "1" / "stat").write_text(text)

@@ -130,7 +130,7 @@ def test_a_device_that_is_lost_ends_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert {"note": "one note"} in sent
     assert {"lost": "gone", "note": "it fell off the bus"} in sent
-    assert {"lost": "broken", "note": "broken cannot be read any longer: ZeroDivisionError: a fault"} in sent
+    assert {"lost": "broken", "note": "broken can no longer be read: ZeroDivisionError: a fault"} in sent
     assert [row[0] for row in sent[-1]["rows"]] == ["there"]
 
 
@@ -159,13 +159,13 @@ def _stopped_by(box: _Sent, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.telemetry.sampler_process._BOOT", "raise ImportError('no module named psutil')")
-    with pytest.raises(CaptureError, match="gave no reading: ImportError: no module named psutil"):
+    with pytest.raises(CaptureError, match="sent no reading: ImportError: no module named psutil"):
         Watcher(0.5)
 
 
 @pytest.mark.parametrize("interval", [0.0, -1.0, 0.01, 4000.0, float("nan")])
 def test_an_interval_out_of_bounds_is_refused(interval: float) -> None:
-    with pytest.raises(ValueError, match=r"interval_s must lie between 0\.02 and 3600 seconds"):
+    with pytest.raises(ValueError, match=r"interval_s must be between 0\.02 and 3600 seconds"):
         Watcher(interval)
 
 

@@ -156,7 +156,7 @@ def test_an_interrupt_that_ends_the_sampler_as_it_starts_is_an_interrupt(
 
 def test_a_sampler_that_reads_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.telemetry.watcher.SamplerProcess", Starting())
-    with pytest.raises(CaptureError, match="gave no reading: KeyboardInterrupt"):
+    with pytest.raises(CaptureError, match="sent no reading: KeyboardInterrupt"):
         Watcher(0.1)
 
 

@@ -73,7 +73,7 @@ def _asked(read: Callable[[], Any]) -> Any:
         value = read()
     except pynvml.NVMLError as error:
         return Unread(error_words(error))
-    return Unread("the driver gives no value") if value in _NOTHING else value
+    return Unread("the driver reports no value") if value in _NOTHING else value
 
 
 def _text(value: Any) -> str:
@@ -107,7 +107,7 @@ def _uncorrected(handle: Any) -> int:
 
 def _throttled(handle: Any) -> list[str] | Unread:
     bits = int(FIELDS["throttle_reasons"].read(handle))
-    return Unread("the driver gives no value") if bits == FIELDS["throttle_reasons"].none else throttle_words(bits)
+    return Unread("the driver reports no value") if bits == FIELDS["throttle_reasons"].none else throttle_words(bits)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {

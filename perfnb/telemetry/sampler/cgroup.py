@@ -1,6 +1,6 @@
-"""The control group that the process runs in: what Linux lets it use, what it uses, how long its CPU limit held it.
+"""The process's cgroup: its limits, what it uses, and how long its CPU limit throttled it.
 
-There are two versions of the files, and "hybrid" machines that have both; any file may be missing or say anything.
+The files have two versions, and "hybrid" machines have both; any file may be missing or contain anything.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Values
 _PROC = "/proc/self"
 _ROOT = "/sys/fs/cgroup"
 
-#: Version 1 says "no limit" with the largest multiple of a page below 2^63; the page's size differs.
+#: Version 1 writes "no limit" as the largest multiple of a page below 2^63; page sizes differ.
 _NO_LIMIT = 1 << 62
 
 
-#: Tells what a file of a folder says; nothing where it cannot be read.
+#: Reads a file of a folder; empty if it cannot be read.
 _Reader = Callable[[str, str], bytes]
 
 
 class _Mount(NamedTuple):
-    """Where a hierarchy of groups can be seen."""
+    """Where a hierarchy of groups is mounted."""
 
     unified: bool
     controllers: frozenset[str]
-    top: str  # the group that is seen at `folder`
+    top: str  # the group mounted at `folder`
     folder: str
 
 
@@ -37,25 +37,25 @@ class _Hierarchy(NamedTuple):
     """The process's place in a hierarchy."""
 
     unified: bool
-    folders: tuple[str, ...]  # its own group's first, the outermost that can be seen last
+    folders: tuple[str, ...]  # its own group's first, the outermost visible one last
 
 
 def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
-    """How many cores the process's cgroups let it use; ``None`` where nothing limits it or that is not known.
+    """How many cores the process's cgroups let it use; ``None`` if there is no limit or it is unknown.
 
     Parameters
     ----------
     proc : str
         The folder that describes the process.
     root : str
-        What to read in place of ``/sys/fs/cgroup``.
+        Read instead of ``/sys/fs/cgroup``.
     """
     limits = _cpu_limits(_places(proc, root).get("cpu"))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
-    """How many bytes the process's cgroups let it use together; parameters and ``None`` as for `cpu_limit`."""
+    """How many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
     place = _places(proc, root).get("memory")
     if place is None:
         return None
@@ -63,15 +63,15 @@ def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
         told = [_whole(_text(folder, "memory.max")) for folder in place.folders]
     else:
         told = [_whole(_text(folder, "memory.limit_in_bytes")) for folder in place.folders]
-        # Counts the groups above the outermost that can be seen, too.
+        # Includes groups above the outermost visible one.
         told.append(_row(_text(place.folders[0], "memory.stat"), "hierarchical_memory_limit"))
     return min((limit for limit in told if limit is not None and limit < _NO_LIMIT), default=None)
 
 
 def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
-    """How often the CPU limit stopped the process's cgroup, and for how many milliseconds, summed over the CPUs.
+    """How often the CPU limit throttled the process's cgroup, and for how many milliseconds, summed over the CPUs.
 
-    Both count from the group's start. ``None`` where they cannot be read; parameters as for `cpu_limit`.
+    Both count from the group's creation. ``None`` if they cannot be read; parameters as for `cpu_limit`.
     """
     return _first_throttled(_throttling_folders(_places(proc, root).get("cpu")), _text)
 
@@ -87,7 +87,7 @@ class CgroupSource:
     Raises
     ------
     Absent
-        If neither a limit nor the use of any cgroup can be read.
+        If neither a limit nor the usage of any cgroup can be read.
     """
 
     name = "cgroup"
@@ -140,7 +140,7 @@ class CgroupSource:
 
 
 def _cpu_limits(place: _Hierarchy | None) -> list[float | None]:
-    """The limit that each of the groups sets."""
+    """The limit that each group sets."""
     if place is None:
         return []
     limits: list[float | None] = []
@@ -155,7 +155,7 @@ def _cpu_limits(place: _Hierarchy | None) -> list[float | None]:
 
 
 def _throttling_folders(place: _Hierarchy | None) -> tuple[str, ...]:
-    """Where to look for throttling: a group counts only what its own limit did, so the tightest one's comes first."""
+    """Where to look for throttling, tightest limit first: a group counts only what its own limit did."""
     if place is None:
         return ()
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
@@ -163,7 +163,7 @@ def _throttling_folders(place: _Hierarchy | None) -> tuple[str, ...]:
 
 
 def _first_throttled(folders: tuple[str, ...], text: _Reader) -> tuple[int, float] | None:
-    return next((told for folder in folders if (told := _throttled(folder, text))), None)
+    return next((found for folder in folders if (found := _throttled(folder, text))), None)
 
 
 def _throttled(folder: str, text: _Reader) -> tuple[int, float] | None:
@@ -184,13 +184,13 @@ def _used_ns(place: _Hierarchy | None, text: _Reader) -> int | None:
 
 
 def _used_bytes(place: _Hierarchy | None, text: _Reader) -> int | None:
-    """Without the cache of files that the kernel would give up first."""
+    """Without the file cache that the kernel would give up first."""
     if place is None:
         return None
     usage, cache = ("memory.current", "inactive_file")
     if not place.unified:
         usage, cache = ("memory.usage_in_bytes", "total_inactive_file")
-    for folder in place.folders if place.unified else place.folders[:1]:  # version 2 may leave it to a group above
+    for folder in place.folders if place.unified else place.folders[:1]:  # version 2: or a group above
         if (used := _whole(text(folder, usage))) is not None:
             cached = _row(text(folder, "memory.stat"), cache)
             return None if cached is None else max(used - cached, 0)
@@ -198,12 +198,12 @@ def _used_bytes(place: _Hierarchy | None, text: _Reader) -> int | None:
 
 
 def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
-    """Where the process stands in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounts) and ``memory``."""
+    """The process's place in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounting) and ``memory``."""
     mounts, groups = _mounts(proc, root), _groups(proc)
     places = {}
     for controller in ("cpu", "cpuacct", "memory"):
         old = [mount for mount in mounts if controller in mount.controllers]
-        # A controller belongs to one version at a time; without its line, where its files are decides.
+        # A controller belongs to one version at a time; without its line, the place of its files decides.
         for candidates, group in ((old, groups.get(controller)), ([m for m in mounts if m.unified], groups.get(""))):
             if candidates and (group is not None or not groups):
                 chains = [_chain(mount, group or "/") for mount in candidates]
@@ -218,11 +218,11 @@ def _version(mounts: list[_Mount]) -> str:
 
 
 def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
-    """The folders of a group and of all above it that the mount shows."""
+    """The folders of a group and of all visible groups above it."""
     top = mount.top.rstrip("/")
     inside = group[len(top) :] if f"{group}/".startswith(f"{top}/") else ""
     parts = [part for part in inside.split("/") if part]
-    # In a container the path may be the host's; what the mount shows is then the container's own group.
+    # In a container the path may be the host's; the mount then shows the container's own group.
     if ".." in parts or not os.path.isdir(os.path.join(mount.folder, *parts)):
         parts = []
     return tuple(os.path.join(mount.folder, *parts[:count]) for count in range(len(parts), -1, -1))
@@ -254,7 +254,7 @@ def _mounts(proc: str, root: str) -> list[_Mount]:
 
 
 def _usual_mounts(root: str) -> list[_Mount]:
-    """Where mounts are not told: the places at which they usually are."""
+    """The usual places, for when the mounts are not listed."""
     names = ("cpu", "cpuacct", "cpu,cpuacct", "memory")
     old = [_Mount(False, frozenset(name.split(",")), "/", os.path.join(root, name)) for name in names]
     new = [_Mount(True, frozenset(), "/", folder) for folder in (root, os.path.join(root, "unified"))]
@@ -263,10 +263,10 @@ def _usual_mounts(root: str) -> list[_Mount]:
 
 
 def _text(folder: str, name: str) -> bytes:
-    """What a file says; nothing where it cannot be read."""
+    """The content of a file; empty if it cannot be read."""
     try:
         descriptor = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):  # the path may come from a file that says anything
+    except (OSError, ValueError):  # the path may come from a file that contains anything
         return b""
     try:
         text = b""
@@ -280,7 +280,7 @@ def _text(folder: str, name: str) -> bytes:
 
 
 def _row(rows: bytes, name: str) -> int | None:
-    """The number in a file of names and numbers."""
+    """A number from a file of names and numbers."""
     return _whole((b"\n" + rows).partition(b"\n%s " % name.encode())[2].partition(b"\n")[0])
 
 

@@ -1,4 +1,4 @@
-"""Small files of the system that are read again and again."""
+"""Small system files that are read over and over."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 class KeptFiles:
-    """Files that stay open: to read one is then twice as cheap, and it stays the file of the same process.
+    """Files that stay open: reading one is then twice as cheap, and it stays the file of the same process.
 
     Parameters
     ----------
     most : int
-        How many stay open; others are opened for each reading.
+        How many stay open; any others are opened for each reading.
     """
 
     def __init__(self, most: int = 256) -> None:
@@ -24,7 +24,7 @@ class KeptFiles:
         Raises
         ------
         OSError
-            If it cannot be read, or what it describes has gone.
+            If it cannot be read, or what it describes is gone.
         """
         descriptor = self._open.get(path)
         if descriptor is None:
@@ -42,7 +42,7 @@ class KeptFiles:
             raise
 
     def forget(self, path: str) -> None:
-        """Close a file, if it is open."""
+        """Close a file if it is open."""
         if (descriptor := self._open.pop(path, None)) is not None:
             os.close(descriptor)
 
@@ -54,7 +54,7 @@ class KeptFiles:
 
 def _text(descriptor: int, size: int) -> bytes:
     text = part = os.pread(descriptor, size, 0)
-    # The kernel makes some files a page at a time, in whole rows; one that fills less than half a page is complete.
+    # The kernel generates some files a page at a time, in whole rows; one that fills less than half a page is complete.
     while len(part) > 2048 and len(text) < size:
         part = os.pread(descriptor, size - len(text), len(text))
         text += part

@@ -14,28 +14,28 @@ import psutil
 from perfnb.telemetry.sampler.files import KeptFiles
 from perfnb.telemetry.sampler.source import Facts, Rates, Values
 
-_Told = TypeVar("_Told")
+_Read = TypeVar("_Read")
 
 #: Bytes read and written, or received and sent, by disk or interface.
 Traffic = dict[str, tuple[int, int]]
 
-#: Time that is not work. A guest's time is counted as the user's too.
+#: Time that is not busy; guest time is already part of user time.
 _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")
 
-#: Disks that lie on other disks or in memory: what they carry is counted there, or never reaches a disk.
+#: Disks on top of other disks, where their traffic is counted, or in memory, where it never reaches a disk.
 _STACKED = re.compile(r"(loop|ram|zram|dm-|md|zd|bcache|drbd)\d")
 
 _LOOPBACK = re.compile(r"lo\d*|Loopback.*")
 
 _SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk's own are
 
-#: Lists the disks, without their parts, on Linux.
+#: Lists the disks, without their partitions, on Linux.
 _BLOCK = "/sys/block"
 
 
 @dataclass
 class Sensors:
-    """How to read each counter; each may raise anything."""
+    """How to read each counter; any may raise anything."""
 
     busy_s: Callable[[], float]  # summed over the cores
     used_bytes: Callable[[], int]
@@ -45,17 +45,11 @@ class Sensors:
 
 
 def sensors(proc: str = "/proc") -> Sensors:
-    """The cheapest way that works, for each counter.
-
-    Parameters
-    ----------
-    proc : str
-        What to read in place of ``/proc``.
-    """
+    """For each counter the cheapest way that works; `proc` is read instead of ``/proc``."""
     files = _Files(proc)
     chosen = Sensors(_busy_s, _used_bytes, _disks, _interfaces, files.close)
     for name in ("busy_s", "used_bytes", "disks", "interfaces"):
-        with suppress(Exception):  # another system, or a file that looks otherwise
+        with suppress(Exception):  # another system, or a file in another format
             cheap = getattr(files, name)
             cheap()
             setattr(chosen, name, cheap)
@@ -75,7 +69,7 @@ class _Files:
         line = self._kept.text(f"{self._proc}/stat", 512)
         label, user, nice, system, _, _, irq, softirq, steal, *_ = line.partition(b"\n")[0].split()
         if label != b"cpu":
-            raise ValueError(f"{self._proc}/stat begins otherwise")
+            raise ValueError(f"{self._proc}/stat does not start with the CPU's times")
         return (int(user) + int(nice) + int(system) + int(irq) + int(softirq) + int(steal)) * self._tick_s
 
     def used_bytes(self) -> int:
@@ -102,7 +96,7 @@ class _Files:
 
 def _busy_s() -> float:
     times = psutil.cpu_times()
-    # A difference of the sums would seem to fall now and then, by what is rounded.
+    # The total minus these would fall now and then, by rounding errors.
     return float(sum(getattr(times, name) for name in times._fields if name not in _NOT_BUSY))
 
 
@@ -139,7 +133,7 @@ _whole_disks: dict[bytes, bool] = {}
 
 
 def _is_whole_disk(name: bytes) -> bool:
-    """Whether this is a disk itself, not a part of one that is listed too."""
+    """Whether this is a disk rather than a partition of one."""
     if name not in _whole_disks:
         text = os.fsdecode(name)
         listed = not os.path.isdir(_BLOCK) or os.path.exists(f"{_BLOCK}/" + text.replace("/", "!"))
@@ -148,10 +142,10 @@ def _is_whole_disk(name: bytes) -> bool:
 
 
 class HostSource:
-    """What the whole machine does; see `Source`.
+    """The whole machine; see `Source`.
 
-    A field that cannot be read is ``None``, with one note; the others go on. The CPU's counters move in steps of
-    10 ms a core on Linux, so that at 10 Hz a single reading is coarse and only the mean of several is exact.
+    A sensor that cannot be read gives ``None`` and one note; the others go on. Linux counts CPU time in steps of 10 ms
+    per core, so that at 10 Hz a single reading is coarse and only the mean of several is exact.
     """
 
     name = "host"
@@ -172,7 +166,7 @@ class HostSource:
 
     def read(self, device: str, now_ns: int) -> Values:
         busy_s = self._rates.per_second("cpu", self._try("CPU time", self._sensors.busy_s), now_ns)
-        read, written = self._both("disk traffic", self._sensors.disks, now_ns)
+        read, written = self._both("disk I/O", self._sensors.disks, now_ns)
         received, sent = self._both("network traffic", self._sensors.interfaces, now_ns)
         return {
             "cpu_percent": None if busy_s is None else busy_s * 100,
@@ -187,18 +181,18 @@ class HostSource:
     def close(self) -> None:
         self._sensors.close()
 
-    def _try(self, what: str, tell: Callable[[], _Told]) -> _Told | None:
+    def _try(self, what: str, read: Callable[[], _Read]) -> _Read | None:
         try:
-            return tell()
-        except Exception as error:  # psutil's readers fail in many ways on machines that its authors have not seen
+            return read()
+        except Exception as error:  # psutil fails in many ways on unusual machines
             if what not in self._failed:
                 self._failed.add(what)
                 self.notes.append(f"The host's {what} cannot be read: {str(error) or type(error).__name__}.")
             return None
 
-    def _both(self, what: str, tell: Callable[[], Traffic], now_ns: int) -> tuple[float | None, float | None]:
-        """Bytes per second each way, over the parts that were there before and whose counters did not start anew."""
-        now = self._try(what, tell)
+    def _both(self, what: str, read: Callable[[], Traffic], now_ns: int) -> tuple[float | None, float | None]:
+        """Bytes per second each way, over the disks or interfaces seen before whose counters were not reset."""
+        now = self._try(what, read)
         before_ns, before = self._traffic.pop(what, (now_ns, {}))
         if now is None:
             return None, None

@@ -1,7 +1,7 @@
-"""The sampler's loop: a reading at each tick, sent down a pipe, until it is told to stop or its parent has gone.
+"""The sampler's loop: read every device at each tick and send the result down a pipe, until told to stop or orphaned.
 
-Lines of JSON go out; what comes in is one line, ``stop``. Times are `time.perf_counter_ns`, one clock for all processes
-of a machine: the trace's steps are timed by it too.
+Lines of JSON go out; the only input is one line, ``stop``. Times are `time.perf_counter_ns`, a clock that all processes
+on a machine share and that also times the trace's steps.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import msgspec
 
 from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Source, Values
 
-#: At most so many seconds pass before the parent's end is noticed.
+#: The parent's end is noticed within this many seconds.
 PARENT_SEEN_S = 1.0
-#: What may wait to be sent while the kernel does not read, being busy in code that holds the interpreter lock.
+#: How much may wait to be sent while the kernel is busy in code that holds the interpreter lock.
 MOST_WAITING_BYTES = 32 * 2**20
-#: A last reading is taken at the stop if the one before is this old; rates over less say little.
+#: The stop takes a last reading if the previous one is at least this old; rates over less time say little.
 LAST_READING_S = 0.05
 
 _FLUSH_S = 2.0
 
 
 def main(config: dict[str, Any]) -> None:
-    """Run the sampler: what its process does.
+    """Run the sampler; its process does nothing else.
 
     Parameters
     ----------
     config : dict
-        ``interval_s``, ``parent`` (process id, the process that is watched), ``visible`` (the value of
+        ``interval_s``, ``parent`` (the id of the watched process), ``visible`` (the value of
         ``CUDA_VISIBLE_DEVICES``, or ``None``).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook reaches the whole process group
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting the notebook signals the whole process group
     outbox = Outbox(1)
     sources, absent = open_sources(config)
     try:
@@ -49,7 +49,7 @@ def main(config: dict[str, Any]) -> None:
 
 
 def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
-    """The sources that this machine has, and why it lacks the others."""
+    """The sources that this machine has, and why the others are missing."""
     from perfnb.telemetry.sampler.cgroup import CgroupSource
     from perfnb.telemetry.sampler.host import HostSource
     from perfnb.telemetry.sampler.nvml import NvmlSource
@@ -68,16 +68,16 @@ def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
             sources.append(make())
         except Absent as reason:
             absent[name] = _text(f"{name}: {reason}")
-        except Exception as error:  # one source must not cost the others
-            absent[name] = _text(f"{name}: it cannot be read: {type(error).__name__}: {error}")
+        except Exception as error:  # one failing source must not cost the others
+            absent[name] = _text(f"{name}: cannot be read: {type(error).__name__}: {error}")
     return sources, absent
 
 
 class Sampler:
     """Reads every device at each tick.
 
-    Ticks lie at whole multiples of the interval from the first reading on, so that delays do not add up. A tick that
-    passes while a reading takes place is left out and counted.
+    Ticks are whole multiples of the interval after the first reading, so that delays do not add up. A tick that passes
+    during a reading is skipped and counted.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Sampler:
         self._zero = time.perf_counter_ns()
         self._outbox.send({"hello": {"zero_ns": self._zero, "devices": facts, "absent": self._absent}})
         tick, missed = 0, 0
-        begun, last = time.process_time_ns(), self._zero
+        start_cpu, last = time.process_time_ns(), self._zero
         while True:
             due = self._zero + tick * self._interval_ns
             going = self._wait(due)
             now = time.perf_counter_ns()
             if going or now - last >= LAST_READING_S * 1e9:
-                self._read(due if going else now, missed, begun)
+                self._read(due if going else now, missed, start_cpu)
                 last = now
             if not going:
                 self._outbox.flush(_FLUSH_S)
@@ -108,8 +108,8 @@ class Sampler:
             following = max(tick + 1, -((self._zero - time.perf_counter_ns()) // self._interval_ns))
             missed, tick = following - tick - 1, following
 
-    def _read(self, due: int, missed: int, begun: int) -> None:
-        """Read all devices; what is sent is the delay of the tick and each device's values between two times."""
+    def _read(self, due: int, missed: int, start_cpu: int) -> None:
+        """Read all devices; send when the tick was due, and each device's values with the times before and after."""
         rows: list[tuple[str, int, int, Values]] = []
         for source, device in list(self._devices):
             before = time.perf_counter_ns()
@@ -118,27 +118,29 @@ class Sampler:
             except Lost as reason:
                 self._devices.remove((source, device))
                 self._outbox.send({"lost": device, "note": _text(str(reason))})
-            except Exception as error:  # a fault of ours or of a library: said, and the other devices go on
+            except Exception as error:  # a bug of ours or of a library: report it and go on with the other devices
                 self._devices.remove((source, device))
-                words = f"{device} cannot be read any longer: {type(error).__name__}: {error}"
+                words = f"{device} can no longer be read: {type(error).__name__}: {error}"
                 self._outbox.send({"lost": device, "note": _text(words)})
             else:
                 rows.append((device, before, time.perf_counter_ns(), values))
             for note in source.notes:
                 self._outbox.send({"note": _text(note)})
             source.notes.clear()
-        if not self._outbox.send({"rows": rows, "due": due, "missed": missed, "cpu": time.process_time_ns() - begun}):
+        if not self._outbox.send(
+            {"rows": rows, "due": due, "missed": missed, "cpu": time.process_time_ns() - start_cpu}
+        ):
             self._outbox.lost += 1
 
     def _wait(self, until: int) -> bool:
-        """Wait for a moment; false if the sampler shall stop before."""
+        """Wait until a time; false if the sampler has to stop before."""
         while True:
             if os.getppid() != self._parent:
                 return False
             rest = (until - time.perf_counter_ns()) / 1e9
             writers = [self._outbox.pipe] if self._outbox.waiting else []
             readable, writable, _ = select.select([0], writers, [], min(max(rest, 0.0), PARENT_SEEN_S))
-            if readable:  # "stop", or the end of a pipe that nobody holds any longer
+            if readable:  # "stop", or the end of a pipe that nobody holds any more
                 return False
             if writable:
                 self._outbox.push()
@@ -151,12 +153,12 @@ def _plain(facts: Facts) -> Facts:
 
 
 def _text(words: str) -> str:
-    """Names that are no text, as of a process, could not be sent."""
+    """The name of a process, for instance, may not be valid text and could not be sent."""
     return words.encode("utf-8", "replace").decode()
 
 
 class Outbox:
-    """Messages on their way to the kernel; sending never waits for it."""
+    """Messages on their way to the kernel; sending never waits."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -165,7 +167,7 @@ class Outbox:
         os.set_blocking(pipe, False)
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message, or keep it until there is room; false if too much waits already."""
+        """Send a message, or keep it until there is room; false if too much is already waiting."""
         if len(self.waiting) > MOST_WAITING_BYTES:
             return False
         if self.lost and "rows" in message:
@@ -175,7 +177,7 @@ class Outbox:
         return True
 
     def push(self) -> None:
-        """Write what the pipe takes."""
+        """Write as much as the pipe takes."""
         while self.waiting:
             try:
                 done = os.write(self.pipe, self.waiting[:65536])
@@ -184,7 +186,7 @@ class Outbox:
             del self.waiting[:done]
 
     def flush(self, most_s: float) -> None:
-        """Write all, for at most `most_s` seconds."""
+        """Write everything, for at most `most_s` seconds."""
         until = time.perf_counter() + most_s
         while self.waiting and (rest := until - time.perf_counter()) > 0:
             if select.select([], [self.pipe], [], rest)[1]:

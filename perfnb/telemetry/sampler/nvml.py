@@ -31,29 +31,28 @@ _ABSENT = {
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to use the NVIDIA driver",
 }
 _NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-#: NVML measures the traffic for 20 ms in each direction, in which nothing else can be read: seldom, and apart.
+#: NVML measures PCIe traffic for 20 ms in each direction and blocks meanwhile: ask rarely, and one GPU at a time.
 _THROUGHPUT_NS, _APART_NS = 2_000_000_000, 100_000_000
 _SLICES = (
-    "Of a MIG slice only memory can be read: NVML gives no utilisation under MIG, and the rest only for the whole GPU."
+    "Only the memory of a MIG slice can be read: NVML reports no utilisation under MIG, and the rest per GPU only."
 )
 
 
 def absence(error: pynvml.NVMLError) -> str:
-    """Why there is no GPU to read, where NVML does not start or cannot count them."""
+    """Why there is no GPU to read, if NVML does not start or cannot count the GPUs."""
     return _ABSENT.get(error.value) or f"NVML does not start: {error_words(error)}"
 
 
 class NvmlSource:
-    """NVIDIA GPUs, and the MIG slices of those that are cut into slices, as NVML sees them.
+    """NVIDIA GPUs, and the MIG slices of those that are partitioned, as NVML sees them.
 
-    Memory is what everyone uses on the device, and ``busy_percent`` the share of the last 1/6 to 1 s in which some
-    kernel ran. There are no figures by process: NVML gives the host's process ids, which mean nothing in a container.
+    Memory is that of all processes on the device, and ``busy_percent`` the share of the last 1/6 to 1 s in which any
+    kernel ran. Nothing is broken down by process: NVML gives the host's process ids, useless in a container.
 
     Parameters
     ----------
     visible : str or None
-        The value of CUDA_VISIBLE_DEVICES; ``None`` where it is not set. Integers in it are taken in NVML's order, which
-        may differ from CUDA's own: once the devices that CUDA uses are known, map them by UUID.
+        The value of CUDA_VISIBLE_DEVICES; ``None`` if unset. See `let_through` for its integers.
 
     Raises
     ------
@@ -80,7 +79,7 @@ class NvmlSource:
             hidden = gpus and not chosen
             problem = f"no GPU can be read ({chosen[0].problem})" if chosen else "no GPU is visible"
             raise Absent(f"{problem}: CUDA_VISIBLE_DEVICES hides all {len(gpus)}" if hidden else problem)
-        self.notes += [f"{device.problem}. It is not watched." for device in chosen if device.problem]
+        self.notes += [f"{device.problem}. It is not read." for device in chosen if device.problem]
         if any(device.mig for device in self._devices.values()):
             self.notes.append(_SLICES)
         self._pcie = {key: PcieCounters() for key in self._devices}
@@ -91,7 +90,7 @@ class NvmlSource:
         return list(self._devices)
 
     def facts(self, device: str) -> Facts:
-        """Name, UUID, NVML's index, size of the memory, power limit, and whether it is a slice."""
+        """Name, UUID, NVML's index, memory size, power limit, and whether it is a slice."""
         return dict(self._devices[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -105,7 +104,7 @@ class NvmlSource:
         return values
 
     def close(self) -> None:
-        """Shut NVML down; what was started once is ended once."""
+        """Shut NVML down, once."""
         if self._open:
             self._open = False
             with suppress(pynvml.NVMLError):
@@ -116,7 +115,7 @@ class NvmlSource:
         if value is None:
             return None
         if value == how.none:
-            self._note(device, metric, how.words, "the driver gives no value")
+            self._note(device, metric, how.words, "the driver reports no value")
             return None
         return value if how.unit == 1 else value * how.unit
 
@@ -134,7 +133,7 @@ class NvmlSource:
         return {metric: self._read(device, metric, PCIE_THROUGHPUT[metric]) for metric in words}
 
     def _ask(self, device: Device, words: dict[str, str], read: Callable[[Any], T]) -> T | None:
-        """What `read` gives of a device; ``None``, and a note for each of the metrics in `words`, if it fails."""
+        """What `read` gives for a device; if it fails, ``None`` and a note for each of the metrics in `words`."""
         try:
             return read(device.handle)
         except pynvml.NVMLError as error:
@@ -152,7 +151,7 @@ class NvmlSource:
             self.notes.append(f"{device.words}: {words} cannot be read: {why}.")
 
 
-#: What NVML puts where it has no value, in 32 and in 64 bits.
+#: What NVML writes if it has no value, in 32 and in 64 bits.
 NONE_32, NONE_64 = 2**32 - 1, 2**64 - 1
 
 
@@ -166,7 +165,7 @@ class Field(NamedTuple):
 
 
 def _newest(handle: Any, *calls: tuple[str, *tuple[int, ...]]) -> int:
-    """What the first call says that binding and driver both know; each is a name and arguments after the handle."""
+    """Make the first call that binding and driver support; each is a name and the arguments after the handle."""
     for name, *arguments in calls[:-1]:
         try:
             if function := getattr(pynvml, name, None):
@@ -181,7 +180,7 @@ def _newest(handle: Any, *calls: tuple[str, *tuple[int, ...]]) -> int:
 def _temperature(handle: Any) -> int:
     sensor = pynvml.NVML_TEMPERATURE_GPU
     degrees = _newest(handle, ("nvmlDeviceGetTemperatureV", sensor), ("nvmlDeviceGetTemperature", sensor))
-    return degrees % 2**32 if degrees == -1 else degrees  # the newer call is signed, what it gives for nothing is not
+    return degrees % 2**32 if degrees == -1 else degrees  # the newer call is signed, its "no value" is not
 
 
 def _throttle_reasons(handle: Any) -> int:
@@ -201,7 +200,7 @@ FIELDS: dict[str, Field] = {
     "throttle_reasons": Field("throttle reasons", _throttle_reasons, none=NONE_64),
 }
 
-#: What is read of a slice: the rest NVML gives of the whole GPU only, or not at all.
+#: What can be read per slice; NVML has the rest per GPU only, or not at all.
 SLICE_FIELDS = ("memory_bytes",)
 
 
@@ -209,35 +208,33 @@ def _throughput(direction: int) -> Callable[[Any], int]:
     return lambda handle: int(pynvml.nvmlDeviceGetPcieThroughput(handle, direction))
 
 
-#: The mean over the 20 ms that each of these calls takes; receive and send as the GPU sees them.
+#: The mean over the 20 ms that each call takes; receive and send as seen from the GPU.
 PCIE_THROUGHPUT: dict[str, Field] = {
     "pcie_receive_bytes_per_s": Field("PCIe receive", _throughput(pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3),
     "pcie_send_bytes_per_s": Field("PCIe send", _throughput(pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3),
 }
 
 
-#: What counts the bytes that a GPU has received and sent; older bindings have no names for these fields.
+#: The counters of bytes that a GPU has received and sent; older bindings have no names for these fields.
 _PCIE_COUNTERS = {"pcie_receive_bytes_per_s": 198, "pcie_send_bytes_per_s": 197}
 _MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 _FULL = 2**32
-#: For a link that is not known: the fastest there is, generation 6 with 16 lanes.
+#: For an unknown link: the fastest there is, generation 6 with 16 lanes.
 _FASTEST = 128e9
-#: After so many readings in turn that came too late for the counters, they are given up.
+#: Give up on the counters after this many readings in a row that came too late for them.
 _PATIENCE = 3
 
 
 class PcieCounters:
     """Rates of a GPU's PCIe traffic from its counters of bytes.
 
-    The counters begin again at 0 when they are full, in many drivers after 4 GiB, which a fast link carries in less
-    than 0.1 s. A counter that may have gone round between two readings says nothing; that it may is assumed of each
-    that was never seen above 4 GiB.
+    The counters wrap around, in many drivers after 4 GiB, which a fast link carries in less than 0.1 s. A counter that
+    may have wrapped between two readings is useless; one that was never seen above 4 GiB may.
 
     Attributes
     ----------
     usable : bool
-        Whether the counters are of use here: no longer after readings that were too far apart, and never where the
-        driver does not have them.
+        False once readings were too far apart, and if the driver has no such counters.
     """
 
     def __init__(self) -> None:
@@ -254,7 +251,7 @@ class PcieCounters:
         Raises
         ------
         pynvml.NVMLError
-            If counters that were read before cannot be read, or the device is lost.
+            If counters that could be read before no longer can, or the device is lost.
         """
         try:
             counts = _counts(handle)
@@ -282,13 +279,13 @@ def _counts(handle: Any) -> dict[str, int]:
         if value.nvmlReturn or member is None:
             raise pynvml.NVMLError(value.nvmlReturn or pynvml.NVML_ERROR_NOT_SUPPORTED)
         counts[metric] = int(getattr(value.value, member))
-        if counts[metric] in (2**32 - 1, 2**64 - 1):  # what NVML puts where it has no value
+        if counts[metric] in (2**32 - 1, 2**64 - 1):  # "no value"
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_DATA)
     return counts
 
 
 def _link(handle: Any) -> float:
-    """The most that the link can carry in one direction, in bytes per second."""
+    """The link's maximum rate in one direction, in bytes per second."""
     with suppress(pynvml.NVMLError):
         generation = int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
         return float(250e6 * 2 ** (generation - 1) * int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)))

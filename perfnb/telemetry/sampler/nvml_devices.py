@@ -1,4 +1,4 @@
-"""The GPUs and MIG slices of this machine, and which of them CUDA_VISIBLE_DEVICES lets through."""
+"""The GPUs and MIG slices of this machine, and which of them CUDA_VISIBLE_DEVICES shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 #: Errors after which a device can no longer be read.
 LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 
-#: Errors after which an older call is worth a try.
+#: Errors after which an older call may work.
 OTHER_WAY = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -32,21 +32,21 @@ class Device:
     Attributes
     ----------
     key : str
-        Its UUID, or its place where NVML gives none.
+        Its UUID, or its index if NVML gives none.
     words : str
-        What it is called in sentences: ``GPU 1 (NVIDIA H100)``.
+        Its name in messages: ``GPU 1 (NVIDIA H100)``.
     handle : object
         NVML's.
     facts : dict
-        What does not change of it.
+        What does not change about it.
     old_name : str
         What drivers before version 470 called a slice.
     problem : str
-        Why it cannot be watched, or empty.
+        Why it cannot be read, or empty.
     told : set of str
-        The metrics of which the user was told that they cannot be read.
+        Metrics that the user was told cannot be read.
     mute : set of str
-        The metrics that this device does not have.
+        Metrics that this device does not have.
     """
 
     key: str
@@ -66,19 +66,19 @@ class Device:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A whole GPU, and what stands for it: itself, or its slices."""
+    """A whole GPU, and the devices to read: itself, or its slices."""
 
     uuid: str
     devices: list[Device]
 
 
 def error_words(error: pynvml.NVMLError) -> str:
-    """NVML's own words for what went wrong."""
+    """NVML's own message."""
     return str(error).rstrip(".")
 
 
 def read_memory(handle: Any) -> Any:
-    """NVML's structure of the memory; version 2, where the driver has it, does not count its own part as used."""
+    """NVML's memory structure; version 2, if the driver has it, does not count the driver's own part as used."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
@@ -99,19 +99,18 @@ def find_gpus() -> list[Gpu]:
 
 
 def let_through(gpus: list[Gpu], visible: str | None) -> list[Device]:
-    """What CUDA_VISIBLE_DEVICES lets through, in its order.
+    """The devices that CUDA_VISIBLE_DEVICES shows, in its order.
 
-    An entry that names nothing ends the list, and so does one of another kind than the first; a device that is named
-    twice hides all. Integers are NVML's order, which is also that of ``nvidia-smi``. CUDA's own default puts the
-    fastest GPU first (``CUDA_DEVICE_ORDER``), so on a machine with unlike GPUs an integer may mean another one: whoever
-    knows CUDA's devices must map them by UUID.
+    An entry that names nothing ends the list, and so does one of a different kind from the first; a device named twice
+    hides all. Integers count in NVML's order, as in ``nvidia-smi``. CUDA's default puts the fastest GPU first
+    (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer may mean another one: map CUDA's devices by UUID.
 
     Parameters
     ----------
     gpus : list of Gpu
         As `find_gpus` gives them.
     visible : str or None
-        The variable's value; ``None`` where it is not set.
+        The variable's value; ``None`` if unset.
     """
     if visible is None:
         return [device for gpu in gpus for device in gpu.devices]
@@ -139,7 +138,7 @@ def _by_name(gpus: list[Gpu], kind: str) -> dict[str, list[Device]]:
 
 
 def _full_name(entry: str, kind: str, names: list[str]) -> str | None:
-    if not kind:  # what follows the digits does not count, as in CUDA
+    if not kind:  # as in CUDA, what follows the digits is ignored
         number = re.match(r"\+?0*([0-9]+)", entry)
         return number[1] if number and number[1] in names else None
     if entry in names:
@@ -171,7 +170,7 @@ def _slices(parent: Any, index: int, parent_key: str, parent_words: str, parent_
     slices = []
     for number in range(_known(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0):
         handle = _known(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, number)
-        if handle is None:  # places for slices need not be filled
+        if handle is None:  # not every place holds a slice
             continue
         uuid, name = _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle)
         instances = (
@@ -207,5 +206,5 @@ def _known(read: Callable[..., T], *arguments: Any) -> T | None:
 def _text(read: Callable[[Any], str], handle: Any) -> str | None:
     try:
         return _known(read, handle)
-    except UnicodeDecodeError as error:  # the binding decodes strictly; names are whatever the driver says
+    except UnicodeDecodeError as error:  # the binding decodes strictly; a name is whatever the driver says
         return bytes(error.object).decode(errors="replace")

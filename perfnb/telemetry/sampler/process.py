@@ -1,4 +1,4 @@
-"""The watched process with all processes below it, such as a data loader's workers."""
+"""The watched process and all processes below it, such as a data loader's workers."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from perfnb.telemetry.sampler import MODULE
 from perfnb.telemetry.sampler.process_table import Seen, table_for
 from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Values
 
-#: How often to look for new processes, where nothing says whether one has started.
+#: How often to look for new processes if nothing tells that one has started.
 _SEARCH_S = 0.5
-#: A search waits until this many times what the last one took have passed: at most 0.2 % of a core.
+#: The wait before a search, as a multiple of what the last one took: searching takes at most 0.2 % of a core.
 _SEARCH_SHARE = 500
 
-#: A process younger than this waits for the next reading; what it uses until then is counted there.
+#: A younger process waits for the next reading, which counts what it used until then.
 _YOUNG_S = 0.03
 #: Stands in the command line of every sampler.
 SAMPLER = MODULE.encode()
 
-#: The sums that only grow: CPU nanoseconds, bytes read, bytes written.
+#: Sums that only grow: CPU nanoseconds, bytes read, bytes written.
 _Sums = list[float]
 
 
 class ProcessSource:
     """What a process and all below it use together; see `Source`.
 
-    The sums go on when a worker ends: on Linux its parent takes over its CPU time and disk bytes, elsewhere what was
-    read of it last is kept. Memory is each process's resident memory: pages that processes share count for each.
+    The sums keep what a worker used after it ends: on Linux its parent takes over its CPU time and disk bytes,
+    elsewhere its last reading is kept. Memory is resident memory: a page that processes share counts for each of them.
 
-    Samplers of other watches are left out, and what their parent takes over from them.
+    Samplers of other watches do not count, nor does what their parent takes over from them.
 
     Parameters
     ----------
     pid : int
         The process.
     without : int
-        A process that is left out, with all below it: the sampler's own.
+        A process to leave out, with all below it: the sampler's own.
     proc : str
-        What to read in place of ``/proc``.
+        Read instead of ``/proc``.
 
     Raises
     ------
@@ -60,12 +60,12 @@ class ProcessSource:
         self._last: dict[int, Seen] = {pid: first}
         self._others: dict[int, Seen] = {}  # samplers of other watches
         self._kept: _Sums = [0.0, 0.0, 0.0]
-        self._cpu_ns, self._told_ns = 0.0, 0.0
+        self._cpu_ns, self._reported_ns = 0.0, 0.0
         self._before_ns: int | None = None
         self._rates = Rates()
         self._last_pid: bytes | None = None
         self._searched_ns, self._search_took_ns = 0, 0
-        self._unknown_ns: int | None = None  # since when a process may have started that was not found till now
+        self._unknown_ns: int | None = None  # a process first seen now may have started since
         self._noted = False
 
     def devices(self) -> list[str]:
@@ -87,7 +87,7 @@ class ProcessSource:
         if not self._noted and not all(process.disk_bytes for process in seen.values()):
             self._noted = True
             some = "some of the watched processes" if disk_known else "the watched process"
-            self.notes.append(f"The disk traffic of {some} cannot be read.")
+            self.notes.append(f"The disk I/O of {some} cannot be read.")
         used = self._rates.per_second("cpu", cpu_ns, now_ns)
         return {
             "cpu_percent": None if used is None else used / 1e7,
@@ -101,32 +101,32 @@ class ProcessSource:
         self._table.close()
 
     def _members(self, now_ns: int) -> list[int]:
-        """Whom to look at; finding new processes costs far more than reading known ones."""
+        """The processes to read; finding new ones costs far more than reading known ones."""
         known = [pid for pid in self._last if pid != self._pid]
         since_ns, last_pid = now_ns - self._searched_ns, self._table.last_pid()
         started = last_pid is not None and last_pid != self._last_pid
         if (started or since_ns >= _SEARCH_S * 1e9) and since_ns >= self._search_took_ns * _SEARCH_SHARE:
-            begun_ns = time.thread_time_ns()
+            start_ns = time.thread_time_ns()
             below = self._table.below(self._pid, self._without)
             young = [pid for pid in below if pid not in self._last and self._is_young(pid)]
             found = [pid for pid in below if pid not in young and not self._is_other(pid)]
-            self._search_took_ns = time.thread_time_ns() - begun_ns
+            self._search_took_ns = time.thread_time_ns() - start_ns
             self._unknown_ns = self._searched_ns or None
             if young:
-                self._last_pid = b""  # look again next time, as if this search had not been
+                self._last_pid = b""  # search again next time
             else:
                 self._searched_ns, self._last_pid = now_ns, last_pid
-            # The kernel may leave children out of its list while others end.
+            # The kernel may omit children from its list while others end.
             known = list(dict.fromkeys((*found, *known)))
         return [self._pid, *known]
 
     def _is_young(self, pid: int) -> bool:
-        """Whether a process may still be a copy of its parent that has not begun what it was started for."""
+        """Whether a process may still be a fork of its parent that has not yet executed its own program."""
         command = self._table.command(pid)
         process = self._table.see(pid) if command else None
         if process is None or command != self._table.command(process.parent):
             return False
-        return self._table.clock_s() - process.begun_s < _YOUNG_S
+        return self._table.clock_s() - process.started_s < _YOUNG_S
 
     def _is_other(self, pid: int) -> bool:
         if pid not in self._last and pid not in self._others and SAMPLER in self._table.command(pid):
@@ -138,7 +138,7 @@ class ProcessSource:
     def _follow_others(self) -> None:
         for pid, last in list(self._others.items()):
             now = self._table.see(pid)
-            if now is not None and now.begun_s == last.begun_s:
+            if now is not None and now.started_s == last.started_s:
                 self._others[pid] = now
                 continue
             del self._others[pid]
@@ -147,9 +147,9 @@ class ProcessSource:
                 self._kept = [kept - had for kept, had in zip(self._kept, _counters(last), strict=True)]
 
     def _see(self, pids: list[int], now_ns: int) -> dict[int, Seen]:
-        """Look at the processes, parents first, and again where one ended meanwhile.
+        """Read the processes, parents first, and again if one ended in the meantime.
 
-        The parent may have been read before it took over what that one had used.
+        Its parent may have been read before it took over what that one had used.
         """
         for _ in range(3):
             seen: dict[int, Seen] = {}
@@ -157,8 +157,8 @@ class ProcessSource:
                 process, before = self._table.see(pid), self._last.get(pid)
                 if process and before and process.ended and not process.disk_bytes:
                     process = process._replace(disk_bytes=before.disk_bytes)
-                same = process is not None and (before is None or before.begun_s == process.begun_s)
-                # Else it is not, or no longer, of the tree: perhaps another's, with a number that had become free.
+                same = process is not None and (before is None or before.started_s == process.started_s)
+                # Otherwise it does not, or no longer, belong to the tree: its id may have been reused.
                 if process and same and (pid == self._pid or process.parent in seen):
                     seen[pid] = process
                 else:
@@ -180,10 +180,10 @@ class ProcessSource:
             self._kept = [kept + had for kept, had in zip(self._kept, _counters(process), strict=True)]
 
     def _joins(self, process: Seen, now_ns: int) -> None:
-        """Take off what a process had used before it can have come here, if it worked evenly."""
+        """Subtract what a process used before it can have joined the tree, assuming an even load."""
         if self._unknown_ns is None:
             return
-        age_s, since_s = self._table.clock_s() - process.begun_s, (now_ns - self._unknown_ns) / 1e9
+        age_s, since_s = self._table.clock_s() - process.started_s, (now_ns - self._unknown_ns) / 1e9
         if age_s > since_s + 2 * _TICK_S:
             early = 1 - since_s / age_s
             self._kept = [kept - early * had for kept, had in zip(self._kept, _counters(process), strict=True)]
@@ -191,14 +191,14 @@ class ProcessSource:
     def _sums(self, seen: dict[int, Seen], now_ns: int) -> _Sums:
         had = zip(*map(_counters, seen.values()), strict=True)
         cpu_ns, read, written = (kept + sum(each) for kept, each in zip(self._kept, had, strict=True))
-        # What a parent takes over has been rounded down to ticks, the user's and the system's time each.
+        # What a parent takes over is rounded down to ticks, user and system time each.
         if 0 < self._cpu_ns - cpu_ns <= 2e9 * _TICK_S * len(seen):
             cpu_ns = self._cpu_ns
         self._cpu_ns = cpu_ns
-        # A worker that is found late brings more than the cores can have done since; the rest is told later.
+        # A worker found late brings more than the cores can have done since; the rest is reported later.
         if self._before_ns is not None:
-            cpu_ns = min(cpu_ns, self._told_ns + (now_ns - self._before_ns) * _CORES)
-        self._told_ns = cpu_ns
+            cpu_ns = min(cpu_ns, self._reported_ns + (now_ns - self._before_ns) * _CORES)
+        self._reported_ns = cpu_ns
         return [cpu_ns, read, written]
 
 

@@ -1,4 +1,4 @@
-"""What can be seen of single processes: from Linux's files where they can be read, which is cheap, else from psutil."""
+"""What can be seen of single processes: psutil on any system, and Linux's own files, which cost a tenth of that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import psutil
 
@@ -18,43 +18,15 @@ from perfnb.telemetry.sampler.source import Absent
 class Seen(NamedTuple):
     """One process at one moment."""
 
-    begun_s: float  # by the table's `clock_s`; tells it from a later process of the same number
+    started_s: float  # by the table's `clock_s`; tells it from a later process with the same id
     parent: int
-    ended: bool  # but its parent does not know yet
-    cpu_ns: float  # with that of its children whose end it knows
+    ended: bool  # but its parent has not waited for it yet
+    cpu_ns: float  # including the children that it has waited for
     memory_bytes: int
-    disk_bytes: tuple[int, int] | None  # read, written; `None` where the user may not know
+    disk_bytes: tuple[int, int] | None  # read, written; `None` if the user may not know
 
 
-class Table(Protocol):
-    """A way to look at processes."""
-
-    #: Whether a parent's figures take over what a child had used when that ends.
-    inherits: bool
-
-    def see(self, pid: int) -> Seen | None:
-        """A process; ``None`` where there is none, or none that the user may see."""
-
-    def below(self, pid: int, without: int) -> list[int]:
-        """The processes below one, parents before their children, but for one and what is below that."""
-
-    def command(self, pid: int) -> bytes:
-        """How a process was started; empty where that cannot be seen."""
-
-    def last_pid(self) -> bytes | None:
-        """Something that changes whenever a process starts; ``None`` where nothing tells."""
-
-    def clock_s(self) -> float:
-        """Now."""
-
-    def forget(self, pid: int) -> None:
-        """Let go of what is held for a process."""
-
-    def close(self) -> None:
-        """Let go of everything."""
-
-
-def table_for(pid: int, proc: str = "/proc") -> Table:
+def table_for(pid: int, proc: str = "/proc") -> Portable:
     """The cheapest table that can see a process.
 
     Raises
@@ -65,19 +37,91 @@ def table_for(pid: int, proc: str = "/proc") -> Table:
     files = ProcFiles(pid, proc)
     if files.see(pid):
         return files
-    portable = Portable()
     files.close()
+    portable = Portable()
     if portable.see(pid):
         return portable
     raise Absent(f"process {pid} cannot be seen")
 
 
-class ProcFiles:
-    """Linux's files; a fifth of what psutil costs."""
+class Portable:
+    """Processes through psutil.
 
-    inherits = True
+    Attributes
+    ----------
+    inherits : bool
+        Whether a parent's figures take over what a child used when the child ends.
+    """
+
+    def __init__(self) -> None:
+        self.inherits = sys.platform.startswith("linux")
+        self._known: dict[int, psutil.Process] = {}
+
+    def see(self, pid: int) -> Seen | None:
+        """A process; ``None`` if there is none, or none that the user may see."""
+        process = self._known.get(pid)
+        try:
+            if process is None or not process.is_running():
+                process = self._known[pid] = psutil.Process(pid)
+            with process.oneshot():
+                times = process.cpu_times()
+                cpu_s = times.user + times.system
+                if self.inherits:
+                    cpu_s += times.children_user + times.children_system
+                ended = process.status() == psutil.STATUS_ZOMBIE
+                memory = process.memory_info().rss
+                return Seen(process.create_time(), process.ppid(), ended, cpu_s * 1e9, memory, _disk_bytes(process))
+        except (psutil.Error, OSError):
+            self._known.pop(pid, None)
+            return None
+
+    def below(self, pid: int, without: int) -> list[int]:
+        """The processes below one, parents first, except `without` and what is below that."""
+        found, left_out = [], {without}
+        with suppress(psutil.Error, OSError):
+            for process in psutil.Process(pid).children(recursive=True):  # parents come before their children
+                with suppress(psutil.Error, OSError):
+                    if process.pid in left_out or process.ppid() in left_out:
+                        left_out.add(process.pid)
+                    else:
+                        found.append(process.pid)
+        return found
+
+    def command(self, pid: int) -> bytes:
+        """The command line of a process; empty if it cannot be seen."""
+        try:
+            return "\0".join(psutil.Process(pid).cmdline()).encode(errors="replace")
+        except (psutil.Error, OSError):
+            return b""
+
+    def last_pid(self) -> bytes | None:
+        """Something that changes whenever a process starts; ``None`` if the system has no such thing."""
+        return None
+
+    def clock_s(self) -> float:
+        """The current time."""
+        if self.inherits:  # Linux, where psutil counts from a boot time that it knows to the second
+            return psutil.boot_time() + time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.time()
+
+    def forget(self, pid: int) -> None:
+        """Release what is held for a process."""
+        self._known.pop(pid, None)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._known.clear()
+
+
+class ProcFiles(Portable):
+    """Processes through Linux's files, with CPU time to the nanosecond where the kernel gives it.
+
+    psutil would double what the sampler costs at 10 Hz, and counts CPU time in ticks of 10 ms.
+    """
 
     def __init__(self, pid: int, proc: str = "/proc") -> None:
+        super().__init__()
+        self.inherits = True
         self._proc = proc
         self._kept = KeptFiles()
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -88,8 +132,8 @@ class ProcFiles:
         try:
             words = self._kept.text(f"{self._proc}/{pid}/stat").rpartition(b") ")[2].split(None, 20)
             own, reaped = int(words[11]) + int(words[12]), int(words[13]) + int(words[14])
-            begun = int(words[19]) * self._tick_s
-            # The same figure in `stat` may be off by megabytes on machines of many cores.
+            started = int(words[19]) * self._tick_s
+            # The same figure in `stat` may be off by megabytes on machines with many cores.
             memory = int(self._kept.text(f"{self._proc}/{pid}/statm").split(None, 2)[1]) * _PAGE
             parent, ended = int(words[1]), words[0] in (b"Z", b"X")
         except (OSError, ValueError, IndexError):
@@ -100,11 +144,11 @@ class ProcFiles:
                 cpu_ns = time.clock_gettime_ns(_cpu_clock(pid))
             except OSError:  # it has ended since
                 return None
-        return Seen(begun, parent, ended, cpu_ns + reaped * self._tick_s * 1e9, memory, self._disk_bytes(pid))
+        return Seen(started, parent, ended, cpu_ns + reaped * self._tick_s * 1e9, memory, self._disk_bytes(pid))
 
     def below(self, pid: int, without: int) -> list[int]:
         if not self._lists_children:
-            return Portable().below(pid, without)
+            return super().below(pid, without)
         # A child belongs to the thread that started it.
         found = {pid: None}
         ahead = [pid]
@@ -144,13 +188,13 @@ class ProcFiles:
     def _disk_bytes(self, pid: int) -> tuple[int, int] | None:
         try:
             words = self._kept.text(f"{self._proc}/{pid}/io").split()
-            told = dict(zip(words[::2], words[1::2], strict=False))
-            return int(told[b"read_bytes:"]), int(told[b"write_bytes:"])
+            rows = dict(zip(words[::2], words[1::2], strict=False))
+            return int(rows[b"read_bytes:"]), int(rows[b"write_bytes:"])
         except (OSError, ValueError, KeyError):
             return None
 
     def _clock_agrees(self, pid: int) -> bool:
-        """Whether the kernel gives another process's CPU time to the nanosecond; it is ticks otherwise."""
+        """Whether the kernel gives another process's CPU time to the nanosecond rather than in ticks."""
         try:
             exact = time.clock_gettime_ns(_cpu_clock(pid)) / 1e9
             times = psutil.Process(pid).cpu_times()
@@ -159,67 +203,11 @@ class ProcFiles:
         return abs(exact - times.user - times.system) < 0.1 + exact / 100
 
 
-class Portable:
-    """psutil, on any system."""
-
-    def __init__(self) -> None:
-        self.inherits = sys.platform.startswith("linux")
-        self._known: dict[int, psutil.Process] = {}
-
-    def see(self, pid: int) -> Seen | None:
-        process = self._known.get(pid)
-        try:
-            if process is None or not process.is_running():
-                process = self._known[pid] = psutil.Process(pid)
-            with process.oneshot():
-                times = process.cpu_times()
-                cpu_s = times.user + times.system
-                if self.inherits:
-                    cpu_s += times.children_user + times.children_system
-                ended = process.status() == psutil.STATUS_ZOMBIE
-                memory = process.memory_info().rss
-                return Seen(process.create_time(), process.ppid(), ended, cpu_s * 1e9, memory, _disk_bytes(process))
-        except (psutil.Error, OSError):
-            self._known.pop(pid, None)
-            return None
-
-    def below(self, pid: int, without: int) -> list[int]:
-        found, left_out = [], {without}
-        with suppress(psutil.Error, OSError):
-            for process in psutil.Process(pid).children(recursive=True):  # parents come before their children
-                with suppress(psutil.Error, OSError):
-                    if process.pid in left_out or process.ppid() in left_out:
-                        left_out.add(process.pid)
-                    else:
-                        found.append(process.pid)
-        return found
-
-    def command(self, pid: int) -> bytes:
-        try:
-            return "\0".join(psutil.Process(pid).cmdline()).encode(errors="replace")
-        except (psutil.Error, OSError):
-            return b""
-
-    def last_pid(self) -> bytes | None:
-        return None
-
-    def clock_s(self) -> float:
-        if self.inherits:  # Linux, where psutil counts from a boot that it knows to the second
-            return psutil.boot_time() + time.clock_gettime(time.CLOCK_BOOTTIME)
-        return time.time()
-
-    def forget(self, pid: int) -> None:
-        self._known.pop(pid, None)
-
-    def close(self) -> None:
-        self._known.clear()
-
-
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_clock(pid: int) -> int:
-    """The number of the clock of a process's CPU time, as Linux's ``clock_getcpuclockid`` makes it."""
+    """The id of a process's CPU clock, computed as Linux's ``clock_getcpuclockid`` does."""
     return (~pid << 3) | 2
 
 

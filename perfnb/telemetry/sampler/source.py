@@ -1,36 +1,36 @@
-"""What every source of readings has in common."""
+"""What all sources of telemetry have in common."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-#: A reading by metric; ``None`` where a metric could not be read.
+#: A reading by metric; ``None`` for a metric that could not be read.
 Values = dict[str, float | None]
 
-#: What is known of a device and does not change; JSON-able.
+#: What is known about a device and does not change; JSON-able.
 Facts = dict[str, str | int | float | bool | None]
 
 
 class Absent(Exception):
-    """A source does not exist on this machine; the message says so in words, such as ``no NVIDIA driver``."""
+    """This machine lacks a source; the message says why, such as ``no NVIDIA driver``."""
 
 
 class Lost(Exception):
-    """A device can no longer be read; the message says why. Others go on."""
+    """A device can no longer be read; the message says why. The others go on."""
 
 
 class Source(Protocol):
-    """Some devices and what can be read of them.
+    """Some devices and their sensors.
 
-    To make one raises `Absent` where there is nothing to read.
+    Creating one raises `Absent` if there is nothing to read.
 
     Attributes
     ----------
     name : str
-        What the source is called where it is absent: ``GPU``.
+        What to call the source when it is missing: ``GPU``.
     notes : list of str
-        Sentences for the user, each at most once: a field that cannot be read, say. Whoever reads the source empties
-        it.
+        Messages for the user, each at most once, such as a sensor that cannot be read. Whoever reads the source
+        empties it.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Source(Protocol):
         """The keys of the devices."""
 
     def facts(self, device: str) -> Facts:
-        """What does not change of a device."""
+        """What does not change about a device."""
 
     def read(self, device: str, now_ns: int) -> Values:
-        """Read a device; rates are over the time since it was read last.
+        """Read a device; rates cover the time since its last reading.
 
         Parameters
         ----------
@@ -55,11 +55,11 @@ class Source(Protocol):
         Raises
         ------
         Lost
-            If the device has gone.
+            If the device is gone.
         """
 
     def close(self) -> None:
-        """Let go of what the source holds."""
+        """Release what the source holds."""
 
 
 class Rates:
@@ -69,10 +69,10 @@ class Rates:
         self._last: dict[str, tuple[int, float]] = {}
 
     def per_second(self, counter: str, value: float | None, now_ns: int) -> float | None:
-        """The counter's growth per second since it was last told.
+        """The counter's growth per second since the last call.
 
-        ``None`` at first, where `value` is unknown, and where the counter fell: it was reset, or part of what it
-        counts has gone.
+        ``None`` on the first call, if `value` is unknown, and if the counter fell: it was reset, or part of what it
+        counts is gone.
         """
         before = self._last.pop(counter, None)
         if value is None:
