@@ -125,7 +125,7 @@ def _remains(facts: Facts, products: float, of_backward: float) -> float:
 
 def _arithmetic_ms(facts: Facts) -> float:
     """How long the products' arithmetic takes at the machine's peak; endless where that is not known."""
-    roofline = facts.summary.roofline
+    roofline = facts.figures.roofline
     # What other programs slow is not measured by a peak from quiet times.
     if roofline is None or facts.gpu is not None or facts.busy:
         return math.inf

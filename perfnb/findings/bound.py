@@ -72,7 +72,7 @@ def work_under(
     facts: Facts, bound: str, least: float, without: Collection[str] = (), only: Collection[str] | None = None
 ) -> Work:
     """The layers under one part of the roof that reach at least a share of it; some may be left out, or all others."""
-    roofline = facts.summary.roofline
+    roofline = facts.figures.roofline
     if roofline is None:
         return Work(0.0, 0.0, 0.0, ())
     points = roofline.points
@@ -106,7 +106,7 @@ def work_under(
 
 def compute(facts: Facts) -> list[Finding]:
     """Arithmetic near the roof, or the units for it badly used."""
-    if facts.summary.roofline is None:
+    if facts.figures.roofline is None:
         return _products_of_trace(facts)
     # What holds back unfused attention is known already.
     work = work_under(facts, COMPUTE, _FAR, without=attention_layers(facts))
@@ -151,7 +151,7 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
 
 def _pays(facts: Facts, now: str, lower: str) -> bool:
     """Whether lower precision was measured to be faster, and nothing in the step speaks against either rate."""
-    roofline = facts.summary.roofline
+    roofline = facts.figures.roofline
     if roofline is None or now in roofline.refuted or lower in roofline.refuted:
         return False
     peaks = roofline.peaks
@@ -161,7 +161,7 @@ def _pays(facts: Facts, now: str, lower: str) -> bool:
 
 def _doubt(facts: Facts) -> str:
     """Why the ceilings may be too low, in a sentence; empty where nothing says so."""
-    roofline = facts.summary.roofline
+    roofline = facts.figures.roofline
     if roofline is None or not roofline.ceilings_doubted:
         return ""
     return f"Low confidence: other programs used {part(roofline.others)} of the CPUs while the roof was measured. "
@@ -177,7 +177,7 @@ def memory_bandwidth(facts: Facts) -> list[Finding]:
     On the host such are products that read far more weights than samples; what else is elementwise there seldom waits
     for memory, and counts by its chains.
     """
-    if facts.summary.roofline is None:
+    if facts.figures.roofline is None:
         return _moves_of_trace(facts)
     if facts.gpu is None:
         return _weights(facts)
@@ -233,7 +233,7 @@ def _weights(facts: Facts) -> list[Finding]:
 
 def _reading_weights(facts: Facts) -> list[str]:
     """Layers of whose traffic weights are most; backward they are read, and their gradient is written."""
-    roofline, modules = facts.summary.roofline, facts.recording.modules
+    roofline, modules = facts.figures.roofline, facts.recording.modules
     assert roofline is not None
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)
@@ -246,7 +246,7 @@ def _reading_weights(facts: Facts) -> list[str]:
 
 def low_precision(facts: Facts) -> list[Finding]:
     """Products in float32 or float64 where the hardware multiplies lower precision faster."""
-    roofline, work = facts.summary.roofline, work_under(facts, COMPUTE, _FAR)
+    roofline, work = facts.figures.roofline, work_under(facts, COMPUTE, _FAR)
     if roofline is None:
         return _float32_of_trace(facts)
     types = roofline.points.loc[(roofline.points["bound"] == COMPUTE).fillna(False).to_numpy(dtype=bool), "dtype"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from perfnb.findings.facts import Facts
-from perfnb.profile.notes import disagree, traced_ms
+from perfnb.recording.recording import Recording
 from perfnb.stats.step_times import times_in_words
 
 #: How many times as long as traced steps timed ones may take, or the other way round. Tracing only adds, and what it
@@ -11,6 +13,8 @@ from perfnb.stats.step_times import times_in_words
 _APART = 1.5
 #: From here on the timed steps say nothing of the step.
 _HELD_UP = 2.5
+#: Ratio of the longest to the shortest traced step above which they disagree.
+_DISAGREE = 1.5
 #: Batches that are there already: nothing makes them beside the step.
 _AT_HAND = ("list", "tuple", "range", "dict", "Tensor", "ndarray")
 #: How many times less than all else traced steps wait where batches lay ready, and how much of a timed step is a wait.
@@ -27,7 +31,7 @@ def held_up(facts: Facts) -> bool:
 
 def too_few_steps(facts: Facts) -> str:
     """Why no figure of the step is sure, in a sentence; empty where there are enough timed steps for an interval."""
-    timing = facts.summary.timing
+    timing = facts.figures.timing
     if not facts.live or timing.ci_ms is not None:
         return ""
     steps = "1 timed step is" if timing.steps == 1 else f"{timing.steps} timed steps are"
@@ -40,7 +44,7 @@ def doubt_of(facts: Facts) -> str:
         return ""
     reasons = []
     # What is judged leaves out waits and the cost of tracing; what is said is the ratio that the report shows.
-    ratio = facts.summary.slowdown or 0.0
+    ratio = facts.figures.slowdown or 0.0
     if facts.scale > _APART and not _works_ahead(facts):
         reasons.append(
             f"timed steps took {_times(1 / ratio)} as long as traced ones, which do more"
@@ -89,3 +93,14 @@ def _works_ahead(facts: Facts) -> bool:
     in_traced = float(facts.cells_ns[(facts.attribution.cells["phase"] == "data").to_numpy()].sum())
     explained = _LESS * facts.per_step(in_traced)
     return waited > explained and facts.share(waited) >= _WAITS
+
+
+def disagree(traced: pd.Series) -> bool:
+    """Whether the longest traced step took so much longer than the shortest that their mean says little."""
+    return bool(traced.max() > _DISAGREE * traced.min())
+
+
+def traced_ms(recording: Recording) -> pd.Series:
+    """Wall time of each traced step."""
+    steps: pd.DataFrame = recording.steps
+    return steps.loc[steps["pass"] == "traced", "wall_ms"]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,14 @@ from perfnb.attribution.python_calls import calls_of
 from perfnb.findings.code import MODULES, root_of
 from perfnb.findings.finding import time
 from perfnb.findings.gpu import GpuFacts, gpu_facts
+from perfnb.memory.table import MemorySummary
 from perfnb.recording.foreign import rows_of_trace
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, children_sums, innermost, nest, subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES
-
-if TYPE_CHECKING:
-    from perfnb.profile.summary import Summary
+from perfnb.roofline.levels import Roofline
+from perfnb.stats.step_times import Timing
 
 #: Nanoseconds below which an operator is all overhead, where its cost was not measured; and its least and most.
 _TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
@@ -44,12 +44,37 @@ _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step")
 
 
 @dataclass(frozen=True)
+class StepFigures:
+    """What the report shows of a step, for the rules to argue from.
+
+    Attributes
+    ----------
+    timing : Timing
+        Step times of the timed pass.
+    phases : DataFrame
+        The frame ``phases``.
+    slowdown : float or None
+        Traced step time divided by the timed one.
+    roofline : Roofline or None
+        If arithmetic was counted.
+    memory : MemorySummary or None
+        If memory was watched.
+    """
+
+    timing: Timing
+    phases: pd.DataFrame
+    slowdown: float | None = None
+    roofline: Roofline | None = None
+    memory: MemorySummary | None = None
+
+
+@dataclass(frozen=True)
 class Facts:
     """What is known of a step.
 
     Attributes
     ----------
-    recording, attribution, summary
+    recording, attribution, figures
         What all is computed from.
     step_ms : float
         A timed step: the median without waits for data and pauses of the garbage collector, and these in the mean. Of
@@ -66,7 +91,7 @@ class Facts:
 
     recording: Recording
     attribution: Attribution
-    summary: Summary
+    figures: StepFigures
     step_ms: float
     timed_ms: npt.NDArray[np.float64]
     waits_ms: npt.NDArray[np.float64]
@@ -101,7 +126,7 @@ class Facts:
     @property
     def step_words(self) -> str:
         """The step that bounds are shares of, in words, called a mean where it is not the median of the headline."""
-        whole, median = time(self.step_ms), self.summary.timing.median_ms
+        whole, median = time(self.step_ms), self.figures.timing.median_ms
         return whole if median is None or time(median) == whole else f"a mean step of {whole}"
 
     def share(self, ms: float) -> float:
@@ -128,12 +153,12 @@ class Facts:
 
     def shown_share(self, phase: str) -> float:
         """The share of the step that the report shows of a phase: the mean of the traced steps."""
-        share = self.summary.phases["share"].get(phase)
+        share = self.figures.phases["share"].get(phase)
         return 0.0 if share is None or pd.isna(share) else float(share)
 
     def shown_ms(self, phase: str) -> float:
         """What a phase takes of a timed step by its share that the report shows, and no more than its time there."""
-        ms = self.summary.phases["ms"].get(phase)
+        ms = self.figures.phases["ms"].get(phase)
         return min(self.shown_share(phase) * self.step_ms, math.inf if ms is None or pd.isna(ms) else float(ms))
 
     @cached_property
@@ -360,7 +385,7 @@ class Facts:
         return [str(name) for name in sums.index[:most]]
 
 
-def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -> Facts:
+def facts_of(recording: Recording, attribution: Attribution, figures: StepFigures) -> Facts:
     """The facts of a recording of which at least one step was traced."""
     steps = recording.steps
     timed = steps[steps["pass"] == "timed"]
@@ -393,7 +418,7 @@ def facts_of(recording: Recording, attribution: Attribution, summary: Summary) -
         # Medians of parts can add up to more than the mean of the whole.
         whole = float(cells_ns.sum()) / 1e6 / count
         scale = min(wall / whole, 1.0) if whole > 0 else 1.0
-    return Facts(recording, attribution, summary, step_ms, timed_ms, waits_ms, pauses_ms, cells_ns, scale, gpu)
+    return Facts(recording, attribution, figures, step_ms, timed_ms, waits_ms, pauses_ms, cells_ns, scale, gpu)
 
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -44,7 +44,7 @@ def host_code(facts: Facts) -> list[Finding]:
     bound = ms - after_reads_ms(facts) - pauses
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return []
-    memory = facts.summary.memory
+    memory = facts.figures.memory
     by_phase = {phase: free[chosen & (cells["phase"] == phase).to_numpy()].sum() for phase in _PHASES}
     most = max(by_phase, key=lambda phase: by_phase[phase])
     called = _called(facts, chosen)

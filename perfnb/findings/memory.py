@@ -18,7 +18,7 @@ _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
 
 def activation_memory(facts: Facts) -> list[Finding]:
     """Activations are most of the peak."""
-    memory = facts.summary.memory
+    memory = facts.figures.memory
     if memory is None or memory.peak_bytes == 0:
         return []
     held = int(memory.by_category.get("activations", 0))
@@ -59,7 +59,7 @@ def activation_memory(facts: Facts) -> list[Finding]:
 
 def allocator(facts: Facts) -> list[Finding]:
     """Calls that take memory from the device within steps, retries, fragmentation."""
-    gpu, memory = facts.gpu, facts.summary.memory
+    gpu, memory = facts.gpu, facts.figures.memory
     found = []
     if gpu is not None:
         in_calls, calls = gpu.calls_ms["allocator"]
@@ -111,7 +111,7 @@ _EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True
 
 def growth(facts: Facts) -> list[Finding]:
     """Both steps whose allocations were watched left something behind, and nothing freed it."""
-    memory = facts.summary.memory
+    memory = facts.figures.memory
     if memory is None or memory.incomplete or not memory.kept_bytes:
         return []
     kept = memory.kept_bytes

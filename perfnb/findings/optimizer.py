@@ -92,7 +92,7 @@ def _taken(facts: Facts, phase_ms: float, by_hand: bool) -> str:
     if by_hand:
         return f"{time(phase_ms)}, {part(facts.share(phase_ms))} of the step"
     shown, usual = facts.shown_share("optimizer"), facts.share(facts.typical_ms("optimizer"))
-    said = f"{part(shown)} of the step ({time(float(facts.summary.phases['ms']['optimizer']))} as traced"
+    said = f"{part(shown)} of the step ({time(float(facts.figures.phases['ms']['optimizer']))} as traced"
     if shown > _OFTEN_LESS * usual:
         said += f", a mean: most traced steps spent less there, about {part(usual)}"
     return f"{said})"
@@ -243,7 +243,7 @@ def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
     busy = float(np.median(rest) / rest.min()) if len(rest) and rest.min() > 0 else 1.0
     least = tensors * bare / 1e6 * busy * (_PER_TENSOR_WITH_STATE if moments else _PER_TENSOR)
-    roofline, modules = facts.summary.roofline, facts.recording.modules
+    roofline, modules = facts.figures.roofline, facts.recording.modules
     if roofline is not None and roofline.bandwidth:
         held = float(modules.loc[modules["parent"] < 0, "parameter_bytes"].sum())
         least += updates * held * (_MOVED_WITH_STATE if moments else _MOVED) / roofline.bandwidth * 1e3

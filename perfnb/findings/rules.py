@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -18,7 +17,7 @@ from perfnb.findings.data import input_pipeline
 from perfnb.findings.dispatch import dispatch
 from perfnb.findings.doubt import too_few_steps
 from perfnb.findings.elementwise import elementwise_chains
-from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Finding, finding_table
 from perfnb.findings.host_code import host_code
 from perfnb.findings.host_work import host_work, unexplained_idle
@@ -30,9 +29,6 @@ from perfnb.findings.synchronisation import synchronisation
 from perfnb.findings.threads import threads_and_cores
 from perfnb.findings.verdict import Verdict, verdict_of
 from perfnb.recording.recording import Recording
-
-if TYPE_CHECKING:
-    from perfnb.profile.summary import Summary
 
 Rule = Callable[[Facts], list[Finding]]
 
@@ -81,9 +77,9 @@ class Findings:
     step_ms: float | None
 
 
-def find(recording: Recording, attribution: Attribution, summary: Summary) -> Findings:
+def find(recording: Recording, attribution: Attribution, figures: StepFigures) -> Findings:
     """Ask every rule. Code is shown only if all its names are known; no finding is surer than the steps allow."""
-    facts = facts_of(recording, attribution, summary)
+    facts = facts_of(recording, attribution, figures)
     variables = facts.variables
     found = [_no_surer(replace(one, code=shown(one.code, variables)), facts) for one in said_by_rules(facts)]
     table = finding_table(found, facts.step_ms)

@@ -98,7 +98,7 @@ def verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
 
 
 def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
-    memory = facts.summary.memory
+    memory = facts.figures.memory
     short = table.index[table["bottleneck"] == "activation memory"]
     if memory is not None and memory.incomplete and len(short):
         first = table.loc[short[0]]

@@ -12,6 +12,7 @@ from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.layers import inside_compiled
 from perfnb.attribution.own_loss import own_losses
+from perfnb.findings.doubt import disagree, traced_ms
 from perfnb.profile.trace_notes import of_the_trace, without_layers
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
@@ -21,8 +22,6 @@ from perfnb.stats.step_times import Timing, times_in_words
 
 #: Slowdown of the traced steps above which the report speaks of it.
 _SLOWDOWN = 1.05
-#: Ratio of the longest to the shortest traced step above which they disagree.
-_DISAGREE = 1.5
 _UNATTRIBUTED = 0.05
 #: How the span of a step's execution is called.
 _STEP = "pf_step#"
@@ -195,17 +194,6 @@ def slowdown_of(recording: Recording, timing: Timing) -> float | None:
     """Mean traced step time, which phases and layers add up to, by the median timed one."""
     traced = traced_ms(recording)
     return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)
-
-
-def disagree(traced: pd.Series) -> bool:
-    """Whether the longest traced step took so much longer than the shortest that their mean says little."""
-    return bool(traced.max() > _DISAGREE * traced.min())
-
-
-def traced_ms(recording: Recording) -> pd.Series:
-    """Wall time of each traced step."""
-    steps: pd.DataFrame = recording.steps
-    return steps.loc[steps["pass"] == "traced", "wall_ms"]
 
 
 def _steps(count: int) -> str:

@@ -14,7 +14,7 @@ from perfnb.attribution.blocks import Host, Kind, host_blocks
 from perfnb.attribution.layers import layer_table
 from perfnb.attribution.ops import layer_op_table, op_calls, op_table, op_times
 from perfnb.attribution.phases import phase_table
-from perfnb.findings import Findings, find
+from perfnb.findings import Findings, StepFigures, find
 from perfnb.gpu.summary import GpuSummary, gpu_summary
 from perfnb.memory.allocations import Watched, watched_memory
 from perfnb.memory.table import MemorySummary, memory_summary, memory_table
@@ -140,12 +140,14 @@ def summarize(recording: Recording, attribution: Attribution | None = None, watc
         if memory is not None:
             layers = with_memory(layers, watched, table, memory.device)
     executed = recording.steps["pass"].value_counts()
-    summary = Summary(
+    slowdown = slowdown_of(recording, timing)
+    figures = StepFigures(timing, phases, slowdown, roofline, memory)
+    return Summary(
         name=str(recording.meta["name"]),
         timing=timing,
         executed={name: int(executed[name]) for name in PASSES if executed.get(name, 0)},
         traced_ms=float(phases["ms"].sum()) if len(phases) else None,
-        slowdown=slowdown_of(recording, timing),
+        slowdown=slowdown,
         device=device_words(recording.meta["environment"]),
         phases=phases,
         layers=layers,
@@ -158,8 +160,8 @@ def summarize(recording: Recording, attribution: Attribution | None = None, watc
         machine=_machine(recording, attribution),
         source=str(recording.meta["trace"]["file"]) if recording.is_loaded else None,
         gpu=None if attribution is None else gpu_summary(recording, attribution),
+        findings=None if attribution is None else find(recording, attribution, figures),
     )
-    return summary if attribution is None else replace(summary, findings=find(recording, attribution, summary))
 
 
 def ops_alone(recording: Recording) -> pd.DataFrame:

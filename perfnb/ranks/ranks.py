@@ -12,9 +12,9 @@ import pandas as pd
 from perfnb.analysis_version import analysis_version
 from perfnb.draw.shown import Page, Shown
 from perfnb.findings import finding_table
-from perfnb.findings.collectives import straggler
 from perfnb.profile.page import page_of_ranks
 from perfnb.profile.profile import Profile
+from perfnb.ranks.straggler import straggler
 from perfnb.ranks.tables import RanksSummary, summarize_ranks
 from perfnb.ranks.view import ranks_html, ranks_text
 from perfnb.recording import storage
