@@ -36,7 +36,7 @@ def roofline_data(roofline: Roofline) -> dict[str, Any]:
         "bandwidth": fmt.short(roofline.bandwidth),
         "doubt": fmt.capital(doubt) + "." if (doubt := ceilings_doubt(roofline)) else "",
         "utilisation": fmt.short(roofline.utilisation),
-        "flops": None if fmt.known(roofline.flops) is None else int(roofline.flops),
+        "flops": roofline.flops,
         "points": {
             "op": [int(kind == "op") for kind in points["kind"]],
             "name": [escape.plain(name) for name in points["name"]],
