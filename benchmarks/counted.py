@@ -14,11 +14,11 @@ from perfnb.memory.allocations import allocation_table, watched_memory
 from perfnb.memory.table import memory_summary, memory_table
 from perfnb.profile.counted import count_ops
 from perfnb.step.budget import Plan
-from perfnb.step.build import recording_of
 from perfnb.step.guard import exclusive
 from perfnb.step.run import Capture
 from perfnb.step.session import Session
 from perfnb.step.steps import StepRunner
+from perfnb.step.to_recording import recording_of
 
 _RUNS = 5
 

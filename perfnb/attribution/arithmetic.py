@@ -7,6 +7,7 @@ FLOPs of a layer are those of its operators that have a formula; what the others
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,7 @@ from perfnb.recording.labels import is_one_of, of_labels, whole_sums
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints, nest, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
-
-#: What the name of a counted operator's span begins with; its number follows.
-OP_SPAN = "pf_op#"
+from perfnb.trace_names import OP_SPAN, SPAN_CATEGORY, number_behind
 
 _DIRECTIONS = ("forward", "backward", "recompute")
 _AMOUNTS = ("flops", "bytes")
@@ -65,16 +64,11 @@ def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFr
 def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series:
     """Block of each counted operator's span, by the operator's number."""
     names, host = recording.events["name"], attribution.host
-    number = of_labels(names, _number, NONE)[host.rows]
+    number = of_labels(names, partial(number_behind, OP_SPAN), NONE)[host.rows]
     # A range of the user's may be named alike.
-    ours = (number != NONE) & (recording.events["category"] == "cpu_op").to_numpy()[host.rows]
+    ours = (number != NONE) & (recording.events["category"] == SPAN_CATEGORY).to_numpy()[host.rows]
     found = pd.Series(host.block[ours], index=number[ours])
     return found[~found.index.duplicated()]
-
-
-def _number(label: str) -> int:
-    digits = label.removeprefix(OP_SPAN)
-    return int(digits) if label.startswith(OP_SPAN) and digits.isdecimal() and len(digits) < 19 else NONE
 
 
 def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:

@@ -20,9 +20,7 @@ from perfnb.recording.labels import is_one_of
 from perfnb.recording.nesting import NONE, Bools, Floats, Forest, Ints, children_sums, forest_of, innermost, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import ACCUMULATION_ROW, ENGINE_ROW, LOSS_ROW, UNATTRIBUTED_ROW
-
-#: Categories of what runs on a device.
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+from perfnb.trace_names import DEVICE_WORK
 
 
 @dataclass(frozen=True)
@@ -157,14 +155,14 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
     launches = host.rows[correlation[host.rows] != NONE]
     by_number = pd.Series(block[launches], index=correlation[launches])
     by_number = by_number[~by_number.index.duplicated(keep="last")]
-    device = np.flatnonzero(is_one_of(events["category"], ON_DEVICE) & (correlation != NONE))
+    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (correlation != NONE))
     block[device] = by_number.reindex(correlation[device], fill_value=NONE).to_numpy()
     return block
 
 
 def _on_device(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
     """Kernels and device time launched in each block; copies and fills count as kernels."""
-    device = np.flatnonzero(is_one_of(events["category"], ON_DEVICE))
+    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))
     block = blocks_of_events(events, host)[device]
     known = block != NONE
     duration = events["duration_ns"].to_numpy()[device[known]]

@@ -15,8 +15,20 @@ import pandas as pd
 
 from perfnb.recording.labels import is_one_of, of_labels
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting
+from perfnb.trace_names import (
+    BACKWARD_NODE,
+    CALLS,
+    COPIES,
+    DATA_SPAN,
+    LOADER,
+    OPS,
+    OPTIMIZER,
+    RANGES,
+    STEP_SPAN,
+    number_behind,
+)
 
-_HOST_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead", "memory")
+_HOST_CATEGORIES = (*OPS, *RANGES, *CALLS, "overhead", "memory")
 #: What reaches no farther over the mark of a step only seems to: files round times to a microsecond.
 _ROUNDING_NS = 1000
 #: Columns of the host's events that tell what they are.
@@ -24,10 +36,8 @@ _READ = (
     *("name", "category", "start_ns", "duration_ns", "process", "thread", "correlation", "sequence", "forward_thread"),
     *("span", "marks_step"),
 )
-_BACKWARD_NODE = "autograd::engine::evaluate_function"
 _OLD_NODE = re.compile(r"\w+Backward[0-9]*|torch::autograd::\w+")
-_LOADER = "enumerate(DataLoader)#"
-_OPTIMIZER = ("Optimizer.", "aten::_amp_")
+_OPTIMIZER = (OPTIMIZER, "aten::_amp_")
 _COPY_TO_DEVICE = "HtoD"
 _TORCH_OP = "aten::"
 _LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_logits)?|kl_div)")
@@ -171,7 +181,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     )
     position = position[nearest] + np.where(nearest != NONE, later, 0)
 
-    is_op = np.isin(kind, (Kind.OP, Kind.COPY, Kind.LOSS)) & is_one_of(host["category"], ("cpu_op",))
+    is_op = np.isin(kind, (Kind.OP, Kind.COPY, Kind.LOSS)) & is_one_of(host["category"], OPS)
     return Host(rows, position, is_op, start, end, thread, blocks, tree)
 
 
@@ -196,6 +206,15 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
     return whole.iloc[block].reset_index(drop=True).assign(start=begin, end=until, continued=number > 0), step
 
 
+def marks_step(events: pd.DataFrame) -> Bools:
+    """Whether each event marks a step that counts: as the reader of a loaded trace decided, else perfnb's own span."""
+    if "marks_step" in events:
+        return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
+    return of_labels(events["name"], lambda name: number_behind(STEP_SPAN, name) != NONE) & is_one_of(
+        events["category"], OPS
+    )
+
+
 def _threads(host: pd.DataFrame) -> Ints:
     """A number for each thread; threads of two processes may share theirs."""
     thread = host["thread"].to_numpy()
@@ -208,15 +227,12 @@ def _kinds(host: pd.DataFrame) -> Ints:
     """Kind of each host event, by its name and category."""
     kind = of_labels(host["name"], _kind_of, Kind.OP)
     # A range that the user named like one of these is only a range.
-    is_range = is_one_of(host["category"], ("user_annotation",))
-    loader = of_labels(host["name"], lambda name: name.startswith(_LOADER))
-    spoofed = is_range & (np.isin(kind, (Kind.STEP, Kind.NODE)) | ((kind == Kind.DATA) & ~loader))
-    kind = np.where(spoofed, Kind.OP, kind)
-    if "marks_step" in host:
-        marks_step = (host["marks_step"] != NONE).to_numpy()
-        kind = np.where(marks_step, Kind.STEP, np.where(kind == Kind.STEP, Kind.OP, kind))
-        if not (kind == Kind.NODE).any():
-            kind = np.where(_is_old_node(host) & (kind == Kind.OP), Kind.NODE, kind)
+    is_range = is_one_of(host["category"], RANGES)
+    is_loader = of_labels(host["name"], lambda name: name.startswith(LOADER))
+    spoofed = is_range & ((kind == Kind.NODE) | ((kind == Kind.DATA) & ~is_loader))
+    kind = np.where(marks_step(host), Kind.STEP, np.where(spoofed, Kind.OP, kind))
+    if "marks_step" in host and not (kind == Kind.NODE).any():
+        kind = np.where(_is_old_node(host) & (kind == Kind.OP), Kind.NODE, kind)
     return np.where(host["span"].to_numpy() != NONE, Kind.SPAN, kind)
 
 
@@ -224,17 +240,15 @@ def _is_old_node(host: pd.DataFrame) -> Bools:
     """Whether each event is a node of the backward pass as torch traced them before 1.9: the node's op alone."""
     named = of_labels(host["name"], lambda name: _OLD_NODE.fullmatch(name) is not None)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
-    return np.asarray((named | numbered) & is_one_of(host["category"], ("cpu_op",)))
+    return np.asarray((named | numbered) & is_one_of(host["category"], OPS))
 
 
 def _kind_of(name: str) -> Kind:
-    if name.startswith("pf_step#"):
-        return Kind.STEP
-    if name == "pf_data" or name.startswith(_LOADER):
+    if name == DATA_SPAN or name.startswith(LOADER):
         return Kind.DATA
     if name.startswith(_OPTIMIZER):
         return Kind.OPTIMIZER
-    return Kind.NODE if name.startswith(_BACKWARD_NODE) else Kind.OP
+    return Kind.NODE if name.startswith(BACKWARD_NODE) else Kind.OP
 
 
 def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest, in_step: Bools) -> None:
@@ -243,14 +257,14 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
     A range or an op of someone else's around it holds more than the copy.
     """
     to_device = of_labels(events["name"], lambda name: _COPY_TO_DEVICE in name)
-    copied = events["correlation"].to_numpy()[to_device & is_one_of(events["category"], ("gpu_memcpy",))]
+    copied = events["correlation"].to_numpy()[to_device & is_one_of(events["category"], COPIES)]
     if len(copied) == 0:
         return
     in_step = in_step & (kind == Kind.OP) & (innermost(forest, kind != Kind.OP) == NONE)
     is_op = of_labels(host["name"], lambda name: name.startswith(_TORCH_OP))
-    is_op &= is_one_of(host["category"], ("cpu_op",)) & in_step
+    is_op &= is_one_of(host["category"], OPS) & in_step
     launch = np.flatnonzero(np.isin(host["correlation"].to_numpy(), copied[copied != NONE]) & in_step)
-    launch = launch[(host["category"].iloc[launch] != "user_annotation").to_numpy()]
+    launch = launch[~is_one_of(host["category"], RANGES)[launch]]
     while len(launch):
         above = forest.parent[launch]
         inside = (above != NONE) & is_op[above]
@@ -261,7 +275,7 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
 def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Ints) -> None:
     """Mark the outermost ops of losses inside the calls of modules: of a model that returns its own loss."""
     is_loss = of_labels(host["name"], lambda name: _LOSS.fullmatch(name) is not None)
-    is_loss &= is_one_of(host["category"], ("cpu_op",)) & (kind == Kind.OP) & (node_above == NONE)
+    is_loss &= is_one_of(host["category"], OPS) & (kind == Kind.OP) & (node_above == NONE)
     if is_loss.any():
         around = innermost(forest, kind != Kind.OP)
         is_loss &= (around != NONE) & (kind[around] == Kind.SPAN) & (innermost(forest, is_loss) == NONE)

@@ -11,19 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import ON_DEVICE
 from perfnb.recording.labels import as_categories, is_one_of, of_labels
 from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest
+from perfnb.trace_names import CALLS, COPIES, DEVICE_WORK, KERNELS, OPS, RANGES, step_number
 
 #: Sorts of work on a device; memsets are computation.
 SORTS = ("computation", "communication", "memcpy")
-#: Categories of the calls that give work to a device. Those of ROCm stand under the same names.
-CALLS = ("cuda_runtime", "cuda_driver")
-OPS = ("cpu_op",)
 #: Names of the collectives' kernels, also as mangled by a compiler.
 COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl)", re.IGNORECASE)
-_STEP = re.compile(r"(?:ProfilerStep#|pf_step#)([0-9]{1,18})$")
-_STEP_CATEGORIES = ("user_annotation", "cpu_op")
 #: How often intervals that cross are cut before what still crosses counts as lying beside each other.
 _CUTS = 8
 
@@ -82,7 +77,7 @@ WORK_COLUMNS = ("name", "category", "start_ns", "duration_ns", "rank", "device",
 
 def work_alone(events: pd.DataFrame) -> Work:
     """Find all work on devices in a frame of events."""
-    rows = np.flatnonzero(is_in(events, ON_DEVICE))
+    rows = np.flatnonzero(is_in(events, DEVICE_WORK))
     start = column(events, "start_ns")[rows]
     end = start + np.maximum(column(events, "duration_ns")[rows], 0)
     rank, device, stream = (column(events, name)[rows] for name in ("rank", "device", "stream"))
@@ -195,23 +190,18 @@ def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def step_rows(events: pd.DataFrame) -> Bools:
-    """Whether each event marks a step of the host."""
-    return matching(events, _STEP) & is_in(events, _STEP_CATEGORIES)
+    """Whether each event is the mark of a step, perfnb's or torch's, also of one that does not count."""
+    return np.asarray((of_labels(events["name"], step_number, NONE) != NONE) & is_in(events, (*RANGES, *OPS)))
 
 
 def step_windows(events: pd.DataFrame) -> pd.DataFrame:
-    """The steps that the host marked, in order of time: ``event``, ``number``, ``rank``, ``start``, ``end``.
-
-    A step is an annotation ``ProfilerStep#<number>`` (torch's) or perfnb's own.
-    """
+    """The steps that `step_rows` finds, in order of time: ``event``, ``number``, ``rank``, ``start``, ``end``."""
     rows = np.flatnonzero(step_rows(events))
-    codes, labels = text(events, "name")
-    found = {code: _STEP.match(str(labels[code])) for code in np.unique(codes[rows])}
     start = column(events, "start_ns")[rows]
     frame = pd.DataFrame(
         {
             "event": rows,
-            "number": np.array([int(match[1]) if (match := found[code]) else NONE for code in codes[rows]], dtype=int),
+            "number": of_labels(events["name"], step_number, NONE)[rows],
             "rank": column(events, "rank")[rows],
             "start": start,
             "end": start + column(events, "duration_ns")[rows],
@@ -223,7 +213,7 @@ def step_windows(events: pd.DataFrame) -> pd.DataFrame:
 
 def _sorts(events: pd.DataFrame) -> Ints:
     collective = of_labels(events["name"], lambda name: COLLECTIVE.search(name) is not None)
-    is_copy, is_kernel = is_in(events, ("gpu_memcpy",)), is_in(events, ("kernel",))
+    is_copy, is_kernel = is_in(events, COPIES), is_in(events, KERNELS)
     return np.where(is_copy, SORTS.index("memcpy"), np.where(is_kernel & collective, 1, 0)).astype(np.int64)
 
 

@@ -18,8 +18,8 @@ from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
+from perfnb.trace_names import DATA_SPAN, SPAN_CATEGORY, STEP_SPAN
 
-_STEP, _DATA, _SPAN_CATEGORY = "pf_step#", "pf_data", "cpu_op"
 _AS_IT_IS = ("start_ns", "duration_ns", "thread")
 _OR_MISSING = ("device", "stream", "correlation", "process", "external_id")
 _TEXTS = ("shapes", "collective", "group")
@@ -115,13 +115,13 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
     """Names and categories, where perfnb's own spans are called by what they stand for."""
     events = recording.events
-    ours = (events["category"] == _SPAN_CATEGORY).to_numpy(dtype=bool)
+    ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array
     changes: list[tuple[npt.NDArray[np.bool_], str]] = []
     if not recording.is_loaded:
         for label in events["name"].cat.categories:
-            if str(label) == _DATA or str(label).startswith(_STEP):
-                changes.append(((events["name"] == label).to_numpy() & ours, "data" if label == _DATA else "step"))
+            if str(label) == DATA_SPAN or str(label).startswith(STEP_SPAN):
+                changes.append(((events["name"] == label).to_numpy() & ours, "data" if label == DATA_SPAN else "step"))
     spans = (events["span"] != NONE).to_numpy() & ours
     for rows, word in changes:
         name, category = _replaced(name, rows, [word]), _replaced(category, rows, [word])

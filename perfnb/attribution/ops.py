@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.attribution.attribution import ON_DEVICE, Attribution
+from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Host
 from perfnb.recording.labels import is_one_of
 from perfnb.recording.nesting import NONE, Bools, Ints, children_sums, innermost, nest
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
+from perfnb.trace_names import CALLS, DEVICE_WORK
 
 
 def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[np.object_]:
@@ -104,7 +105,7 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
 def kernel_table(recording: Recording) -> pd.DataFrame:
     """The frame ``kernels``: GPU kernels, copies and fills by name, per traced step, the heaviest first."""
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
-    kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], ON_DEVICE))]
+    kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
     duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
     table = pd.DataFrame(
         {
@@ -130,10 +131,10 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
 
 def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
     """Device time that each of these host events launched, by correlation id."""
-    device = np.flatnonzero(is_one_of(events["category"], ON_DEVICE) & (events["correlation"] != NONE).to_numpy())
+    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
     if len(device) == 0:
         return np.zeros(len(rows))
     time = events["duration_ns"].iloc[device].groupby(events["correlation"].to_numpy()[device]).sum()
-    is_call = is_one_of(events["category"], ("cuda_runtime", "cuda_driver"))[rows]
+    is_call = is_one_of(events["category"], CALLS)[rows]
     correlation = events["correlation"].to_numpy()[rows]
     return np.where(is_call, time.reindex(correlation, fill_value=0).to_numpy(), 0).astype(float)

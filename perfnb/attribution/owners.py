@@ -14,8 +14,7 @@ import pandas as pd
 from perfnb.attribution.blocks import Host, Kind
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Ints
-
-_ACCUMULATE = "AccumulateGrad"
+from perfnb.trace_names import ACCUMULATE_GRAD
 
 
 def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
@@ -62,7 +61,7 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
     """Whether each block is a node that adds a gradient to a parameter's."""
-    adds = of_labels(events["name"], lambda name: _ACCUMULATE in name)
+    adds = of_labels(events["name"], lambda name: ACCUMULATE_GRAD in name)
     event = host.blocks["event"].to_numpy()
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
     return is_node & np.where(event != NONE, adds[event], False)

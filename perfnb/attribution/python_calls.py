@@ -10,13 +10,12 @@ from perfnb.attribution.blocks import Host
 from perfnb.attribution.interval_sets import IntervalSet
 from perfnb.recording.labels import is_one_of
 from perfnb.recording.nesting import NONE, Ints, children_sums, nest
-
-_CATEGORY = ("python_function",)
+from perfnb.trace_names import PYTHON_CALLS
 
 
 def calls_of(events: pd.DataFrame) -> Ints:
     """The rows of Python's calls."""
-    return np.flatnonzero(is_one_of(events["category"], _CATEGORY))
+    return np.flatnonzero(is_one_of(events["category"], PYTHON_CALLS))
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:

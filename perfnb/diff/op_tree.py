@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import ON_DEVICE, Attribution, attribute
+from perfnb.attribution.attribution import Attribution, attribute
 from perfnb.attribution.blocks import Host, Kind
 from perfnb.attribution.device_work import calls_of, device_work, is_in, matching, named, step_rows
 from perfnb.attribution.ops import owner_names
@@ -21,13 +21,25 @@ from perfnb.attribution.owners import makers
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, children_sums, forest_of, innermost, nest, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
+from perfnb.trace_names import (
+    BACKWARD_NODE,
+    CALLS,
+    DATA_SPAN,
+    DEVICE_WORK,
+    LOADER,
+    OP_SPAN,
+    OPS,
+    OPTIMIZER,
+    RANGES,
+    STEP_SPAN,
+)
 
-_NODES = ("cpu_op", "user_annotation")
+_NODES = (*OPS, *RANGES)
 #: Ranges that older versions of torch traced as operators.
-_RANGE = re.compile(r"Optimizer\.|enumerate\(DataLoader\)#|DistributedDataParallel\.")
-_ENGINE = re.compile(r"autograd::engine::evaluate_function: ")
+_RANGE = re.compile("|".join(map(re.escape, (OPTIMIZER, LOADER, "DistributedDataParallel."))))
+_ENGINE = re.compile(f"{BACKWARD_NODE}: ")
 #: Marks of perfnb's own.
-_OURS = re.compile(r"pf_(step#|data$|op#)")
+_OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,7 @@ def op_tree(recording: Recording) -> OpTree:
 
 def _members(recording: Recording, host: Host) -> Ints:
     """Places in `host` of the operators, ranges and calls of the steps."""
-    chosen = is_in(recording.events, (*_NODES, "cuda_runtime", "cuda_driver"))[host.rows]
+    chosen = is_in(recording.events, (*_NODES, *CALLS))[host.rows]
     if not recording.is_loaded:
         chosen &= host.block != NONE  # a live one may hold what other threads did meanwhile
     return np.flatnonzero(chosen)
@@ -100,13 +112,13 @@ def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
     """Whether each of the rows is an operator or range, and no step, layer or mark of perfnb's."""
     is_step = np.zeros(len(events) + 1, dtype=bool)
     is_step[host.blocks["event"].to_numpy()[(host.blocks["kind"] == Kind.STEP).to_numpy()]] = True
-    mark = is_step[:-1] | step_rows(events) | (matching(events, _OURS) & is_in(events, ("cpu_op",)))
+    mark = is_step[:-1] | step_rows(events) | (matching(events, _OURS) & is_in(events, OPS))
     mark |= (events["span"] != NONE).to_numpy()
     return np.asarray((is_in(events, _NODES) & ~mark)[rows])
 
 
 def _is_range(events: pd.DataFrame) -> Bools:
-    return is_in(events, ("user_annotation",)) | matching(events, _RANGE)
+    return is_in(events, RANGES) | matching(events, _RANGE)
 
 
 def _forward_ops(events: pd.DataFrame, host: Host, node_of: Ints, rows: Ints, top: Ints) -> Ints:
@@ -149,7 +161,7 @@ def _nothing(length: int) -> pd.Categorical:
 
 
 def _work(events: pd.DataFrame, node_of: Ints) -> pd.DataFrame:
-    rows = np.flatnonzero(is_in(events, ON_DEVICE))
+    rows = np.flatnonzero(is_in(events, DEVICE_WORK))
     call = calls_of(events, rows)
     # What has no call in the trace may tell its operator.
     launcher = np.where(call != NONE, call, device_work(events).op) if (call == NONE).any() else call

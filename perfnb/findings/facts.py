@@ -8,7 +8,6 @@ part is taken at its median over them: what disturbed one of them counts little.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,13 +33,12 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES
 from perfnb.roofline.levels import Roofline
 from perfnb.stats.step_times import Timing
+from perfnb.trace_names import stepped_optimizer
 
 #: Nanoseconds below which an operator is all overhead, where its cost was not measured; and its least and most.
 _TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
 #: The same in multiples of an operator that does nothing.
 _TINY = 15.0
-#: What torch calls an optimizer's step in a trace.
-_OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step")
 
 
 @dataclass(frozen=True)
@@ -343,8 +341,8 @@ class Facts:
     def optimizer_classes(self) -> list[str]:
         """Classes of the optimizers whose steps the trace holds."""
         names = self.recording.events["name"].cat.categories
-        found = [_OPTIMIZER.fullmatch(str(name)) for name in names]
-        return list(dict.fromkeys(match[1] for match in found if match))
+        found = [stepped_optimizer(str(name)) for name in names]
+        return list(dict.fromkeys(kind for kind in found if kind))
 
     @cached_property
     def updates(self) -> float:
@@ -353,10 +351,10 @@ class Facts:
         steps = blocks[blocks["kind"] == Kind.STEP]
         times, most = np.sort(steps["start"].to_numpy()), 1.0
         for label in events["name"].cat.categories:
-            if match := _OPTIMIZER.fullmatch(str(label)):
+            if kind := stepped_optimizer(str(label)):
                 begins = events.loc[(events["name"] == label).to_numpy(), "start_ns"].to_numpy()
                 inside = begins[(begins >= times.min(initial=0)) & (begins < steps["end"].max())] if len(times) else []
-                of_class = max(sum(one["class"] == match[1] for one in self.optimizers), 1)
+                of_class = max(sum(one["class"] == kind for one in self.optimizers), 1)
                 most = max(most, len(inside) / len(times) / of_class if len(times) else 1.0)
         return most
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import ON_DEVICE, Attribution
-from perfnb.attribution.device_work import CALLS, SORTS, DeviceWork, column, device_work, is_in, matching, named
+from perfnb.attribution.attribution import Attribution
+from perfnb.attribution.device_work import SORTS, DeviceWork, column, device_work, is_in, matching, named
 from perfnb.attribution.events import all_events
 from perfnb.attribution.interval_sets import IntervalSet, difference, union
 from perfnb.findings.host_doing import Doing
@@ -23,6 +23,7 @@ from perfnb.recording.labels import found
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
+from perfnb.trace_names import CALLS, DEVICE_WORK
 
 _PAGEABLE, _PINNED = re.compile("Pageable"), re.compile("Pinned")
 _NO_KERNEL = re.compile("Memcpy|Memset")
@@ -209,7 +210,7 @@ class GpuFacts:
 def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None:
     """The facts of the busiest GPU; ``None`` where none worked."""
     events = all_events(recording)
-    if not is_in(events, ON_DEVICE).any():
+    if not is_in(events, DEVICE_WORK).any():
         return None
     done = device_work(events)
     times = gpu_time(events, done)

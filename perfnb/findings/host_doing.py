@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import CALLS, DeviceWork, column, is_in, named, step_rows, thread_keys
+from perfnb.attribution.device_work import DeviceWork, column, is_in, named, step_rows, thread_keys
 from perfnb.attribution.interval_sets import IntervalSet, difference, intersection, union
 from perfnb.recording.nesting import NONE
 from perfnb.recording.text import TEXT
+from perfnb.trace_names import CALLS, OPS, PYTHON_CALLS
 
 #: Where the host can be seen, from what says most.
-PLACES = {"calls": CALLS, "ops": ("cpu_op",), "functions": ("python_function",)}
+PLACES = {"calls": CALLS, "ops": OPS, "functions": PYTHON_CALLS}
 #: Share of the longest from which on an event lies in it, instead of being another.
 _SAME = 0.9
 

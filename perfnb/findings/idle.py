@@ -15,11 +15,12 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.device_work import CALLS, DeviceWork, column, is_in, matching, step_windows
+from perfnb.attribution.device_work import DeviceWork, column, is_in, matching, step_windows
 from perfnb.attribution.interval_sets import EMPTY, IntervalSet, difference, intersection, union
 from perfnb.findings.host_doing import Doing, doing
 from perfnb.gpu.idle import HANDOVER_NS, LAUNCH_NS, idle_gaps
 from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.trace_names import CALLS, OPS
 
 #: Calls of the GPU's runtime, CUDA's and ROCm's: that take or give back memory, that copy, that wait.
 ALLOCATES = re.compile(r"(?:cuda|hip)(?:Free|Malloc|Host(?:Alloc|Malloc|Free)|FreeHost|MallocHost)")
@@ -182,7 +183,7 @@ def _held(events: pd.DataFrame, attribution: Attribution) -> tuple[dict[str, Int
     begin = column(events, "start_ns")
     end = begin + column(events, "duration_ns")
     in_calls = is_in(events, CALLS)
-    reads = matching(events, READS) & is_in(events, ("cpu_op",))
+    reads = matching(events, READS) & is_in(events, OPS)
 
     def when(rows: Bools) -> IntervalSet:
         return union(begin[rows], end[rows])

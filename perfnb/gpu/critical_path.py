@@ -14,8 +14,6 @@ import numpy as np
 import pandas as pd
 
 from perfnb.attribution.device_work import (
-    CALLS,
-    OPS,
     SORTS,
     DeviceWork,
     column,
@@ -29,6 +27,7 @@ from perfnb.gpu.dependencies import EVENT, LAUNCH, UNKNOWN, HeldUp, Waits, held_
 from perfnb.gpu.host_activity import Handovers, HostTimeline, handovers, host_timeline
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.text import TEXT
+from perfnb.trace_names import CALLS, OPS
 
 #: Kinds of segment. The host: in an operator, in a call of the GPU's runtime, in neither; returning from waiting for a
 #: device; from the end of one thread's work to the begin of the next one's. A launch, from the begin of the call to

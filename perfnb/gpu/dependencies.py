@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import CALLS, DeviceWork, column, first_match, is_in, matching, pairs, thread_keys
+from perfnb.attribution.device_work import DeviceWork, column, first_match, is_in, matching, pairs, thread_keys
 from perfnb.gpu.idle import HANDOVER_NS, LAUNCH_NS
 from perfnb.gpu.launches import submitted
 from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.trace_names import CALLS, SYNCHRONISATION
 
 #: What held up a piece of work.
 UNKNOWN, LAUNCH, STREAM, EVENT = -1, 0, 1, 2
@@ -193,7 +194,7 @@ def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
 
 def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
     """For each piece of work the latest one on another stream for whose event its stream was told to wait."""
-    rows = np.flatnonzero(is_in(events, ("cuda_sync",)) & (events["name"] == "Stream Wait Event").to_numpy())
+    rows = np.flatnonzero(is_in(events, SYNCHRONISATION) & (events["name"] == "Stream Wait Event").to_numpy())
     result = np.full(len(work), NONE, dtype=np.int64)
     source = _source(events, work, rows)
     rows, source = rows[source != NONE], source[source != NONE]
@@ -211,7 +212,7 @@ def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
 
 def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
     """The event of synchronisation that describes each waiting call; -1 for none."""
-    described = np.flatnonzero(is_in(events, ("cuda_sync",)) & (column(events, "correlation") != NONE))
+    described = np.flatnonzero(is_in(events, SYNCHRONISATION) & (column(events, "correlation") != NONE))
     place = first_match(column(events, "correlation")[described], column(events, "correlation")[rows])
     return np.where(place != NONE, np.append(described, NONE)[place], NONE)
 

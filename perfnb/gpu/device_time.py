@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import SORTS, DeviceWork, Work, device_work, work_alone
+from perfnb.attribution.device_work import SORTS, DeviceWork, Work, device_work, is_in, work_alone
 from perfnb.attribution.interval_sets import intersection, union
 from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.trace_names import KERNELS
 
 #: Columns that say of what a row tells.
 _WHOLE, _BY_STEP = ("rank", "device"), ("rank", "device", "step")
@@ -58,7 +59,7 @@ def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd
 
 
 def _table(work: Work, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools | None = None) -> pd.DataFrame:
-    is_kernel = (events["category"] == "kernel").to_numpy()[work.rows]
+    is_kernel = is_in(events, KERNELS)[work.rows]
     rows = [{**key, **_figures(work, places, is_kernel)} for key, places in groups(work, by, chosen)]
     table = pd.DataFrame(rows, columns=[*by, *_MS, "kernels", "kernel_ms"])
     types = dict.fromkeys((*by, "kernels"), "Int64") | dict.fromkeys((*_MS, "kernel_ms"), "Float64")

@@ -9,15 +9,16 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import ON_DEVICE, Attribution, blocks_of_events
-from perfnb.attribution.device_work import CALLS, OPS, DeviceWork, device_work, is_in, matching, step_windows
+from perfnb.attribution.attribution import Attribution, blocks_of_events
+from perfnb.attribution.blocks import marks_step
+from perfnb.attribution.device_work import DeviceWork, device_work, is_in, matching, step_rows, step_windows
 from perfnb.attribution.events import all_events, owners
 from perfnb.recording.foreign import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools
 from perfnb.recording.recording import Recording
+from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, SYNCHRONISATION
 
-_OWN_STEP, _OWN_SPAN = re.compile(r"pf_step#[0-9]+$"), re.compile(r"pf#|pf_data$")
-_SYNCHRONISATION = ("cuda_sync",)
+_OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$")
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ def gpu_events(recording: Recording, attribution: Attribution | None = None) -> 
         codes[: len(in_trace)] = layer.codes[in_trace]
         events["layer"] = pd.Categorical.from_codes(codes, layer.categories)
     is_op = is_in(events, OPS)
-    marks = _marks(recording, events)
-    kept = is_in(events, (*ON_DEVICE, *CALLS, *_SYNCHRONISATION)) | (is_op & ~_spans(events)) | marks
-    rows = np.flatnonzero(kept & (marks | ~_looks_like_a_step(events)))
+    marks = marks_step(events)
+    kept = is_in(events, (*DEVICE_WORK, *CALLS, *SYNCHRONISATION)) | (is_op & ~_spans(events)) | marks
+    rows = np.flatnonzero(kept & (marks | ~step_rows(events)))
     first = _first_step(recording)
     chosen = events.iloc[rows].reset_index(drop=True)
     chosen["start_ns"] = chosen["start_ns"].to_numpy() - first
@@ -85,24 +86,13 @@ def gpu_events(recording: Recording, attribution: Attribution | None = None) -> 
     return GpuEvents(chosen, in_steps[rows], tuple(dict.fromkeys(numbers)), None)
 
 
-def _marks(recording: Recording, events: pd.DataFrame) -> Bools:
-    """Whether each event marks a step that counts."""
-    if recording.is_loaded and "marks_step" in events:
-        return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
-    return matching(events, _OWN_STEP) & is_in(events, OPS)
-
-
-def _looks_like_a_step(events: pd.DataFrame) -> Bools:
-    return matching(events, re.compile(r"(?:ProfilerStep#|pf_step#)[0-9]+$"))
-
-
 def _spans(events: pd.DataFrame) -> Bools:
-    spans = matching(events, _OWN_SPAN)
+    spans = matching(events, _OWN_SPANS)
     return spans | (events["span"] != NONE).to_numpy() if "span" in events else spans
 
 
 def _first_step(recording: Recording) -> int:
     """Begin of the first step, from which the times of the frame ``events`` count."""
-    marks = _marks(recording, recording.events)
+    marks = marks_step(recording.events)
     starts = recording.events["start_ns"].to_numpy()
     return int(starts[marks].min()) if marks.any() else int(starts.min(initial=0))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import CALLS, OPS, column, is_in, matching, nested_ends, step_rows, thread_keys
+from perfnb.attribution.device_work import column, is_in, matching, nested_ends, step_rows, thread_keys
 from perfnb.recording.nesting import NONE, Ints, forest_of
+from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, CALLS, OPS
 
 #: Nodes of the backward pass; older traces do not say from which thread they came.
-_NODE = re.compile(r"autograd::engine::evaluate_function|torch::autograd::AccumulateGrad|[A-Za-z_]+Backward[0-9]*$")
+_NODE = re.compile(rf"{BACKWARD_NODE}|torch::autograd::{ACCUMULATE_GRAD}|[A-Za-z_]+Backward[0-9]*$")
 _FIRST = np.iinfo(np.int64).min
 
 

@@ -7,19 +7,10 @@ import re
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import (
-    CALLS,
-    DeviceWork,
-    column,
-    device_work,
-    is_in,
-    matching,
-    named,
-    pairs,
-    thread_keys,
-)
+from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, matching, named, pairs, thread_keys
 from perfnb.gpu.device_time import groups
 from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.trace_names import CALLS, SYNCHRONISATION
 
 #: Why a device was idle, in the order of the columns of the sums.
 REASONS = ("host", "dependency", "other")
@@ -181,7 +172,7 @@ def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
     Where the trace holds no events of synchronisation, a call that tells a stream to wait counts for what the same
     thread launches next: which stream it was is not told.
     """
-    is_sync = is_in(events, ("cuda_sync",))
+    is_sync = is_in(events, SYNCHRONISATION)
     result = np.zeros(len(work), dtype=bool)
     launched = np.flatnonzero(work.call != NONE)
     begin = column(events, "start_ns")

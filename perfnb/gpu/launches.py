@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import DeviceWork, column, device_work, named, pairs
+from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, named, pairs
 from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.trace_names import KERNELS
 
 
 def submitted(events: pd.DataFrame, work: DeviceWork) -> Ints:
@@ -43,7 +44,7 @@ def _rows(events: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
     call_ns = length[work.call]
     shared = _shared(work)
     duration = work.end - work.start
-    is_kernel = (events["category"] == "kernel").to_numpy()[work.rows]
+    is_kernel = is_in(events, KERNELS)[work.rows]
     short = duration * np.maximum(shared, 1) < call_ns
     frame = pd.DataFrame(
         {

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.attribution.device_work import CALLS, is_in, text
+from perfnb.attribution.device_work import is_in, text
 from perfnb.attribution.interval_sets import union
 from perfnb.gpu.critical_path import KINDS, Run, Window, path_in, prepare, window_of
 from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM
 from perfnb.recording.nesting import NONE, Ints
+from perfnb.trace_names import CALLS
 
 By = Literal["kind", "op", "name"]
 #: Nanoseconds by which something comes earlier, one value a part; or a table of them.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import ON_DEVICE, Attribution
-from perfnb.attribution.device_work import CALLS, OPS, is_in, step_windows
+from perfnb.attribution.attribution import Attribution
+from perfnb.attribution.device_work import is_in, step_windows
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.critical_path import path_in, prepare
 from perfnb.gpu.device_time import gpu_time
@@ -23,6 +23,7 @@ from perfnb.gpu.path_savings import savings_in
 from perfnb.recording.labels import found
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
+from perfnb.trace_names import CALLS, DEVICE_WORK, OPS
 
 #: Most rows of the table of kernels, steps with a bar of their own, and parts of the path by operator.
 MOST_KERNELS, MOST_STEPS, MOST_OPS = 300, 40, 8
@@ -117,7 +118,7 @@ class GpuSummary:
 def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | None:
     """Compute what a report tells of the GPUs; ``None`` where none did anything."""
     parts = (recording.events, recording.outside)
-    if not any(part is not None and is_in(part, ON_DEVICE).any() for part in parts):
+    if not any(part is not None and is_in(part, DEVICE_WORK).any() for part in parts):
         return None
     gpu = gpu_events(recording, attribution)
     times = gpu_time(gpu.events, gpu.work)
@@ -263,6 +264,6 @@ def _notes(gpu: GpuEvents, rows: pd.DataFrame) -> Iterator[str]:
         yield f"The trace holds no ops of the host, only {calls}: kernels are listed by name."
     elif "shapes" not in gpu.events or not gpu.events["shapes"].notna().any():
         yield "The trace holds no shapes of inputs (record_shapes=True): kernels are grouped by op alone."
-    outside = int(np.count_nonzero(is_in(gpu.events, ON_DEVICE) & ~gpu.in_steps))
+    outside = int(np.count_nonzero(is_in(gpu.events, DEVICE_WORK) & ~gpu.in_steps))
     if outside:
         yield f"{outside:,} kernels, copies and fills belong to no step; they are in the bars of the whole trace alone."

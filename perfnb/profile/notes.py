@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution
-from perfnb.attribution.blocks import Kind
+from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.layers import inside_compiled
 from perfnb.attribution.own_loss import own_losses
 from perfnb.findings.doubt import disagree, traced_ms
@@ -17,16 +17,12 @@ from perfnb.profile.trace_notes import of_the_trace, without_layers
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
-from perfnb.recording.text import TEXT
 from perfnb.stats.step_times import Timing, times_in_words
+from perfnb.trace_names import stepped_optimizer
 
 #: Slowdown of the traced steps above which the report speaks of it.
 _SLOWDOWN = 1.05
 _UNATTRIBUTED = 0.05
-#: How the span of a step's execution is called.
-_STEP = "pf_step#"
-#: What torch calls an optimizer's step in a trace.
-_OPTIMIZER_STEP = r"^Optimizer\.step#(\w+)\.step$"
 _MOST_NAMES = 5
 
 
@@ -106,8 +102,7 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
     if recording.memory is None or recording.is_loaded or "failure" in recording.meta:
         return
     watched = recording.memory.events
-    steps = [name for name in watched["name"].drop_duplicates() if str(name).startswith(_STEP)]
-    begins = watched.loc[watched["name"].isin(steps), "start_ns"]
+    begins = watched.loc[marks_step(watched), "start_ns"]
     counted = watched[watched["start_ns"] >= begins.max()] if len(begins) else watched
     there = _stepped(counted)
     if others := [
@@ -121,8 +116,8 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
 
 def _stepped(events: pd.DataFrame) -> list[str]:
     """Classes of the optimizers that stepped."""
-    found = events["name"].drop_duplicates().astype(TEXT).str.extract(_OPTIMIZER_STEP)[0].dropna()
-    return list(dict.fromkeys(found))
+    found = [stepped_optimizer(str(name)) for name in events["name"].drop_duplicates()]
+    return [kind for kind in dict.fromkeys(found) if kind is not None]
 
 
 def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from perfnb.attribution.attribution import ON_DEVICE, Attribution, attribute, blocks_of_events
+from perfnb.attribution.attribution import Attribution, attribute, blocks_of_events
 from perfnb.attribution.blocks import Host, Kind, host_blocks
 from perfnb.attribution.layers import layer_table
 from perfnb.attribution.ops import layer_op_table, op_calls, op_table, op_times
@@ -26,6 +26,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PASSES, conform
 from perfnb.roofline.levels import Roofline, step_roofline
 from perfnb.stats.step_times import Timing, timing_of_batches
+from perfnb.trace_names import DEVICE_WORK
 from perfnb.watching.machine import MachineSummary, machine_summary
 from perfnb.watching.machine_steps import steps_watched
 
@@ -178,7 +179,7 @@ def ops_alone(recording: Recording) -> pd.DataFrame:
 
 def _on_gpu(recording: Recording, host: Host, calls: pd.DataFrame) -> bool:
     """Whether the steps launched work on a device."""
-    on_device = is_one_of(recording.events["category"], ON_DEVICE)
+    on_device = is_one_of(recording.events["category"], DEVICE_WORK)
     known = blocks_of_events(recording.events, host)[on_device] != NONE
     return bool(known.any()) or bool((calls["gpu_ns"] > 0).any())
 

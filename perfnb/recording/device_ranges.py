@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
-
-_RANGE, _WORK = "gpu_user_annotation", ("kernel", "gpu_memcpy", "gpu_memset")
+from perfnb.trace.trace_steps import is_in
+from perfnb.trace_names import DEVICE_RANGES, DEVICE_WORK
 
 
 def with_places(trace: TraceColumns) -> TraceColumns:
     """The trace with the device and stream of ranges that carry neither: those of work of the same pid and tid."""
-    lost = np.flatnonzero(_is_in(trace, (_RANGE,)) & (trace.device == MISSING) & (trace.stream == MISSING))
-    known = np.flatnonzero(_is_in(trace, _WORK) & (trace.device != MISSING) & (trace.stream != MISSING))
+    lost = np.flatnonzero(is_in(trace, DEVICE_RANGES) & (trace.device == MISSING) & (trace.stream == MISSING))
+    known = np.flatnonzero(is_in(trace, DEVICE_WORK) & (trace.device != MISSING) & (trace.stream != MISSING))
     if len(lost) == 0 or len(known) == 0:
         return trace
     rows, first = np.unique(_pairs(trace, known), axis=0, return_index=True)
@@ -26,10 +26,6 @@ def with_places(trace: TraceColumns) -> TraceColumns:
     for values in (device, stream):
         values[lost] = np.where(beside == MISSING, MISSING, values[beside])
     return replace(trace, device=device, stream=stream)
-
-
-def _is_in(trace: TraceColumns, categories: tuple[str, ...]) -> np.ndarray:
-    return np.isin(np.array(trace.categories, dtype=object), categories)[trace.category]
 
 
 def _pairs(trace: TraceColumns, rows: Ints) -> Ints:

@@ -9,9 +9,8 @@ import pandas as pd
 
 from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
+from perfnb.trace_names import LAYER_SPAN, number_behind
 
-#: What a layer span of perfnb's is called in a trace; the number of the call follows.
-SPAN_LABEL = "pf#"
 #: Columns of whole numbers, -1 where an event carries none.
 NUMBERS = (
     *("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id"),
@@ -47,14 +46,8 @@ def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd
 
 def span_names(trace: TraceColumns) -> tuple[list[str], Ints]:
     """Names with the layer spans' numbers taken off, and the number of the span that each name code stands for."""
-    numbers = np.full(len(trace.names), MISSING, dtype=np.int64)
-    names = list(trace.names)
-    for code, name in enumerate(names):
-        digits = name[len(SPAN_LABEL) :]
-        # No more digits than an int64 surely has room for: a trace may be anyone's.
-        if name.startswith(SPAN_LABEL) and digits.isascii() and digits.isdecimal() and len(digits) <= 18:
-            numbers[code] = int(digits)
-            names[code] = SPAN_LABEL
+    numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
+    names = [LAYER_SPAN if number != MISSING else name for name, number in zip(trace.names, numbers, strict=True)]
     return names, numbers
 
 
@@ -65,12 +58,3 @@ def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
     place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last is for what is missing
     place[used] = merged
     return pd.Categorical.from_codes(place[codes], categories=pd.Index(unique, dtype=TEXT))
-
-
-def inside(times: Ints, begins: Ints, ends: Ints) -> np.ndarray:
-    """Whether each time lies in one of the disjoint windows."""
-    if len(begins) == 0:
-        return np.zeros(len(times), dtype=bool)
-    order = np.argsort(begins)
-    place = np.searchsorted(begins[order], times, side="right") - 1
-    return (place >= 0) & (times < ends[order][place])

@@ -14,12 +14,11 @@ from perfnb.recording.own_layers import layers_read
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
-from perfnb.trace.trace_steps import ON_DEVICE, TraceSteps, belongs_to_steps, is_in, steps_of
+from perfnb.trace.trace_steps import TraceSteps, belongs_to_steps, is_in, steps_of
+from perfnb.trace_names import CALLS, DEVICE_EVENTS, DEVICE_WORK, LOADER, OPS, PYTHON_CALLS, RANGES, SPAN_CATEGORY
 
 #: Category of an event that is none of the trace's: the step that stands for all of it.
 WHOLE_TRACE = "whole trace"
-_LOADER = "enumerate(DataLoader)#"
-_SPAN_CATEGORY = "cpu_op"
 #: Of so many threads are the names kept.
 _MOST_NAMES = 1000
 
@@ -39,7 +38,7 @@ def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) 
     steps = steps_of(trace)
     part = belongs_to_steps(trace, steps)
     _, span = span_names(trace)
-    span = np.where(is_in(trace, (_SPAN_CATEGORY,)), span[trace.name], MISSING)
+    span = np.where(is_in(trace, (SPAN_CATEGORY,)), span[trace.name], MISSING)
     rows, rest = np.flatnonzero(part), np.flatnonzero(~part)
     events = event_frame(trace, rows, span[rows])
     marks = np.full(len(trace), MISSING, dtype=np.int64)
@@ -100,10 +99,10 @@ def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
 
 def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
     """Milliseconds that each step waited for a data loader of torch's, on its own thread; a mark may cut a wait."""
-    is_wait = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
+    is_wait = np.array([name.startswith(LOADER) for name in trace.names], dtype=bool)
     if not is_wait.any():
         return np.zeros(len(steps.starts))
-    rows = np.flatnonzero(is_wait[trace.name] & is_in(trace, ("user_annotation", "cpu_op")))
+    rows = np.flatnonzero(is_wait[trace.name] & is_in(trace, (*RANGES, *OPS)))
     rows = rows[(trace.thread[rows] == steps.thread) & (trace.process[rows] == steps.process)]
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
     if len(rows) == 0:
@@ -152,9 +151,9 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
             "steps_marked": steps.marked,
             "steps_ignored": steps.ignored,
             "negative_durations": trace.negative_durations,
-            "host_events": int(is_in(trace, ("cpu_op", "user_annotation", "python_function")).sum()),
-            "host_calls": int(is_in(trace, ("cuda_runtime", "cuda_driver")).sum()),
-            "device_events": int(is_in(trace, ("kernel", "gpu_memcpy", "gpu_memset")).sum()),
+            "host_events": int(is_in(trace, (*OPS, *RANGES, *PYTHON_CALLS)).sum()),
+            "host_calls": int(is_in(trace, CALLS).sum()),
+            "device_events": int(is_in(trace, DEVICE_WORK).sum()),
             "process_names": [[pid, text] for pid, text in trace.process_names.items()][:_MOST_NAMES],
             "process_labels": [[pid, text] for pid, text in trace.process_labels.items()][:_MOST_NAMES],
             "thread_names": [[pid, tid, text] for (pid, tid), text in trace.thread_names.items()][:_MOST_NAMES],
@@ -167,7 +166,7 @@ def _gpus(trace: TraceColumns) -> list[str]:
 
     The numbers in the trace are not always those of the list; where all in the list are of one kind, its name is right.
     """
-    used = np.unique(trace.device[is_in(trace, ON_DEVICE)]) if len(trace) else np.array([], dtype=np.int64)
+    used = np.unique(trace.device[is_in(trace, DEVICE_EVENTS)]) if len(trace) else np.array([], dtype=np.int64)
     by_number: dict[Any, Any] = {device.get("id"): device.get("name") for device in trace.devices if _plain(device)}
     kinds = {name for name in by_number.values() if name}
     only = kinds.pop() if len(kinds) == 1 else None

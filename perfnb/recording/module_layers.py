@@ -13,16 +13,15 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from perfnb.recording.labels import of_labels
+from perfnb.recording.labels import is_one_of, of_labels
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, nest_cutting
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 from perfnb.trace.trace_size import refuse_odd_layers
+from perfnb.trace_names import PYTHON_CALLS, RANGES
 
 _CALL = "nn.Module: "
-_CALL_CATEGORY = "python_function"
 _LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<name>.+)")
-_LIGHTNING_CATEGORY = "user_annotation"
 _NUMBER = re.compile(r"_[0-9]+$")
 _LOSS = re.compile(r"Loss$")
 
@@ -39,11 +38,11 @@ def with_module_layers(recording: Recording) -> Recording:
         return recording  # perfnb wrote the trace, and told of its layers
     events = recording.events
     is_call = of_labels(events["name"], lambda name: name.startswith(_CALL))
-    named = is_call & (events["category"] == _CALL_CATEGORY).to_numpy(dtype=bool)
+    named = is_call & is_one_of(events["category"], PYTHON_CALLS)
     if named.any():
         return _of_modules(recording, np.flatnonzero(named))
     is_call = of_labels(events["name"], lambda name: _LIGHTNING.fullmatch(name) is not None)
-    named = is_call & (events["category"] == _LIGHTNING_CATEGORY).to_numpy(dtype=bool)
+    named = is_call & is_one_of(events["category"], RANGES)
     if named.any():
         return _of_modules(recording, np.flatnonzero(named))
     own = np.flatnonzero((events["span"] != NONE).to_numpy())

@@ -19,9 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfnb.step.formulas import flops_of, operator_name
 from perfnb.step.layers import function_span
 from perfnb.step.traffic import bytes_moved
-
-#: What the label of an operator's span begins with; the call's number follows.
-OP_LABEL = "pf_op#"
+from perfnb.trace_names import OP_SPAN
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 #: Tensors of compilers and of tensor-parallel planning, in which nothing is computed.
@@ -109,7 +107,7 @@ class OpCounter(TorchDispatchMode):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         number = next(self._numbers)
-        with function_span(f"{OP_LABEL}{number}"):
+        with function_span(f"{OP_SPAN}{number}"):
             out = func(*args, **kwargs)
         self._note(number, func, args, kwargs, out)
         return out

@@ -33,14 +33,11 @@ from torch.nn.modules.module import (
 )
 
 from perfnb.step.guard import profiler_active
-
-#: What a layer span's label begins with; the call's number follows.
-LABEL = "pf#"
+from perfnb.trace_names import LAYER_SPAN
 
 #: A span in a running profiler, at a third of the cost of `record_function`. The trace has it in the category of
 #: operators, where no range of the user's can pass for one.
 function_span: Any = torch._C._profiler._RecordFunctionFast
-SPAN_CATEGORY = "cpu_op"
 
 #: Frames of torch between a module's caller and its hooks; their first argument is the module that is called.
 _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
@@ -159,7 +156,7 @@ class LayerSpans:
             if self._outermost is not None:
                 self._outermost(args)
         number = next(self._numbers)
-        span = function_span(f"{LABEL}{number}")
+        span = function_span(f"{LAYER_SPAN}{number}")
         self.calls.records.append((number, module, stack[-1][1] if stack else None))
         stack.append((module, number, span))
         span.__enter__()

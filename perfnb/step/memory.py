@@ -21,9 +21,9 @@ from perfnb.step.guard import profiler_active
 from perfnb.step.known import Known, LiveObjects, everything, inputs
 from perfnb.step.layers import function_span
 from perfnb.step.resident import ResidentMemory
+from perfnb.trace_names import MARK_SPAN
 
 #: What the label of a mark begins with; its number follows. A mark is an empty span: the moment of a look around.
-MARK = "pf_mark#"
 
 
 @dataclass
@@ -123,7 +123,7 @@ class MemoryWatch:
     def _look(self, around: Callable[[int], Iterable[Known]]) -> None:
         mark = self._marks
         self._marks += 1
-        with function_span(f"{MARK}{mark}"):
+        with function_span(f"{MARK_SPAN}{mark}"):
             pass
         self.watched.known += around(mark)
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr-defined]
 
-from perfnb.errors import CaptureError
+from perfnb.errors import CaptureError, TraceError
 from perfnb.interrupts import InterruptGate
 from perfnb.step.guard import profiler_active
 from perfnb.step.layers import function_span
 from perfnb.step.quiet import AllocatorWarning, quiet_kineto
+from perfnb.trace import kineto
+from perfnb.trace.columns import MISSING, TraceColumns
+from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
-#: Spans that perfnb opens beside those of the layers: ``pf_step#<n>`` around a step, ``pf_data`` around ``next()``.
-STEP_SPAN, DATA_SPAN = "pf_step#", "pf_data"
-
+#: What torch's C++ exporter writes for a name outside ASCII.
+_LOST_NAME = "unknown"
 _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: take it out of the step."
 
 
@@ -102,3 +106,30 @@ def step_span(number: int) -> Any:
 def data_span(_: str) -> Any:
     """The span around the wait for a batch."""
     return function_span(DATA_SPAN)
+
+
+def read_trace(tracer: Tracer) -> TraceColumns:
+    """The columns of a session's trace.
+
+    Sequence numbers count the operators of one thread. Those of backward nodes whose operators ran in a thread that was
+    not recorded are left out: the same numbers stand at other operators.
+    """
+    trace = _decoded(tracer)
+    unseen = (trace.forward_thread > 0) & ~np.isin(trace.forward_thread, list(tracer.threads()))
+    return replace(trace, sequence=np.where(unseen, MISSING, trace.sequence)) if unseen.any() else trace
+
+
+def _decoded(tracer: Tracer) -> TraceColumns:
+    trace: TraceColumns | None = None
+    try:
+        trace = kineto.decode(tracer.export())
+        if _LOST_NAME not in trace.names:
+            return trace
+    except TraceError:
+        pass  # a name with a quote in it; the slow exporter writes it right
+    try:
+        return kineto.decode(tracer.export(exact=True))
+    except CaptureError:
+        if trace is None:
+            raise
+        return trace  # an older torch: all but the names outside ASCII is there

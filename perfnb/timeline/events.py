@@ -29,11 +29,8 @@ from perfnb.timeline.rows import (
     layers_of,
     rows_of,
 )
-from perfnb.trace.trace_steps import ON_DEVICE
+from perfnb.trace_names import DATA_SPAN, DEVICE_EVENTS, OPS, PYTHON_CALLS, STEP_SPAN
 
-_STEP, _DATA, _OWN_CATEGORY = "pf_step#", "pf_data", "cpu_op"
-_OPS = ("cpu_op",)
-_PYTHON = ("python_function",)
 #: As torch's profiler and perfnb write it.
 _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 
@@ -65,14 +62,14 @@ def event_rows(recording: Recording, attribution: Attribution, names: Labels, ca
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
     block[: len(kept)] = blocks_of_events(recording.events, attribution.host)[kept]
-    on_device = is_in(events, ON_DEVICE)
+    on_device = is_in(events, DEVICE_EVENTS)
     start = column(events, "start_ns")
     end = start + np.maximum(column(events, "duration_ns"), 0)
     host = np.flatnonzero(~on_device)
     thread = pairs(column(events, "process")[host], column(events, "thread")[host])
     forest, end[host] = nest_cutting(thread, start[host], end[host])
     depth = np.zeros(len(events), dtype=np.int64)
-    is_python = is_in(events, _PYTHON)[host]
+    is_python = is_in(events, PYTHON_CALLS)[host]
     depth[host] = np.minimum(_depths_apart(forest, is_python, thread, start[host], end[host]), DEEPEST)
     # Python calls are no part of the attribution: they belong to the block that they run in.
     around = innermost(forest, block[host] != NONE)
@@ -129,7 +126,7 @@ def _names(
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
     sort = np.append(categories.all_of(sorts), NONE)[category]
-    ours = is_in(events, (_OWN_CATEGORY,))
+    ours = is_in(events, OPS)
     if not recording.is_loaded:
         own = of_labels(events["name"], _own_word, "")
         for word in ("step", "data"):
@@ -150,7 +147,7 @@ def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
     # Where there was no operator, Kineto writes the correlation id as the external one.
     lost = device[(launch[device] == NONE) & (external[device] != NONE)]
     lost = lost[external[lost] != correlation[lost]]
-    ops = np.flatnonzero(is_in(events, _OPS) & (external != NONE))
+    ops = np.flatnonzero(is_in(events, OPS) & (external != NONE))
     if len(lost) and len(ops):
         key = pairs(column(events, "rank"), external)
         launch[lost] = np.append(ops, NONE)[first_match(key[ops], key[lost])]
@@ -246,4 +243,4 @@ def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
 
 
 def _own_word(name: str) -> str:
-    return "step" if name.startswith(_STEP) else "data" if name.startswith(_DATA) else ""
+    return "step" if name.startswith(STEP_SPAN) else "data" if name.startswith(DATA_SPAN) else ""

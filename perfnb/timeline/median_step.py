@@ -13,15 +13,16 @@ from perfnb.recording.text import TEXT
 from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.rows import lanes
 from perfnb.timeline.timeline import Timeline, Track
+from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, STEP_MARKS
 
 #: What counts as being at work: no spans that stand around others, no Python calls.
 _WORK = {
-    "thread": ("cpu_op", "cuda_runtime", "cuda_driver"),
-    "stream": ("kernel", "gpu_memcpy", "gpu_memset"),
+    "thread": (*OPS, *CALLS),
+    "stream": DEVICE_WORK,
     "python": (),
 }
-#: Ranges that stand for a whole step.
-_MARKS = ("pf_step#", "ProfilerStep#", "pf#", "pf_data")
+#: Ranges around work.
+_MARKS = (*STEP_MARKS, LAYER_SPAN, DATA_SPAN)
 
 
 @dataclass(frozen=True)

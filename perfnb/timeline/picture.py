@@ -12,6 +12,7 @@ from perfnb.draw import escape, palette
 from perfnb.draw.picture import GROUND, HATCHES, INK, LINE, QUIET, bare
 from perfnb.timeline.coarse import coarser
 from perfnb.timeline.data import memory_word
+from perfnb.trace_names import BACKWARD_NODE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ _INCHES_A_CHARACTER = 0.062
 _TITLE = 22
 #: A name that does not fit gets so many characters at least, or none.
 _LEAST_ROOM = 7
-_BEGINS = ("autograd::engine::evaluate_function: ", "torch::autograd::", "aten::")
+_BEGINS = (f"{BACKWARD_NODE}: ", "torch::autograd::", "aten::")
 
 
 def inches_of(step: StepTimeline) -> tuple[float, float]:

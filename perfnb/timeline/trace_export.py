@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ import pandas as pd
 
 from perfnb.attribution.device_work import column, text
 from perfnb.attribution.events import all_events
-from perfnb.recording.event_frame import SPAN_LABEL
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.own_layers import KEY, layers_written
 from perfnb.recording.recording import Recording
@@ -21,6 +19,7 @@ from perfnb.trace import chrome_writer as writer
 from perfnb.trace.chrome_events import OWN_NAME
 from perfnb.trace.chrome_writer import Column, Flow, Json, Labels
 from perfnb.trace.event_columns import DERIVED, INSTANT, MEMORY
+from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, number_behind
 
 #: What the columns of numbers are called in a trace.
 _ARGUMENTS = {
@@ -36,7 +35,6 @@ _OF_MEMORY = {
     "reserved": "Total Reserved", "allocated": "Total Allocated", "bytes": "Bytes", "address": "Addr",
     "device": "Device Id", "device_type": "Device Type",
 }  # fmt: skip
-_MARK = re.compile(r"pf_step#([0-9]{1,18})|pf_data")
 _NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
 
 
@@ -96,7 +94,7 @@ def _places(events: pd.DataFrame, rows: pd.DataFrame) -> Flow:
 
 def _own_spans(events: pd.DataFrame) -> Any:
     """Which events are layer spans of perfnb's, whose names in a trace hold their numbers."""
-    ours = (events["category"] == "cpu_op") & (events["name"] == SPAN_LABEL)
+    ours = (events["category"] == SPAN_CATEGORY) & (events["name"] == LAYER_SPAN)
     return ours.to_numpy(dtype=bool) & (column(events, "span") != NONE)
 
 
@@ -133,19 +131,19 @@ def _names_of(events: pd.DataFrame) -> Labels:
     numbers = column(events, "span")[spans]
     codes = codes.copy()
     codes[spans] = len(labels) + np.arange(len(spans))
-    return Labels([*map(str, labels), *(f"{SPAN_LABEL}{number}" for number in numbers.tolist())], codes)
+    return Labels([*map(str, labels), *(f"{LAYER_SPAN}{number}" for number in numbers.tolist())], codes)
 
 
 def _readable(
     names: Labels, recording: Recording, events: pd.DataFrame, timeline: Timeline, layer: Column, order: Ints
 ) -> Labels:
     """The names where perfnb's own marks are called by what they stand for; those are the ones added at the end."""
-    of_ops = (events["category"] == "cpu_op").to_numpy(dtype=bool)
+    of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
     for code, name in enumerate(names.texts):
-        mark = _MARK.fullmatch(name)
-        if mark:
-            texts.append(f"step {mark[1]}" if mark[1] else "data")
+        step = number_behind(STEP_SPAN, name)
+        if step != NONE or name == DATA_SPAN:
+            texts.append(f"step {step}" if step != NONE else "data")
             codes[of_ops & (names.codes == code)] = len(texts) - 1
     if isinstance(layer, Labels):
         owner = np.full(len(codes), NONE, dtype=np.int64)

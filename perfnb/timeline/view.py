@@ -10,13 +10,14 @@ from perfnb.draw import escape, palette, tables
 from perfnb.draw.picture import picture_html
 from perfnb.timeline.median_step import StepTimeline, step_timeline
 from perfnb.timeline.picture import draw_step, inches_of
+from perfnb.trace_names import BACKWARD_NODE
 
 if TYPE_CHECKING:
     from perfnb.timeline.timeline import Timeline
 
 #: Greatest number of tracks that are listed.
 TRACKS_IN_HTML, TRACKS_IN_TEXT = 24, 8
-_NODE = "autograd::engine::evaluate_function: "
+_NODE = f"{BACKWARD_NODE}: "
 
 
 def timeline_html(timeline: Timeline) -> str:

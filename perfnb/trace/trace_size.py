@@ -13,7 +13,8 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import Ints, TraceColumns
-from perfnb.trace.trace_steps import ON_DEVICE, is_in, steps_of
+from perfnb.trace.trace_steps import is_in, steps_of
+from perfnb.trace_names import DEVICE_EVENTS
 
 MOST_THREADS = 2_000
 MOST_STREAMS = 2_000
@@ -36,7 +37,7 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
     TraceError
         With what it has too much of; the message names `source`.
     """
-    on_device = is_in(trace, ON_DEVICE)
+    on_device = is_in(trace, DEVICE_EVENTS)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
     thread, threads = _numbered(trace.process[host], trace.thread[host])
     _, streams = _numbered(trace.device[device], trace.stream[device])

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfnb.recording.event_frame import inside
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
+from perfnb.trace_names import BACKWARD_NODE, CALLS, DEVICE_EVENTS, HOST_EVENTS, STEP_MARKS, number_behind
 
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-
-ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "overhead", "python_function")
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
-_CALLS = ("cuda_runtime", "cuda_driver")
-#: perfnb's marks of a step and torch's, with the categories in which they are found: the former is trusted first.
-_MARKS = (
-    (re.compile(r"pf_step#([0-9]{1,18})"), ("cpu_op",)),
-    (re.compile(r"ProfilerStep#([0-9]{1,18})"), ("user_annotation", "cpu_op")),
-)
-_BACKWARD_NODE = "autograd::engine::evaluate_function"
 
 
 @dataclass(frozen=True)
@@ -60,6 +49,23 @@ def is_in(trace: TraceColumns, categories: tuple[str, ...]) -> Bools:
     return np.isin(np.array(trace.categories, dtype=object), categories)[trace.category]
 
 
+def numbered_spans(trace: TraceColumns, label: str, categories: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """The events of some categories that are called `label` and a number: their places, and their numbers."""
+    of_names = np.array([number_behind(label, name) for name in trace.names], dtype=np.int64)
+    numbers = of_names[trace.name]
+    rows = np.flatnonzero((numbers != MISSING) & is_in(trace, categories))
+    return rows, numbers[rows]
+
+
+def inside(times: Ints, begins: Ints, ends: Ints) -> Bools:
+    """Whether each time lies in one of the disjoint windows."""
+    if len(begins) == 0:
+        return np.zeros(len(times), dtype=bool)
+    order = np.argsort(begins)
+    place = np.searchsorted(begins[order], times, side="right") - 1
+    return (place >= 0) & (times < ends[order][place])
+
+
 def steps_of(trace: TraceColumns) -> TraceSteps:
     """The steps that a trace marks; where it marks none, all of it is one step.
 
@@ -67,15 +73,10 @@ def steps_of(trace: TraceColumns) -> TraceSteps:
     of the first event on the host to the end of the last, and runs on the thread with the most events that are not part
     of a backward pass; where nothing is from the host, it spans what ran on devices.
     """
-    for pattern, categories in _MARKS:
-        found = {code: match for code, name in enumerate(trace.names) if (match := pattern.fullmatch(name))}
-        if not found:
-            continue
-        is_mark = np.zeros(len(trace.names), dtype=bool)
-        is_mark[list(found)] = True
-        rows = np.flatnonzero(is_mark[trace.name] & is_in(trace, categories))
+    for label, categories in STEP_MARKS.items():
+        rows, numbers = numbered_spans(trace, label, categories)
         if len(rows):
-            return _marked(trace, rows, {code: int(match[1]) for code, match in found.items()})
+            return _marked(trace, rows, numbers)
     return _whole(trace)
 
 
@@ -90,31 +91,31 @@ def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
     part = inside(trace.start_ns, steps.starts, steps.ends)
     part[steps.rows] = True
     known = trace.correlation != MISSING
-    calls = is_in(trace, _CALLS) & known
-    launched = is_in(trace, ON_DEVICE) & known & np.isin(trace.correlation, trace.correlation[calls])
+    calls = is_in(trace, CALLS) & known
+    launched = is_in(trace, DEVICE_EVENTS) & known & np.isin(trace.correlation, trace.correlation[calls])
     of_steps = np.isin(trace.correlation, trace.correlation[calls & part])
     return np.where(launched, of_steps, part)
 
 
-def _marked(trace: TraceColumns, rows: Ints, numbers: dict[int, int]) -> TraceSteps:
+def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceSteps:
     which, threads = _threads(trace, rows)
     count = np.bincount(which)
     process, thread = threads[:, int(count.argmax())].tolist()
-    chosen = rows[which == count.argmax()]
-    chosen = chosen[np.lexsort((-trace.duration_ns[chosen], trace.start_ns[chosen]))]
+    chosen, numbers = rows[which == count.argmax()], numbers[which == count.argmax()]
+    order = np.lexsort((-trace.duration_ns[chosen], trace.start_ns[chosen]))
+    chosen, numbers = chosen[order], numbers[order]
     starts = trace.start_ns[chosen]
     ends = starts + trace.duration_ns[chosen]
     reached = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
     # Rounding lets a step end a little after the next one's begin; one that begins earlier than that is inside another.
     apart = starts >= reached - max(trace.unit_ns, 1)
-    chosen, starts, ends = chosen[apart], starts[apart], ends[apart]
+    chosen, numbers, starts, ends = chosen[apart], numbers[apart], starts[apart], ends[apart]
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
-    named = np.array([numbers[code] for code in trace.name[chosen].tolist()], dtype=np.int64)
-    return TraceSteps(chosen, named, starts, ends, process, thread, len(rows) - len(chosen))
+    return TraceSteps(chosen, numbers, starts, ends, process, thread, len(rows) - len(chosen))
 
 
 def _whole(trace: TraceColumns) -> TraceSteps:
-    host = np.flatnonzero(is_in(trace, ON_HOST))
+    host = np.flatnonzero(is_in(trace, HOST_EVENTS))
     rows = host if len(host) else np.arange(len(trace))
     if len(rows) == 0:
         none = np.array([], dtype=np.int64)
@@ -127,7 +128,7 @@ def _whole(trace: TraceColumns) -> TraceSteps:
 
 def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
     """The thread with the most events outside the nodes of a backward pass."""
-    is_node = np.array([name.startswith(_BACKWARD_NODE) for name in trace.names], dtype=bool)[trace.name[host]]
+    is_node = np.array([name.startswith(BACKWARD_NODE) for name in trace.names], dtype=bool)[trace.name[host]]
     start, end = trace.start_ns[host], trace.start_ns[host] + trace.duration_ns[host]
     which, threads = _threads(trace, host)
     most = (-1, 0)

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
-from perfnb.attribution.attribution import ON_DEVICE
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.traces import TraceDiff, diff_traces
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import NO_OP_ROW
+from perfnb.trace_names import DEVICE_WORK
 from tests.laws import holds_of
 from tests.recordings import ByHand
 
@@ -36,7 +36,7 @@ def quick(a: Recording, b: Recording) -> TraceDiff:
 
 def gpu_ms(recording: Recording) -> float:
     """Work of a step, by plain means."""
-    work = recording.events[recording.events["category"].isin(ON_DEVICE)]
+    work = recording.events[recording.events["category"].isin(DEVICE_WORK)]
     return float(work["duration_ns"].sum()) / 1e6 / recording.traced_steps
 
 

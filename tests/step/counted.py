@@ -14,8 +14,8 @@ from perfnb.attribution.attribution import Attribution, attribute
 from perfnb.recording.nesting import subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.step.budget import Plan
-from perfnb.step.build import recording_of
 from perfnb.step.run import capture_step
+from perfnb.step.to_recording import recording_of
 
 
 @dataclass(frozen=True)

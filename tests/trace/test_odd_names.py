@@ -13,8 +13,7 @@ from torch.profiler import record_function
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.recording.events import read_trace
-from perfnb.step.tracer import Tracer
+from perfnb.step.tracer import Tracer, read_trace
 from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

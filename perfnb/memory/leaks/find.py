@@ -109,10 +109,10 @@ def find_leaks(
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
-    from perfnb.step.build import recording_of
     from perfnb.step.given import require_name, require_steps
     from perfnb.step.many_steps import watch_steps
     from perfnb.step.namespace import chosen_models, namespace_of
+    from perfnb.step.to_recording import recording_of
 
     __tracebackhide__ = True
     require_steps({"step": step}, batches, "find_leaks(step, loader)")

@@ -1,0 +1,233 @@
+"""From a capture to a recording: read the traces, keep what belongs to the steps, name what perfnb named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.errors import CaptureError
+from perfnb.recording.event_frame import NUMBERS, TEXTS, event_frame, span_names
+from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
+from perfnb.recording.samples import watch_record
+from perfnb.recording.text import TEXT
+from perfnb.step.arithmetic import OpCall
+from perfnb.step.known import Known
+from perfnb.step.memory import WatchedMemory
+from perfnb.step.run import Capture
+from perfnb.step.tracer import Tracer, read_trace
+from perfnb.telemetry.watcher import Watcher
+from perfnb.trace.columns import MISSING, Ints, TraceColumns
+from perfnb.trace.storable import storable
+from perfnb.trace.trace_steps import inside, is_in, numbered_spans
+from perfnb.trace_names import DEVICE_EVENTS, MARK_SPAN, OPS, STEP_SPAN
+
+#: Name and category of an allocation or a free among the events.
+CHANGE_NAME, CHANGE_CATEGORY = "[memory]", "memory"
+
+
+def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) -> Recording:
+    """The recording of a capture, which is closed, with what a watcher read meanwhile.
+
+    Raises
+    ------
+    CaptureError
+        If the trace does not hold the traced steps.
+    """
+    try:
+        trace = None if capture.tracer is None else read_trace(capture.tracer)
+        memory = None if capture.memory is None else _memory(*capture.memory, capture.places)
+        arithmetic = None if capture.arithmetic is None else _arithmetic(*capture.arithmetic)
+    finally:
+        capture.close()
+    zero = capture.steps[0].begin_ns if capture.steps else 0
+    passes = np.array([step.pass_name for step in capture.steps], dtype=object)
+    steps = pd.DataFrame(
+        {
+            "pass": pd.Categorical(passes),
+            "start_s": np.array([(step.begin_ns - zero) / 1e9 for step in capture.steps], dtype=np.float64),
+            "wall_ms": np.array([step.wall_ns / 1e6 for step in capture.steps], dtype=np.float64),
+            "data_ms": np.array([step.data_ns / 1e6 for step in capture.steps], dtype=np.float64),
+            "samples": pd.array([step.samples for step in capture.steps], dtype="Int64"),
+            "step": pd.Series(np.cumsum(passes == "traced") - 1, dtype="Int64").where(passes == "traced"),
+        }
+    )
+    spans = pd.DataFrame(
+        {
+            "layer": np.array([MISSING if layer is None else layer for _, layer, _ in capture.spans], dtype=np.int64),
+            "loss": np.array([loss for _, _, loss in capture.spans], dtype=bool),
+        },
+        index=pd.Index([number for number, _, _ in capture.spans], dtype="int64", name="span"),
+    )
+    meta = dict(capture.meta) | {"name": name, "rank": 0}
+    if capture.memory is not None:
+        meta["allocator"] = capture.memory[0].allocator
+    if trace is not None:
+        meta |= {"base_ns": trace.base_ns, "devices": trace.devices}
+    events = _no_events() if trace is None else _steps_of_trace(trace)[0]
+    watch: WatchRecord | None = None
+    if watcher is not None:
+        # One time for both: the first step's begin is 0.
+        watch = watch_record(watcher.columns(), [], (watcher.zero_ns - zero) / 1e9)
+        meta["watch"] = watcher.meta
+    return Recording(events, steps, _modules(capture), spans, meta, memory, arithmetic, watch)
+
+
+def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
+    """The events inside the steps of a trace, and the place that each has in it.
+
+    What runs on the host is inside by its time, what runs on a device by the launch that it follows.
+
+    Raises
+    ------
+    CaptureError
+        If the trace holds no step.
+    """
+    marks, _ = numbered_spans(trace, STEP_SPAN, OPS)
+    if len(marks) == 0:
+        raise CaptureError(
+            "The trace holds none of the traced steps: torch's profiler lost them; profile again, and if it stays so, "
+            "look for another profiler or tracer in the step."
+        )
+    on_device = is_in(trace, DEVICE_EVENTS)
+    in_step = inside(trace.start_ns, trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
+    launches = np.unique(trace.correlation[in_step & ~on_device & (trace.correlation != MISSING)])
+    correlated = trace.correlation != MISSING
+    keep = np.where(on_device & correlated, np.isin(trace.correlation, launches), in_step)
+    rows = np.flatnonzero(keep)
+    _, span = span_names(trace)
+    return event_frame(trace, rows, np.where(is_in(trace, OPS), span[trace.name], MISSING)[rows]), rows
+
+
+def _no_events() -> pd.DataFrame:
+    """The events of a recording without a traced step."""
+    text = pd.Categorical.from_codes([], categories=pd.Index([], dtype=TEXT))
+    empty = np.array([], dtype=np.int64)
+    return pd.DataFrame(
+        {"name": text, "category": text} | dict.fromkeys((*NUMBERS, "span"), empty) | dict.fromkeys(TEXTS, text)
+    )
+
+
+def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
+    frame = pd.DataFrame(
+        {
+            "op": pd.Categorical([call.op for call in calls]),
+            "flops": pd.array([call.flops for call in calls], dtype="Int64"),
+            "bytes": np.array([call.bytes for call in calls], dtype=np.int64),
+            "dtype": pd.Categorical([call.dtype for call in calls]),
+        },
+        index=pd.Index([call.number for call in calls], dtype="int64", name="number"),
+    )
+    return ArithmeticRecord(_steps_of_trace(read_trace(tracer))[0], frame)
+
+
+def _modules(capture: Capture) -> pd.DataFrame:
+    layers = capture.layers
+    depth: list[int] = []
+    for layer in layers:  # parents come first
+        depth.append(0 if layer.parent is None else depth[layer.parent] + 1)
+    return pd.DataFrame(
+        {
+            "name": pd.Series([storable(layer.name) for layer in layers], dtype=TEXT),
+            "module": pd.Series([storable(layer.module) for layer in layers], dtype=TEXT),
+            "parent": np.array([MISSING if layer.parent is None else layer.parent for layer in layers], dtype=np.int64),
+            "depth": np.array(depth, dtype=np.int64),
+            "parameters": np.array([layer.parameters for layer in layers], dtype=np.int64),
+            "parameter_bytes": np.array([layer.parameter_bytes for layer in layers], dtype=np.int64),
+            "compiled": np.array([layer.compiled for layer in layers], dtype=bool),
+        }
+    )
+
+
+def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -> MemoryRecord:
+    """The changes of memory as events among the others, and what was known of blocks with times instead of marks.
+
+    Parameters
+    ----------
+    places : mapping of int to int
+        Row of each layer, by the ``id`` of its module.
+    """
+    trace = read_trace(tracer)
+    marks = _moments(trace, MARK_SPAN)
+    known = [block for block in watched.known if block.mark in marks]
+    times = [marks[block.mark] for block in known]
+    # The two clocks run alike; where the first step began on both says how far they are apart.
+    begin = min(_moments(trace, STEP_SPAN).values(), default=None)
+    shift = begin - watched.step_begins[0] if begin is not None and watched.step_begins else 0
+    events, place = _with_changes(trace)
+    resident = np.array(watched.resident, dtype=np.int64).reshape(-1, 2)
+    return MemoryRecord(
+        events,
+        _changes(trace, place),
+        _known(known, times, places),
+        pd.DataFrame({"time_ns": resident[:, 0] + shift, "bytes": resident[:, 1]}),
+    )
+
+
+def _moments(trace: TraceColumns, label: str) -> dict[int, int]:
+    """When each of perfnb's spans of this label began, by number."""
+    rows, numbers = numbered_spans(trace, label, OPS)
+    return dict(zip(numbers.tolist(), trace.start_ns[rows].tolist(), strict=True))
+
+
+def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
+    """The events of the steps, changes of memory among them, and for each change its row among those, -1 for none."""
+    changes = trace.memory
+    instants = len(changes)
+    nowhere = np.full(instants, MISSING, dtype=np.int64)
+    fields: dict[str, tuple[Any, Ints]] = {
+        "name": (np.full(instants, len(trace.names)), trace.name),
+        "category": (np.full(instants, len(trace.categories)), trace.category),
+        "start_ns": (changes.time_ns, trace.start_ns),
+        "duration_ns": (np.zeros(instants, dtype=np.int64), trace.duration_ns),
+        "thread": (changes.thread, trace.thread),
+    }
+    on_host = is_in(trace, OPS)
+    process = trace.process[on_host][:1] if on_host.any() else [MISSING]  # a live profile is of one
+    fields["process"] = (np.repeat(process, instants), trace.process)
+    others = (*(name for name in NUMBERS if name not in fields), *TEXTS)
+    columns: dict[str, Any] = {
+        name: np.concatenate([np.asarray(a, dtype=np.int64), b]) for name, (a, b) in fields.items()
+    }
+    columns |= {name: np.concatenate([nowhere, getattr(trace, name)]) for name in others}
+    names, categories = [*trace.names, CHANGE_NAME], [*trace.categories, CHANGE_CATEGORY]
+    events, rows = _steps_of_trace(replace(trace, names=names, categories=categories, **columns))
+    place = nowhere.copy()
+    is_change = rows < instants
+    place[rows[is_change]] = np.flatnonzero(is_change)
+    return events, place
+
+
+def _changes(trace: TraceColumns, place: Ints) -> pd.DataFrame:
+    changes = trace.memory
+    cpu = changes.device_type == 0
+    device = np.array([f"cuda:{index}" for index in range(int(changes.device.max(initial=0)) + 1)], dtype=object)
+    return pd.DataFrame(
+        {
+            "event": place,
+            "time_ns": changes.time_ns,
+            "address": changes.address,
+            "bytes": changes.bytes,
+            "device": pd.Categorical(np.where(cpu, "cpu", device[np.maximum(changes.device, 0)])),
+            "allocated": np.where(cpu, MISSING, changes.allocated),
+            "reserved": np.where(cpu, MISSING, changes.reserved),
+        }
+    )
+
+
+def _known(known: Sequence[Known], times: Sequence[int], places: Mapping[int, int]) -> pd.DataFrame:
+    layers = [MISSING if block.module is None else places.get(block.module, MISSING) for block in known]
+    return pd.DataFrame(
+        {
+            "time_ns": np.array(times, dtype=np.int64),
+            "address": np.array([block.address for block in known], dtype=np.int64),
+            "bytes": np.array([block.bytes for block in known], dtype=np.int64),
+            "device": pd.Categorical([block.device for block in known]),
+            "category": pd.Categorical([block.category for block in known]),
+            "layer": np.array(layers, dtype=np.int64),
+            "name": pd.Series([block.name for block in known], dtype="object"),
+        }
+    )

@@ -1,0 +1,62 @@
+"""The vocabulary of traces: the spans that perfnb opens, the names that torch gives, and the categories of events.
+
+Anyone may name a range ``pf_step#1`` or ``ProfilerStep#1``. A name therefore counts only in the categories in which
+perfnb or torch writes it, and a number is read only if an int64 can hold it.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: perfnb's own spans; a number follows each ``#``: of the step, the module call, the operator, the memory mark.
+STEP_SPAN, DATA_SPAN, LAYER_SPAN, OP_SPAN, MARK_SPAN = "pf_step#", "pf_data", "pf#", "pf_op#", "pf_mark#"
+#: The category of perfnb's own spans: that of operators, which no range of the user's gets.
+SPAN_CATEGORY = "cpu_op"
+
+#: The range around a step that torch's profiler writes when its ``step()`` is called; the number follows.
+TORCH_STEP = "ProfilerStep#"
+#: The engine's mark around a node of the backward pass, and the node that adds to a parameter's gradient.
+BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "AccumulateGrad"
+#: Ranges around ``next()`` of a loader, and around methods of an optimizer.
+LOADER, OPTIMIZER = "enumerate(DataLoader)#", "Optimizer."
+
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
+_MOST_DIGITS = 18
+
+#: Categories of events. ROCm's stand under the same names.
+OPS = ("cpu_op",)
+RANGES = ("user_annotation",)
+PYTHON_CALLS = ("python_function",)
+#: Calls of the GPU's runtime, which launch work or wait for it.
+CALLS = ("cuda_runtime", "cuda_driver")
+KERNELS, COPIES = ("kernel",), ("gpu_memcpy",)
+#: What keeps a device busy.
+DEVICE_WORK = (*KERNELS, *COPIES, "gpu_memset")
+#: Ranges of the user's as they appear on a device.
+DEVICE_RANGES = ("gpu_user_annotation",)
+SYNCHRONISATION = ("cuda_sync",)
+#: Everything on a device's own tracks: its work, and ranges and synchronisation, which are no work.
+DEVICE_EVENTS = (*DEVICE_WORK, *DEVICE_RANGES, *SYNCHRONISATION)
+HOST_EVENTS = (*OPS, *RANGES, *CALLS, "overhead", *PYTHON_CALLS)
+
+#: The categories in which each sort of mark of a step is found, the one to trust first.
+STEP_MARKS = {STEP_SPAN: OPS, TORCH_STEP: (*RANGES, *OPS)}
+
+
+def number_behind(label: str, name: str) -> int:
+    """The number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
+    digits = name[len(label) :]
+    if name.startswith(label) and digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS:
+        return int(digits)
+    return -1
+
+
+def step_number(name: str) -> int:
+    """The number of a step by the name of its mark, torch's or perfnb's; -1 for any other name."""
+    return max(number_behind(label, name) for label in STEP_MARKS)
+
+
+def stepped_optimizer(name: str) -> str | None:
+    """The class of the optimizer whose ``step()`` a range stands for, such as ``SGD``."""
+    match = _OPTIMIZER_STEP.fullmatch(name)
+    return match[1] if match else None
