@@ -20,7 +20,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all test-lowest accuracy lab docs bench buttons picture lint style types clean distclean
+.PHONY: help demo test test-fast test-all test-lowest accuracy lab docs bench buttons picture lint style types contracts clean distclean
 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
@@ -31,7 +31,7 @@ help:
 	@echo "make test-all   everything that is deterministic, with the lowest versions too"
 	@echo "make accuracy   measure what perfnb promises of its figures, beside their limits; wants a quiet machine"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
-	@echo "make lint       ruff and mypy only"
+	@echo "make lint       ruff, mypy and the import contracts only"
 	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
 	@echo "make picture    make the README's picture anew; needs Chromium and a machine that does nothing else"
 	@echo "make bench      measure perfnb itself, beside its peers"
@@ -57,7 +57,7 @@ picture: $(VENV)/.perfnb-test
 bench: $(VENV)/.perfnb-bench
 	@$(PY) -m benchmarks
 
-lint: style types
+lint: style types contracts
 
 style: $(VENV)/.perfnb-test
 	@$(PY) -m ruff check --quiet --output-format concise .
@@ -65,6 +65,10 @@ style: $(VENV)/.perfnb-test
 
 types: $(VENV)/.perfnb-test
 	@$(PY) -m mypy --no-error-summary
+
+# Which room may import which: the contracts stand in pyproject.toml.
+contracts: $(VENV)/.perfnb-test
+	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))" >$(VENV)/.contracts || { cat $(VENV)/.contracts; exit 1; }
 
 # Which tests run where. `make test` has what a change should meet before it is committed, `make test-all` everything
 # that is deterministic, and `make accuracy` what must be measured on a machine that does nothing else. No test of the
@@ -93,13 +97,13 @@ fast-tests: $(VENV)/.perfnb-test
 	@$(PYTEST) -p no:nbval $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
 test: style
-	@$(MAKE) --no-print-directory --jobs 2 types some-tests
+	@$(MAKE) --no-print-directory --jobs 3 types contracts some-tests
 
 test-all: style
-	@$(MAKE) --no-print-directory --jobs 2 types all-tests
+	@$(MAKE) --no-print-directory --jobs 3 types contracts all-tests
 	@$(MAKE) --no-print-directory test-lowest
 
-test-fast: style fast-tests
+test-fast: style contracts fast-tests
 
 # One after the other in one process, for anything beside it would be measured too. PYTEST_FLAGS=--write-table puts the
 # figures into docs/numbers.md. The labs' exercises that judge times are judged here.
