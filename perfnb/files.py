@@ -1,7 +1,8 @@
-"""Writing whole or not at all: into a hidden folder beside the target, then moved into place.
+"""Paths that the user gives, regular files only, and writing all or nothing.
 
-A writer can be killed at any instant. A lock that ends with its process tells what it left from the work of a writer
-that is alive. An earlier folder that it had just moved away is still found, and the next writer puts it back.
+What is written goes into a hidden folder beside the target and is then moved into place. A writer can be killed at any
+instant: a lock that is released with its process separates leftovers from the work of a live writer. A folder that a
+killed writer had just moved aside is still found, and the next writer puts it back.
 """
 
 from __future__ import annotations
@@ -9,29 +10,148 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+from perfnb.arguments import shown
+from perfnb.errors import RecordingError
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+#: Longer paths are shortened in the middle of an error message.
+_LONGEST_SHOWN = 120
 _PREFIX = ".perfnb-"
 _LOCK, _NEW, _OLD, _DONE = "lock", "new", "old", "done"
-#: Where no lock tells whether a writer lives, its work is removed after so many seconds: none takes as long.
+#: Where no lock tells whether a writer is alive, its work is removed after this many seconds: none takes as long.
 _STALE_S = 3600.0
 _TRIES = 10
 
 
+def usable(path: str | os.PathLike[str]) -> Path:
+    """Return the path with ``~`` expanded, whether or not anything exists there.
+
+    Raises
+    ------
+    RecordingError
+        If nothing can exist there: unknown user, name too long, or a character no file name can contain.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a path, not {shown(path)}.")
+    try:
+        found = Path(path).expanduser()
+        os.lstat(found)
+    except RuntimeError:
+        raise RecordingError(f"{_short(path)} cannot be found: unknown home folder; give the full path.") from None
+    except ValueError:  # a NUL, or half of a surrogate pair
+        raise RecordingError(f"{_short(path)} is not a valid path: it contains a forbidden character.") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise RecordingError(f"{_short(path)} is not a valid path: it is too long for this system.") from None
+    return found
+
+
+def _short(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    half = _LONGEST_SHOWN // 2
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:half]}…{text[-half:]}"
+
+
+def open_regular(path: str | Path, buffering: int = -1) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading: a pipe or device might block or never end.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened, or is a pipe, a device or a socket.
+    """
+    file: BinaryIO = open(path, "rb", buffering, opener=_without_waiting)  # noqa: SIM115 the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("it is a pipe or a device, not a file")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe without a writer would block forever
+
+
+def read_regular(path: str | Path, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes; errors as in `open_regular`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(f"it is larger than {most:,} bytes")
+        return file.read(size)  # Python allocates the requested size up front
+
+
+def write_text(text: str, path: str | Path) -> Path:
+    """Write a text file, all or nothing; errors as in `write_parts`."""
+    return write_parts([text.encode("utf-8")], path)
+
+
+def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
+    """Write a file part by part, all or nothing; missing folders are created.
+
+    Raises
+    ------
+    RecordingError
+        If it cannot be written.
+    """
+    target = usable(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(parts, target)
+    except OSError as error:
+        raise RecordingError(f"{target} cannot be written: {error}.") from error
+    return target
+
+
+def write_file(parts: Iterable[bytes], target: Path) -> None:
+    """Write a file in an existing folder, all or nothing.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, or a device, a pipe or a folder is there: replacing it would take it from everyone.
+    """
+    with workplace(target.parent) as work:
+        fresh = work / "file"
+        with fresh.open("wb") as file:
+            file.writelines(parts)
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file")
+        os.replace(fresh, target)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Provide an empty folder that becomes `target` when the block ends, replacing what was there.
+
+    At every instant the old or the new folder is at `target`, or `standing` finds the old one. If the block fails, or
+    the new folder cannot be moved, the old one stays or is put back.
+    """
+    with workplace(target.parent) as fresh:
+        yield fresh
+        if target.exists():
+            old = fresh.parent / _OLD
+            old.mkdir()
+            os.replace(target, old / target.name)
+        os.replace(fresh, target)
+
+
 @contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
-    """A new hidden folder beside what stands in `folder`, to write in; it is gone afterwards.
+    """Provide a new hidden folder in `folder` to write in, removed afterwards.
 
-    What killed writers left in `folder` is cleared away first.
+    Leftovers of killed writers in `folder` are cleared first.
     """
     sweep(folder)
     work, lock = _locked(folder)
@@ -40,41 +160,15 @@ def workplace(folder: Path) -> Iterator[Path]:
         yield work / _NEW
     finally:
         try:
-            with suppress(OSError):  # the next writer will try again
+            with suppress(OSError):  # the next writer tries again
                 _clear(work, folder)
         finally:
             if lock is not None:
                 os.close(lock)
 
 
-def put_folder(fresh: Path, target: Path) -> None:
-    """Move a folder that was written in a `workplace` beside `target` there; an earlier one is replaced.
-
-    At every instant the earlier or the new one stands at `target`, or `standing` finds the earlier one. If the new one
-    cannot be moved, the workplace puts the earlier one back.
-    """
-    old = fresh.parent / _OLD
-    if target.exists():
-        old.mkdir()
-        os.replace(target, old / target.name)
-    os.replace(fresh, target)
-
-
-def put_file(fresh: Path, target: Path) -> None:
-    """Move a file that was written in a `workplace` to `target`, where a file may stand and nothing else.
-
-    Raises
-    ------
-    OSError
-        If a device, a pipe or a folder stands there: moving a file there would take it from everyone.
-    """
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "it is no file but a folder, a pipe or a device")
-    os.replace(fresh, target)
-
-
 def standing(path: Path) -> Path:
-    """`path`, or where the folder lies that a writer moved away from there when it was killed."""
+    """Return `path`, or the place to which a killed writer had moved the folder from there."""
     with suppress(OSError, ValueError):
         if not os.path.lexists(path):
             for work in _workplaces(path.parent):
@@ -84,7 +178,7 @@ def standing(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Put back what killed writers had moved away in `folder`, and remove what else they left."""
+    """Put back what killed writers had moved aside in `folder`, and remove their other leftovers."""
     with suppress(OSError):
         for work in _workplaces(folder):
             with suppress(OSError):
@@ -117,7 +211,7 @@ def _sweep(work: Path, folder: Path) -> None:
 
 
 def _clear(work: Path, folder: Path) -> None:
-    """Put back what was moved away and nothing has replaced, and remove a workplace, its lock last."""
+    """Put back what was moved aside and not replaced, then remove a workplace, its lock last."""
     old = work / _OLD
     if old.exists():
         for one in old.iterdir():
@@ -132,14 +226,14 @@ def _clear(work: Path, folder: Path) -> None:
 
 
 def _locked(folder: Path) -> tuple[Path, int | None]:
-    """A new workplace, and its lock, which is held until it is closed; ``None`` where there are no locks."""
+    """Make a workplace, and lock it until the descriptor is closed (where the file system has locks)."""
     for _ in range(_TRIES):
         work = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
         try:
             lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue
-        # Another writer may have seen it in the moment before it was locked, and swept it.
+        # Another writer may have seen it just before it was locked, and swept it.
         if _take(lock) is not False and (work / _LOCK).exists():
             return work, lock
         os.close(lock)
@@ -147,11 +241,11 @@ def _locked(folder: Path) -> tuple[Path, int | None]:
 
 
 def _take(lock: int) -> bool | None:
-    """Lock a file; ``False`` where somebody holds it, ``None`` where that cannot be told."""
+    """Lock a file: ``False`` if another process holds it, ``None`` if that cannot be told."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (OSError, AttributeError):  # a file system or a platform without locks
+    except (OSError, AttributeError):  # a file system or platform without locks
         return None
     return True

@@ -65,7 +65,7 @@ class Page:
         RecordingError
             If it cannot be written.
         """
-        from perfnb.recording.storage import write_text
+        from perfnb.files import write_text
 
         return write_text(self._page(), path)
 

@@ -18,7 +18,7 @@ from perfnb.experiments.journal_files import Entry
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_figure, journal_html, journal_line, journal_page, journal_text
 from perfnb.experiments.report import PerformanceReport
-from perfnb.paths import usable
+from perfnb.files import usable
 from perfnb.profile.loading import load
 from perfnb.profile.noise import noise_facts
 from perfnb.profile.profile import Profile

@@ -21,10 +21,8 @@ import msgspec
 
 from perfnb.arguments import shown
 from perfnb.errors import RecordingError
-from perfnb.files import workplace
-from perfnb.paths import usable
+from perfnb.files import new_folder, open_regular, usable
 from perfnb.recording.folder import FORMAT, VERSION
-from perfnb.regular_file import open_regular
 
 #: What may be an entry's thing, which stands in a folder of that name in the entry.
 KINDS = ("report", "profile", "timing")
@@ -149,11 +147,10 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
         content = json.dumps(asdict(_File(FORMAT, VERSION, entry)), indent=1, allow_nan=False)
         _decoded(content.encode())
         target.mkdir(parents=True, exist_ok=True)
-        with workplace(target) as fresh:
+        name = f"{entry.time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
+        with new_folder(target / name) as fresh:
             save(fresh / entry.kind)
             (fresh / FACTS).write_text(content, encoding="utf-8")
-            name = f"{entry.time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
-            os.rename(fresh, target / name)
     except (OSError, TypeError, ValueError, msgspec.MsgspecError) as error:  # the last three, of facts that are no JSON
         raise RecordingError(f"The entry cannot be written to {target}: {error}.") from error
     return name

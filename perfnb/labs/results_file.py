@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.errors import LabError
-from perfnb.files import put_file, workplace
+from perfnb.files import open_regular, write_file
 from perfnb.labs.exercise import Hint, flagged, printable
 from perfnb.labs.ledger import Result, exercise_of
-from perfnb.regular_file import open_regular
 
 FORMAT = "perfnb labs 2"
 #: Bytes beyond which a file is not read: a full one has some ten thousand.
@@ -70,9 +69,7 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
     content["sha256"] = _digest(content)
     target = Path(path)
     try:
-        with workplace(target.parent) as work:
-            (work / "results").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-            put_file(work / "results", target)
+        write_file([(json.dumps(content, indent=1) + "\n").encode()], target)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         raise LabError(f"The results could not be written to {target}: {why}.") from error

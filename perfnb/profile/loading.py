@@ -11,8 +11,8 @@ from perfnb.arguments import shown
 from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.experiments.report import PerformanceReport, load_report
+from perfnb.files import standing, usable
 from perfnb.memory.snapshot.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
-from perfnb.paths import usable
 from perfnb.profile.profile import Profile
 from perfnb.profile.timing import Timing, load_timing
 from perfnb.ranks.ranks import Ranks
@@ -76,7 +76,7 @@ def load(
     _check(limits, executor)
     if not isinstance(path, str | Path):
         return _ranks(_paths(path), limits, executor)
-    source = storage.standing(usable(path))
+    source = standing(usable(path))
     if storage.is_watch(source):
         return load_watch(source)
     if measurements.is_report(source):

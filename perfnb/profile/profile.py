@@ -20,6 +20,7 @@ from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw import escape
 from perfnb.errors import RecordingError
+from perfnb.files import write_parts, write_text
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.device_time import gpu_time
 from perfnb.gpu.events import GpuEvents, gpu_events
@@ -301,7 +302,7 @@ class Profile:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report to one self-contained HTML file."""
-        return storage.write_text(standalone_page(self._summary, self._timeline()), path)
+        return write_text(standalone_page(self._summary, self._timeline()), path)
 
     def _gpu_events(self, layers: bool = False) -> GpuEvents:
         recording = self._recording
@@ -349,7 +350,7 @@ class Profile:
         if timeline is None:
             raise RecordingError("There is no trace to write: no step was traced.")
         parts = trace_text(self._recording, timeline)
-        return storage.write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
+        return write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
 
     def _timeline(self) -> Timeline | None:
         """When everything ran; computed anew each time, for it is large. ``None`` where no step was traced."""

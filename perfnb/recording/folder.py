@@ -16,11 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from perfnb.errors import RecordingError
-from perfnb.files import put_file, put_folder, sweep, workplace
-from perfnb.paths import usable
+from perfnb.files import new_folder, read_regular, sweep, usable
 from perfnb.recording.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame, is_text
 from perfnb.recording.text import TEXT, with_text
-from perfnb.regular_file import read_regular
 
 #: Version of the form on disk; a reader refuses a newer one.
 VERSION = 1
@@ -141,9 +139,8 @@ def _put(kind: Kind, target: Path, may_replace: bool, write: Callable[[Path], No
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with workplace(target.parent) as fresh:
+        with new_folder(target) as fresh:
             write(fresh)
-            put_folder(fresh, target)
     except OSError as error:
         raise RecordingError(f"The {kind.word} cannot be written to {target}: {error}.") from error
     return target
@@ -335,29 +332,3 @@ def _meta(kind: Kind, source: Path) -> dict[str, Any]:
             f"{source} was saved by a newer perfnb (form {str(version)[:20]}, this one reads {VERSION}): update perfnb."
         )
     return meta
-
-
-def write_text(text: str, path: str | Path) -> Path:
-    """Write a file whole or not at all; as `write_parts`."""
-    return write_parts([text.encode("utf-8")], path)
-
-
-def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
-    """Write a file, part by part, whole or not at all.
-
-    Raises
-    ------
-    RecordingError
-        If it cannot be written.
-    """
-    target = usable(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with workplace(target.parent) as work:
-            fresh = work / target.name
-            with fresh.open("wb") as file:
-                file.writelines(parts)
-            put_file(fresh, target)
-    except OSError as error:
-        raise RecordingError(f"{target} cannot be written: {error}.") from error
-    return target

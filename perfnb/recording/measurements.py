@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from perfnb.errors import RecordingError
-from perfnb.paths import usable
+from perfnb.files import usable
 from perfnb.recording import folder, raw_columns, storage
 from perfnb.recording.folder import Kind
 from perfnb.recording.recording import Recording

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.errors import RecordingError
-from perfnb.paths import usable
+from perfnb.files import usable
 from perfnb.recording import folder, raw_columns
 from perfnb.recording.folder import Kind
 from perfnb.recording.raw_columns import Columns

@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 
 from perfnb.errors import RecordingError
-from perfnb.files import standing
-from perfnb.paths import usable
+from perfnb.files import usable
 from perfnb.recording import folder, raw_columns
-from perfnb.recording.folder import VERSION, Kind, write_parts, write_text
+from perfnb.recording.folder import VERSION, Kind
 from perfnb.recording.recording import Recording, WatchRecord
 from perfnb.recording.saved import PROFILE, SavedProfile, content, watch_of
 from perfnb.recording.saved_facts import RanksFacts, WatchFacts
@@ -28,9 +27,6 @@ __all__ = [
     "save",
     "save_ranks",
     "save_watch",
-    "standing",
-    "write_parts",
-    "write_text",
 ]
 
 _RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}), RanksFacts)

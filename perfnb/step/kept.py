@@ -9,10 +9,11 @@ import json
 import math
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from perfnb.files import write_file
 
 _FILE, _FORMAT = "ceilings.json", 1
 #: Longer than any such file; a larger one is none.
@@ -62,15 +63,7 @@ def keep(machine: str, rates: dict[str, Rate]) -> None:
     everything[machine] = everything.get(machine, {}) | {name: list(rate) for name, rate in rates.items()}
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(dir=folder, prefix=".ceilings-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"format": _FORMAT, "machines": everything}, file, indent=1)
-            os.replace(beside, folder / _FILE)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(beside)
-            raise
+        write_file([json.dumps({"format": _FORMAT, "machines": everything}, indent=1).encode()], folder / _FILE)
 
 
 def _read() -> dict[str, dict[str, Any]]:

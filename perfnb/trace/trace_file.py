@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perfnb.errors import TraceError
-from perfnb.regular_file import open_regular
+from perfnb.files import open_regular
 
 #: Called with the bytes of the file done so far, and its size.
 Progress = Callable[[int, int], None]

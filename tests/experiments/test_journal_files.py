@@ -234,7 +234,7 @@ def test_a_pipe_or_a_device_is_no_entry(tmp_path: Path) -> None:
     entries, damaged = read_entries(tmp_path)
 
     assert list(entries) == names[:1]
-    assert set(damaged.values()) == {"it is not a file but a pipe or a device"}
+    assert set(damaged.values()) == {"it is a pipe or a device, not a file"}
 
 
 def test_a_newer_form_is_said_to_be_one(tmp_path: Path) -> None:

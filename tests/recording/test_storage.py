@@ -15,6 +15,7 @@ import torch
 import perfnb
 from perfnb import labs
 from perfnb.errors import LabError, PerfnbError, RecordingError
+from perfnb.files import write_text
 from perfnb.recording import storage
 from tests.step.models import three_linears, training_step
 
@@ -246,13 +247,13 @@ def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
         perfnb.load(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("write", [lambda path: storage.write_text("text", path), labs.export], ids=["page", "results"])
+@pytest.mark.parametrize("write", [lambda path: write_text("text", path), labs.export], ids=["page", "results"])
 def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     """As /dev/null would be, for everyone, where root asks for it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    with pytest.raises(PerfnbError, match="it is no file but a folder, a pipe or a device"):
+    with pytest.raises(PerfnbError, match="it is a folder, a pipe or a device"):
         write(pipe)
 
     assert pipe.is_fifo()

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perfnb.errors import TraceError
+from perfnb.files import open_regular
 from perfnb.memory.snapshot import plain_pickle, stacks
-from perfnb.regular_file import open_regular
 
 #: Stands in an integer column for a value that the snapshot does not hold.
 MISSING = -1
