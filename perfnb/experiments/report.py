@@ -18,6 +18,7 @@ from perfnb.bench.pairs import ABFigures, Blocks, ab_figures
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
+from perfnb.experiments import saved
 from perfnb.experiments.decision import Loss
 from perfnb.experiments.quality import limits_of, losses_of, require_quality
 from perfnb.experiments.report_table import (
@@ -31,7 +32,6 @@ from perfnb.experiments.report_view import report_html, report_line, report_mark
 from perfnb.experiments.report_words import reason
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
-from perfnb.recording import measurements
 from perfnb.recording.text import TEXT
 
 #: Shares of the budget that the pairs and each of the two profiles may take.
@@ -53,7 +53,7 @@ class PerformanceReport(Page, Shown):
         self, ab: ABFigures, quality: Quality, profiles: Mapping[str, Profile], meta: Mapping[str, Any]
     ) -> None:
         self._ab, self._quality, self._meta = ab, quality, meta
-        self._profiles = {side: profiles[side] for side in measurements.SIDES if side in profiles}
+        self._profiles = {side: profiles[side] for side in saved.SIDES if side in profiles}
 
     @property
     def decision(self) -> str:
@@ -142,7 +142,7 @@ class PerformanceReport(Page, Shown):
             "table": self.table.reset_index(),
         }
         recordings = {side: profile._recording for side, profile in self._profiles.items()}
-        return measurements.save_report(frames, recordings, meta, path)
+        return saved.save_report(frames, recordings, meta, path)
 
     @cached_property
     def _figures(self) -> PerformanceFigures:
@@ -258,12 +258,12 @@ def report(
     )._figures
     a_name, b_name = (str(getattr(step, "__name__", "<lambda>")) for step in (baseline, candidate))
     if a_name == b_name or "<lambda>" in (a_name, b_name):
-        a_name, b_name = measurements.SIDES
+        a_name, b_name = saved.SIDES
     ab = replace(ab, a_name=a_name, b_name=b_name)
     found = results.quality if quality is None else Quality(losses_of(quality(), accepted), "function")
     profiles = {}
     numbers = random_state()
-    for side, step, name in zip(measurements.SIDES, (baseline, candidate), (ab.a_name, ab.b_name), strict=True):
+    for side, step, name in zip(saved.SIDES, (baseline, candidate), (ab.a_name, ab.b_name), strict=True):
         if profile:
             set_random_state(numbers)  # a loader that shuffles gives both the same batches
             profiles[side] = profile_step(step, batches, name=name, budget_s=PROFILE_SHARE * budget_s, **_STEPS)
@@ -308,7 +308,7 @@ def load_report(path: str | Path) -> PerformanceReport:
     RecordingError
         If there is none, or a damaged one.
     """
-    frames, recordings, meta = measurements.load_report(path)
+    frames, recordings, meta = saved.load_report(path)
     try:
         pairs, losses, said = frames["pairs"], frames["losses"], meta["quality"]
         blocks = meta["experiment"].get("blocks")  # absent in what an earlier version saved

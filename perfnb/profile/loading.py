@@ -1,116 +1,109 @@
-"""`load`: whatever perfnb saved, and what other programs wrote."""
+"""`load`: what perfnb saved, and what other programs wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import fields
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from perfnb.arguments import shown
 from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
-from perfnb.experiments.report import PerformanceReport, load_report
 from perfnb.files import standing, usable
-from perfnb.memory.snapshot.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
 from perfnb.profile.profile import Profile
-from perfnb.profile.timing import Timing, load_timing
-from perfnb.ranks.ranks import Ranks
-from perfnb.recording import measurements, storage
+from perfnb.recording.loaders import Loader, loaders
 from perfnb.recording.module_layers import with_module_layers
-from perfnb.recording.reading import rank_of_name, read_recording, read_recordings, trace_files
-from perfnb.recording.saved import SavedProfile
-from perfnb.watching.watch import Watch, load_watch
+from perfnb.recording.reading import rank_of_name, read_recording
+from perfnb.recording.storage import PROFILE, SavedProfile
+from perfnb.trace.readers import looks_like, reader_of, readers
+from perfnb.trace.trace_file import Limits
+
+_NAMES = tuple(field.name for field in fields(Limits))
+#: Reads the traces of several ranks.
+_SEVERAL = "perfnb.ranks.saved:load_traces"
 
 
 def load(
     path: str | Path | Sequence[str | Path],
     *,
+    limits: Mapping[str, int] | None = None,
+    executor: Executor | None = None,
     max_bytes: int | None = None,
     max_events: int | None = None,
     max_depth: int | None = None,
     max_packed_bytes: int | None = None,
     max_event_bytes: int | None = None,
     max_ratio: int | None = None,
-    executor: Executor | None = None,
-) -> Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing:
-    """Load a profile, watch, report or timing that was saved, traces of torch.profiler, or a snapshot of CUDA's memory.
+) -> Any:
+    """Load a saved profile, watch, report or timing, traces of torch.profiler, or a CUDA memory snapshot.
 
-    A trace may be from any program, plain or compressed with gzip (``.json``, ``.json.gz``, ``.pt.trace.json``), from
-    CUDA, ROCm or a CPU. Its steps are the ranges named ``ProfilerStep#<n>``; without any, all of it is one step. It has
-    layers where it holds the calls of modules (``with_stack=True``). Nothing in a snapshot
-    (``torch.cuda.memory._dump_snapshot``, a pickle) is run.
+    A trace can come from any program, from CUDA, ROCm or a CPU, plain or compressed with gzip (``.json``,
+    ``.json.gz``, ``.pt.trace.json``). Its steps are the ranges named ``ProfilerStep#<n>``; without any, the whole trace
+    is one step. It has layers if it recorded module calls (``with_stack=True``). Nothing in a snapshot
+    (``torch.cuda.memory._dump_snapshot``, a pickle) is executed.
 
     Parameters
     ----------
     path : str, Path, or list of these
-        A list of traces, or a folder of several, is of several ranks of one job. A rank is what the trace says, else
-        the file's name (``rank3``), else the place in the list. A list or folder of one trace is one rank's `Ranks`.
-    max_bytes, max_events, max_depth : int, optional
-        Of a trace: bytes of text, unpacked, number of events, and values inside values, beyond which it is refused. A
-        small file can unpack to more than the memory holds.
-    max_packed_bytes, max_event_bytes, max_ratio : int, optional
-        Also of a trace: bytes of a compressed file, bytes of one event or of what stands around them all, and how many
-        times its size a compressed file may unpack to (200, counted once that is more than 32 MiB).
+        A list of traces, or a folder of them, holds the ranks of one job. A rank is the number in the trace, else in
+        the file name (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
+    limits : mapping of str to int, optional
+        What a trace may ask for before it is refused, such as ``{"max_bytes": 2**34}``: ``max_bytes`` (of text,
+        unpacked), ``max_events``, ``max_depth`` (values inside values), ``max_packed_bytes`` (of a compressed file),
+        ``max_event_bytes`` (of one event, or of everything around the events), ``max_ratio`` (how many times its size a
+        compressed file may unpack to, checked above 32 MiB).
     executor : concurrent.futures.Executor, optional
-        Reads the traces of several ranks. By default processes of perfnb's own do where there is much to read.
+        Reads the traces of several ranks. By default, perfnb starts processes of its own if there is much to read.
+    max_bytes, max_events, max_depth, max_packed_bytes, max_event_bytes, max_ratio : int, optional
+        Older spelling of the same limits.
+
+    Returns
+    -------
+    Profile, Ranks, Watch, PerformanceReport, Timing or MemorySnapshot
 
     Raises
     ------
     RecordingError
-        If there is nothing at `path`, or what was saved there is damaged or of a newer form.
+        If nothing is at `path`, or what was saved there is damaged or was saved by a newer version.
     TraceError
-        If a trace or snapshot is damaged, too large, or none.
+        If a trace or snapshot is damaged or too large, or the file is of a kind that perfnb does not read.
     TypeError, ValueError
         If an argument is none of the above.
     """
-    given: dict[str, Any] = {
-        "max_bytes": max_bytes,
-        "max_events": max_events,
-        "max_depth": max_depth,
-        "max_packed_bytes": max_packed_bytes,
-        "max_event_bytes": max_event_bytes,
-        "max_ratio": max_ratio,
-    }
-    limits = {name: value for name, value in given.items() if value is not None}
-    _check(limits, executor)
-    if not isinstance(path, str | Path):
-        return _ranks(_paths(path), limits, executor)
-    source = standing(usable(path))
-    if storage.is_watch(source):
-        return load_watch(source)
-    if measurements.is_report(source):
-        return load_report(source)
-    if measurements.is_timing(source):
-        return load_timing(source)
-    if storage.is_ranks(source):
-        return Ranks([Profile(saved) for saved in storage.load_ranks(source)])
-    if source.is_dir() and not storage.is_profile(source):
-        if files := trace_files(source):
-            return _ranks(files, limits, executor)
-        raise RecordingError(
-            f"{source} is no saved perfnb profile: it is not a folder with a profile.json. It holds no traces "
-            "(*.json, *.json.gz) either."
+    older = (max_bytes, max_events, max_depth, max_packed_bytes, max_event_bytes, max_ratio)
+    names = ("max_bytes", "max_events", "max_depth", "max_packed_bytes", "max_event_bytes", "max_ratio")
+    chosen = _limits(limits, {name: value for name, value in zip(names, older, strict=True) if value is not None})
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(
+            f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
         )
-    if not source.is_file():
-        return Profile(SavedProfile(source))
-    if looks_like_snapshot(source):
-        return load_snapshot(source)
-    with Progress() as progress:
-        recording = read_recording(source, limits, rank_of_name(source.name), progress.of_file(source.name))
-    return Profile(with_module_layers(recording))
+    if not isinstance(path, str | Path):
+        return resolve_name(_SEVERAL)(_paths(path), chosen, executor)
+    source = standing(usable(path))
+    for loader in loaders():
+        if loader.recognise(source):
+            return loader.load(source, chosen, executor)
+    raise _unknown(source)
 
 
-def _check(limits: dict[str, Any], executor: object) -> None:
+def _limits(given: object, older: dict[str, Any]) -> Limits:
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"limits must be a mapping, such as {{'max_bytes': 2**34}}, not {shown(given)}.")
+    for name in given:
+        if name not in _NAMES:
+            raise ValueError(f"limits has no {shown(name)}; its names are {', '.join(_NAMES)}.")
+    limits: dict[str, Any] = {**given, **older}
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be a whole number, not {shown(value)}.")
         if value <= 0:
             raise ValueError(f"{name} must be a number above 0, not {shown(value)}.")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise TypeError(
-            f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
-        )
+    return Limits(**limits)
 
 
 def _paths(path: object) -> list[Path]:
@@ -125,12 +118,28 @@ def _paths(path: object) -> list[Path]:
     return found
 
 
-def _ranks(paths: list[Path], limits: dict[str, int], executor: Executor | None) -> Ranks:
-    if not paths:
-        raise TraceError("There is no trace to load: the list is empty.")
-    for one in paths:
-        if not one.exists():
-            raise RecordingError(f"{one} does not exist.")
+def _unknown(source: Path) -> RecordingError | TraceError:
+    """Say that nothing reads a path, and what perfnb reads."""
+    if not source.exists():
+        return RecordingError(f"{source} does not exist.")
+    kinds = [loader.what for loader in loaders()]
+    reads = f"perfnb.load reads {', '.join(kinds[:-1])} and {kinds[-1]}"
+    if source.is_file():
+        return TraceError(f"{source} is not a file that perfnb can read ({looks_like(source)}): {reads}.")
+    if source.is_dir():
+        return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.meta}) nor traces: {reads}.")
+    return RecordingError(f"{source} is a pipe or a device: {reads}.")
+
+
+def _trace(path: Path, limits: Limits, _: Executor | None) -> Profile:
     with Progress() as progress:
-        recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"))
-    return Ranks([Profile(with_module_layers(recording)) for recording in recordings])
+        recording = read_recording(path, limits, rank_of_name(path.name), progress.of_file(path.name))
+    return Profile(with_module_layers(recording))
+
+
+LOADER = Loader("saved profiles", PROFILE.stands_at, lambda path, *_: Profile(SavedProfile(path)))
+TRACE = Loader(
+    " and ".join(reader.what for reader in readers()),
+    lambda path: path.is_file() and reader_of(path) is not None,
+    _trace,
+)

@@ -34,8 +34,8 @@ from perfnb.profile.text import summary_text
 from perfnb.profile.timing import Timing, shown
 from perfnb.recording import storage
 from perfnb.recording.recording import Recording
-from perfnb.recording.saved import TABLES, SavedProfile
 from perfnb.recording.schema import conform
+from perfnb.recording.storage import TABLES, SavedProfile
 from perfnb.roofline.roofline import Roofline
 from perfnb.stats.step_times import times_in_words
 from perfnb.timeline.timeline import Timeline, timeline_of

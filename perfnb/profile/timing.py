@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Required, TypedDict
 
 import pandas as pd
+from msgspec import Meta
 
 from perfnb.draw.shown import Shown
 from perfnb.errors import RecordingError
+from perfnb.files import usable
 from perfnb.profile.timing_view import timing_html, timing_text
-from perfnb.recording import measurements
+from perfnb.recording import folder, raw_columns
+from perfnb.recording.folder import Kind
+from perfnb.recording.loaders import Loader
+from perfnb.recording.saved_facts import Count, Noise
 from perfnb.recording.text import TEXT
 from perfnb.stats import step_times as analysis
 
@@ -17,6 +23,20 @@ from perfnb.stats import step_times as analysis
 _FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
 #: What a timing saved by an earlier version does not tell.
 _LATER = {"block": 1}
+
+
+class TimingFacts(TypedDict, total=False):
+    """What saved step times say beside their frame."""
+
+    batch_size: Required[Count | None]
+    samples: Required[Count | None]
+    steady: Required[bool | None]
+    noise: Required[Noise]
+    wanted: Required[Count | None]
+    block: Annotated[int, Meta(ge=1, le=2**62)]
+
+
+TIMING = Kind("timing", frozenset({"steps"}), frozenset({"noise"}), TimingFacts)
 
 
 class Timing(analysis.Timing, Shown):
@@ -32,8 +52,9 @@ class Timing(analysis.Timing, Shown):
         """
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
-        return measurements.save_timing(
-            steps.astype({"pass": TEXT, "wall_ms": "float64"}),
+        return folder.save(
+            TIMING,
+            {"steps": steps.astype({"pass": TEXT, "wall_ms": "float64"})},
             {name: getattr(self, name) for name in (*_FACTS, *_LATER)},
             path,
         )
@@ -58,7 +79,9 @@ def load_timing(path: str | Path) -> Timing:
     RecordingError
         If there are none, or damaged ones.
     """
-    steps, meta = measurements.load_timing(path)
+    source = usable(path)
+    meta = folder.load_meta(TIMING, source)
+    steps = folder.load_frame("steps", raw_columns.TIMED, source)
     try:
         warmup, timed = (
             tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
@@ -67,3 +90,6 @@ def load_timing(path: str | Path) -> Timing:
         return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
     except (KeyError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is damaged: its steps are not what a timing writes ({error}).") from error
+
+
+LOADER = Loader("saved step times", TIMING.stands_at, lambda path, *_: load_timing(path))

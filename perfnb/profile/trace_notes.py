@@ -52,6 +52,7 @@ def of_the_trace(recording: Recording) -> Iterator[str]:
         yield f"The file's times are multiples of {unit}."
     if facts["negative_durations"]:
         yield f"{facts['negative_durations']:,} events end before they begin; they count as taking no time."
+    yield from facts.get("caveats", ())
     yield "Times are as traced: what tracing itself cost is not known, and nothing is corrected for it."
 
 

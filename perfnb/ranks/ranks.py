@@ -14,10 +14,10 @@ from perfnb.draw.shown import Page, Shown
 from perfnb.findings import finding_table
 from perfnb.profile.page import page_of_ranks
 from perfnb.profile.profile import Profile
+from perfnb.ranks.saved import save_ranks
 from perfnb.ranks.straggler import straggler
 from perfnb.ranks.tables import RanksSummary, summarize_ranks
 from perfnb.ranks.view import ranks_html, ranks_text
-from perfnb.recording import storage
 
 
 class Ranks(Page, Shown):
@@ -161,7 +161,7 @@ class Ranks(Page, Shown):
             If something else stands there, or it cannot be written.
         """
         recordings, tables = [profile._recording for profile in self], [profile._tables() for profile in self]
-        return storage.save_ranks(recordings, path, tables, analysis_version())
+        return save_ranks(recordings, path, tables, analysis_version())
 
     def _page(self) -> str:
         return page_of_ranks(self._summary)

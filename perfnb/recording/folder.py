@@ -68,6 +68,10 @@ class Kind:
         """The file that holds the facts, by which the folder is known."""
         return f"{self.word}.json"
 
+    def stands_at(self, path: str | Path) -> bool:
+        """Whether a folder of this kind is at `path`."""
+        return (usable(path) / self.meta).is_file()
+
 
 def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], path: str | Path) -> Path:
     """Write a folder, whole or not at all; an earlier one of the same kind there is replaced.
@@ -103,7 +107,7 @@ def save_all(
     """
     target = usable(path)
     sweep(target.parent)
-    earlier = is_one(kind, target) and not target.is_symlink()
+    earlier = kind.stands_at(target) and not target.is_symlink()
     inside = list(target.iterdir()) if earlier else []
     own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
     may_replace = earlier and all(entry.name in own or _may_replace(one, entry) for entry in inside)
@@ -160,11 +164,6 @@ def _may_replace(kind: Kind, target: Path) -> bool:
     except RecordingError:
         return False
     return True
-
-
-def is_one(kind: Kind, path: str | Path) -> bool:
-    """Whether something of the kind stands at `path`."""
-    return (usable(path) / kind.meta).is_file()
 
 
 def has_frame(name: str, source: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -23,7 +24,9 @@ WHOLE_TRACE = "whole trace"
 _MOST_NAMES = 1000
 
 
-def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) -> Recording:
+def recording_of_trace(
+    trace: TraceColumns, name: str, rank: int | None = None, caveats: Sequence[str] = ()
+) -> Recording:
     """The recording of a trace, without layers but those that perfnb wrote into it.
 
     Parameters
@@ -33,6 +36,8 @@ def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) 
         Of the file.
     rank : int, optional
         Where the trace itself tells none.
+    caveats : sequence of str
+        What its format cannot tell.
     """
     trace = with_places(trace)
     steps = steps_of(trace)
@@ -50,6 +55,8 @@ def recording_of_trace(trace: TraceColumns, name: str, rank: int | None = None) 
     outside = event_frame(trace, rest, span[rest]).assign(marks_step=marks[rest])
     modules, spans = layers_read(trace.perfnb) or (_no_modules(), _no_spans())
     meta = _meta(trace, steps, name, rank)
+    if caveats:
+        meta["trace"]["caveats"] = list(caveats)
     memory = {field.name: getattr(trace.memory, field.name) for field in fields(trace.memory)}
     return Recording(
         events,

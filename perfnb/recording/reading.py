@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -19,8 +20,8 @@ from perfnb.errors import TraceError
 from perfnb.recording import storage
 from perfnb.recording.foreign import recording_of_trace
 from perfnb.recording.recording import Recording
-from perfnb.trace import kineto
-from perfnb.trace.trace_file import QUIET_S, Progress
+from perfnb.trace.readers import looks_like, reader_of, readers
+from perfnb.trace.trace_file import QUIET_S, Limits, Progress
 from perfnb.trace.trace_size import refuse_odd_layers, refuse_odd_trace
 
 Thing = TypeVar("Thing")
@@ -28,20 +29,18 @@ Thing = TypeVar("Thing")
 #: Bytes of files from which on they are read by processes of their own.
 _PAYS = 16 * 2**20
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
-_ENDINGS = (".json", ".json.gz")
 _FAILED = 3
 
 
 def read_recording(
-    path: str | Path, limits: Mapping[str, int], rank: int | None = None, progress: Progress | None = None
+    path: str | Path, limits: Limits, rank: int | None = None, progress: Progress | None = None
 ) -> Recording:
     """The recording of a trace file, without layers.
 
     Parameters
     ----------
     path : str or Path
-    limits : mapping of str to int
-        As `perfnb.trace.kineto.read` takes them.
+    limits : Limits
     rank : int, optional
         Where the trace tells none.
 
@@ -51,15 +50,19 @@ def read_recording(
         If it cannot be read.
     """
     source = Path(path)
-    trace = kineto.read(source, **limits, progress=progress)
+    reader = reader_of(source)
+    if reader is None:
+        known = ", ".join(each.what for each in readers())
+        raise TraceError(f"{source} is not a trace that perfnb can read ({looks_like(source)}): it reads {known}.")
+    trace = reader.read(source, limits, progress)
     refuse_odd_trace(trace, str(source))
-    recording = recording_of_trace(trace, source.name, rank)
+    recording = recording_of_trace(trace, source.name, rank, reader.caveats)
     refuse_odd_layers(recording.modules["depth"].tolist(), 0, str(source))
     return recording
 
 
 def read_recordings(
-    paths: Sequence[Path], limits: Mapping[str, int], executor: Executor | None, progress: Progress | None = None
+    paths: Sequence[Path], limits: Limits, executor: Executor | None, progress: Progress | None = None
 ) -> list[Recording]:
     """The recordings of trace files of one job, in the order of their ranks.
 
@@ -71,7 +74,7 @@ def read_recordings(
     executor : Executor, optional
         Reads the files. By default processes do if there is much to read.
     progress : callable, optional
-        As `perfnb.trace.kineto.read` takes it; of all files together.
+        As `perfnb.trace.readers.Reader.read` takes it; of all files together.
 
     Raises
     ------
@@ -82,8 +85,7 @@ def read_recordings(
     together = _Together([_size(path) for path in paths], progress)
     if executor is not None:
         tasks = [
-            executor.submit(_read_or_say, str(path), dict(limits), rank)
-            for path, rank in zip(paths, ranks, strict=True)
+            executor.submit(_read_or_say, str(path), limits, rank) for path, rank in zip(paths, ranks, strict=True)
         ]
         try:
             found = [_or_raise(task.result()) for task in together.each(tasks)]
@@ -107,7 +109,8 @@ def read_recordings(
 
 def trace_files(folder: Path) -> list[Path]:
     """The trace files in a folder, in the order of the numbers in their names."""
-    files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(_ENDINGS)]
+    endings = tuple(ending for reader in readers() for ending in reader.endings)
+    files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(endings)]
     return sorted(
         files, key=lambda path: [(len(n), n) if n.isdigit() else (0, n) for n in re.split(r"(\d+)", path.name)]
     )
@@ -123,7 +126,7 @@ def _with_rank(recording: Recording, rank: int) -> Recording:
     return Recording(**{**vars(recording), "meta": {**recording.meta, "rank": rank}})
 
 
-def _read_or_say(path: str, limits: Mapping[str, int], rank: int | None) -> Recording | str:
+def _read_or_say(path: str, limits: Limits, rank: int | None) -> Recording | str:
     """`read_recording` for an executor. What is wrong is said: some make errors of their own of what is raised."""
     try:
         return read_recording(path, limits, rank)
@@ -172,13 +175,13 @@ def _size(path: Path) -> int:
 
 
 def _read_apart(
-    paths: Sequence[Path], limits: Mapping[str, int], ranks: Sequence[int | None], together: _Together
+    paths: Sequence[Path], limits: Limits, ranks: Sequence[int | None], together: _Together
 ) -> list[Recording]:
     """Read each file in a Python process of its own, which runs nothing of the caller's."""
     with tempfile.TemporaryDirectory(prefix="perfnb-") as work, ThreadPoolExecutor(os.cpu_count()) as threads:
         folders = [Path(work) / str(place) for place in range(len(paths))]
         asked = [
-            json.dumps({"path": str(path), "limits": dict(limits), "rank": rank, "folder": str(target)})
+            json.dumps({"path": str(path), "limits": asdict(limits), "rank": rank, "folder": str(target)})
             for path, rank, target in zip(paths, ranks, folders, strict=True)
         ]
         processes = _Processes()
@@ -244,7 +247,7 @@ class _Processes:
 def _answer() -> int:
     asked = json.loads(sys.stdin.read())
     try:
-        storage.save(read_recording(asked["path"], asked["limits"], asked["rank"]), asked["folder"])
+        storage.save(read_recording(asked["path"], Limits(**asked["limits"]), asked["rank"]), asked["folder"])
     except TraceError as error:
         print(error, file=sys.stderr)
         return _FAILED

@@ -187,6 +187,7 @@ class TraceFacts(TypedDict, total=False):
     host_events: Required[Count]
     host_calls: Required[Count]
     device_events: Required[Count]
+    caveats: list[str]
     process_names: list[tuple[Whole, str]]
     process_labels: list[tuple[Whole, str]]
     thread_names: list[tuple[Whole, Whole, str]]
@@ -226,64 +227,3 @@ class ProfileFacts(TypedDict, total=False):
     failure: str
     failed_in: str
     tables_made_by: str
-
-
-class RanksFacts(TypedDict):
-    """Of several ranks."""
-
-    ranks: Annotated[list[Rank], Meta(min_length=1)]
-
-
-class TimingFacts(TypedDict, total=False):
-    """Of step times."""
-
-    batch_size: Required[Count | None]
-    samples: Required[Count | None]
-    steady: Required[bool | None]
-    noise: Required[Noise]
-    wanted: Required[Count | None]
-    block: Annotated[int, Meta(ge=1, le=2**62)]
-
-
-class Blocks(TypedDict):
-    """Of an experiment in blocks."""
-
-    who: str
-    lead: Count
-    turns: Count
-    round_s: Amount | None
-
-
-class Experiment(TypedDict, total=False):
-    """Of an experiment in pairs."""
-
-    a_name: Required[str]
-    b_name: Required[str]
-    equal_within: Required[Above0]
-    planned: Required[Count]
-    needed: Count | None
-    seed: Whole | None
-    check: str | None
-    noise: Noise
-    steady: Any
-    batch_size: Count | None
-    blocks: Blocks | None
-
-
-class Quality(TypedDict):
-    """What was said of a change's quality."""
-
-    judged_by: str
-    said: str
-    dtype: str
-
-
-class ReportFacts(TypedDict, total=False):
-    """Of a report on a change."""
-
-    change: Required[str]
-    limits: Required[dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]]
-    environment: Required[Environment]
-    options: Required[dict[str, Any]]
-    experiment: Required[Experiment]
-    quality: Required[Quality]

@@ -1,41 +1,75 @@
-"""Saving and loading recordings and watches."""
+"""Saving and loading recordings: a folder of Parquet files and one JSON file, decoded as far as it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from perfnb.errors import RecordingError
 from perfnb.files import usable
 from perfnb.recording import folder, raw_columns
-from perfnb.recording.folder import VERSION, Kind
-from perfnb.recording.recording import Recording, WatchRecord
-from perfnb.recording.saved import PROFILE, SavedProfile, content, watch_of
-from perfnb.recording.saved_facts import RanksFacts, WatchFacts
+from perfnb.recording.folder import Kind
+from perfnb.recording.raw_columns import Columns
+from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
+from perfnb.recording.saved_facts import ProfileFacts
+from perfnb.recording.schema import INDEX, SCHEMA, conform
+from perfnb.trace.columns import MISSING
 
-__all__ = [
-    "VERSION",
-    "is_profile",
-    "is_ranks",
-    "is_watch",
-    "load",
-    "load_ranks",
-    "load_watch",
-    "save",
-    "save_ranks",
-    "save_watch",
-]
+#: The frames of a recording and the columns that they must have.
+_FRAMES: dict[str, Columns] = {
+    "events": raw_columns.EVENTS,
+    "steps": raw_columns.STEPS,
+    "modules": raw_columns.MODULES,
+    "spans": raw_columns.SPANS,
+}
+#: Of a loaded trace alone, which may lack them.
+_OF_TRACE: dict[str, Columns] = {"outside": raw_columns.EVENTS, "trace_memory": raw_columns.TRACE_MEMORY}
+#: Those of its parts that may be absent, by the part's name.
+_PARTS: dict[str, tuple[type, dict[str, Columns]]] = {
+    "memory": (
+        MemoryRecord,
+        {
+            "events": raw_columns.EVENTS,
+            "changes": raw_columns.CHANGES,
+            "known": raw_columns.KNOWN,
+            "resident": raw_columns.RESIDENT,
+        },
+    ),
+    "arithmetic": (ArithmeticRecord, {"events": raw_columns.EVENTS, "calls": raw_columns.CALLS}),
+    "watch": (WatchRecord, {"samples": raw_columns.SAMPLES, "marks": raw_columns.MARKS}),
+}
+#: Frames that may be long: what their files tell of them is believed until they are decoded.
+_LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
+#: Tables that may be saved finished, beside the frames that they were computed from.
+TABLES = ("events", "layers", "phases", "ops", "layer_ops", "kernels", "gpu_time")
+_TABLE, _MADE_BY = "table_{}", "tables_made_by"
 
-_RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}), RanksFacts)
-_WATCH = Kind(
-    "watch",
-    frozenset({"samples", "marks"}),
-    frozenset({"interval_s", "devices", "absent", "notes", "ticks", "missed"}),
-    WatchFacts,
+PROFILE = Kind(
+    "profile",
+    frozenset(
+        {
+            *(*_FRAMES, *_OF_TRACE, *(_TABLE.format(name) for name in TABLES)),
+            *(f"{part}_{name}" for part, (_, frames) in _PARTS.items() for name in frames),
+        }
+    ),
+    frozenset({"name", "environment", "options"}),
+    ProfileFacts,
 )
+
+
+def content(
+    recording: Recording, tables: Mapping[str, pd.DataFrame], made_by: str | None
+) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+    """The frames and facts that are written of a recording."""
+    if tables.keys() - set(TABLES):
+        raise ValueError(f"tables that are not saved: {sorted(tables.keys() - set(TABLES))}")
+    finished = {_TABLE.format(name): table for name, table in tables.items()} if made_by else {}
+    return recording.frames() | finished, {**recording.meta, **({_MADE_BY: made_by} if finished else {})}
 
 
 def save(
@@ -44,90 +78,157 @@ def save(
     tables: Mapping[str, pd.DataFrame] | None = None,
     made_by: str | None = None,
 ) -> Path:
-    """Write a recording to the folder `path`, whole or not at all; an earlier profile there is replaced.
+    """Write a recording to the folder `path`, all or nothing; an earlier profile there is replaced.
 
     Parameters
     ----------
     recording : Recording
     path : str or Path
     tables : mapping of str to DataFrame, optional
-        Tables that were computed from it, of those in `perfnb.recording.saved.TABLES`: they are saved beside it.
+        Tables computed from it, out of `TABLES`, to save beside it.
     made_by : str, optional
-        What computed them. They are read again where this is the same; without it they are not saved.
+        The version of the analysis that computed them. Only the same version reads them again; without it they are not
+        saved.
 
     Raises
     ------
     RecordingError
-        If something that is no profile stands at `path`, or it cannot be written.
+        If something other than a profile is at `path`, or it cannot be written.
     """
     return folder.save(PROFILE, *content(recording, tables or {}, made_by), path)
 
 
 def load(path: str | Path) -> Recording:
-    """Read a recording that `save` wrote.
+    """Read a recording that `save` wrote; errors as in `SavedProfile`."""
+    return SavedProfile(path).recording()
+
+
+class SavedProfile:
+    """What `save` wrote, held as stored and decoded when it is asked for.
+
+    What becomes of the folder meanwhile does not matter.
+
+    Attributes
+    ----------
+    meta : dict
+        As `Recording.meta`.
 
     Raises
     ------
     RecordingError
-        If `path` holds none, or a damaged or newer one.
+        If `path` holds no profile, or a damaged or newer one.
     """
-    return SavedProfile(path).recording()
+
+    def __init__(self, path: str | Path) -> None:
+        source = usable(path)
+        self.meta = folder.load_meta(PROFILE, source)
+        self._made_by = self.meta.pop(_MADE_BY, None)
+        self._files = {name: folder.read(name, source) for name in PROFILE.frames if folder.has_frame(name, source)}
+        self._source = source
+        self._parts = [
+            part for part, (_, tables) in _PARTS.items() if any(f"{part}_{name}" in self._files for name in tables)
+        ]
+        self._check_facts()
+        self._columns = self._needed()
+        told = {name: self._check(name) for name in self._columns}
+        self._decoded: dict[str, pd.DataFrame] = {}
+        self._decoded = {name: self._frame(name) for name in told if name not in _LONG}
+        events, numbers = raw_columns.EVENTS, self._decoded["spans"].index
+        highest = int(numbers.max()) if len(numbers) else MISSING
+        self._columns["events"] = {**events, "span": replace(events["span"], high=highest)}
+        told["events"] = self._check("events")
+        for name in _LONG:
+            if not told.get(name, True):
+                self._frame(name)
+        self._check_places()
+
+    def _check(self, name: str) -> bool:
+        return folder.check(name, self._columns[name], self._source, self._files.get(name))
+
+    def _needed(self) -> dict[str, Columns]:
+        needed = dict(_FRAMES)
+        for part in self._parts:
+            needed |= {f"{part}_{name}": columns for name, columns in _PARTS[part][1].items()}
+        return needed | {name: columns for name, columns in _OF_TRACE.items() if name in self._files}
+
+    def _check_facts(self) -> None:
+        """Refuse facts that lack others which they need."""
+        needed = [
+            *(("options.warmup", "options.budget_s") if "trace" not in self.meta else ()),
+            *(("failed_in",) if "failure" in self.meta else ()),
+            *(("watch",) if "watch" in self._parts else ()),
+        ]
+        for name in needed:
+            above, _, key = name.rpartition(".")
+            if key not in (self.meta[above] if above else self.meta):
+                raise RecordingError(f"{self._source / PROFILE.meta} is damaged: it has no meta.{name}.")
+
+    def _check_places(self) -> None:
+        """Refuse rows that point to none."""
+        modules, spans = self._decoded["modules"], self._decoded["spans"]
+        parent, depth = (modules[name].to_numpy() for name in ("parent", "depth"))
+        self._require("modules", "parent", (parent < np.arange(len(modules))).all())
+        around = np.append(depth, MISSING)[parent] if len(modules) else depth
+        self._require("modules", "depth", (depth == around + 1).all())
+        self._require("spans", "layer", (spans["layer"] < len(modules)).all())
+        if "memory" in self._parts:
+            known, changes = self._decoded["memory_known"], self._decoded["memory_changes"]
+            self._require("memory_known", "layer", (known["layer"] < len(modules)).all())
+            rows = folder.rows("memory_events", self._source, self._files["memory_events"])
+            self._require("memory_changes", "event", (changes["event"] < rows).all())
+
+    def _require(self, frame: str, column: str, holds: bool | np.bool_) -> None:
+        if not holds:
+            raise RecordingError(
+                f"{self._source / f'{frame}.parquet'} is damaged: its column {column!r} names a row that there is not."
+            )
+
+    def recording(self) -> Recording:
+        """All that was recorded.
+
+        Raises
+        ------
+        RecordingError
+            If a file is damaged.
+        """
+        frames: dict[str, Any] = {name: self._frame(name) for name in _FRAMES}
+        for part in self._parts:
+            record, tables = _PARTS[part]
+            frames[part] = record(**{name: self._frame(f"{part}_{name}") for name in tables})
+        if "watch" in frames:
+            frames["watch"] = watch_of(frames["watch"])
+        frames |= {name: self._frame(name) for name in _OF_TRACE if name in self._files}
+        return Recording(**frames, meta=self.meta)
+
+    def table(self, name: str, made_by: str) -> pd.DataFrame | None:
+        """A finished table, ``None`` if none was saved, or not by the same analysis."""
+        file = _TABLE.format(name)
+        if self._made_by != made_by or file not in self._files:
+            return None
+        columns = SCHEMA[name]
+        try:
+            names = [*columns, *filter(None, [INDEX.get(name)])]
+            table = folder.decoded(file, None, self._source, self._files[file], names)
+            if not len(table):  # Parquet does not tell of what type nothing is
+                table = table.drop(columns=[column for column, kind in columns.items() if kind == "category"])
+                table = conform(table, name)
+        except (RecordingError, KeyError, ValueError, TypeError):
+            return None  # it can be computed again
+        # Another pandas may read types in its own way.
+        same = list(table.columns) == list(columns) and all(table[c].dtype == t for c, t in columns.items())
+        return table if same and table.index.name == INDEX.get(name) else None
+
+    def _frame(self, name: str) -> pd.DataFrame:
+        if name in self._decoded:
+            return self._decoded[name]
+        return folder.decoded(name, self._columns[name], self._source, self._files[name])
 
 
-def save_watch(record: WatchRecord, meta: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a watch to the folder `path`; as `save`."""
-    return folder.save(_WATCH, {"samples": record.samples, "marks": record.marks}, meta, path)
-
-
-def save_ranks(
-    recordings: Sequence[Recording],
-    path: str | Path,
-    tables: Sequence[Mapping[str, pd.DataFrame]] | None = None,
-    made_by: str | None = None,
-) -> Path:
-    """Write recordings of several ranks to the folder `path`, a profile in a folder ``rank_<n>`` each; as `save`."""
-    meta = {"ranks": [recording.rank for recording in recordings]}
-    each = tables or [{}] * len(recordings)
-    parts = {
-        f"rank_{recording.rank}": content(recording, its, made_by)
-        for recording, its in zip(recordings, each, strict=True)
-    }
-    return folder.save_all(_RANKS, PROFILE, parts, meta, path)
-
-
-def load_ranks(path: str | Path) -> list[SavedProfile]:
-    """The profiles that `save_ranks` wrote; as `load`."""
-    source = usable(path)
-    ranks = folder.load_meta(_RANKS, source)["ranks"]
-    if len(set(ranks)) < len(ranks):
-        raise RecordingError(f"{source / _RANKS.meta} is damaged: meta.ranks names a rank twice.")
-    profiles = [SavedProfile(source / f"rank_{rank}") for rank in ranks]
-    for rank, profile in zip(ranks, profiles, strict=True):
-        if (own := profile.meta.get("rank", 0)) != rank:
-            file = source / f"rank_{rank}" / PROFILE.meta
-            raise RecordingError(f"{file} is damaged: its meta.rank is {own}, not {rank}.")
-    return profiles
-
-
-def is_ranks(path: str | Path) -> bool:
-    """Whether saved profiles of several ranks stand at `path`."""
-    return folder.is_one(_RANKS, path)
-
-
-def is_profile(path: str | Path) -> bool:
-    """Whether a saved profile stands at `path`."""
-    return folder.is_one(PROFILE, path)
-
-
-def is_watch(path: str | Path) -> bool:
-    """Whether a saved watch stands at `path`."""
-    return folder.is_one(_WATCH, path)
-
-
-def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
-    """Read a watch that `save_watch` wrote; as `load`."""
-    source = usable(path)
-    meta = folder.load_meta(_WATCH, source)
-    samples = folder.load_frame("samples", raw_columns.SAMPLES, source)
-    marks = folder.load_frame("marks", raw_columns.MARKS, source)
-    return watch_of(WatchRecord(samples, marks)), meta
+def watch_of(read: WatchRecord) -> WatchRecord:
+    """What was read of a watch's frames in the form that a watch has, infinite figures missing."""
+    tables = {"samples": read.samples, "marks": read.marks}
+    frames = {name: conform(frame, name) for name, frame in tables.items()}
+    for frame in frames.values():
+        numbers = frame.select_dtypes("Float64").columns
+        frame[numbers] = frame[numbers].mask(frame[numbers].isin([float("inf"), float("-inf")]))
+    return WatchRecord(**frames)

@@ -93,14 +93,14 @@ def recursion(source: str) -> TraceError:
 
 def beyond(source: str, what: str, limit: str) -> TraceError:
     """A trace beyond one of the limits."""
-    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit}=.")
+    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
 
 
 def no_end(source: str, place: int, most: int) -> TraceError:
     """No place between two events where there must be one."""
     return TraceError(
         f"{source} was not read: no event ends within {most / 2**20:.0f} MiB after byte {place:,}, so it seems to be "
-        "no trace; if it is one, raise max_event_bytes=."
+        "no trace; if it is one, raise max_event_bytes in limits=."
     )
 
 

@@ -16,7 +16,8 @@ from perfnb.trace.chrome_json import ChromeJson
 from perfnb.trace.chrome_times import resolution
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.event_columns import Codes, EventColumns, whole_number
-from perfnb.trace.trace_file import Limits, Progress, blocks_of_bytes, blocks_of_file
+from perfnb.trace.readers import Reader
+from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, blocks_of_bytes, blocks_of_file
 
 __all__ = ["MISSING", "Ints", "Limits", "MemoryColumns", "Progress", "TraceColumns", "decode", "read"]
 
@@ -38,25 +39,16 @@ _WRITTEN = {
 _MOST_RANKS = 2**31
 
 
-def read(
-    path: str | Path,
-    *,
-    max_bytes: int = Limits.max_bytes,
-    max_packed_bytes: int = Limits.max_packed_bytes,
-    max_events: int = Limits.max_events,
-    max_event_bytes: int = Limits.max_event_bytes,
-    max_depth: int = Limits.max_depth,
-    max_ratio: int = Limits.max_ratio,
-    progress: Progress | None = None,
-) -> TraceColumns:
+def read(path: str | Path, limits: Limits = LIMITS, progress: Progress | None = None) -> TraceColumns:
     """Read a trace file, plain or compressed with gzip, whatever it is called.
 
     The text is unpacked and decoded piece by piece and never held whole.
 
     Parameters
     ----------
-    max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth, max_ratio : int
-        What is refused beyond; see `Limits`. A compressed file that is no trace could else fill the memory.
+    path : str or Path
+    limits : Limits
+        What the file may ask for.
     progress : callable, optional
         Called with the bytes of the file done so far and its size, a few times a second from the third second on.
 
@@ -66,7 +58,6 @@ def read(
         If the file cannot be read, is no trace, is of another program than torch.profiler, is not whole, or is beyond
         a limit; the message names the file.
     """
-    limits = Limits(max_bytes, max_packed_bytes, max_events, max_event_bytes, max_depth, max_ratio)
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
         trace = _columns(blocks, str(path), limits)
     if len(trace) and not len(trace.memory) and _WRITTEN.isdisjoint(trace.categories):
@@ -82,7 +73,7 @@ def decode(data: bytes, source: str = "the trace") -> TraceColumns:
     TraceError
         If `data` is no such JSON; the message names `source` and, where known, the byte.
     """
-    return _columns(blocks_of_bytes(data), source, Limits())
+    return _columns(blocks_of_bytes(data), source, LIMITS)
 
 
 def _columns(blocks: Iterable[bytes | memoryview], source: str, limits: Limits) -> TraceColumns:
@@ -142,3 +133,13 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
 def _count(job: Any, key: str) -> int | None:
     number = whole_number(job.get(key)) if isinstance(job, dict) else None
     return number if number is not None and 0 <= number < _MOST_RANKS else None
+
+
+def _recognise(path: Path, head: bytes) -> bool:
+    """Whether a file may be JSON in any encoding, empty or damaged: `read` says what is wrong with it."""
+    text = head.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
+    text = text.replace(b"\0", b"").lstrip(b" \t\r\n")
+    return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)
+
+
+READER = Reader("traces of torch.profiler (Chrome JSON, plain or gzip)", (".json", ".json.gz"), _recognise, read)

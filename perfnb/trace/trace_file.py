@@ -23,10 +23,11 @@ QUIET_S, _EVERY_S = 2.0, 0.2
 #: Real traces unpack to 15 to 30 times their size. What unpacks to more than this, and would pass the cap, is refused
 #: before it does; where `max_ratio` is passed after more than so many bytes, whatever the cap.
 _BOMB_RATIO, _BOMB_FROM, _RATIO_FROM = 200, 4 * 2**20, 32 * 2**20
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 #: So many bytes of a compressed file give a block of text, or it is none: twice what they take that do not compress.
 _MOST_FOR_A_BLOCK = 2 * _BLOCK
-_PACKED = {
+#: First bytes of files that are no text, and what such a file is.
+PACKED = {
     b"PK\x03\x04": "a ZIP archive",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"BZh": "compressed with bzip2",
@@ -64,6 +65,9 @@ class Limits:
     max_ratio: int = 200
 
 
+LIMITS = Limits()
+
+
 def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
     """The blocks of a text in memory."""
     view = memoryview(data)
@@ -98,19 +102,19 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
     begin = told = time.monotonic()
     size = os.fstat(file.fileno()).st_size
     head = file.peek(16) if hasattr(file, "peek") else b""
-    for magic, what in _PACKED.items():
+    for magic, what in PACKED.items():
         if head.startswith(magic):
             raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
-    packed = head.startswith(_GZIP)
+    packed = head.startswith(GZIP)
     most, limit = (limits.max_packed_bytes, "max_packed_bytes") if packed else (limits.max_bytes, "max_bytes")
     if size > most:
-        raise TraceError(f"{path} was not read: it is {_size(size)}, above {_size(most)}; raise {limit}=.")
+        raise TraceError(f"{path} was not read: it is {_size(size)}, above {_size(most)}; raise {limit} in limits=.")
     counted = _Counted(file, path)
     text = gzip.GzipFile(fileobj=counted, mode="rb") if packed else file  # type: ignore[call-overload]
     done = 0
     while block := text.read(_BLOCK):
         counted.since_block = 0
-        if packed and not done and block.startswith(_GZIP):
+        if packed and not done and block.startswith(GZIP):
             raise TraceError(f"{path} cannot be read as a trace: it is compressed twice; unpack it once first.")
         done += len(block)
         place = file.tell()
@@ -125,7 +129,7 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
         if packed and done > max(_RATIO_FROM, limits.max_ratio * place):
             raise TraceError(
                 f"{path} was not read: it unpacks to {done // place:,} times its size, as no trace does; if you trust "
-                "it, raise max_ratio=."
+                "it, raise max_ratio in limits=."
             )
         yield block
         now = time.monotonic()
@@ -154,7 +158,7 @@ class _Counted:
 
 
 def _too_large(path: Path, how: str) -> TraceError:
-    return TraceError(f"{path} {how}, so it was not read; if you trust it, raise max_bytes=.")
+    return TraceError(f"{path} {how}, so it was not read; if you trust it, raise max_bytes in limits=.")
 
 
 def _size(count: int) -> str:

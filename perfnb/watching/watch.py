@@ -16,7 +16,6 @@ import pandas as pd
 from perfnb.arguments import shown
 from perfnb.draw.shown import Shown
 from perfnb.interrupts import InterruptGate
-from perfnb.recording import storage
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.samples import watch_record
 from perfnb.telemetry.marks import Marks
@@ -26,6 +25,7 @@ from perfnb.watching.cell_marks import CellMarks
 from perfnb.watching.live import LivePanel
 from perfnb.watching.machine import MachineSummary, machine_summary, machine_table
 from perfnb.watching.machine_charts import CHARTS
+from perfnb.watching.saved import save_watch
 from perfnb.watching.view import watch_figure, watch_html, watch_text
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Watch(Shown):
         RecordingError
             If something that is no saved watch stands there, or it cannot be written.
         """
-        return storage.save_watch(self._record(), self._meta() | {"running": False}, path)
+        return save_watch(self._record(), self._meta() | {"running": False}, path)
 
     def stop(self) -> None:
         """Take a last reading and end the watch; nothing to do if it has ended."""
@@ -276,11 +276,6 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
     except BaseException:
         watcher.stop()
         raise
-
-
-def load_watch(path: str | Path) -> Watch:
-    """Read a watch that `Watch.save` wrote."""
-    return Watch(storage.load_watch(path))
 
 
 def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:

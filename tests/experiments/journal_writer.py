@@ -9,14 +9,16 @@ import numpy as np
 import pandas as pd
 
 from perfnb.experiments.journal_files import write_entry
-from perfnb.recording.measurements import save_timing
+from perfnb.profile.timing import TIMING
+from perfnb.recording import folder
 from tests.experiments.journal_entries import timing_entry
 
 STEPS = pd.DataFrame({"pass": "timed", "wall_ms": np.linspace(9.0, 11.0, 20_000)})
 
 
 def save(path: Path) -> None:
-    save_timing(STEPS, {"noise": {}, "batch_size": None, "samples": None, "steady": None, "wanted": None}, path)
+    facts = {"noise": {}, "batch_size": None, "samples": None, "steady": None, "wanted": None}
+    folder.save(TIMING, {"steps": STEPS}, facts, path)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfnb.errors import TraceError
-from perfnb.memory.snapshot.snapshot import MemorySnapshot, load_snapshot, looks_like_snapshot
+from perfnb.memory.snapshot.snapshot import LOADER, MemorySnapshot, load_snapshot
 from tests.memory import snapshots
 from tests.memory.snapshots import MIB, block, dumped, entry, frame, segment, snapshot
 
@@ -32,7 +32,7 @@ def two_devices() -> dict:
 def loaded(tmp_path: Path, data: object, name: str = "step.pickle") -> MemorySnapshot:
     path = tmp_path / name
     path.write_bytes(dumped(data))
-    assert looks_like_snapshot(path)
+    assert LOADER.recognise(path)
     return load_snapshot(path)
 
 

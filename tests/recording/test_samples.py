@@ -12,6 +12,7 @@ from perfnb.errors import RecordingError
 from perfnb.recording import storage
 from perfnb.recording.samples import watch_record
 from perfnb.telemetry.marks import MOST_MARKS, Mark, Marks
+from perfnb.watching.saved import WATCH, load_watch, save_watch
 
 NAN = float("nan")
 
@@ -75,9 +76,9 @@ def test_marks_nest_and_are_bounded() -> None:
 def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
     record = watch_record({"host": columns(load=[0.0, 1.0])}, [Mark("cell 1", 0, 0.0, None)])
     meta = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
-    path = storage.save_watch(record, meta, tmp_path / "w")
-    assert storage.is_watch(path)
-    loaded, facts = storage.load_watch(path)
+    path = save_watch(record, meta, tmp_path / "w")
+    assert WATCH.stands_at(path)
+    loaded, facts = load_watch(path)
     pd.testing.assert_frame_equal(loaded.samples, record.samples)
     pd.testing.assert_frame_equal(loaded.marks, record.marks)
     assert facts == meta
@@ -85,7 +86,7 @@ def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
         storage.load(path)
     (path / "samples.parquet").write_bytes(b"PAR1")
     with pytest.raises(RecordingError, match=r"samples\.parquet cannot be read"):
-        storage.load_watch(path)
+        load_watch(path)
 
 
 META = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
@@ -106,9 +107,9 @@ META = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "
 )
 def test_a_saved_watch_with_odd_facts_is_refused(tmp_path: Path, name: str, value: object) -> None:
     record = watch_record({"host": columns(load=[0.0, 1.0])}, [])
-    path = storage.save_watch(record, META | {name: value}, tmp_path / "w")
+    path = save_watch(record, META | {name: value}, tmp_path / "w")
     with pytest.raises(RecordingError, match=r"watch\.json is damaged: .* at `meta\.\w+"):
-        storage.load_watch(path)
+        load_watch(path)
 
 
 @pytest.mark.parametrize(
@@ -124,16 +125,16 @@ def test_a_saved_watch_with_odd_facts_is_refused(tmp_path: Path, name: str, valu
 )
 def test_a_saved_watch_with_odd_numbers_is_refused(tmp_path: Path, frame: str, column: str, value: object) -> None:
     record = watch_record({"host": columns(load=[0.0, 1.0])}, [Mark("cell 1", 0, 0.0, None)])
-    path = storage.save_watch(record, META, tmp_path / "w")
+    path = save_watch(record, META, tmp_path / "w")
     changed = getattr(record, frame).astype({column: "object"})
     changed[column] = value
     changed.to_parquet(path / f"{frame}.parquet")
     with pytest.raises(RecordingError, match="is damaged"):
-        storage.load_watch(path)
+        load_watch(path)
 
 
 def test_a_saved_number_that_is_none_is_missing(tmp_path: Path) -> None:
     record = watch_record({"host": columns(load=[0.0, 1.0])}, [])
     record.samples["load"] = [float("inf"), 1.0]
-    loaded, _ = storage.load_watch(storage.save_watch(record, META, tmp_path / "w"))
+    loaded, _ = load_watch(save_watch(record, META, tmp_path / "w"))
     assert loaded.samples["load"].isna().tolist() == [True, False]

@@ -16,7 +16,7 @@ from perfnb.analysis_version import ROOMS, analysis_version
 from perfnb.profile import profile as profile_module
 from perfnb.profile.profile import Profile
 from perfnb.recording import storage
-from perfnb.recording.saved import TABLES
+from perfnb.recording.storage import TABLES
 from tests.step.models import three_linears, training_step
 from tests.written_traces import Written
 

@@ -16,7 +16,7 @@ import perfnb
 from perfnb import labs
 from perfnb.errors import LabError, PerfnbError, RecordingError
 from perfnb.files import write_text
-from perfnb.recording import storage
+from perfnb.recording import folder
 from tests.step.models import three_linears, training_step
 
 TABLES = ("layers", "phases", "steps", "ops", "layer_ops", "kernels", "gpu_time", "events")
@@ -74,7 +74,7 @@ def test_the_files_are_open_to_other_tools(profile: perfnb.Profile, saved: Path)
     assert str(events.schema.field("start_ns").type) == "int64"
     content = json.loads((saved / "profile.json").read_text("utf-8"))
     assert content["format"] == "perfnb"
-    assert content["version"] == storage.VERSION
+    assert content["version"] == folder.VERSION
     assert content["meta"]["name"] == "größe/<b>"
 
 
@@ -241,7 +241,7 @@ def test_a_frame_without_its_columns_is_damaged(saved: Path, frame: str) -> None
 
 
 def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match=r"is no saved perfnb profile: it is not a folder with a profile\.json\."):
+    with pytest.raises(RecordingError, match=r"holds neither a saved profile \(no profile\.json\) nor traces"):
         perfnb.load(tmp_path)
     with pytest.raises(RecordingError, match=r"missing does not exist\.$"):
         perfnb.load(tmp_path / "missing")

@@ -157,7 +157,7 @@ def test_depth_is_counted_outside_of_texts_and_capped_alike_in_every_piece(insid
         events[place] = event
         deep = json.dumps({"traceEvents": events} if inside else events).encode()
         assert sum(pieces_of(deep, max_depth=8 + inside)[0]) == 10
-        with pytest.raises(TraceError, match=r"values inside each other; .* raise max_depth=\."):
+        with pytest.raises(TraceError, match=r"values inside each other; .* raise max_depth in limits=\."):
             pieces_of(deep, max_depth=7 + inside)
     text = json.dumps([{**EVENT, "name": '[[[["\\' * 100}]).encode()
     assert sum(pieces_of(text, max_depth=2)[0]) == 1
@@ -180,7 +180,7 @@ def test_events_of_any_kind_are_capped() -> None:
     data = json.dumps([EVENT, {}] * 50).encode()
 
     assert sum(pieces_of(data, max_events=100)[0]) == 100
-    with pytest.raises(TraceError, match=r"more than 99 events; if you trust it, raise max_events=\."):
+    with pytest.raises(TraceError, match=r"more than 99 events; if you trust it, raise max_events in limits=\."):
         pieces_of(data, max_events=99)
 
 
@@ -198,7 +198,7 @@ def test_events_of_any_kind_are_capped() -> None:
 )
 def test_text_held_in_memory_is_capped(text: bytes) -> None:
     blocks = (text[begin : begin + 1000] for begin in range(0, len(text), 1000))
-    with pytest.raises(TraceError, match=r"no event ends within .* raise max_event_bytes=\."):
+    with pytest.raises(TraceError, match=r"no event ends within .* raise max_event_bytes in limits=\."):
         list(ChromeJson(blocks, "the trace", Limits(max_event_bytes=500_000)).pieces())
     assert next(blocks, None) is not None  # most of it was not even read
     assert pieces_of(text, max_event_bytes=5 * 10**6)

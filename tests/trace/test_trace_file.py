@@ -23,6 +23,7 @@ import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace import trace_file
 from perfnb.trace.kineto import read
+from perfnb.trace.trace_file import Limits
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
 WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
@@ -30,7 +31,7 @@ WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
 
 def error_of(path: Path | str, **options: int) -> str:
     with pytest.raises(TraceError) as caught:
-        read(path, **options)
+        read(path, Limits(**options))
     message = str(caught.value)
     assert message.startswith(str(TraceError(str(path))))
     assert message.endswith(".")
@@ -139,10 +140,10 @@ def test_a_file_above_a_cap_is_refused_with_the_cap_to_raise(tmp_path: Path) -> 
     plain.write_bytes(long)
     packed.write_bytes(gzip.compress(long))
 
-    assert "above 2 MiB; raise max_bytes=." in error_of(plain, max_bytes=2**21)
+    assert "above 2 MiB; raise max_bytes in limits=." in error_of(plain, max_bytes=2**21)
     assert "would unpack to more than 2 MiB, so it was not read;" in error_of(packed, max_bytes=2**21)
-    assert "above 1 KiB; raise max_packed_bytes=." in error_of(packed, max_packed_bytes=1024)
-    assert len(read(plain, max_packed_bytes=1)) == len(read(packed, max_bytes=len(long))) == 30_000
+    assert "above 1 KiB; raise max_packed_bytes in limits=." in error_of(packed, max_packed_bytes=1024)
+    assert len(read(plain, Limits(max_packed_bytes=1))) == len(read(packed, Limits(max_bytes=len(long)))) == 30_000
     assert "above 9 bytes" in error_of(plain, max_bytes=9)
 
 
@@ -208,9 +209,10 @@ import resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
 from perfnb.errors import TraceError
 from perfnb.trace.kineto import read
+from perfnb.trace.trace_file import Limits
 begin = time.process_time()  # tests/accuracy asks for it
 try:
-    read(sys.argv[1], **eval(sys.argv[2]))
+    read(sys.argv[1], Limits(**eval(sys.argv[2])))
 except TraceError as error:
     print(f"{time.process_time() - begin:.1f} s:", error)
 """
@@ -278,7 +280,7 @@ def test_a_small_bomb_is_refused_by_its_ratio(tmp_path: Path) -> None:
     bomb(path, b"[", b'{"ph":"X"},', 335e6)
     assert path.stat().st_size < 2e6
 
-    assert re.search(r"unpacks to [0-9,]+ times its size, .* raise max_ratio=\.$", said_within_512_mib(path).strip())
+    assert re.search(r"unpacks to [0-9,]+ times its size, .* raise max_ratio in ", said_within_512_mib(path).strip())
     assert "more than 100,000 events" in said_within_512_mib(path, max_ratio=2_000, max_events=100_000)
 
 
@@ -317,16 +319,16 @@ def test_every_option_that_an_error_names_is_one_of_load(
     with pytest.raises(TraceError) as caught:
         perfnb.load(path, **limit)  # type: ignore[arg-type]
 
-    (named,) = re.findall(r"(\w+)=", str(caught.value).removeprefix(str(path)))
+    (named,) = re.findall(r"raise (\w+) in limits=", str(caught.value).removeprefix(str(path)))
     assert named == next(iter(limit))
-    with pytest.raises(TraceError, match=f"raise {named}="):
-        perfnb.load([path, path], **limit)  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match=f"raise {named} in limits="):
+        perfnb.load([path, path], limits=limit)
 
 
 def test_the_source_names_no_other_option() -> None:
     named = set()
     for source in Path(trace_file.__file__).parent.glob("*.py"):
         text = source.read_text("utf-8")
-        named |= set(re.findall(r"raise (max_\w+)=", text)) | set(re.findall(r'"(max_\w+)"', text))
+        named |= set(re.findall(r"raise (max_\w+) in limits=", text)) | set(re.findall(r'"(max_\w+)"', text))
     assert len(named) >= 4
     assert named <= set(inspect.signature(perfnb.load).parameters)

@@ -15,6 +15,7 @@ from perfnb.memory.snapshot.reading import SnapshotColumns
 from perfnb.memory.snapshot.summary import SnapshotSummary, first_ns, summarize_snapshot
 from perfnb.memory.snapshot.tables import allocation_table, fragmentation_table, memory_table, segment_table
 from perfnb.memory.snapshot.view import snapshot_html, snapshot_line, snapshot_text
+from perfnb.recording.loaders import Loader
 
 
 class MemorySnapshot(Shown):
@@ -86,6 +87,4 @@ def load_snapshot(path: str | Path) -> MemorySnapshot:
     return MemorySnapshot(reader.read(path), Path(path).name)
 
 
-def looks_like_snapshot(path: str | Path) -> bool:
-    """Does the file at `path` begin as a pickle does? Reads two bytes and runs nothing."""
-    return reader.looks_like_snapshot(path)
+LOADER = Loader("CUDA memory snapshots (pickle)", reader.looks_like_snapshot, lambda path, *_: load_snapshot(path))
