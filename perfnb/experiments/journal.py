@@ -136,7 +136,8 @@ class Journal(Page, Shown):
             name = storage.entry_of(entries, entry)
         except KeyError as error:
             raise ValueError(error.args[0]) from None
-        return load(self._path / name / entries[name].kind)  # type: ignore[return-value]
+        thing: Thing = load(self._path / name / entries[name].kind)
+        return thing
 
     def plot(self) -> Figure:
         """The run chart: each entry's step time with its interval, and what was accepted last before it."""
