@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Protocol
 
 import pandas as pd
 
-from perfnb.profile.summary import Summary
+from perfnb.memory.memory_table import MemorySummary
 from perfnb.recording.schema import SPECIAL_ROWS
 from perfnb.recording.text import TEXT
+from perfnb.stats.step_times import Timing
 
 #: What is set side by side of each layer.
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
 GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
 NAME, PLACE = "name", "place"
+
+
+class Tables(Protocol):
+    """The parts of a profile that are compared."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def timing(self) -> Timing: ...
+    @property
+    def memory(self) -> MemorySummary | None: ...
+    @property
+    def layers(self) -> pd.DataFrame: ...
+    @property
+    def phases(self) -> pd.DataFrame: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,7 @@ class ProfileDiff:
     phases: pd.DataFrame
 
 
-def diff_profiles(a: Summary, b: Summary) -> ProfileDiff:
+def diff_profiles(a: Tables, b: Tables) -> ProfileDiff:
     """Set two profiles side by side."""
     phases = pd.DataFrame({"ms_a": a.phases["ms"], "ms_b": b.phases["ms"]})
     return ProfileDiff(

@@ -1,4 +1,4 @@
-"""How a cost grows with size: a power law, its exponent, its predictions, and whether one law holds."""
+"""How a cost grows with size: a power law, its predictions, and whether one law holds over all sizes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from perfnb.stats.breaks import Break, find_break
 from perfnb.stats.intervals import Floats, Samples
-from perfnb.stats.log_fit import Fit, fit_constant_and_power, fit_power
 
-#: Deviation of its own that each size is granted beside the measured noise: sizes differ in alignment and in padding.
+#: Scatter allowed per size on top of the measured noise: sizes differ in alignment and padding.
 _GRANTED = 0.03
-#: Below this p-value a constant beside the power is taken to be there.
-_CONSTANT = 0.01
-#: Fewest sizes by which a constant can be told from a power.
-_FEWEST_FOR_CONSTANT = 5
-#: What is left where a law fits to the last digit: a ratio to it still is a float.
-_LEAST_SQUARES = 1e-200
+#: Even an exact law gets this much scatter: no prediction is better.
+_LEAST_SCATTER = 1e-9
+#: The weights depend on the residuals and the residuals on the weights; a few rounds settle both.
+_ROUNDS = 4
+#: A constant is added below this p-value, and from this many sizes on.
+_CONSTANT, _FEWEST_FOR_CONSTANT = 0.01, 5
+#: A break is reported below this p-value, if it moves some prediction by more than this share.
+_BREAK, _RELEVANT = 0.05, 0.05
+#: Fewest sizes on each side of a break.
+_SIDE = 2
+#: Keeps ratios finite where a law fits to the last digit, and jumps between lines that are far apart.
+_LEAST_SQUARES, _GREATEST_RISE = 1e-200, 700.0
 
 
 class Prediction(NamedTuple):
-    """What a new measurement at a size will give: its median, and an interval that holds it in 95 of 100 cases."""
+    """Predicted median of a new measurement at a size, with its prediction interval."""
 
     median: float
     low: float
@@ -33,17 +37,47 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Break:
+    """A change of the law between two neighbouring sizes.
+
+    Attributes
+    ----------
+    below, above : float
+        The sizes on either side.
+    jump : float
+        Relative cost of the law above to the law below, midway between the two sizes, minus 1: 0.4 is 40 % more.
+    exponent_below, exponent_above : float
+        Exponents on either side.
+    p_value : float
+        Of the hypothesis that one law holds.
+    """
+
+    below: float
+    above: float
+    jump: float
+    exponent_below: float
+    exponent_above: float
+    p_value: float
+
+    def __str__(self) -> str:
+        return (
+            f"One law does not hold: the exponent is {self.exponent_below:.2g} up to size {self.below:.4g} and "
+            f"{self.exponent_above:.2g} from {self.above:.4g}, with a jump of {self.jump:+.0%} between."
+        )
+
+
+@dataclass(frozen=True)
 class PowerLaw:
-    """cost = overhead + factor * size ^ exponent, fitted to one median a size.
+    """cost = overhead + factor * size ^ exponent, fitted to one median per size.
 
     Attributes
     ----------
     sizes, measured : tuple of float
         What was fitted, by ascending size.
     exponent, factor, overhead : float
-        Of the law; the overhead is 0 where the data show none.
+        The overhead is 0 unless the data show one.
     exponent_ci : tuple of float or None
-        95 % interval of the exponent; ``None`` where there are too few sizes for one.
+        95 % interval of the exponent; ``None`` with too few sizes for one.
     broken : Break or None
         Where the law changes, if one law does not hold.
     """
@@ -55,21 +89,21 @@ class PowerLaw:
     overhead: float
     exponent_ci: tuple[float, float] | None
     broken: Break | None
-    _fit: Fit
+    _fit: _Fit
 
     @property
     def holds(self) -> bool:
-        """Whether the residuals are those of one law."""
+        """Whether one law fits all sizes."""
         return self.broken is None
 
     @property
     def warning(self) -> str | None:
-        """A sentence that says where one law does not hold; ``None`` where it does."""
+        """A sentence that says where one law does not hold; ``None`` if it does."""
         return None if self.broken is None else str(self.broken)
 
     @cached_property
     def fit(self) -> pd.DataFrame:
-        """One row a size: measured, predicted, and the residual as a share of what is predicted."""
+        """One row per size: measured, predicted, and the residual as a share of the prediction."""
         predicted = np.exp(self._fit.logs(np.log(self.sizes)))
         measured = np.array(self.measured)
         columns = {
@@ -81,11 +115,11 @@ class PowerLaw:
         return pd.DataFrame(columns).astype("float64")
 
     def predict(self, size: float, confidence: float = 0.95) -> Prediction:
-        """Cost at a size, with an interval for a new median there, which widens outside the range of sizes.
+        """Cost at a size, with an interval for a new median there, which widens outside the measured range.
 
-        The t interval of a prediction by (weighted) least squares (Draper and Smith, Applied Regression Analysis): the
-        scatter of single sizes around the law, and the uncertainty of the law at this size. It is infinite where there
-        are no more sizes than unknowns.
+        The t interval of a prediction by (weighted) least squares (Draper and Smith, Applied Regression Analysis)
+        combines the scatter of single sizes around the law and the uncertainty of the law at this size. It is infinite
+        if there are no more sizes than unknowns.
         """
         if not size > 0:
             raise ValueError(f"A size is above 0, not {size!r}.")
@@ -102,8 +136,8 @@ class PowerLaw:
 def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, confidence: float = 0.95) -> PowerLaw:
     """Fit a power law by least squares of the logarithms, so that each size counts by its relative deviation.
 
-    A constant overhead is added where it makes the deviations smaller than chance does in 99 of 100 cases (F test of
-    nested models).
+    A constant overhead is added if it improves the fit by more than chance does in 99 of 100 cases (F test of nested
+    models).
 
     Parameters
     ----------
@@ -111,53 +145,211 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
         One cost, such as the median time, at each size; both above 0, at least two different sizes.
     noise : sequence of float, optional
         Relative standard error of each cost (`intervals.relative_standard_error`), to which 3 % are added for what
-        sizes have of their own (alignment, padding). Sizes are weighted by it and by what the costs deviate beyond it,
-        which is the same for each size. Leave it out for costs that are counted, such as FLOPs.
+        differs between sizes (alignment, padding). Sizes are weighted by it and by the scatter beyond it, which is the
+        same for each size. Omit it for costs that are counted, such as FLOPs.
     """
     from scipy.special import fdtrc, stdtrit
 
     x, y, errors = _checked(sizes, costs, noise)
-    fit = fit_power(x, y, errors)
-    broken = find_break(x, y, fit, errors)
-    if len(x) >= _FEWEST_FOR_CONSTANT and _bends_like_a_constant(x, fit):
-        richer = fit_constant_and_power(x, y, errors, fit)
-        if richer is not None:
-            left = richer.squares_by(fit.weights)
-            gain = max(0.0, fit.squares - left) / max(left / richer.freedom, _LEAST_SQUARES)
-            shown = fdtrc(1, richer.freedom, gain) < _CONSTANT
-            if shown and find_break(x, y, richer, errors) is None:
-                fit, broken = richer, None
+    fit = _fitted(x, y, errors)
+    broken = _find_break(x, y, fit, errors)
+    # Beside a constant, cost grows with size, and its logarithm bends upwards.
+    bent = len(x) >= _FEWEST_FOR_CONSTANT and np.polyfit(x, fit.residuals, 2, w=1 / fit.sigma)[0] > 0
+    if bent and fit.unknowns[1] > 0:
+        # Starts from a constant of a third of the least cost.
+        richer = _fitted(x, y, errors, np.append(fit.unknowns, y.min() - 1.0))
+        left = float(np.sum((richer.residuals / fit.sigma) ** 2))
+        gain = max(0.0, fit.squares - left) / max(left / richer.freedom, _LEAST_SQUARES)
+        # A constant below a thousandth of the least cost is none, and beside a falling cost it means nothing.
+        there = richer.unknowns[2] >= y.min() - math.log(1000) and richer.unknowns[1] > 0
+        if there and fdtrc(1, richer.freedom, gain) < _CONSTANT and _find_break(x, y, richer, errors) is None:
+            fit, broken = richer, None
+    level, exponent, *constant = map(float, fit.unknowns)
     exponent_ci = None
     if fit.freedom >= 1:
-        half = float(stdtrit(fit.freedom, (1 + confidence) / 2)) * fit.exponent_error
-        exponent_ci = (fit.exponent - half, fit.exponent + half)
+        half = float(stdtrit(fit.freedom, (1 + confidence) / 2) * np.sqrt(fit.covariance[1, 1]))
+        exponent_ci = (exponent - half, exponent + half)
     return PowerLaw(
         tuple(np.exp(x).tolist()),
         tuple(np.exp(y).tolist()),
-        fit.exponent,
-        fit.factor,
-        fit.overhead,
+        exponent,
+        math.exp(level - exponent * fit.centre),
+        math.exp(constant[0]) if constant else 0.0,
         exponent_ci,
         broken,
         fit,
     )
 
 
-def _bends_like_a_constant(x: Floats, fit: Fit) -> bool:
-    """Whether the residuals have any of the shape that a small constant gives them: the score test at 1 in 10."""
-    from scipy.special import fdtrc
+@dataclass(frozen=True)
+class _Fit:
+    """A law fitted to logarithms.
 
-    root = np.sqrt(fit.weights)
-    shape = np.exp(-(fit.logs(x) - fit.logs(x).min()))
-    rows = fit.gradient(x) * root[:, None]
-    residuals = fit.residuals * root
-    direction = shape * root - rows @ np.linalg.lstsq(rows, shape * root, rcond=None)[0]
-    length = float(direction @ direction)
-    if length < 1e-12 * float(root @ root):
-        return False
-    along = float(direction @ residuals) / math.sqrt(length)
-    left = max(fit.squares - along**2, _LEAST_SQUARES) / (fit.freedom - 1)
-    return along > 0 and bool(fdtrc(1, fit.freedom - 1, along**2 / left) < 0.1)
+    Attributes
+    ----------
+    centre : float
+        Of the log sizes; it makes the unknowns independent and keeps the sums well conditioned.
+    unknowns : ndarray
+        Log of the power's cost at the centre, exponent, and log of the constant if there is one.
+    sigma : ndarray
+        Standard deviation of each log cost; all 1 if not known.
+    residuals : ndarray
+    covariance : ndarray
+        Of the unknowns.
+    scatter : float
+        Standard deviation of single sizes around the law.
+    """
+
+    centre: float
+    unknowns: Floats
+    sigma: Floats
+    residuals: Floats
+    covariance: Floats
+    scatter: float
+
+    @property
+    def freedom(self) -> int:
+        return len(self.residuals) - len(self.unknowns)
+
+    @property
+    def squares(self) -> float:
+        """Weighted sum of squared residuals."""
+        return float(np.sum((self.residuals / self.sigma) ** 2))
+
+    def logs(self, x: Floats) -> Floats:
+        """Log cost at log sizes."""
+        return _logs(self.unknowns, x - self.centre)
+
+    def slopes(self, x: Floats) -> Floats:
+        """Derivatives of the log cost by the unknowns, one row per log size."""
+        return _slopes(self.unknowns, x - self.centre)
+
+    def deviation(self, x: Floats) -> Floats:
+        """Standard deviation of a new log cost from its prediction."""
+        rows = self.slopes(x)
+        return np.asarray(np.sqrt(self.scatter**2 + np.einsum("ij,jk,ik->i", rows, self.covariance, rows)))
+
+
+def _logs(unknowns: Floats, x: Floats) -> Floats:
+    power = unknowns[0] + unknowns[1] * x
+    return np.asarray(power if len(unknowns) == 2 else np.logaddexp(power, unknowns[2]))
+
+
+def _slopes(unknowns: Floats, x: Floats) -> Floats:
+    share = np.exp(unknowns[0] + unknowns[1] * x - _logs(unknowns, x))
+    return np.column_stack([share, share * x, 1 - share])[:, : len(unknowns)]
+
+
+def _fitted(x: Floats, y: Floats, errors: Floats | None, start: Floats | None = None) -> _Fit:
+    """Fit a straight line through the logarithms, or from `start` a power beside a constant.
+
+    Where the errors of the log costs are known, sizes are weighted by them and by the scatter that they do not explain.
+    """
+    centre = float(x.mean())
+    sigma = np.ones(len(x)) if errors is None else errors
+    unknowns = _solved(x - centre, y, sigma, start)
+    for _ in range(0 if errors is None else _ROUNDS):
+        sigma = _with_scatter(y - _logs(unknowns, x - centre), len(unknowns), errors)
+        unknowns = _solved(x - centre, y, sigma, None if start is None else unknowns)
+    residuals = y - _logs(unknowns, x - centre)
+    rows = _slopes(unknowns, x - centre) / sigma[:, None]
+    freedom = len(x) - len(unknowns)
+    # Known errors are a lower bound; without them the residuals are all there is.
+    variance = float(np.sum((residuals / sigma) ** 2)) / freedom if freedom > 0 else 0.0
+    variance = variance if errors is None else max(1.0, variance)
+    scatter = max(_LEAST_SCATTER, float(np.sqrt(variance) * np.median(sigma)))
+    return _Fit(centre, unknowns, sigma, residuals, np.linalg.pinv(rows.T @ rows) * variance, scatter)
+
+
+def _solved(x: Floats, y: Floats, sigma: Floats, start: Floats | None) -> Floats:
+    from scipy.optimize import least_squares
+
+    if start is None:
+        return np.asarray(np.polyfit(x, y, 1, w=1 / sigma)[::-1])
+    return np.asarray(
+        least_squares(
+            lambda unknowns: (_logs(unknowns, x) - y) / sigma,
+            start,
+            jac=lambda unknowns: _slopes(unknowns, x) / sigma[:, None],
+            x_scale="jac",
+            max_nfev=100,
+        ).x
+    )
+
+
+def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
+    """Standard deviation of each size: its measurement error plus a scatter around the law, the same for all.
+
+    The scatter is the one that brings the weighted squares down to the degrees of freedom (Mandel and Paule,
+    Analytical Chemistry 42, 1970).
+    """
+    from scipy.optimize import brentq
+
+    freedom = len(residuals) - unknowns
+
+    def excess(scatter: float) -> float:
+        return float(np.sum(residuals**2 / (errors**2 + scatter))) - freedom
+
+    if freedom < 1 or excess(0.0) <= 0:
+        return errors
+    return np.asarray(np.sqrt(errors**2 + brentq(excess, 0.0, float(np.sum(residuals**2)) / freedom, xtol=1e-18)))
+
+
+def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break | None:
+    """The place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960); ``None`` if not.
+
+    At each place with at least two different sizes on both sides, a step and a change of slope are added to the law.
+    The best place is tested at a level divided by their number (Bonferroni). A smooth curve in the logarithms is
+    reported in the same way. What two laws leave over is taken for chance, and no less than the errors if known.
+    """
+    places = [
+        place
+        for place in range(_SIDE, len(x) - _SIDE + 1)
+        if x[place] > x[place - 1] and min(len(np.unique(x[:place])), len(np.unique(x[place:]))) >= _SIDE
+    ]
+    sigma = fit.sigma if errors is None else errors
+    rows = fit.slopes(x) / sigma[:, None]
+    freedom = len(x) - rows.shape[1] - 2
+    if not places or freedom < 1:
+        return None
+    law = rows @ np.linalg.pinv(rows)
+    left = fit.residuals / sigma
+    left = left - law @ left
+    tested = []
+    for place in places:
+        step = np.column_stack([x >= x[place], (x >= x[place]) * (x - x[place])]) / sigma[:, None]
+        added = np.linalg.svd(step - law @ step, full_matrices=False)[0]
+        tested.append((_p_of_two(added.T @ left, left, freedom, errors is not None), place, added))
+    p_value, place, added = min(tested, key=lambda found: found[0])
+    p_value = min(1.0, p_value * len(places))
+    change = added @ (added.T @ left) * sigma
+    if p_value > _BREAK or np.abs(change).max() < _RELEVANT:
+        return None
+    below, above = np.polyfit(x[:place], y[:place], 1), np.polyfit(x[place:], y[place:], 1)
+    middle = (x[place - 1] + x[place]) / 2
+    # Lines through two points can be further apart than a float reaches.
+    rise = min(float(np.polyval(above, middle) - np.polyval(below, middle)), _GREATEST_RISE)
+    sizes = np.exp(x[place - 1 : place + 1])
+    return Break(float(sizes[0]), float(sizes[1]), math.expm1(rise), float(below[0]), float(above[0]), p_value)
+
+
+def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float:
+    """p-value of two more unknowns that explain `gained` of the residuals `whole`, both in standard deviations.
+
+    The F test if the standard deviation is not known. If it is, as a lower bound, the mean square of what remains, which
+    the gain is divided by, counts as 1 at least; the p-value is then that of F times the larger of 1 and chi squared
+    over its degrees of freedom, in closed form.
+    """
+    from scipy.special import gammainc, gammaincc
+
+    explained = float(gained @ gained)
+    rest = max(float(whole @ whole) - explained, 0.0) / freedom
+    statistic = explained / 2 / max(rest, 1.0 if known else _LEAST_SQUARES)
+    tail = math.exp(-freedom / 2 * math.log1p(2 * statistic / freedom))
+    if not known:
+        return tail
+    below = math.exp(-statistic) * float(gammainc(freedom / 2, freedom / 2))
+    return below + tail * float(gammaincc(freedom / 2, freedom / 2 + statistic))
 
 
 def _checked(sizes: Samples, costs: Samples, noise: Samples | None) -> tuple[Floats, Floats, Floats | None]:
