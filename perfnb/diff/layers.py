@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pandas as pd
 
-from perfnb.memory.memory_table import MemorySummary
+from perfnb.memory.table import MemorySummary
 from perfnb.recording.schema import SPECIAL_ROWS
 from perfnb.recording.text import TEXT
 from perfnb.stats.step_times import Timing

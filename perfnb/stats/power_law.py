@@ -248,7 +248,9 @@ def _fitted(x: Floats, y: Floats, errors: Floats | None, start: Floats | None = 
     centre = float(x.mean())
     sigma = np.ones(len(x)) if errors is None else errors
     unknowns = _solved(x - centre, y, sigma, start)
-    for _ in range(0 if errors is None else _ROUNDS):
+    for _ in range(_ROUNDS):
+        if errors is None:
+            break
         sigma = _with_scatter(y - _logs(unknowns, x - centre), len(unknowns), errors)
         unknowns = _solved(x - centre, y, sigma, None if start is None else unknowns)
     residuals = y - _logs(unknowns, x - centre)
@@ -258,23 +260,21 @@ def _fitted(x: Floats, y: Floats, errors: Floats | None, start: Floats | None = 
     variance = float(np.sum((residuals / sigma) ** 2)) / freedom if freedom > 0 else 0.0
     variance = variance if errors is None else max(1.0, variance)
     scatter = max(_LEAST_SCATTER, float(np.sqrt(variance) * np.median(sigma)))
-    return _Fit(centre, unknowns, sigma, residuals, np.linalg.pinv(rows.T @ rows) * variance, scatter)
+    return _Fit(centre, unknowns, sigma, residuals, np.asarray(np.linalg.pinv(rows.T @ rows) * variance), scatter)
 
 
 def _solved(x: Floats, y: Floats, sigma: Floats, start: Floats | None) -> Floats:
     from scipy.optimize import least_squares
 
+    def deviations(unknowns: Floats) -> Floats:
+        return np.asarray((_logs(unknowns, x) - y) / sigma)
+
+    def derivatives(unknowns: Floats) -> Floats:
+        return np.asarray(_slopes(unknowns, x) / sigma[:, None])
+
     if start is None:
         return np.asarray(np.polyfit(x, y, 1, w=1 / sigma)[::-1])
-    return np.asarray(
-        least_squares(
-            lambda unknowns: (_logs(unknowns, x) - y) / sigma,
-            start,
-            jac=lambda unknowns: _slopes(unknowns, x) / sigma[:, None],
-            x_scale="jac",
-            max_nfev=100,
-        ).x
-    )
+    return np.asarray(least_squares(deviations, start, jac=derivatives, x_scale="jac", max_nfev=100).x)
 
 
 def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
@@ -336,9 +336,8 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
 def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float:
     """p-value of two more unknowns that explain `gained` of the residuals `whole`, both in standard deviations.
 
-    The F test if the standard deviation is not known. If it is, as a lower bound, the mean square of what remains, which
-    the gain is divided by, counts as 1 at least; the p-value is then that of F times the larger of 1 and chi squared
-    over its degrees of freedom, in closed form.
+    The F test, if the standard deviation is not known. If it is known as a lower bound, the gain is divided by 1 at
+    least: the p-value then averages over whether chi squared over its degrees of freedom is below 1, in closed form.
     """
     from scipy.special import gammainc, gammaincc
 
