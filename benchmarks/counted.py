@@ -14,8 +14,8 @@ from perfnb.memory.allocations import allocation_table, watched_memory
 from perfnb.memory.table import memory_summary, memory_table
 from perfnb.profile.counted import count_ops
 from perfnb.step.budget import Plan
+from perfnb.step.capture import Capture
 from perfnb.step.guard import exclusive
-from perfnb.step.run import Capture
 from perfnb.step.session import Session
 from perfnb.step.steps import StepRunner
 from perfnb.step.to_recording import recording_of

@@ -12,8 +12,8 @@ from perfnb.profile.display import live_bundle, static_bundle
 from perfnb.profile.profile import Profile
 from perfnb.profile.report_data import report_data
 from perfnb.step.budget import Plan
+from perfnb.step.capture import capture_step
 from perfnb.step.namespace import namespace_of
-from perfnb.step.run import capture_step
 from perfnb.step.to_recording import recording_of
 
 

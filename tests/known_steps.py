@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import perfnb
 from perfnb.recording.schema import CATEGORIES
-from perfnb.step.known import everything
+from perfnb.step.live_objects import everything
 
 FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
 BATCH = 8

@@ -10,7 +10,7 @@ import pytest
 import perfnb
 from tests.tracebacks import PACKAGE, frames_of_perfnb
 
-RUN = PACKAGE / "step" / "run.py"
+RUN = PACKAGE / "step" / "capture.py"
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_frame_of_the_package_is_found(line: str) -> None:
 def test_a_file_under_the_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(PACKAGE.parent))
 
-    assert frames_of_perfnb("File ~/perfnb/step/run.py:12, in run(step)") == [str(RUN)]
+    assert frames_of_perfnb("File ~/perfnb/step/capture.py:12, in run(step)") == [str(RUN)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from perfnb.bench.pairs import Blocks
 from perfnb.stats.intervals import Floats
 from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
 from perfnb.stats.signed_rank import FEWEST_PAIRS
-from perfnb.step.steady import is_steady, require_passing_time, steady_from
+from perfnb.step.budget import is_steady, require_passing_time, steady_from
 
 #: Share of the budget after which the warm-up ends, steady or not, and its greatest number of steps.
 WARMUP_SHARE, MOST_WARMUP = 0.2, 200

@@ -196,7 +196,7 @@ def confirm_input_bound(
 
 def _warm_up(trial: InputTrial, until: float, progress: Progress) -> float:
     """Run the model until its steps are steady; milliseconds of the last one."""
-    from perfnb.step.steady import FEWEST, is_steady, require_passing_time
+    from perfnb.step.budget import FEWEST, is_steady, require_passing_time
 
     __tracebackhide__ = True
     times: list[float] = []

@@ -19,9 +19,8 @@ from perfnb.interrupts import InterruptGate
 from perfnb.step.conditions import Conditions
 from perfnb.step.device import cuda_in_use, synchronize
 from perfnb.step.guard import exclusive
-from perfnb.step.namespace import named_modules
+from perfnb.step.namespace import named_modules, reachable
 from perfnb.step.naming import COMPILED_CHILD
-from perfnb.step.reachable import reachable
 from perfnb.step.steps import BatchSource
 
 #: What a block may run: all, no model, no loader, neither, or only the taking of batches.

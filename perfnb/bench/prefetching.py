@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from perfnb.bench.design import Prefetching
-from perfnb.step.reachable import reachable
+from perfnb.step.namespace import reachable
 
 #: Batches that are taken to lie prepared where nobody can tell how many.
 UNKNOWN_AHEAD = 16

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from perfnb.step.random_state import random_state, set_random_state
-from perfnb.step.reachable import reachable
+from perfnb.step.device import random_state, set_random_state
+from perfnb.step.namespace import reachable
 
 
 class Restored:

@@ -13,9 +13,8 @@ from perfnb.bench.prefetching import prefetching, prepared
 from perfnb.bench.result_copies import copied
 from perfnb.interrupts import InterruptGate
 from perfnb.step.conditions import Conditions
-from perfnb.step.device import StepClock, synchronize
+from perfnb.step.device import StepClock, random_state, set_random_state, synchronize
 from perfnb.step.guard import exclusive
-from perfnb.step.random_state import random_state, set_random_state
 from perfnb.step.session import Progress
 from perfnb.step.steps import BatchSource, common_size
 

@@ -59,10 +59,9 @@ def time_step(
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
     from perfnb.bench.rounds import Bench
-    from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
+    from perfnb.step.budget import FLOOR, FLOOR_GPU, WINDOW, Plan, require_passing_time, steady_from
     from perfnb.step.device import cuda_in_use
     from perfnb.step.given import require_steps
-    from perfnb.step.steady import WINDOW, require_passing_time, steady_from
 
     __tracebackhide__ = True
     Plan(steps=steps, budget_s=budget_s)  # refuses what makes no sense

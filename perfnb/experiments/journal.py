@@ -204,7 +204,7 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
 
 def _facts(thing: Thing) -> Entry:
     """What an entry says of a thing, without its words."""
-    from perfnb.step.provenance import provenance
+    from perfnb.step.environment import provenance
 
     at = datetime.now(UTC).isoformat(timespec="microseconds")
     if isinstance(thing, PerformanceReport):

@@ -233,9 +233,9 @@ def report(
         Whatever the steps or `quality` raise, after everything that perfnb installed has been removed.
     """
     from perfnb.step.budget import Plan
+    from perfnb.step.device import random_state, set_random_state
+    from perfnb.step.environment import provenance
     from perfnb.step.given import require_steps
-    from perfnb.step.provenance import provenance
-    from perfnb.step.random_state import random_state, set_random_state
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfnb.errors import LabError
 from perfnb.labs.trace_builder import BACKWARD, MAIN, Machine
-from perfnb.step.kept import cache_folder
+from perfnb.step.kept_rates import cache_folder
 
 NOTE = "Made up by perfnb for lab 8. No figure in it was measured."
 CUDA = (("cuda_runtime", "cudaLaunchKernel"), ("cuda_driver", "cuLaunchKernelEx"))

@@ -118,7 +118,7 @@ def compare_architectures(
     from perfnb.bench.rounds import Bench
     from perfnb.memory.estimate.model_step import left_as_they_were, model_step
     from perfnb.step.budget import Plan
-    from perfnb.step.device import describe_environment
+    from perfnb.step.environment import describe_environment
     from perfnb.step.steps import common_size
 
     __tracebackhide__ = True

@@ -134,7 +134,7 @@ def scaling_study(
     from perfnb.arguments import finite, shown
     from perfnb.bench.rounds import Bench
     from perfnb.step.budget import Plan
-    from perfnb.step.device import describe_environment
+    from perfnb.step.environment import describe_environment
 
     __tracebackhide__ = True
     Plan(budget_s=budget_s)

@@ -129,8 +129,8 @@ def run_profile(
     The models are named by `namespace`; `used` are the variables that the step uses.
     """
     from perfnb.interrupts import InterruptGate
+    from perfnb.step.capture import capture_step
     from perfnb.step.given import note_on_meta
-    from perfnb.step.run import capture_step
     from perfnb.step.to_recording import recording_of
     from perfnb.telemetry.watcher import Watcher
 

@@ -34,7 +34,7 @@ class Noise(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
-    """As `perfnb.step.provenance` tells it."""
+    """As `perfnb.step.environment` tells it."""
 
     python: str | None
     torch: str | None

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import torch
 
-from perfnb.step.device import describe_environment
-from perfnb.step.kept import Rate, keep, kept
+from perfnb.step.environment import describe_environment
+from perfnb.step.kept_rates import Rate, keep, kept
 
 #: The dtypes in which products are measured; in others torch multiplies no matrices, or not by this function.
 DTYPES = ("float64", "float32", "float16", "bfloat16")

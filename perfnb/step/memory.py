@@ -18,9 +18,9 @@ from torch.optim.optimizer import (
 
 from perfnb.step.device import cuda_in_use
 from perfnb.step.guard import profiler_active
-from perfnb.step.known import Known, LiveObjects, everything, inputs
 from perfnb.step.layers import function_span
-from perfnb.step.resident import ResidentMemory
+from perfnb.step.live_objects import Known, LiveObjects, everything, inputs
+from perfnb.step.process_memory import ResidentMemory
 from perfnb.trace_names import MARK_SPAN
 
 #: What the label of a mark begins with; its number follows. A mark is an empty span: the moment of a look around.

@@ -7,6 +7,7 @@ import itertools
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -15,22 +16,23 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from perfnb.interrupts import InterruptGate
 from perfnb.step.arithmetic import OpCall, OpCounter
-from perfnb.step.budget import Plan
-from perfnb.step.calibration import Costs, measure_costs
+from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
 from perfnb.step.ceilings import measure_ceilings
 from perfnb.step.conditions import Conditions
-from perfnb.step.device import StepClock, cuda_in_use, lower_precision, synchronize, usable_cpus
-from perfnb.step.first_step import FirstStep
-from perfnb.step.footprint import Footprint
+from perfnb.step.device import StepClock, cuda_in_use, synchronize
+from perfnb.step.environment import lower_precision, usable_cpus
 from perfnb.step.given import refuse_meta
 from perfnb.step.layers import Calls, LayerSpans
 from perfnb.step.memory import MemoryWatch, WatchedMemory, is_out_of_memory
-from perfnb.step.steady import FEWEST, is_steady, require_passing_time
+from perfnb.step.namespace import named_values
+from perfnb.step.process_memory import Footprint
 from perfnb.step.steps import StepRunner
-from perfnb.step.tracer import Tracer, data_span, step_span
+from perfnb.step.tracer import Costs, Tracer, data_span, measure_costs, step_span
 
 #: By how much the process may grow while allocations are recorded over many steps, 0.4 KiB an event: to read the trace
 #: takes seven times as much. Beyond, the recording ends early, but not before there are enough steps for an interval.
@@ -395,3 +397,67 @@ def _with_hooks() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
         yield
+
+
+#: An optimizer that steps more often than this in one step seems to be in a loop; some methods step a few times.
+MOST_STEPS = 8
+#: A longer name, as of a key in a dict of optimizers, tells less than the optimizer's class.
+_LONGEST_NAME = 60
+
+
+class Looped(NamedTuple):
+    """An optimizer that steps many times in one step."""
+
+    optimizer: str
+    times: int
+
+
+class FirstStep:
+    """Context manager around the first execution of a step: counts how often each optimizer steps.
+
+    Parameters
+    ----------
+    tell : callable
+        Told in a few words, while the step still runs, that it seems to be a loop.
+    namespace : mapping
+        Variables by which optimizers are named; one that is in none is called by its class.
+    """
+
+    def __init__(self, tell: Callable[[str], Any], namespace: Mapping[str, Any]) -> None:
+        self._tell, self._namespace = tell, namespace
+        self._times: Counter[tuple[int, str]] = Counter()
+        self._hook: Any = None
+
+    def __enter__(self) -> FirstStep:
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._hook.remove()
+
+    @property
+    def looped(self) -> Looped | None:
+        """The optimizer that stepped most often, if that was too often for one iteration."""
+        for key, times in self._times.most_common(1):
+            return Looped(self._name(*key), times) if times > MOST_STEPS else None
+        return None
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know, in a few words."""
+        found = self.looped
+        return None if found is None else f"your step calls {found.optimizer}.step() {found.times:,} times: {_ADVICE}"
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        key = id(optimizer), type(optimizer).__name__
+        self._times[key] += 1
+        if self._times[key] == MOST_STEPS + 1:
+            self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
+
+    def _name(self, identity: int, kind: str) -> str:
+        """The optimizer as the user wrote it, where that is known."""
+        names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
+        return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
+
+
+_ADVICE = "profile one iteration, not the whole loop"

@@ -15,9 +15,9 @@ from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
-from perfnb.step.known import Known
+from perfnb.step.capture import Capture
+from perfnb.step.live_objects import Known
 from perfnb.step.memory import WatchedMemory
-from perfnb.step.run import Capture
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
 from perfnb.trace.columns import MISSING, Ints, TraceColumns

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr-defined]
 
 from perfnb.errors import CaptureError, TraceError
 from perfnb.interrupts import InterruptGate
 from perfnb.step.guard import profiler_active
-from perfnb.step.layers import function_span
-from perfnb.step.quiet import AllocatorWarning, quiet_kineto
+from perfnb.step.layers import LayerSpans, function_span, others_listen
 from perfnb.trace import kineto
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
@@ -133,3 +139,104 @@ def _decoded(tracer: Tracer) -> TraceColumns:
         if trace is None:
             raise
         return trace  # an older torch: all but the names outside ASCII is there
+
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_STDERR = 2
+#: Each time this many blocks from before the session were freed, torch's CPU allocator says so.
+_FREES_PER_WARNING = 1000
+_WARNING = b"allocated before the profiling started"
+
+
+@contextmanager
+def quiet_kineto() -> Iterator[None]:
+    """Keep Kineto's log lines out of the notebook's output; a level that the user set stays."""
+    before = os.environ.get(_LOG_LEVEL)
+    if before is None:
+        os.environ[_LOG_LEVEL] = "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_LOG_LEVEL, None)
+
+
+class AllocatorWarning:
+    """Spends the CPU allocator's warning about blocks that it did not see being made.
+
+    Blocks from before a session that records memory are freed in every such session, and the first of each thousand
+    makes a line on standard error. Blocks made before the session are freed in it, unseen, until that line was
+    written: a thousand frees of the user's step are then silent. The other blocks must live as long as the session.
+    """
+
+    def __init__(self) -> None:
+        # No tensors: those would be seen among the user's.
+        self._blocks = [torch.UntypedStorage(4) for _ in range(_FREES_PER_WARNING)]
+
+    def spend(self) -> None:
+        """Free the blocks; call this when the session has begun."""
+        try:
+            with tempfile.TemporaryFile() as sink:
+                self._spend_into(sink.fileno())
+                sink.seek(0)
+                other = b"".join(line for line in sink if _WARNING not in line)
+        except OSError:  # no standard error, or nowhere to write: then the line is shown
+            return
+        if other:
+            os.write(_STDERR, other)
+
+    def _spend_into(self, sink: int) -> None:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+        kept = os.dup(_STDERR)
+        try:
+            os.dup2(sink, _STDERR)
+            while self._blocks and os.fstat(sink).st_size == 0:
+                self._blocks.pop()
+        finally:
+            os.dup2(kept, _STDERR)
+            os.close(kept)
+
+
+_REPEATS, _BLOCKS = 100, 7
+
+
+class Costs(NamedTuple):
+    """Time of one op and of one module call that do almost nothing."""
+
+    op_ns: float
+    call_ns: float
+
+    def least(self, other: Costs) -> Costs:
+        """The smaller of two measurements: other work can only add to one, and may last longer than it."""
+        return Costs(min(self.op_ns, other.op_ns), min(self.call_ns, other.call_ns))
+
+    def beyond(self, bare: Costs) -> Costs:
+        """What these cost more than `bare`, never below 0."""
+        return Costs(max(0.0, self.op_ns - bare.op_ns), max(0.0, self.call_ns - bare.call_ns))
+
+
+def measure_costs(spans: LayerSpans | None = None) -> Costs:
+    """Least cost over a few blocks of ops and calls, which other work disturbs least; under the tracer active now.
+
+    Parameters
+    ----------
+    spans : LayerSpans, optional
+        The layer spans that are entered, if any.
+    """
+    number, module = torch.zeros(1), nn.Identity()
+    call: Callable[[Any], Any] = module
+    if others_listen():  # the user's hooks are not to hear of these calls
+        call = module.forward if spans is None else partial(spans.call, module)
+    with torch.no_grad():
+        return Costs(_per_call(torch.neg_, number), _per_call(call, number))
+
+
+def _per_call(function: Callable[[Any], Any], argument: Any) -> float:
+    blocks = []
+    for _ in range(_BLOCKS):
+        begin = time.perf_counter_ns()
+        for _ in range(_REPEATS):
+            function(argument)
+        blocks.append((time.perf_counter_ns() - begin) / _REPEATS)
+    return min(blocks)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
-from perfnb.step.calibration import measure_costs
 from perfnb.step.layers import LayerSpans
+from perfnb.step.tracer import measure_costs
 from tests.accuracy.judging import Figures, Unsettled
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from perfnb.bench.restored import Restored
-from perfnb.step.reachable import reachable
+from perfnb.step.namespace import reachable
 
 X = torch.randn(8, 4)
 

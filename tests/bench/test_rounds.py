@@ -16,8 +16,8 @@ import torch
 
 from perfnb.bench.rounds import Bench
 from perfnb.errors import NestedProfilerError
+from perfnb.step.budget import steady_from
 from perfnb.step.conditions import Conditions
-from perfnb.step.steady import steady_from
 from tests.fake_clock import LOOK_NS, FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

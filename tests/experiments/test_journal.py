@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 import perfnb
 from perfnb.errors import RecordingError
 from perfnb.stats import step_times as analysis
-from perfnb.step.provenance import provenance
+from perfnb.step.environment import provenance
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

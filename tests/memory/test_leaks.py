@@ -328,9 +328,9 @@ def test_interrupts_and_exceptions_reach_the_caller_and_the_next_watch_is_whole(
 
 def test_an_interrupt_between_two_steps_waits_for_the_next(monkeypatch) -> None:
     ran = Interrupted(0, interrupt)
-    read = perfnb.step.footprint.Footprint.read  # type: ignore[attr-defined]
+    read = perfnb.step.process_memory.Footprint.read  # type: ignore[attr-defined]
     reading = Interrupted(3, interrupt)
-    monkeypatch.setattr(perfnb.step.footprint.Footprint, "read", lambda self: (reading(), read(self))[1])
+    monkeypatch.setattr(perfnb.step.process_memory.Footprint, "read", lambda self: (reading(), read(self))[1])
 
     with pytest.raises(KeyboardInterrupt):
         find_leaks(ran, steps=15, warmup=2)

@@ -15,7 +15,7 @@ import torch
 
 from perfnb.step import ceilings
 from perfnb.step.ceilings import measure_ceilings
-from perfnb.step.kept import Rate, cache_folder, keep, kept
+from perfnb.step.kept_rates import Rate, cache_folder, keep, kept
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.step.calibration import Costs, measure_costs
 from perfnb.step.layers import LayerSpans
+from perfnb.step.tracer import Costs, measure_costs
 from tests.step.models import three_linears
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

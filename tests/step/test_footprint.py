@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from perfnb.step.footprint import Footprint, _malloc_trim
+from perfnb.step.process_memory import Footprint, _malloc_trim
 
 MIB = 2**20
 HOLDS = 64 * MIB
@@ -26,7 +26,7 @@ class _Ring:
 #: Many small blocks with one kept at the top: without a trim the freed ones would stay resident.
 KEEPS_ONE = f"""
 import numpy as np
-from perfnb.step.footprint import Footprint
+from perfnb.step.process_memory import Footprint
 with Footprint() as footprint:
     before = footprint.read()
     blocks = [np.ones(4096) for _ in range({HOLDS} // (4096 * 8))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfnb.step.steady import FEWEST, WINDOW, is_steady
+from perfnb.step.budget import FEWEST, WINDOW, is_steady
 
 
 def noisy(count: int, spread: float, seed: int = 0) -> np.ndarray:

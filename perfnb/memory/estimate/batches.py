@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from perfnb.arguments import shown
-from perfnb.step.random_state import random_state, set_random_state
+from perfnb.step.device import random_state, set_random_state
 from perfnb.step.steps import BatchSource
 
 #: Levels of containers and objects in a batch in which tensors are looked for.

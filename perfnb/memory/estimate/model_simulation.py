@@ -19,8 +19,8 @@ from perfnb.memory.estimate.allocator import CUDA_GRAIN, Change, Made, Simulated
 from perfnb.memory.estimate.fake_mode import explained
 from perfnb.memory.estimate.model_step import call_model, loss_and_held
 from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping
+from perfnb.step.device import random_state, set_random_state
 from perfnb.step.guard import room_to_nest
-from perfnb.step.random_state import random_state, set_random_state
 
 
 @dataclass(frozen=True)

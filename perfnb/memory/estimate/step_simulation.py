@@ -30,9 +30,8 @@ from perfnb.memory.estimate.batches import tensor_resized, with_tensors
 from perfnb.memory.estimate.fake_mode import explained
 from perfnb.memory.estimate.model_simulation import Simulation, allocator_of, device_among, kind_of, pretending
 from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping, variables_replaced
-from perfnb.step.known import living
-from perfnb.step.namespace import is_installed
-from perfnb.step.reachable import reachable
+from perfnb.step.live_objects import living
+from perfnb.step.namespace import is_installed, reachable
 from perfnb.step.steps import tensors_in
 
 #: So often at most a step is called until every optimizer has stepped, and as often again until they step once more.

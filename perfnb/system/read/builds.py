@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from perfnb.step.device import describe_environment
+from perfnb.step.environment import describe_environment
 from perfnb.system.read.reading import Reader, Tree
 
 #: Variables that decide how many threads compute, and where.
