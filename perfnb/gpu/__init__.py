@@ -1,1 +1,1 @@
-"""What the GPUs did: busy and idle time, launches, the critical path."""
+"""What GPUs did and waited for: busy and idle time, launches, and the critical path."""

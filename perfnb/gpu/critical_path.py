@@ -1,8 +1,8 @@
-"""The critical path of a step: the chain of host, launches, GPU and waiting that set how long it took.
+"""The critical path of a step: the chain of host work, launches, GPU work and waiting that set how long it took.
 
-The path is found from the end of the step backwards. At each moment it asks what had to happen last for things to go
-on: for the host, what it did before, or, where it waited, the work for which it waited; for work on a device, its
-launch, the work before it on its stream or an event of another one. So every nanosecond lies in one segment.
+The path is traced back from the end of the step. At each moment the question is what had to happen last before things
+could go on: for the host, its previous work or, if it was waiting, the work it waited for; for device work, its launch,
+the work before it on its stream, or an event of another stream. Every nanosecond lies in exactly one segment.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.text import TEXT
 from perfnb.trace_names import CALLS, OPS
 
-#: Kinds of segment. The host: in an operator, in a call of the GPU's runtime, in neither; returning from waiting for a
-#: device; from the end of one thread's work to the begin of the next one's. A launch, from the begin of the call to
-#: that of the work; the work; from the end of work to the begin of what waited for it. What cannot be known, as when
-#: work begins much later than its launch or the end of what it waited for explain.
+#: Kinds of segment. Host: in an op, in a call of the GPU's runtime, in neither; returning from a wait for a device;
+#: switching threads. Launch: start of the call to start of the work. Device: the work, then the delay from the end of
+#: work to the start of what waited for it. Unknown: for instance work that starts much later than its launch or the end
+#: of what it waited for explain.
 KINDS = ("operator", "call", "host", "synchronisation", "handover", "launch", *SORTS, "delay", "unknown")
-_HOST = -1  # stands for what the host's timeline will tell
+_HOST = -1  # resolved by the host's timeline
 _CODE = {name: code for code, name in enumerate(KINDS)}
-#: Kind, position of the event, place of the work, begin, end, number of the thread; -1 where there is none.
+#: Kind, event position, place of the work, start, end, thread number; -1 for none.
 _Segment = tuple[int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of one rank.
+    """What is known about one rank.
 
-    `jumps` holds, for each thread, the times at which it went on after waiting, and for what it had waited: a place in
-    `waits`, or, below zero, -1 less one in `handovers`.
+    `jumps` holds, per thread, the times at which it resumed after waiting, and what it had waited for: a place in
+    `waits` or, if negative, -1 minus a place in `handovers`.
     """
 
     events: pd.DataFrame
@@ -59,49 +59,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Window:
-    """The interval whose path is sought, and the thread at its end; -1 where it ends with work on a device."""
+    """The interval to find the path of, and the thread at its end; -1 if it ends with device work."""
 
     begin: int
     end: int
     thread: int
 
 
-def critical_path(
-    events: pd.DataFrame, step: int | None = None, window: tuple[int, int] | None = None, tail: bool = False
-) -> pd.DataFrame:
-    """The critical path of a step, or of any interval of time.
-
-    Parameters
-    ----------
-    events : DataFrame
-        One row an event, of one rank.
-    step : int, optional
-        Number of a step. By default the whole trace.
-    window : (int, int), optional
-        Begin and end in nanoseconds instead of a step.
-    tail : bool
-        Let the step last until the last work that was launched in it has ended, where that is later than the host's
-        end of the step.
-
-    Returns
-    -------
-    DataFrame
-        One row a segment, in order of time and without a gap: ``kind`` (one of `KINDS`), ``name`` (of the operator,
-        call or work), ``op`` (operator that it is or lies in, or that launched it), ``layer`` (where the events have
-        one), ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in `events`) and
-        ``inferred`` (a delay after work that the trace does not name as awaited). The durations add up to the interval.
-
-    Raises
-    ------
-    ValueError
-        If the events are of several ranks, or no step has this number.
-    """
-    run = prepare(events)
-    return path_in(run, window_of(run, step, window, tail))
-
-
 def critical_paths(events: pd.DataFrame, tail: bool = False) -> pd.DataFrame:
-    """The critical path of every step of every rank, as `critical_path`, with ``rank`` and ``step`` before."""
+    """The critical path of every step of every rank: `path_in` with ``rank`` and ``step`` in front."""
     parts = []
     rank = column(events, "rank")
     for one in np.unique(rank):
@@ -118,15 +84,15 @@ def critical_paths(events: pd.DataFrame, tail: bool = False) -> pd.DataFrame:
 
 
 def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | None = None) -> Run:
-    """Find all that paths through the events of one rank rest on.
+    """Find everything that paths through the events of one rank depend on.
 
     Raises
     ------
     ValueError
-        If the events are of several ranks.
+        If the events belong to several ranks.
     """
     if len(np.unique(column(events, "rank"))) > 1:
-        raise ValueError("a critical path is of one rank: choose the events of one, or call critical_paths")
+        raise ValueError("A critical path needs the events of one rank: select one, or call critical_paths.")
     work = device_work(events) if work is None else work
     waits, timeline = host_waits(events, work), host_timeline(events)
     over = handovers(events, timeline, _main_thread(events) if main is None else main)
@@ -144,14 +110,30 @@ def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | No
 
 
 def window_of(run: Run, step: int | None, window: tuple[int, int] | None, tail: bool) -> Window:
-    """The interval of a step, the given one, or that of the whole trace."""
+    """The interval of a step, a given interval, or that of the whole trace.
+
+    Parameters
+    ----------
+    run : Run
+    step : int or None
+        Number of a step.
+    window : (int, int) or None
+        Start and end in nanoseconds, if no step is given. With neither, the whole trace.
+    tail : bool
+        Extend the step until the last work launched in it has ended, if that is after the host's end of the step.
+
+    Raises
+    ------
+    ValueError
+        If there is no such step.
+    """
     events, work = run.events, run.work
     thread = _main_thread(events)
     if step is not None:
         steps = step_windows(events)
         steps = steps[steps["number"] == step]
         if len(steps) == 0:
-            raise ValueError(f"the trace holds no step {step}")
+            raise ValueError(f"The trace has no step {step}.")
         begin, end = int(np.min(steps["start"])), int(np.max(steps["end"]))
         thread = int(thread_keys(events)[steps["event"].to_numpy()[0]])
     elif window is not None:
@@ -175,7 +157,16 @@ def window_of(run: Run, step: int | None, window: tuple[int, int] | None, tail: 
 
 
 def path_in(run: Run, window: Window) -> pd.DataFrame:
-    """The critical path in an interval."""
+    """The critical path in an interval.
+
+    Returns
+    -------
+    DataFrame
+        One row per segment, in time order and without gaps: ``kind`` (one of `KINDS`), ``name`` (of the op, call or
+        work), ``op`` (the op that it is, lies in or was launched by), ``layer`` (if the events have layers),
+        ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in the events) and
+        ``inferred`` (a delay after work that the trace does not name as awaited). Durations add up to the interval.
+    """
     kind, event, place, begin, end, key = _expanded(run, _walk(run, window))
     events, work = run.events, run.work
     on_device = place != NONE
@@ -206,7 +197,7 @@ def path_in(run: Run, window: Window) -> pd.DataFrame:
 
 
 def _walk(run: Run, window: Window) -> list[_Segment]:
-    """Segments from the end to the begin."""
+    """Segments from the end back to the start."""
     work, held, waits, over = run.work, run.held, run.waits, run.handovers
     starts, ends, sorts, rows = (values.tolist() for values in (work.start, work.end, work.sort, work.rows))
     explained = held.explained.tolist()
@@ -214,7 +205,7 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
     previous = np.where(held.by == EVENT, held.awaited, held.before).tolist()
     segments: list[_Segment] = []
     begin, now, thread = window.begin, window.end, window.thread
-    at = NONE  # place of the work at whose end we are; -1 on the host
+    at = NONE  # the work at whose end we are; -1 on the host
     if thread == NONE and len(work):
         inside = np.flatnonzero(work.end <= now)
         at = int(inside[np.argmax(work.end[inside])]) if len(inside) else NONE
@@ -265,7 +256,7 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
 
 
 def _expanded(run: Run, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Segments in order of time, those of the host cut where its innermost event changes, empty ones left out."""
+    """Segments in time order; host segments split where the innermost event changes, empty ones dropped."""
     is_call = is_in(run.events, CALLS)
     pieces = []
     straight = []
@@ -287,7 +278,7 @@ def _expanded(run: Run, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Int
 
 
 def _main_thread(events: pd.DataFrame) -> int:
-    """The thread of the steps; where none is marked, the one that spent the most time in operators and calls."""
+    """The thread of the steps; without marked steps, the one with most time in ops and calls."""
     keys = thread_keys(events)
     steps = step_windows(events)
     if len(steps):

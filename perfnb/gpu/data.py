@@ -1,4 +1,4 @@
-"""What the tab of the GPUs in the browser is drawn from."""
+"""The GPU tab's data for the browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
-from perfnb.gpu.words import (
+from perfnb.gpu.view import (
     KIND_WORDS,
     PART_WORDS,
     SAVES_WORDS,
@@ -25,15 +25,15 @@ from perfnb.gpu.words import (
 if TYPE_CHECKING:
     from perfnb.gpu.summary import GpuSummary, PathFacts
 
-#: Cells that are kept of the name of a kernel.
+#: Longest kernel name, in cells.
 KERNEL_WIDTH = 400
 _NONE = -1
 
 
 def gpu_data(summary: GpuSummary) -> dict[str, Any]:
-    """Everything that the tab of the GPUs shows, ready for JSON; unknown figures are ``None``.
+    """Everything the GPU tab shows, ready for JSON; unknown figures are ``None``.
 
-    Times are milliseconds. ``parts`` of a device or step are in the order of ``marks``. Columns of names hold places in
+    Times are milliseconds. ``parts`` of a device or step follow the order of ``marks``. Name columns hold places in
     ``names``, -1 for none.
     """
     names: dict[str, int] = {}
@@ -116,5 +116,5 @@ def _place(names: dict[str, int], value: Any, width: int = escape.MAX_NAME) -> i
 
 
 def _together(sentence: str) -> str:
-    """A sentence whose figures are not parted from their units."""
+    """Put no-break spaces between figures and their units."""
     return re.sub(r"(?<=\d) (?=%|[mµ]?s\b)", "\N{NO-BREAK SPACE}", sentence)

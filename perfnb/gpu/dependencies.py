@@ -1,7 +1,7 @@
-"""What each piece of work on a GPU, and each waiting call of the host, waited for.
+"""What each piece of GPU work, and each blocking call of the host, waited for.
 
-Work on a device can begin when its call has launched it, when what runs before it on its stream has ended, and when the
-events have come about for which its stream was told to wait. The last of these to happen is what held it up.
+Device work can start once its call has launched it, the work before it on its stream has ended, and the events that its
+stream was told to wait for have completed. Whichever happens last held it up.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _COPYING = re.compile(r"(?:cuda|hip|cu)Memcpy")
 
 @dataclass(frozen=True)
 class HeldUp:
-    """For each piece of work: what held it up.
+    """What held up each piece of work.
 
     Attributes
     ----------
     launch, thread : ndarray
-        Begin of the launching call and the number of its thread (see `thread_keys`); -1 where the call is not known.
+        Start of the launch call and its thread number (see `thread_keys`); -1 if the call is not known.
     before, awaited : ndarray
-        Place of the work before it on its stream, and of the latest work on another stream for whose event it waited;
+        Place of the work before it on its stream, and of the latest work on another stream whose event it waited for;
         -1 for none.
     by : ndarray
         `LAUNCH`, `STREAM` (the work before it), `EVENT` (the awaited work) or `UNKNOWN`.
     inferred : ndarray of bool
-        The awaited work is not named by the trace: it ended just before this began, and nothing else did.
+        The trace does not name the awaited work: it ended just before this started, and nothing else did.
     explained : ndarray
-        Until when what held it up explains that it did not run: its begin, but earlier where it began much later than
-        a launch takes. Then nothing in the trace tells what it waited for afterwards.
+        Until when the cause explains the delay: the start of the work, or earlier if it started much later than launch
+        latency allows. What it waited for after that is not in the trace.
     """
 
     launch: Ints
@@ -57,16 +57,16 @@ class HeldUp:
 
 @dataclass(frozen=True)
 class Waits:
-    """The calls in which the host waits for a device, by thread and time of return.
+    """Calls in which the host waits for a device, by thread and time of return.
 
     Attributes
     ----------
     rows : ndarray
         Position in the events.
     thread, start, end : ndarray
-        Number of the thread, nanoseconds.
+        Thread number, nanoseconds.
     work : ndarray
-        Place of the work for which the call waited: of what it waits for, the last to end. It may have ended before.
+        Place of the work waited for: the last of it to end. It may have ended before the call.
     waiting, awaited : ndarray
         All of it: place of a call in these arrays, and of the last work of one stream that it waits for.
     """
@@ -92,25 +92,25 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     ends = np.append(work.end, np.iinfo(np.int64).min)
     by = np.where(known, LAUNCH, np.where(before != NONE, STREAM, UNKNOWN))
     held = np.where(known, ready, ends[before])
-    # The kernels of a CUDA graph are launched by one call: only the first of a stream waits for it.
+    # One call launches all kernels of a CUDA graph: only the first on each stream waits for it.
     graph = known & (before != NONE) & (work.call[before] == work.call)
     after = (before != NONE) & ((ends[before] > held) | graph)
     by, held = np.where(after, STREAM, by), np.where(after, ends[before], held)
     by, held = np.where(ends[awaited] > held, EVENT, by), np.maximum(held, ends[awaited])
-    # Without events of synchronisation in the trace: what ended just before, where nothing else explains the delay.
+    # If the trace has no synchronization events: whatever ended just before, if nothing else explains the delay.
     nearest = _ended_before(pairs(work.device), work)
     inferred = (work.start - np.maximum(held, work.start.min(initial=0)) > HANDOVER_NS) & (by != UNKNOWN)
     inferred &= (ends[nearest] > held) & (work.start - np.maximum(ends[nearest], held) <= HANDOVER_NS)
     awaited, by = np.where(inferred, nearest, awaited), np.where(inferred, EVENT, by)
     returned = launch + np.where(known, column(events, "duration_ns")[work.call], 0)
     free = np.where(by == LAUNCH, returned, np.where(by == STREAM, ends[before], ends[awaited]))
-    # The kernels of a CUDA graph come in the order that it gives, with gaps that are its own.
+    # Kernels of a CUDA graph run in the graph's order, with gaps of its own.
     late = (by != UNKNOWN) & ~(graph & (by == STREAM)) & (work.start - np.minimum(free, work.start) > LAUNCH_NS)
     return HeldUp(launch, thread, before, awaited, by, inferred, np.where(late, free, work.start))
 
 
 def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
-    """The calls that synchronise with a device or copy and wait, and what they waited for."""
+    """Calls that synchronize with a device, or copy and block, and what they waited for."""
     start = column(events, "start_ns")
     end = start + column(events, "duration_ns")
     is_call = is_in(events, CALLS)
@@ -124,7 +124,7 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
         np.concatenate((waiting, len(rows) + call)),
         np.concatenate((awaited, last)),
     )
-    # A copy waits where what it launched had ended when it returned.
+    # A copy call blocked if its copy had ended when it returned.
     copied = np.flatnonzero(work.call != NONE)
     call = work.call[copied]
     blocks = matching(events, _COPYING)[call] & (work.end[copied] > start[call]) & (work.end[copied] <= end[call])
@@ -143,7 +143,7 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
 
 
 def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["left", "right"] = "left") -> Ints:
-    """Place of the last member of each wanted group before a time (or, with ``right``, at it); -1 for none."""
+    """Last member of each wanted group before a time (with ``right``: up to and including it); -1 for none."""
     moments = np.unique(np.concatenate((time, until)))
     key = group * len(moments) + np.searchsorted(moments, time)
     order = np.argsort(key, kind="stable")
@@ -154,29 +154,29 @@ def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["
 
 
 def _ended_before(group: Ints, work: DeviceWork) -> Ints:
-    """Of the same group, the last to end by the time that each begins; -1 for none."""
+    """The last of the same group to end by the time each one starts; -1 for none."""
     order = np.lexsort((np.arange(len(work)), work.start, work.end))
     place = np.empty(len(work), dtype=np.int64)
     place[order] = np.arange(len(work))
-    # As whole numbers in the order of their ends, so that work without duration does not come before itself.
+    # Ranked by end, so that work of zero duration does not come before itself.
     until = np.minimum(np.searchsorted(work.end[order], work.start, side="right"), place)
     return latest(group, place, group, until)
 
 
 def _launched(events: pd.DataFrame, work: DeviceWork) -> Ints:
-    """When each was launched; where that is not known, when it began."""
+    """When each was launched, or when it started if that is not known."""
     return np.where(work.call != NONE, column(events, "start_ns")[work.call], work.start)
 
 
 def _streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, name: str) -> tuple[Ints, Ints]:
-    """One number for each stream of a device: of the work, and of what the column of each row names."""
+    """One number per stream of a device, for the work and for the stream that each row's column names."""
     device = np.concatenate((work.device, column(events, "device")[rows]))
     both = pairs(device, np.concatenate((work.stream, column(events, name)[rows])))
     return both[: len(work)], both[len(work) :]
 
 
 def _recorded(events: pd.DataFrame, rows: Ints) -> Ints:
-    """When the event was recorded that each row of synchronisation names; before everything if not known."""
+    """When the event named by each synchronization row was recorded; before everything if unknown."""
     correlation = column(events, "wait_correlation")[rows]
     calls = np.flatnonzero(is_in(events, CALLS))
     place = first_match(column(events, "correlation")[calls], correlation)
@@ -186,21 +186,21 @@ def _recorded(events: pd.DataFrame, rows: Ints) -> Ints:
 
 
 def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """The work after which the event was recorded that each row of synchronisation names; -1 where not known."""
+    """The work after which the event of each synchronization row was recorded; -1 if unknown."""
     of_work, of_row = _streams(events, work, rows, "wait_stream")
     source = latest(of_work, _launched(events, work), of_row, _recorded(events, rows))
     return np.where(column(events, "wait_stream")[rows] != NONE, source, NONE)
 
 
 def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
-    """For each piece of work the latest one on another stream for whose event its stream was told to wait."""
+    """For each piece of work, the latest work on another stream whose event its stream waited for."""
     rows = np.flatnonzero(is_in(events, SYNCHRONISATION) & (events["name"] == "Stream Wait Event").to_numpy())
     result = np.full(len(work), NONE, dtype=np.int64)
     source = _source(events, work, rows)
     rows, source = rows[source != NONE], source[source != NONE]
     if len(rows) == 0:
         return result
-    # The first work launched on the stream afterwards: the last one before, with time turned round.
+    # The first work launched on the stream afterwards: the last one before, with time reversed.
     of_work, of_row = _streams(events, work, rows, "stream")
     target = latest(of_work, -_launched(events, work), of_row, -column(events, "start_ns")[rows], side="right")
     real = (target != NONE) & (work.end[source] <= work.start[target])
@@ -211,14 +211,14 @@ def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
 
 
 def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
-    """The event of synchronisation that describes each waiting call; -1 for none."""
+    """The synchronization event that describes each blocking call; -1 for none."""
     described = np.flatnonzero(is_in(events, SYNCHRONISATION) & (column(events, "correlation") != NONE))
     place = first_match(column(events, "correlation")[described], column(events, "correlation")[rows])
     return np.where(place != NONE, np.append(described, NONE)[place], NONE)
 
 
 def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """What calls that wait for an event waited for; where the trace is silent, the last to end before they return."""
+    """What event waits waited for; if the trace does not say, the last work to end before they return."""
     detail = _detail(events, rows)
     result = np.full(len(rows), NONE, dtype=np.int64)
     known = detail != NONE
@@ -233,12 +233,12 @@ def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
 
 
 def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> tuple[Ints, Ints]:
-    """Pairs of a call that waits for a stream or a device, and the last work launched before it on each stream."""
+    """Pairs of a call that waits for a stream or device, and each stream's last work launched before it."""
     detail = _detail(events, rows)
     device = np.append(column(events, "device"), NONE)[detail]
     stream = np.append(column(events, "stream"), NONE)[detail]
     start, launched = column(events, "start_ns")[rows], _launched(events, work)
-    # What ends later than the call returns was not waited for; a little later, and the clocks differ.
+    # Work that ends after the call returned was not waited for; a little after is clock skew.
     until = start + column(events, "duration_ns")[rows] + HANDOVER_NS
     none = np.array([], dtype=np.int64)
     calls, awaited = [none], [none]

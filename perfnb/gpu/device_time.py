@@ -1,7 +1,7 @@
-"""Where a GPU's time went: busy, computing, communicating, copying, idle, and communication behind computation.
+"""Where a GPU's time went: busy, computing, communicating, copying, idle, and communication hidden by computation.
 
-Work on a device overlaps, on several streams and even on one. So nothing here is a sum of durations: each figure is the
-length of a union of intervals.
+Work overlaps across streams and even within one, so each figure is the length of a union of intervals, never a sum of
+durations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from perfnb.attribution.interval_sets import intersection, union
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.trace_names import KERNELS
 
-#: Columns that say of what a row tells.
 _WHOLE, _BY_STEP = ("rank", "device"), ("rank", "device", "step")
 _MS = (
     *("total_ms", "busy_ms", "computation_ms", "communication_ms", "memcpy_ms", "idle_ms"),
@@ -25,34 +24,34 @@ _MS = (
 
 
 def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
-    """The time of each device of each rank, over the whole trace.
+    """Time of each device of each rank, over the whole trace.
 
     Parameters
     ----------
     events : DataFrame
-        One row an event, see `Recording.events`.
+        One row per event, see `Recording.events`.
     work : Work, optional
-        What `work_alone` finds in them, where that is known.
+        `work_alone` of the events, if known.
 
     Returns
     -------
     DataFrame
-        One row a device: ``rank`` and ``device`` (missing where the events carry none), ``total_ms`` (from the begin of
-        its first kernel, copy or fill to the end of its last), ``busy_ms`` (at least one ran), ``computation_ms``
-        (kernels that are no collective, and fills), ``communication_ms`` (kernels of NCCL and RCCL), ``memcpy_ms``,
-        ``idle_ms`` and ``idle_pct`` (total less busy), ``overlap_ms`` and ``overlap_pct`` (communication while
-        computing, the share is of communication), ``kernels`` and ``kernel_ms`` (number of kernels, and the sum of
-        their durations). Times are of the trace, not per step. A share of nothing is missing.
+        One row per device: ``rank`` and ``device`` (missing if the events have none), ``total_ms`` (start of the first
+        kernel, copy or fill to the end of the last), ``busy_ms`` (at least one ran), ``computation_ms`` (fills, and
+        kernels that are not collectives), ``communication_ms`` (NCCL and RCCL kernels), ``memcpy_ms``, ``idle_ms`` and
+        ``idle_pct`` (total minus busy), ``overlap_ms`` and ``overlap_pct`` (communication during computation; share of
+        communication), ``kernels`` and ``kernel_ms`` (number of kernels and sum of their durations). Times are totals
+        over the trace, not per step. A share of nothing is missing.
     """
     return _table(work_alone(events) if work is None else work, events, _WHOLE)
 
 
 def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """As `gpu_time`, one row a device and step.
+    """Like `gpu_time`, with one row per device and step.
 
-    Work belongs to the step in which it was launched (the one in which it began, where no launch is in the trace). The
-    total of a step goes from the begin of its first work to the end of its last, so that waiting between the work of
-    two steps is part of neither, and the totals of steps whose work overlaps are longer together than the whole.
+    Work belongs to the step that launched it, or, if its launch is not in the trace, to the step in which it started. A
+    step's total runs from the start of its first work to the end of its last: idle time between two steps is in
+    neither, and totals of steps that overlap on the device add up to more than the whole.
     """
     work = device_work(events) if work is None else work
     return _table(work, events, _BY_STEP, work.step != NONE)
@@ -69,7 +68,7 @@ def _table(work: Work, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools 
 def groups(
     work: Work, by: tuple[str, ...], chosen: Bools | None = None
 ) -> Iterator[tuple[dict[str, int | None], Ints]]:
-    """The values of the columns `by` and the places of the work that has them, in the order of the values."""
+    """The values of the columns `by` and the places of the work that has them, in order of value."""
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
     keys = pd.DataFrame({name: getattr(work, name)[places] for name in by})
     for _, group in keys.groupby(list(by), sort=True):

@@ -1,4 +1,4 @@
-"""The events that the tables of the GPU's time and of the critical path are made from."""
+"""The events behind the tables of GPU time and the critical path."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ _OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$")
 
 @dataclass(frozen=True)
 class GpuEvents:
-    """What ran on devices, and what of the host has to do with it.
+    """What ran on devices, and the host events related to it.
 
     Attributes
     ----------
     events : DataFrame
-        Work on devices, calls of their runtime, operators, and the marks of the steps that count, of one rank, in the
-        columns of `Recording.events`; ``start_ns`` counts from the begin of the first step. With ``layer`` where an
-        attribution was given.
+        Device work, runtime calls, ops, and the marks of the steps that count, of one rank, with the columns of
+        `Recording.events`; ``start_ns`` is relative to the first step. Has ``layer`` if an attribution was given.
     in_steps : ndarray
-        Whether each is part of a step.
+        Whether each event is part of a step.
     steps : tuple of int
-        Numbers of the steps.
+        Step numbers.
     only_step : int or None
-        The number of the step that stands for the whole trace, where one does.
+        Number of the one step that stands for the whole trace, if there is one.
     """
 
     events: pd.DataFrame
@@ -46,12 +45,12 @@ class GpuEvents:
 
     @cached_property
     def work(self) -> DeviceWork:
-        """The work on devices."""
+        """The device work."""
         return device_work(self.events)
 
     @cached_property
     def of_steps(self) -> GpuEvents:
-        """The same of what is part of a step."""
+        """The same, restricted to events that are part of a step."""
         if self.in_steps.all():
             return self
         rows = np.flatnonzero(self.in_steps)
@@ -59,10 +58,10 @@ class GpuEvents:
 
 
 def gpu_events(recording: Recording, attribution: Attribution | None = None) -> GpuEvents:
-    """Choose the events of a recording that tell what its GPUs did and waited for.
+    """Choose the events of a recording that show what its GPUs did and waited for.
 
-    Spans that stand for layers and data are left out, so that time of the host's between operators is told as such, and
-    so are the marks of steps that do not count as steps.
+    Spans of layers and data are left out, so that host time between ops shows as such, and so are step marks that do
+    not count as steps.
     """
     events = all_events(recording)
     in_trace = rows_of_trace(recording.events)
@@ -92,7 +91,7 @@ def _spans(events: pd.DataFrame) -> Bools:
 
 
 def _first_step(recording: Recording) -> int:
-    """Begin of the first step, from which the times of the frame ``events`` count."""
+    """Start of the first step, the zero of the frame ``events``."""
     marks = marks_step(recording.events)
     starts = recording.events["start_ns"].to_numpy()
     return int(starts[marks].min()) if marks.any() else int(starts.min(initial=0))

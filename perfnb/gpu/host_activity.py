@@ -1,4 +1,4 @@
-"""What each thread of the host was doing at each moment: the innermost operator or call, or neither."""
+"""What each host thread was doing at each moment: the innermost op or runtime call, or neither."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from perfnb.attribution.device_work import column, is_in, matching, nested_ends,
 from perfnb.recording.nesting import NONE, Ints, forest_of
 from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, CALLS, OPS
 
-#: Nodes of the backward pass; older traces do not say from which thread they came.
+#: Backward nodes; older traces do not record their forward thread.
 _NODE = re.compile(rf"{BACKWARD_NODE}|torch::autograd::{ACCUMULATE_GRAD}|[A-Za-z_]+Backward[0-9]*$")
 _FIRST = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class HostTimeline:
-    """The time of each thread, cut wherever the innermost event changes.
+    """Each thread's time, cut wherever the innermost event changes.
 
     Attributes
     ----------
     thread, time : ndarray
-        Number of the thread (see `thread_keys`) and nanosecond of each cut, in this order. Each thread begins with a
-        cut before all time.
+        Thread number (see `thread_keys`) and nanosecond of each cut, in this order. Each thread starts with a cut
+        before all time.
     owner : ndarray
-        Position in the events of what runs from there to the next cut; -1 for no operator and no call.
+        Position in the events of what runs from there to the next cut; -1 for no op and no call.
     around : ndarray
-        For each event: the operator around it, if it is an operator or call; -1 for none.
+        For each op or call: the op around it; -1 for none.
     """
 
     thread: Ints
@@ -38,12 +38,12 @@ class HostTimeline:
     around: Ints
 
     def of(self, thread: int) -> slice:
-        """Where the cuts of a thread stand."""
+        """Slice of a thread's cuts."""
         low, high = np.searchsorted(self.thread, [thread, thread + 1])
         return slice(int(low), int(high))
 
     def cut(self, thread: int, begin: int, end: int) -> tuple[Ints, Ints, Ints]:
-        """Owner, begin and end of each piece of an interval of a thread."""
+        """Owner, start and end of each piece of an interval of a thread."""
         place = self.of(thread)
         time, owner = self.time[place], self.owner[place]
         if len(time) == 0:
@@ -71,7 +71,7 @@ def host_timeline(events: pd.DataFrame) -> HostTimeline:
         {
             "thread": np.concatenate((everywhere, thread[real], thread[real])),
             "time": np.concatenate((np.full(len(everywhere), _FIRST), start[real], end[real])),
-            # Of what happens at one moment the last counts: ends from inside out, then begins from outside in.
+            # At one moment the last entry counts: ends from the inside out, then starts from the outside in.
             "order": np.concatenate((np.zeros(len(everywhere), dtype=np.int64), depth[real] + 1, -depth[real] - 1)),
             "owner": np.concatenate((np.full(len(everywhere), NONE), rows[real], np.append(rows, NONE)[parent[real]])),
         }
@@ -84,14 +84,14 @@ def host_timeline(events: pd.DataFrame) -> HostTimeline:
 
 @dataclass(frozen=True)
 class Handovers:
-    """Where a thread went on after another had ended something: forward and backward pass take turns on two threads.
+    """Where one thread resumed after another finished: forward and backward alternate between two threads.
 
     Attributes
     ----------
     thread, time : ndarray
-        The thread that went on, and when, in this order.
+        The thread that resumed, and when, in this order.
     other, ended : ndarray
-        The thread that had been at work, and when it ended.
+        The thread that had been working, and when it finished.
     """
 
     thread: Ints
@@ -101,9 +101,9 @@ class Handovers:
 
 
 def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handovers:
-    """Find where the main thread and those of the backward pass waited for each other.
+    """Find where the main thread and the backward threads waited for each other.
 
-    A thread that did nothing for a while, and in this while another of them came to an end, waited for it.
+    A thread that was idle while another of them finished is taken to have waited for it.
     """
     backward = (column(events, "forward_thread") > 0) | matching(events, _NODE)
     backward &= is_in(events, OPS)
@@ -112,7 +112,7 @@ def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handov
     if len(joined) < 2:
         return Handovers(none, none, none, none)
     idle = np.flatnonzero((timeline.owner == NONE) & np.isin(timeline.thread, joined))
-    idle = idle[np.append(timeline.thread, NONE)[idle + 1] == timeline.thread[idle]]  # what follows is at work again
+    idle = idle[np.append(timeline.thread, NONE)[idle + 1] == timeline.thread[idle]]
     thread, begin, end = timeline.thread[idle], timeline.time[idle], timeline.time[idle + 1]
     other, ended = np.full(len(idle), NONE, dtype=np.int64), begin.copy()
     for one in joined:

@@ -1,4 +1,4 @@
-"""Why a GPU was idle: the host was late, a kernel waited for another stream or event, or something else."""
+"""Why a GPU was idle: a late host, a dependency on a stream or event, or something the trace does not explain."""
 
 from __future__ import annotations
 
@@ -12,65 +12,57 @@ from perfnb.gpu.device_time import groups
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.trace_names import CALLS, SYNCHRONISATION
 
-#: Why a device was idle, in the order of the columns of the sums.
+_BY = ("rank", "device")
+#: Why a device was idle, in column order.
 REASONS = ("host", "dependency", "other")
-#: Longest gap between two kernels that handing over from one to the next explains. NVIDIA's need 1 to 3 µs, AMD's
-#: sometimes 10 and more.
+#: Longest gap that switching from one kernel to the next explains: 1 to 3 µs on NVIDIA GPUs, on AMD's sometimes 10.
 HANDOVER_NS = 10_000
-#: Longest time from the return of a launching call to the begin of the work that launching alone explains. Usual are 2
-#: to 6 µs with NVIDIA's GPUs, 7 to 24 with AMD's.
+#: Longest time from the return of a launch call to the start of its work that launch latency explains: usually 2 to
+#: 6 µs on NVIDIA GPUs, 7 to 24 on AMD's.
 LAUNCH_NS = 30_000
 _WAIT_CALL = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 
 
 def idle_gaps(
     events: pd.DataFrame,
-    per_stream: bool = False,
-    handover_ns: int = HANDOVER_NS,
     work: DeviceWork | None = None,
     own_step: bool = False,
 ) -> pd.DataFrame:
-    """One row a gap in which a device ran nothing, between its first and its last work.
+    """Find the gaps in which a device ran nothing, between its first and its last work.
 
-    A gap has up to two parts, told by the work that ended it: until the call that launched this work returned, and the
-    rest.
+    A gap has up to two parts, judged by the work that ended it: until the call that launched that work returned, and
+    after.
 
     ``host``
-        The host was late: until the call returned (where the work began before that, until it began); and the rest too
-        where it is no longer than a launch takes.
+        The host was late: until the call returned (or until the work started, if earlier), plus the rest if it is no
+        longer than launch latency.
     ``dependency``
-        The rest, where the work waited: for what ran before it, if the gap is no longer than handing over takes; for
-        earlier work of the same CUDA graph; or for an event for which its stream was told to wait, and of which the
-        trace does not tell when it came about.
+        The rest, if the work had to wait: for the work before it, if the gap is no longer than a switch between
+        kernels; for earlier work of the same CUDA graph; or for an event that its stream was told to wait for and
+        whose completion is not in the trace.
     ``other``
-        The rest, where nothing in the trace explains why the work did not run; or all, where its launch is not in the
-        trace.
+        The rest, if nothing in the trace explains it; or the whole gap, if the launch is not in the trace.
 
     Parameters
     ----------
     events : DataFrame
-        One row an event.
-    per_stream : bool
-        Look for gaps in each stream instead of in each device.
-    handover_ns : int
-        Longest gap that handing over from one kernel to the next explains, in nanoseconds.
+        One row per event.
     work : DeviceWork, optional
-        What `device_work` finds in the events, where that is known.
+        `device_work` of the events, if known.
     own_step : bool
-        Look for gaps between the work of each step alone, as if there were no other.
+        Look only between work of the same step, as if there were no other steps.
 
     Returns
     -------
     DataFrame
-        ``rank``, ``device`` (with `per_stream` also ``stream``), ``step`` (of the work after the gap), ``start_ns``,
-        ``duration_ns``, ``host_ns``, ``dependency_ns`` and ``other_ns`` (which add up to it), ``call_ns`` and
-        ``latency_ns`` (of `host_ns`: in the launching call, and after it returned), ``reason`` (the longest of the
-        three), ``launch_known``, ``before_step`` (the gap stands before the first work of its step), ``next_event``
-        (position in `events` of the work after the gap), ``next`` and ``op`` (names of this and of the operator that
-        launched it). The durations add up to the idle time.
+        ``rank``, ``device``, ``step`` (of the work after the gap), ``start_ns``, ``duration_ns``; ``host_ns``,
+        ``dependency_ns`` and ``other_ns`` (which add up to it); ``call_ns`` and ``latency_ns`` (parts of `host_ns`:
+        inside the launch call and after it returned), ``reason`` (the longest of the three), ``launch_known``,
+        ``before_step`` (the gap precedes the first work of its step), ``next_event`` (position in `events` of the work
+        after the gap), ``next`` and ``op`` (names of that work and of the op that launched it). Durations add up to the
+        idle time.
     """
     work = device_work(events) if work is None else work
-    by: tuple[str, ...] = ("rank", "device", "stream") if per_stream else ("rank", "device")
     waits, sibling = _awaits_unknown(events, work), _first(work.call, work)
     called = column(events, "start_ns")[work.call]
     returned = called + column(events, "duration_ns")[work.call]
@@ -78,13 +70,13 @@ def idle_gaps(
     parts: list[pd.DataFrame] = []
     ops: list[Ints] = []
     chosen = work.step != NONE if own_step else None
-    for key, places in groups(work, (*by, "step") if own_step else by, chosen):
+    for key, places in groups(work, (*_BY, "step") if own_step else _BY, chosen):
         begin, end, after = _gaps(work, places)
         known = work.call[after] != NONE
         graph = known & (sibling[after] < begin)
         given = np.clip(returned[after], begin, end)
-        # Where the call had begun in time and had not returned, a short gap is that from one work to the next.
-        short = end - begin <= handover_ns
+        # If the call started in time but had not returned, a short gap is just the switch to the next kernel.
+        short = end - begin <= HANDOVER_NS
         in_time = graph | (short & (np.where(returned[after] > end, called[after], returned[after]) <= begin))
         given = np.where(known & ~in_time, given, begin)
         soon = ~in_time & (end - returned[after] <= LAUNCH_NS) & ((given > begin) | ~waits[after])
@@ -97,7 +89,7 @@ def idle_gaps(
         step = pd.Series(work.step[after], dtype="Int64")
         part = pd.DataFrame(
             {
-                **{name: pd.Series([key[name]] * len(after), dtype="Int64") for name in by},
+                **{name: pd.Series([key[name]] * len(after), dtype="Int64") for name in _BY},
                 "step": step.where(step != NONE),
                 "start_ns": begin,
                 "duration_ns": end - begin,
@@ -113,7 +105,7 @@ def idle_gaps(
         parts.append(part)
         ops.append(work.op[after])
     if not parts:
-        return _no_gaps(by)
+        return _no_gaps()
     whole = pd.concat(parts, ignore_index=True)
     return whole.assign(next=named(events, whole["next_event"].to_numpy()), op=named(events, np.concatenate(ops)))
 
@@ -121,23 +113,22 @@ def idle_gaps(
 def idle_time(
     events: pd.DataFrame,
     by_step: bool = False,
-    per_stream: bool = False,
-    handover_ns: int = HANDOVER_NS,
     work: DeviceWork | None = None,
     own_step: bool = False,
 ) -> pd.DataFrame:
-    """Sums of `idle_gaps` over each device of each rank (and each step, or each stream).
+    """Sum `idle_gaps` by rank and device, and optionally by step.
 
     Returns
     -------
     DataFrame
-        ``rank``, ``device``, ... then ``idle_ms``, its parts ``host_ms``, ``dependency_ms`` and ``other_ms``,
-        ``call_ms`` and ``latency_ms`` (parts of `host_ms`), ``unknown_ms`` (the part of `other_ms` whose launch is not
-        in the trace), ``before_ms`` (the part of `idle_ms` before the first work of a step) and ``gaps``. A device that
-        was never idle has no row. Gaps between the work of two steps belong to the second; with `own_step` to neither.
+        ``rank``, ``device``, ``step`` if asked for, then ``idle_ms``, its parts ``host_ms``, ``dependency_ms`` and
+        ``other_ms``, ``call_ms`` and ``latency_ms`` (parts of `host_ms`), ``unknown_ms`` (part of `other_ms` whose
+        launch is not in the trace), ``before_ms`` (part of `idle_ms` before the first work of a step) and ``gaps``. A
+        device that was never idle has no row. A gap between two steps belongs to the second, or to neither with
+        `own_step`.
     """
-    rows = idle_gaps(events, per_stream, handover_ns, work, own_step)
-    by = ["rank", "device", *(["stream"] if per_stream else []), *(["step"] if by_step else [])]
+    rows = idle_gaps(events, work, own_step)
+    by = [*_BY, *(["step"] if by_step else [])]
     parts = {"idle_ms": rows["duration_ns"] / 1e6}
     parts |= {f"{name}_ms": rows[f"{name}_ns"] / 1e6 for name in (*REASONS, "call", "latency")}
     parts |= {"unknown_ms": parts["other_ms"].where(~rows["launch_known"].astype(bool), 0.0)}
@@ -147,9 +138,9 @@ def idle_time(
 
 
 def _gaps(work: DeviceWork, places: Ints) -> tuple[Ints, Ints, Ints]:
-    """Begin and end of each gap between the given work, and what ended it: of what began then, the longest.
+    """Start and end of each gap, and the work that ended it: the longest of those that start at that moment.
 
-    Work without duration ends a gap too, so that first begin, gaps, work and last end fit together.
+    Work of zero duration ends a gap too, so that first start, gaps, work and last end add up.
     """
     order = places[np.lexsort((-work.end[places], work.start[places]))]
     reach = np.maximum.accumulate(work.end[order])[:-1]
@@ -159,7 +150,7 @@ def _gaps(work: DeviceWork, places: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _first(group: Ints, work: DeviceWork) -> Ints:
-    """Begin of the first work of the same group as each."""
+    """Start of the first work in each one's group."""
     _, place = np.unique(group, return_inverse=True)
     first = np.full(place.max(initial=-1) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, place, work.start)
@@ -167,10 +158,10 @@ def _first(group: Ints, work: DeviceWork) -> Ints:
 
 
 def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
-    """Whether the stream was told, since its last work was launched, to wait for an event the trace does not know.
+    """Whether, since its last launch, the stream was told to wait for an event that the trace does not resolve.
 
-    Where the trace holds no events of synchronisation, a call that tells a stream to wait counts for what the same
-    thread launches next: which stream it was is not told.
+    If the trace has no synchronization events, a wait call counts for whatever the same thread launches next, since the
+    stream is not recorded.
     """
     is_sync = is_in(events, SYNCHRONISATION)
     result = np.zeros(len(work), dtype=bool)
@@ -203,14 +194,14 @@ def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
     return result
 
 
-def _no_gaps(by: tuple[str, ...]) -> pd.DataFrame:
+def _no_gaps() -> pd.DataFrame:
     integers = pd.Series([], dtype="int64")
     reason = pd.Categorical([], categories=list(REASONS))
     missing, text = pd.Series([], dtype="Int64"), pd.Categorical([])
     lengths = ("start_ns", "duration_ns", *(f"{name}_ns" for name in REASONS), "call_ns", "latency_ns")
     return pd.DataFrame(
         {
-            **dict.fromkeys((*by, "step"), missing),
+            **dict.fromkeys((*_BY, "step"), missing),
             **dict.fromkeys(lengths, integers),
             **{"reason": reason, **dict.fromkeys(("launch_known", "before_step"), pd.Series([], dtype=bool))},
             **{"next_event": integers, "next": text, "op": text},

@@ -1,4 +1,4 @@
-"""Kernels, copies and fills in groups: by name, by what launched them, and with which input shapes."""
+"""Kernels, copies and fills grouped by the op that launched them and its input shapes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from perfnb.recording.text import TEXT
 
 
 def kernels_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Kernels grouped by the operator that launched them and its input shapes, the heaviest first.
+    """Group kernels by launching op and its input shapes, most time first.
 
-    The operator is the innermost one around the launching call; where the trace holds no such call, the one with the
-    same external id.
+    The op is the innermost one around the launch call or, if the call is not in the trace, the one with the same
+    external id.
 
     Returns
     -------
     DataFrame
-        ``op`` and ``shapes`` (missing where not known), ``op_calls`` (calls of the operator that launched something),
-        ``kernels`` (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``, ``layers`` (how many
-        launched it), ``layer`` (in which most of this time was launched; missing where in none) and ``layer_share`` (of
-        this time). Layers are missing where the events have none. Times are of the trace, not per step.
+        ``op`` and ``shapes`` (missing if unknown), ``op_calls`` (calls of the op that launched something), ``kernels``
+        (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``, ``layers`` (how many launched
+        it), ``layer`` (the one with most of this time; missing if none) and ``layer_share`` (its share). Layer columns
+        are missing if the events have no layers. Times are totals over the trace, not per step.
     """
     rows = _work(events, work)
     by = rows.groupby(["op", "shapes"], dropna=False, sort=False, observed=True)
@@ -33,22 +33,16 @@ def kernels_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.Da
     table.insert(0, "kernels", by["name"].nunique())
     table.insert(0, "op_calls", by["op_row"].nunique().astype("Int64"))
     table = table.reset_index()
-    # Where the operator is not known, neither is how often it was called.
+    # For an unknown op the number of calls is unknown too.
     table["op_calls"] = table["op_calls"].mask(table["op"].isna())
     return _heaviest_first(table.merge(_layers(rows), on=["op", "shapes"], how="left"))
 
 
 def kernels_of_ops(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """As `kernels_by_op`, one row a kernel of an operator with some shapes: ``op``, ``shapes``, ``kernel``, times."""
+    """Like `kernels_by_op`, with one row per kernel name: ``op``, ``shapes``, ``kernel``, times."""
     rows = _work(events, work).rename(columns={"name": "kernel"})
     by = rows.groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
     return _heaviest_first(_times(by["duration_ns"]).reset_index())
-
-
-def kernels_by_name(events: pd.DataFrame) -> pd.DataFrame:
-    """Kernels, copies and fills by name, the heaviest first: ``kernel``, ``calls``, ``total_ms``, ``mean_us``, ..."""
-    rows = _work(events).rename(columns={"name": "kernel"})
-    return _heaviest_first(_times(rows.groupby("kernel", sort=False, observed=True)["duration_ns"]).reset_index())
 
 
 def _work(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
@@ -64,7 +58,7 @@ def _work(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
 
 
 def _layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """For each operator with some shapes the layer in which most of its time was launched, and its share."""
+    """For each op and shapes, the layer with most of its time and that layer's share."""
     key = ["op", "shapes"]
     if "layer" not in rows:
         rows = rows.assign(layer=pd.Categorical([None] * len(rows), categories=pd.Index([], dtype=TEXT)))

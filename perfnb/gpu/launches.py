@@ -1,19 +1,25 @@
-"""How work came to the GPU: the calls that launched it, how long it waited, and how much was queued."""
+"""How work reached the GPU: launch calls, launch delays, and queue lengths."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, named, pairs
+from perfnb.recording.labels import found
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.trace_names import KERNELS
 
 
 def submitted(events: pd.DataFrame, work: DeviceWork) -> Ints:
-    """When the host had surely given each piece of work to its device, in nanoseconds; -1 where no call is known.
+    """When the host had certainly submitted each piece of work, in nanoseconds; -1 if the launch call is not known.
 
-    That is the end of the launching call, but its begin where the work began before the call returned.
+    That is the end of the launch call, or its start if the work started before the call returned.
     """
     known = work.call != NONE
     begin = column(events, "start_ns")[work.call]
@@ -22,17 +28,17 @@ def submitted(events: pd.DataFrame, work: DeviceWork) -> Ints:
 
 
 def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """One row a kernel, copy or fill, in the order of the events.
+    """One row per kernel, copy or fill, in event order.
 
     Returns
     -------
     DataFrame
-        Indexed as `events`: ``name``, ``op`` (that launched it), ``rank``, ``device``, ``stream``, ``step``, ``call``
-        (name of the launching call), ``call_ns`` (its duration), ``shared`` (how many pieces of work this one call
-        launched, as that of a CUDA graph does), ``delay_ns`` (from the begin of the call to the begin of the work),
-        ``duration_ns``, ``short`` (of a kernel: whether it ran for less time than its share of the call took). What is
-        not known is missing: all of the call where the trace holds none, the delay where the work seems to begin before
-        the call, as it does where the clocks of host and device differ.
+        Indexed like `events`: ``name``, ``op`` (that launched it), ``rank``, ``device``, ``stream``, ``step``, ``call``
+        (name of the launch call), ``call_ns`` (its duration), ``shared`` (how many pieces of work the call launched, as
+        a CUDA graph launch does), ``delay_ns`` (start of the call to start of the work), ``duration_ns``, ``short`` (of
+        a kernel: whether it was shorter than its share of the launch call). Unknown values are missing: everything
+        about the call if it is not in the trace, and the delay if the work seems to start before the call, which
+        happens when host and device clocks differ.
     """
     return _rows(events, device_work(events) if work is None else work)
 
@@ -65,14 +71,14 @@ def _rows(events: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
 
 
 def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Sums of `launches` over each launching operator, the longest in launch calls first.
+    """Sum `launches` by launching op, most time in launch calls first.
 
     Returns
     -------
     DataFrame
-        Indexed by ``op`` (missing where unknown): ``calls`` (launching calls), ``launched`` (kernels, copies and
-        fills), ``call_ms`` (in all), ``delay_us`` (median), ``gpu_ms`` (sum of durations), ``short`` (how many
-        kernels ran for less time than their launch took) and ``short_share`` (of kernels whose launch is known).
+        Indexed by ``op`` (missing if unknown): ``calls`` (launch calls), ``launched`` (kernels, copies and fills),
+        ``call_ms`` (total), ``delay_us`` (median), ``gpu_ms`` (sum of durations), ``short`` (kernels shorter than their
+        launch) and ``short_share`` (of the kernels whose launch is known).
     """
     work = device_work(events) if work is None else work
     rows = _rows(events, work)
@@ -88,7 +94,7 @@ def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.D
             "short": by["short"].sum().astype("Int64").mask(known == 0),
         }
     )
-    # An operator none of whose launches is in the trace has no time in them, rather than none of it.
+    # If no launch of an op is in the trace, its launch time is unknown, not zero.
     table["short_share"] = (table["short"].astype("Float64") / known).astype("Float64")
     table["call_ms"] = once["call_ns"].sum().astype("Float64").reindex(table.index) / 1e6
     table["calls"] = once.size().astype("Int64").reindex(table.index)
@@ -96,45 +102,17 @@ def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.D
     return table[order].sort_values(["call_ms", "gpu_ms"], ascending=False, kind="stable", na_position="last")
 
 
-def launch_summary(events: pd.DataFrame) -> pd.DataFrame:
-    """Sums of `launches` over each device of each rank.
-
-    Returns
-    -------
-    DataFrame
-        ``rank``, ``device``, ``launched``, ``known`` (with their launch in the trace), ``call_ms`` (in launching calls,
-        in all), ``call_us`` and ``delay_us`` (median), ``short`` and ``short_share`` (kernels that ran for less
-        time than their launch took), ``before_launch`` (seem to begin before it).
-    """
-    work = device_work(events)
-    rows = _rows(events, work)
-    rows["call_row"] = work.call
-    rows["early"] = (work.call != NONE) & rows["delay_ns"].isna().to_numpy()
-    once = rows[rows["call_row"] != NONE].drop_duplicates("call_row")
-    key = ["rank", "device"]
-    by, calls = rows.groupby(key, dropna=False), once.groupby(key, dropna=False)
-    table = pd.DataFrame({"launched": by.size(), "known": by["call_ns"].count()})
-    kernels = by["short"].count()
-    table["call_ms"] = calls["call_ns"].sum().astype("Float64").reindex(table.index) / 1e6
-    table["call_us"] = calls["call_ns"].median().astype("Float64").reindex(table.index) / 1e3
-    table["delay_us"] = by["delay_ns"].median().astype("Float64") / 1e3
-    table["short"] = by["short"].sum().astype("Int64").mask(kernels == 0)
-    table["short_share"] = table["short"].astype("Float64") / kernels
-    table["before_launch"] = by["early"].sum().astype("Int64").mask(table["known"] == 0)
-    return table.reset_index()
-
-
 def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """How much launched work had not begun, at each change.
+    """How much launched work had not started, at each change.
 
-    Work enters its stream's queue at the begin of the launching call and leaves it when it begins. Work whose launch is
-    not in the trace is not counted; what seems to begin before its launch was never in the queue.
+    Work enters its stream's queue when its launch call starts, and leaves it when it starts. Work whose launch is not
+    in the trace is not counted; work that seems to start before its launch was never queued.
 
     Returns
     -------
     DataFrame
-        One row a change, in order of time for each stream: ``rank``, ``device``, ``stream``, ``time_ns``, ``length``.
-        Changes at one instant are one row.
+        One row per change, in time order within each stream: ``rank``, ``device``, ``stream``, ``time_ns``, ``length``.
+        Changes at the same instant share a row.
     """
     work = device_work(events) if work is None else work
     known = np.flatnonzero(work.call != NONE)
@@ -151,12 +129,12 @@ def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.Da
         name: _integers(values[twice][order][last], values[twice][order][last] != NONE)
         for name, values in (("rank", work.rank), ("device", work.device), ("stream", work.stream))
     }
-    # All that entered a stream's queue left it, so that the sum starts from zero again at the next stream.
+    # Everything that enters a queue leaves it, so the running sum is back at zero at the next stream.
     return pd.DataFrame({**frame, "time_ns": time[last], "length": total[last]})
 
 
 def _changes(stream: Ints, time: Ints) -> Bools:
-    """Whether each is the last at its time in its stream."""
+    """Mark the last entry of each stream at each time."""
     if len(time) == 0:
         return np.array([], dtype=bool)
     return np.append((np.diff(time) != 0) | (np.diff(stream) != 0), True)
@@ -170,3 +148,151 @@ def _shared(work: DeviceWork) -> Ints:
 
 def _integers(values: Ints, known: Bools) -> pd.Series:
     return pd.Series(values, dtype="Int64").where(pd.Series(known, dtype=bool))
+
+
+#: Time bins of the queue chart.
+QUEUE_PIECES = 240
+_COPY = re.compile("Memcpy")
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """How work reached the GPUs; ``None`` for what the trace does not record.
+
+    Attributes
+    ----------
+    launched, known : float
+        Kernels, copies and fills per step, and how many of them have their launch in the trace.
+    call_us, call_us_95, delay_us, delay_us_95 : float or None
+        Median and 95th percentile: time in a launch call (copies that blocked until done excluded), and from the start
+        of the call to the start of the work.
+    short_share : float or None
+        Share of kernels that were shorter than their launch.
+    longest_queue : int or None
+        Most work of one device that was launched and had not started.
+    empty_share : float or None
+        Share of the devices' time, from first to last work, in which nothing was queued.
+    """
+
+    launched: float
+    known: float
+    call_us: float | None
+    call_us_95: float | None
+    delay_us: float | None
+    delay_us_95: float | None
+    short_share: float | None
+    longest_queue: int | None
+    empty_share: float | None
+
+
+@dataclass(frozen=True)
+class QueueChart:
+    """Queue length of each device over time.
+
+    Attributes
+    ----------
+    start_ms, piece_ms : float
+        Start, relative to the first step, and width of a time bin.
+    mean, longest : mapping of int or None to ndarray
+        Per device (``None`` if it has no number): mean and longest queue in each bin.
+    """
+
+    start_ms: float
+    piece_ms: float
+    mean: dict[int | None, npt.NDArray[np.float64]]
+    longest: dict[int | None, Ints]
+
+
+def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, steps: int) -> LaunchFacts:
+    """Reduce the launches of some steps to a few figures.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Output of `launches`.
+    queue, spans : DataFrame
+        The frame ``queue``, and ``device``, ``start_ns`` and ``end_ns`` of each device's first and last work.
+    steps : int
+    """
+    known = rows[rows["call_ns"].notna()]
+    # A call that launched several kernels counts once; a copy call that returned when the copy was done was waiting.
+    waited = found(known["call"], _COPY.search)
+    waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False).to_numpy(dtype=bool)
+    launching = known[~waited]
+    calls, weight = _floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"])
+    delays = np.sort(_floats(rows["delay_ns"].dropna()) / 1e3)
+    short = _floats(rows["short"].dropna())
+    once = np.ones(len(delays))
+    longest, empty = _of_queue(queue, spans)
+    return LaunchFacts(
+        launched=len(rows) / max(steps, 1),
+        known=len(known) / max(steps, 1),
+        call_us=_quantile(calls, weight, 0.5),
+        call_us_95=_quantile(calls, weight, 0.95),
+        delay_us=_quantile(delays, once, 0.5),
+        delay_us_95=_quantile(delays, once, 0.95),
+        short_share=float(short.mean()) if len(short) else None,
+        longest_queue=longest,
+        empty_share=empty,
+    )
+
+
+def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
+    """The queue in `QUEUE_PIECES` time bins; ``None`` if no launch is known."""
+    if not len(queue):
+        return None
+    begin = min(int(queue["start_ns"].min()), int(spans["start_ns"].min()))
+    end = max(int(spans["end_ns"].max()), begin + 1)
+    edges = np.linspace(begin, end, QUEUE_PIECES + 1)
+    longest: dict[int | None, Ints] = {}
+    mean: dict[int | None, npt.NDArray[np.float64]] = {}
+    for device, time, length in _queues(queue, spans):
+        # A bin starts with the length that the previous one left.
+        first = np.searchsorted(time, edges[:-1], side="right")
+        last = np.searchsorted(time, edges[1:], side="left")
+        known = np.concatenate(([0], length))
+        longest[device] = np.array(
+            [known[a : max(b, a) + 1].max() for a, b in zip(first.tolist(), last.tolist(), strict=True)], dtype=np.int64
+        )
+        # Length integrated over time up to each instant; the queue is empty after the last one.
+        filled = np.concatenate(([0.0], np.cumsum(length[:-1] * np.diff(time)))) if len(time) else np.zeros(1)
+        until = np.interp(edges, time, filled) if len(time) else np.zeros(len(edges))
+        mean[device] = np.diff(until) / np.diff(edges)
+    return QueueChart(begin / 1e6, (end - begin) / 1e6 / QUEUE_PIECES, mean, longest)
+
+
+def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | None, Ints, Ints]]:
+    """Per device: the instants of changes, and the total length of its queues from each of them."""
+    change = queue["length"] - queue.groupby(["rank", "device", "stream"], dropna=False)["length"].shift(fill_value=0)
+    for device in spans["device"]:
+        number = None if pd.isna(device) else int(device)
+        mine = queue["device"].isna() if number is None else (queue["device"] == number).fillna(False)
+        sums = change[mine].groupby(queue["start_ns"][mine]).sum().sort_index().cumsum()
+        yield number, sums.index.to_numpy(dtype=np.int64), sums.to_numpy(dtype=np.int64)
+
+
+def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, float | None]:
+    """The longest queue, and the share of time in which it was empty."""
+    if not len(queue):
+        return None, None
+    longest = filled = 0
+    for (_, time, length), begin, end in zip(_queues(queue, spans), spans["start_ns"], spans["end_ns"], strict=True):
+        longest = max(longest, int(length.max(initial=0)))
+        inside = np.clip(np.append(time, end), begin, end)
+        filled += int(np.diff(inside)[length > 0].sum())
+    whole = int((spans["end_ns"] - spans["start_ns"]).sum())
+    return longest, 1 - filled / whole if whole else None
+
+
+def _quantile(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], share: float) -> float | None:
+    """The smallest value with at least this share of the weight at or below it."""
+    if not len(values):
+        return None
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    place = int(np.searchsorted(reached, share * reached[-1] - 1e-9))  # rounding of fractions of one
+    return float(values[order][min(place, len(values) - 1)])
+
+
+def _floats(values: pd.Series) -> npt.NDArray[np.float64]:
+    return np.asarray(values.to_numpy(dtype=float))

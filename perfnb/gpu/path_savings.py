@@ -1,9 +1,9 @@
-"""How much of a step each part of its critical path would save.
+"""How much shorter a step would be without each part of its critical path.
 
-Two answers. The time that a part has on the path is what removing it can save at most: the rest of the path would still
-have to be gone through. Often another path is nearly as long, and less is saved. So the step is also timed anew, once
-for each part: the part takes no time wherever it occurs, everything else takes as long as it did and waits for what it
-waited for, and what had been ready earlier may begin earlier. Calls still come in the order in which they came.
+A part's time on the path is an upper bound, because the rest of the path remains. Often another path is nearly as long
+and less is saved. So the step is also replayed once per part: the part takes no time wherever it occurs, everything
+else takes as long as it did and waits for what it waited for, and whatever was ready earlier may start earlier. Calls
+keep their order.
 """
 
 from __future__ import annotations
@@ -16,58 +16,47 @@ import pandas as pd
 
 from perfnb.attribution.device_work import is_in, text
 from perfnb.attribution.interval_sets import union
-from perfnb.gpu.critical_path import KINDS, Run, Window, path_in, prepare, window_of
+from perfnb.gpu.critical_path import KINDS, Run, Window, path_in
 from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.trace_names import CALLS
 
 By = Literal["kind", "op", "name"]
-#: Nanoseconds by which something comes earlier, one value a part; or a table of them.
+#: Nanoseconds by which something moves earlier, one value per part; or a table of them.
 _Shift = npt.NDArray[np.float64]
-#: Order of what happens at one moment.
+#: Order of things at the same moment.
 _RETURN, _TURN, _POINT, _WORK = range(4)
-
-
-def path_savings(
-    events: pd.DataFrame,
-    step: int | None = None,
-    window: tuple[int, int] | None = None,
-    tail: bool = False,
-    by: By = "kind",
-    most: int = 12,
-) -> pd.DataFrame:
-    """The parts of a critical path, the longest first, and what each would save.
-
-    Parameters
-    ----------
-    events, step, window, tail
-        As for `critical_path`.
-    by : {"kind", "op", "name"}
-        What makes a part: the column of `critical_path`. Segments without a value are in no part.
-    most : int
-        Number of parts to time anew; the others have their time on the path alone.
-
-    Returns
-    -------
-    DataFrame
-        One row a part: its value, ``segments``, ``path_ms`` (on the path: a bound of what removing it can save),
-        ``share`` (of the step) and ``saves_ms`` (by which the step is shorter when timed anew without it; never more
-        than `path_ms`).
-    """
-    run = prepare(events)
-    return savings_in(run, window_of(run, step, window, tail), by, most)
 
 
 def savings_in(
     run: Run, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """As `path_savings`, of an interval, whose path may be known."""
+    """The parts of a critical path, longest first, and what removing each would save.
+
+    Parameters
+    ----------
+    run, window
+        From `prepare` and `window_of`.
+    by : {"kind", "op", "name"}
+        How to split the path: a column of `path_in`. Segments without a value belong to no part.
+    most : int
+        Number of parts to replay; the others only have their time on the path.
+    path : DataFrame, optional
+        The path in the window, if known.
+
+    Returns
+    -------
+    DataFrame
+        One row per part: its value, ``segments``, ``path_ms`` (on the path: the most that removing it can save),
+        ``share`` (of the step) and ``saves_ms`` (how much shorter the step is when replayed without it; never more than
+        `path_ms`).
+    """
     path = path_in(run, window) if path is None else path
     sums = path.groupby(by, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     sums = sums.sort_values("sum", ascending=False, kind="stable")
     parts = sums.index[:most].tolist()
     saved = Retiming(run, window, by, parts).saved() if parts else np.array([])
-    # Where the clocks of host and device differ, work can end after the call that waited for it, and seem to save more.
+    # With clock skew, work can end after the call that waited for it, and seem to save more.
     saved = np.clip(saved, 0, sums["sum"].to_numpy()[: len(parts)]) / 1e6
     length = max(window.end - window.begin, 1)
     table = pd.DataFrame({"segments": sums["size"], "path_ms": sums["sum"] / 1e6, "share": sums["sum"] / length})
@@ -79,7 +68,7 @@ def savings_in(
 
 
 class Retiming:
-    """A step timed anew without each of some parts: by how much earlier each moment comes, one column a part."""
+    """A step replayed without each of some parts: how much earlier each moment comes, one column per part."""
 
     def __init__(self, run: Run, window: Window, by: By, parts: list[str]) -> None:
         self.run, self.window, self.count = run, window, len(parts)
@@ -87,7 +76,7 @@ class Retiming:
         self.awaited: dict[int, list[int]] = {}
         for call, one in zip(run.waits.waiting.tolist(), run.waits.awaited.tolist(), strict=True):
             self.awaited.setdefault(call, []).append(one)
-        # The part of each event's own time, by position; one more for what is no event.
+        # The part of each event's own time, by position; the last entry is for no event.
         part = {name: code for code, name in enumerate(parts)}
         codes, names = text(events, "name")
         of_name = np.append([part.get(str(name), NONE) for name in names], NONE).astype(np.int64)
@@ -108,17 +97,17 @@ class Retiming:
             self.of_delay, self.of_wait, self.of_turn = self.of_work, self.of_host, NONE
 
     def saved(self) -> _Shift:
-        """Nanoseconds by which the end comes earlier without each part."""
+        """Nanoseconds by which the end moves earlier without each part."""
         run, window, work = self.run, self.window, self.run.work
         points = self._points()
         time, thread = points["time"].to_numpy(), points["thread"].to_numpy()
         sort, place = points["sort"].to_numpy(), points["place"].to_numpy()
         on_host = np.flatnonzero(sort != _WORK)
         previous, gone = self._host_work(thread, time, on_host)
-        # Where to find what each depends on, among the points.
+        # Where to find each one's dependencies among the points.
         at_work = np.full(len(work) + 1, NONE, dtype=np.int64)
         at_work[place[sort == _WORK]] = np.flatnonzero(sort == _WORK)
-        shift = np.zeros((len(points) + 1, self.count))  # the last one stands for what is outside: never earlier
+        shift = np.zeros((len(points) + 1, self.count))  # the last row stands for anything outside: never earlier
         done = np.zeros((len(work) + 1, self.count))
         launch = self._where(points, run.held.thread, run.held.launch)
         turned = self._where(points, run.handovers.other, run.handovers.ended)
@@ -146,7 +135,7 @@ class Retiming:
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
-        """All moments of the interval that depend on another or on which another depends, in order of time."""
+        """All moments of the interval that depend on another or that another depends on, in time order."""
         run, window, work, over = self.run, self.window, self.run.work, self.run.handovers
         launched = np.flatnonzero(run.held.launch != NONE)
         groups = [
@@ -168,7 +157,7 @@ class Retiming:
         return frame[~plain].reset_index(drop=True).astype(np.int64)
 
     def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
-        """The point before each on its thread, and how much of the host's time between them each part takes."""
+        """The previous point on each one's thread, and each part's share of the host time in between."""
         timeline = self.run.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
         gone = np.zeros((len(time), self.count))
@@ -184,7 +173,7 @@ class Retiming:
         return previous, gone
 
     def _where(self, points: pd.DataFrame, thread: Ints, time: Ints) -> Ints:
-        """The last host's point at each of the given places; the one outside where there is none."""
+        """The last host point at each given place; the outside row if there is none."""
         on_host = points[points["sort"] != _WORK]
         last = on_host.drop_duplicates(["thread", "time"], keep="last")
         known = pd.Series(last.index, index=pd.MultiIndex.from_frame(last[["thread", "time"]]))
@@ -192,7 +181,7 @@ class Retiming:
         return np.asarray(known.reindex(wanted, fill_value=len(points)), dtype=np.int64)
 
     def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
-        """By how much earlier a piece of work begins: as much as the least of what it depends on allows."""
+        """How much earlier a piece of work starts: as much as its tightest dependency allows."""
         held, work = self.run.held, self.run.work
         start, by = work.start[which], held.by[which]
         earliest = np.full(self.count, np.inf)
@@ -207,8 +196,8 @@ class Retiming:
             if reason != by:
                 shift = shift + slack
             else:
-                # What held it up did so for the whole delay, unless the delay is what is left out; of this what nothing
-                # explains stays.
+                # The cause accounts for the whole delay, unless the delay itself is left out; then what nothing
+                # explains remains.
                 shift = shift.copy()
                 part = self.of_delay[which] if reason != LAUNCH else part
                 if part != NONE:
@@ -217,10 +206,10 @@ class Retiming:
         return np.where(np.isfinite(earliest), earliest, 0.0)
 
     def _return(self, which: int, began: _Shift, host: _Shift, gone: _Shift, done: _Shift) -> _Shift:
-        """By how much earlier a waiting call returns: as much as the host and all that it waits for allow.
+        """How much earlier a blocking call returns: as much as the host and everything it waits for allow.
 
-        `began` is the shift of the call's begin, `host` that of the last thing on its thread, `gone` the host's time
-        since then that is left out.
+        `began` is the shift of the call's start, `host` that of the previous point on its thread, `gone` the removed
+        host time since then.
         """
         waits = self.run.waits
         start, end, awaited = int(waits.start[which]), int(waits.end[which]), waits.work[which]

@@ -1,4 +1,4 @@
-"""What a report tells of the GPUs: what they did, what they waited for, and what set how long a step took."""
+"""The GPU part of a report as data: what the GPUs did, what they waited for, what set the step time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from perfnb.gpu.device_time import gpu_time
 from perfnb.gpu.events import GpuEvents, gpu_events
 from perfnb.gpu.idle import REASONS, idle_time
 from perfnb.gpu.kernels import kernels_of_ops
-from perfnb.gpu.launch_facts import LaunchFacts, QueueChart, launch_facts, queue_chart
-from perfnb.gpu.launches import launches
+from perfnb.gpu.launches import LaunchFacts, QueueChart, launch_facts, launches, queue_chart
 from perfnb.gpu.path_savings import savings_in
 from perfnb.recording.labels import found
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.trace_names import CALLS, DEVICE_WORK, OPS
 
-#: Most rows of the table of kernels, steps with a bar of their own, and parts of the path by operator.
+#: Most rows of the kernel table, steps with their own bar, and path parts by op.
 MOST_KERNELS, MOST_STEPS, MOST_OPS = 300, 40, 8
-#: Kinds that a path is timed without.
+#: Kinds that a path is replayed without.
 MOST_PARTS = 12
-#: Segments of a path above which it is not timed anew: that would take seconds.
+#: Paths with more segments are not replayed: it would take seconds.
 MOST_SEGMENTS = 150_000
-#: What a device's time is made of, idle time by its reason; the parts add up to it.
+#: Parts of a device's time, idle time by reason; they add up to it.
 PARTS = ("computation", "communication", "memcpy", *REASONS)
-#: Parts of these, beside them: of ``host`` in the launching call and after it, of ``other`` without a known launch.
+#: Parts of parts: of ``host`` inside the launch call and after it, of ``other`` without a known launch.
 _WITHIN = ("call", "latency", "unknown")
 _GRAPH = re.compile("GraphLaunch")
 
@@ -45,15 +44,14 @@ class PathFacts:
     Attributes
     ----------
     step : int or None
-        Its number; ``None`` where the trace marks no steps, and the path is that of the whole.
+        Its number; ``None`` if the trace marks no steps and the path is that of the whole trace.
     steps, steps_in_all : int
-        Of so many it is the one with the median time, of two the longer: of those that launched work on a device; and
-        how many there are.
+        It is the median (of two, the longer) of this many steps that launched device work; and the number of all steps.
     total_ms, tail_ms : float
-        How long it took, until its work on devices was done, and how much of this came after the step on the host.
+        How long it took until its device work was done, and how much of that came after the step ended on the host.
     kinds, ops : DataFrame
-        As `path_savings` gives them: by kind, and the longest by operator; ``saves_ms`` is missing where the path was
-        too long to be timed anew.
+        Output of `savings_in`: by kind, and the longest by op; ``saves_ms`` is missing if the path was too long to
+        replay.
     """
 
     step: int | None
@@ -67,37 +65,37 @@ class PathFacts:
 
 @dataclass(frozen=True)
 class GpuSummary:
-    """The facts of the GPUs.
+    """Facts about the GPUs.
 
     Attributes
     ----------
     busy : float
         Share of the devices' time in which something ran.
     devices : DataFrame
-        One row a device, over the whole trace: ``device``, ``total_ms``, and `PARTS` in milliseconds, which add up to
-        it: computation, communication while not computing, copies beside neither, idle by reason. ``overlap_ms`` is
-        communication while computing; ``call`` and ``latency`` are the parts of ``host`` in the launching call and
-        after it, ``unknown`` that of ``other`` whose launch is not known.
+        One row per device, over the whole trace: ``device``, ``total_ms``, and `PARTS` in milliseconds, which add up to
+        it: computation, communication not hidden by computation, copies hidden by neither, idle by reason.
+        ``overlap_ms`` is communication during computation; ``call`` and ``latency`` are parts of ``host`` (inside the
+        launch call, after it), ``unknown`` is the part of ``other`` whose launch is not known.
     whole_ms : float
-        How long the steps took on host and devices; the whole trace where it marks none.
+        How long the steps took on host and devices; the whole trace if it marks none.
     pieces : int
         Kernels, copies and fills of the whole trace.
     steps : DataFrame
-        As `devices` of each step, with ``step``; the first `MOST_STEPS`. From the begin of its first work to the end of
-        its last, as the frame ``gpu_steps`` has it: idle time between two steps is in neither.
+        Like `devices`, per step, with ``step``; the first `MOST_STEPS`. Each runs from the start of its first work to
+        the end of its last, like the frame ``gpu_steps``: idle time between two steps is in neither.
     steps_in_all : int
     steps_marked : bool
-        Whether the trace marks steps; if not, its whole is one.
+        Whether the trace marks steps; if not, the whole trace is one.
     launches : LaunchFacts
     queue : QueueChart or None
     kernels : DataFrame
         The heaviest, per step: ``op``, ``shapes``, ``kernel`` (the heaviest of them), ``kernels``, ``calls``,
-        ``total_ms``, ``mean_us``, ``share`` (of all), ``layers``, ``layer``, ``layer_share``. Where the operator is not
-        known a row is a kernel.
+        ``total_ms``, ``mean_us``, ``share`` (of all), ``layers``, ``layer``, ``layer_share``. If the op is unknown, a
+        row is a kernel.
     kernels_in_all : int
     path : PathFacts or None
     notes : tuple of str
-        What could not be seen.
+        What the trace does not show.
     """
 
     busy: float
@@ -116,7 +114,7 @@ class GpuSummary:
 
 
 def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | None:
-    """Compute what a report tells of the GPUs; ``None`` where none did anything."""
+    """Compute the GPU part of a report; ``None`` if no GPU did anything."""
     parts = (recording.events, recording.outside)
     if not any(part is not None and is_in(part, DEVICE_WORK).any() for part in parts):
         return None
@@ -153,7 +151,7 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
 
 
 def _parts(table: pd.DataFrame) -> pd.DataFrame:
-    """The time of each row's device as parts that do not overlap."""
+    """Split each row's device time into parts that do not overlap."""
     alone = table["communication_ms"] - table["overlap_ms"]
     parts = {
         "computation": table["computation_ms"],
@@ -169,7 +167,7 @@ def _parts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _whole(gpu: GpuEvents) -> int:
-    """Nanoseconds from the begin of the first step to the end of the last and of all work; or of the trace."""
+    """Nanoseconds from the start of the first step to the end of the last and of all work; or of the trace."""
     marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
     if gpu.only_step is None and len(marks):
         begin, end = int(marks["start"].min()), int(marks["end"].max())
@@ -180,7 +178,7 @@ def _whole(gpu: GpuEvents) -> int:
 
 
 def _spans(gpu: GpuEvents) -> pd.DataFrame:
-    """From the begin of each device's first work to the end of its last, in the order of `gpu_time`."""
+    """Start of each device's first work and end of its last, in the order of `gpu_time`."""
     work = pd.DataFrame({"device": gpu.work.device, "start_ns": gpu.work.start, "end_ns": gpu.work.end})
     spans = work.groupby("device").agg({"start_ns": "min", "end_ns": "max"}).reset_index()
     spans["device"] = spans["device"].astype("Int64").where(spans["device"] != NONE)
@@ -188,7 +186,7 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
-    """Kernels by operator and shapes with the heaviest kernel of each; where no operator is known, each kernel."""
+    """Kernels by op and shapes with the heaviest kernel of each; by kernel if no op is known."""
     steps = max(len(gpu.steps), 1)
     known = gpu_tables.kernel_op_table(gpu)
     each = kernels_of_ops(gpu.of_steps.events, gpu.of_steps.work)
@@ -208,7 +206,7 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:
-    """The path of the step with the median time, of those that launched work on a device."""
+    """The path of the median step, among those that launched device work."""
     if not gpu.steps:
         return None
     number, marks, chosen = gpu.steps[0], step_windows(gpu.events), 1
@@ -240,30 +238,28 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
 
 
 def _notes(gpu: GpuEvents, rows: pd.DataFrame) -> Iterator[str]:
-    """What the trace does not tell."""
+    """What the trace does not show."""
     unknown = int(rows["call_ns"].isna().sum())
     if unknown:
         yield (
-            f"The launches of {unknown:,} of {len(rows):,} kernels, copies and fills are not in the trace: what these "
-            "waited for is not known, and they are in no queue."
+            f"The trace lacks the launches of {unknown:,} of {len(rows):,} kernels, copies and fills: what these "
+            "waited for is unknown, and no queue counts them."
         )
     of_graphs = found(rows["call"], _GRAPH.search)
     if of_graphs.any():
         yield (
-            f"{int(of_graphs.sum()):,} of {len(rows):,} kernels, copies and fills were launched as CUDA graphs: one "
-            "enters the queue as a whole, and the ops and layers that it was recorded from cannot be told."
+            f"CUDA graphs launched {int(of_graphs.sum()):,} of {len(rows):,} kernels, copies and fills: a graph enters "
+            "the queue as a whole, and the ops and layers it was captured from are unknown."
         )
     early = int((rows["call_ns"].notna() & rows["delay_ns"].isna()).sum())
     if early:
-        yield (
-            f"{early:,} of {len(rows):,} seem to begin before their launch: the clocks of host and GPU differ a little."
-        )
+        yield (f"{early:,} of {len(rows):,} seem to start before their launch: host and GPU clocks differ slightly.")
     on_host = is_in(gpu.events, OPS)
     if not on_host.any():
-        calls = "calls of the GPU's runtime" if is_in(gpu.events, CALLS).any() else "events"
-        yield f"The trace holds no ops of the host, only {calls}: kernels are listed by name."
+        calls = "GPU runtime calls" if is_in(gpu.events, CALLS).any() else "events"
+        yield f"The trace has no host ops, only {calls}: kernels are listed by name."
     elif "shapes" not in gpu.events or not gpu.events["shapes"].notna().any():
         yield "The trace holds no shapes of inputs (record_shapes=True): kernels are grouped by op alone."
     outside = int(np.count_nonzero(is_in(gpu.events, DEVICE_WORK) & ~gpu.in_steps))
     if outside:
-        yield f"{outside:,} kernels, copies and fills belong to no step; they are in the bars of the whole trace alone."
+        yield f"{outside:,} kernels, copies and fills belong to no step; only the bars of the whole trace include them."

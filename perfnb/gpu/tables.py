@@ -1,4 +1,4 @@
-"""What the GPUs of a recording did, as the frames of a profile."""
+"""The GPU frames of a profile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
 
 _KEY = ["rank", "device", "step"]
-#: What makes the parts of a critical path in the frame ``path_savings``.
+#: How the frame ``path_savings`` splits a critical path.
 _PARTS: tuple[By, ...] = ("kind", "op")
-#: Columns of sums over all steps, which become means of one.
+#: Totals over all steps, divided by the number of steps.
 _SUMS = {
     "launches": ("calls", "launched", "call_ms", "gpu_ms", "short"),
     "kernel_ops": ("op_calls", "calls", "total_ms"),
@@ -26,19 +26,19 @@ _SUMS = {
 
 
 def step_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``gpu_steps``; of a trace that marks no steps its whole is one."""
+    """The frame ``gpu_steps``; a trace without step marks counts as one step."""
     if gpu.only_step is None:
         return conform(gpu_time_by_step(gpu.events, gpu.work), "gpu_steps")
     return conform(gpu_time(gpu.events, gpu.work).assign(step=gpu.only_step), "gpu_steps")
 
 
 def idle_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``gpu_idle``: why each device was idle, by step; the rows of a device add up to its idle time."""
+    """The frame ``gpu_idle``: why each device was idle, by step; a device's rows add up to its idle time."""
     idle = idle_time(gpu.events, by_step=gpu.only_step is None, work=gpu.work)
     if gpu.only_step is not None:
         idle["step"] = gpu.only_step
     idle = conform(idle, "gpu_idle")
-    # A device that was never idle in a step has been so for no time.
+    # A device that was never idle in a step has a row of zeros.
     steps = step_table(gpu)[_KEY]
     table = steps.merge(idle, on=_KEY, how="outer", sort=True)
     figures = table.columns.difference(_KEY)
@@ -47,23 +47,23 @@ def idle_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def launch_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``launches``: by the operator that launched, per step."""
+    """The frame ``launches``: by launching op, per step."""
     return conform(_per_step(launches_by_op(gpu.of_steps.events, gpu.of_steps.work), "launches", gpu), "launches")
 
 
 def kernel_op_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``kernel_ops``: by operator and its input shapes, per step."""
+    """The frame ``kernel_ops``: by op and input shapes, per step."""
     return conform(_per_step(kernels_by_op(gpu.of_steps.events, gpu.of_steps.work), "kernel_ops", gpu), "kernel_ops")
 
 
 def queue_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``queue``: how much launched work had not begun, at each change, by stream."""
+    """The frame ``queue``: launched work that had not started, at each change, by stream."""
     return conform(queue_lengths(gpu.events, gpu.work).rename(columns={"time_ns": "start_ns"}), "queue")
 
 
 def path_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``critical_path``: the segments of the path of each step, its tail on devices included."""
-    if gpu.events.empty:  # nothing but ranges that the user marked
+    """The frame ``critical_path``: the path of each step, device work after the host's step included."""
+    if gpu.events.empty:  # only ranges that the user marked
         return conform(pd.DataFrame(), "critical_path")
     if gpu.only_step is None:
         table = critical_paths(gpu.events, tail=True)
@@ -76,7 +76,7 @@ def path_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def saving_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``path_savings``: the parts of each step's path, by kind and by operator."""
+    """The frame ``path_savings``: the parts of each step's path, by kind and by op."""
     if gpu.events.empty:
         return conform(pd.DataFrame(), "path_savings")
     parts = []
@@ -95,7 +95,7 @@ def saving_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def window_of_step(run: Run, gpu: GpuEvents, number: int) -> Window:
-    """From a step's begin until its work is done, on the host and on devices."""
+    """From a step's start until its work is done, on host and devices."""
     return window_of(run, None if gpu.only_step is not None else number, None, tail=True)
 
 

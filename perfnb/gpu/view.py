@@ -1,7 +1,8 @@
-"""What the GPUs did, without scripts: bars and tables, and text."""
+"""The GPU tab: its sentences (shared with the browser), static HTML and text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,26 +10,17 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, palette, tables
-from perfnb.gpu.words import (
-    device_word,
-    headline,
-    launch_figures,
-    launch_sentence,
-    layer_words,
-    path_title,
-    shape_words,
-)
 
 if TYPE_CHECKING:
-    from perfnb.gpu.summary import GpuSummary
+    from perfnb.gpu.summary import GpuSummary, PathFacts
 
-#: Most kernels, and parts of the critical path by op, that are listed.
+#: Most kernels, and critical path parts by op, listed.
 KERNELS_IN_HTML, KERNELS_IN_TEXT, OPS_IN_TEXT = 15, 5, 4
 _MOST_DEVICES = 16
 
 
 def gpu_html(summary: GpuSummary) -> str:
-    """The tab of the GPUs as bars and tables."""
+    """The GPU tab as bars and tables."""
     return "".join(
         [
             f"<p><strong>GPU</strong> · {escape.html_sentence(headline(summary))}</p>",
@@ -42,7 +34,7 @@ def gpu_html(summary: GpuSummary) -> str:
 
 
 def gpu_text(summary: GpuSummary, width: int = 100) -> list[str]:
-    """The same as lines of at most `width` cells."""
+    """The GPU tab as lines of at most `width` cells."""
     lines = escape.wrapped(f"GPU · {headline(summary)}", width)
     for row in _rows(summary.devices.head(_MOST_DEVICES)):
         shown = _shown(row)
@@ -53,7 +45,7 @@ def gpu_text(summary: GpuSummary, width: int = 100) -> list[str]:
         entries = [(mark, ms, ms / row.total_ms) for mark, (_, ms) in zip(marks, shown, strict=True)]
         lines += _in_columns(entries, width)
     if summary.path is not None and len(summary.path.kinds):
-        lines += escape.wrapped(f"{path_title(summary.path)} (saves: at most, if it took no time)", width)
+        lines += escape.wrapped(f"{path_title(summary.path)} (saves: at most, if the part took no time)", width)
         lines += [_part_text(palette.PATH[str(row.kind)].word, row, width) for row in _heaviest(summary.path.kinds)]
         lines += [_part_text(row.op, row, width) for row in _rows(summary.path.ops.head(OPS_IN_TEXT))]
     lines += escape.wrapped(launch_sentence(summary), width)
@@ -64,7 +56,7 @@ def gpu_text(summary: GpuSummary, width: int = 100) -> list[str]:
 
 
 def _shown(row: Any) -> list[tuple[str, float]]:
-    """The parts of a device's time that are not nothing."""
+    """The nonzero parts of a device's time."""
     parts = [(name, fmt.known(getattr(row, name)) or 0.0) for name in palette.GPU]
     return [(name, ms) for name, ms in parts if ms > 0]
 
@@ -82,7 +74,7 @@ def _devices_html(summary: GpuSummary) -> list[str]:
         for name, ms in shown:
             share = escape.html(fmt.share(ms / row.total_ms))
             rows.append((device_word(row.device), tables.keyed(palette.GPU[name]), fmt.duration(ms), share))
-    caption = "What each GPU did, from its first work to its last"
+    caption = "What each GPU did, from its first to its last activity"
     return [*drawn, tables.table(caption, ["GPU", "what", "time", "share"], rows, texts=2)]
 
 
@@ -93,7 +85,7 @@ def _path_html(summary: GpuSummary) -> str:
     heads = ["part", "on the path", "share", "would save up to"]
     kinds = [(tables.keyed(palette.PATH[str(row.kind)]), *_figures(row)) for row in _rows(path.kinds)]
     ops = [(tables.name(row.op), *_figures(row)) for row in _rows(path.ops)]
-    by_op = tables.table("The same by op, with what it launched", heads, ops) if ops else ""
+    by_op = tables.table("By op, including the work it launched", heads, ops) if ops else ""
     return tables.table(escape.html_sentence(path_title(path)), heads, kinds) + by_op
 
 
@@ -123,20 +115,20 @@ def _kernels_html(summary: GpuSummary) -> str:
         for row in _rows(first)
     ]
     left = summary.kernels_in_all - len(first)
-    more = f"; {left:,} more are not listed" if left > 0 else ""
+    more = f"; {left:,} more not listed" if left > 0 else ""
     heads = ["op", "input shapes", "heaviest kernel", "layers", "calls", "time", "mean", "share"]
-    return tables.table(f"Kernels, copies and fills of a step, by op and input shapes{more}", heads, rows, texts=4)
+    return tables.table(f"Kernels, copies and fills per step, by op and input shapes{more}", heads, rows, texts=4)
 
 
 def _op(row: Any) -> str:
-    return "no op known" if pd.isna(row.op) else str(row.op)
+    return "unknown op" if pd.isna(row.op) else str(row.op)
 
 
 def _kernels_text(summary: GpuSummary, width: int) -> list[str]:
     if not len(summary.kernels):
         return []
     names = width - 35
-    lines = [f"{'kernels of a step by op and input shapes':<{names}} {'calls':>7} {'time':>9} {'mean':>8} {'share':>7}"]
+    lines = [f"{'kernels per step by op and input shapes':<{names}} {'calls':>7} {'time':>9} {'mean':>8} {'share':>7}"]
     for row in _rows(summary.kernels.head(KERNELS_IN_TEXT)):
         name = f"{row.kernel}" if pd.isna(row.op) else f"{row.op} {shape_words(row.shapes) or ''}".rstrip()
         figures = f"{fmt.count(row.calls):>7} {fmt.duration(row.total_ms):>9} {fmt.duration(row.mean_us / 1e3):>8}"
@@ -146,7 +138,7 @@ def _kernels_text(summary: GpuSummary, width: int) -> list[str]:
 
 
 def _heaviest(kinds: pd.DataFrame) -> Any:
-    """The parts of the path that are worth a line."""
+    """The parts of the path worth a line."""
     return _rows(kinds[kinds["share"] >= min(0.01, kinds["share"].max())])
 
 
@@ -160,7 +152,7 @@ def _part_text(word: str, row: Any, width: int) -> str:
 
 
 def _in_columns(entries: Sequence[tuple[palette.Mark, float, float]], width: int) -> list[str]:
-    if not entries:  # all that ran took less time than the trace can tell
+    if not entries:  # everything was shorter than the trace's resolution
         return []
     words = max(escape.cells(mark.word) for mark, _, _ in entries)
     cells = [
@@ -169,3 +161,228 @@ def _in_columns(entries: Sequence[tuple[palette.Mark, float, float]], width: int
     ]
     columns = max(1, (width + 4) // (max(map(escape.cells, cells)) + 4))
     return ["    ".join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
+
+
+#: The parts of a GPU's time, explained.
+PART_WORDS = {
+    "computation": "At least one kernel was computing; memory fills count too.",
+    "communication": "Only NCCL or RCCL kernels ran: communication with other GPUs that computation did not hide.",
+    "memcpy": "Only copies ran: from the host, to the host, or on the GPU.",
+    "host": "Nothing ran because the host had not launched the next work yet, or only just: a launch takes a few µs.",
+    "dependency": "The next work was launched but had to wait: for the work before it, an event on another stream, or "
+    "its turn in a CUDA graph.",
+    "other": "Nothing ran although the next work was launched, and the trace does not show why; or its launch is not "
+    "in the trace.",
+}
+
+#: The kinds of critical path segments, explained.
+KIND_WORDS = {
+    "computation": "A kernel that the step had to wait for",
+    "communication": "An NCCL or RCCL kernel that the step had to wait for",
+    "memcpy": "A copy that the step had to wait for",
+    "delay": "From the end of one kernel to the start of the one that waited for it",
+    "launch": "From the start of a launch call to the start of its kernel, if the kernel waited for nothing else",
+    "operator": "The host running ops such as aten::mm",
+    "call": "The host in CUDA or HIP calls: launching, allocating, copying",
+    "host": "The host outside ops and GPU calls: Python and other code",
+    "synchronisation": "From the end of the awaited work until the blocking call returned",
+    "handover": "From the end of the forward thread's work to the start of the backward thread's, or back",
+    "unknown": "The trace does not show what was waited for, so no saving is given: for instance between a launch and "
+    "work that started much later although nothing known ran before it",
+}
+
+SAVES_WORDS = (
+    "How much shorter the step would be if this took no time and everything else took as long as it did; often "
+    "another path is nearly as long"
+)
+
+_SHAPES, _SHAPE = re.compile(r"\[[][0-9, ]*\]"), re.compile(r"\[([0-9][0-9, ]*)\]")
+
+#: Share of idle time above which waiting for the host is mentioned, and above which it is the main point.
+_SOME, _MUCH = 0.05, 0.3
+#: First work to last stands for the steps if it covers more than this share of them.
+_COVERED = 0.7
+#: Share of short kernels above which it is mentioned.
+_SHORT = 0.2
+
+
+def headline(summary: GpuSummary) -> str:
+    """How busy the GPUs were, and the main reason they were idle."""
+    devices = summary.devices
+    total = float(devices["total_ms"].sum())
+    each = total / len(devices)
+    who = "The GPU was" if len(devices) == 1 else f"{len(devices)} GPUs were"
+    said = f"{who} busy {fmt.share(summary.busy)} of {fmt.duration(each)} from first to last activity"
+    if _much_longer(summary):
+        busy = fmt.share(summary.busy * each / summary.whole_ms)
+        said += f" ({busy} of the {_whole_word(summary)}, {fmt.duration(summary.whole_ms)})"
+    idle = {name: _part(summary, name) for name in ("host", "dependency", "other")}
+    why, most = max(idle.items(), key=lambda item: item[1])
+    if most < 0.01:
+        return f"{said}."
+    because = {
+        "host": "the host launched the next work too late",
+        "dependency": "launched work waited for other work or an event",
+        "other": "of something the trace does not show",
+    }[why]
+    if why == "host" and _part(summary, "latency") > most / 2:
+        because = "of launch latency"
+    elif why == "other" and _part(summary, "unknown") > most / 2:
+        because = "of something unknown: the launch of the next work is not in the trace"
+    return f"{said}, and idle {fmt.share(most)} of it because {because}."
+
+
+def _part(summary: GpuSummary, name: str) -> float:
+    """Share of the devices' time."""
+    total = float(summary.devices["total_ms"].sum())
+    return float(summary.devices[name].sum()) / total if total else 0.0
+
+
+def _much_longer(summary: GpuSummary) -> bool:
+    """Whether the steps, or the trace, last much longer than first work to last."""
+    return float(summary.devices["total_ms"].mean()) < _COVERED * summary.whole_ms
+
+
+def _whole_word(summary: GpuSummary) -> str:
+    if not summary.steps_marked:
+        return "trace"
+    steps = summary.path.steps_in_all if summary.path is not None else summary.steps_in_all
+    return "step" if steps == 1 else "steps"
+
+
+def launch_sentence(summary: GpuSummary) -> str:
+    """Whether launches kept up with the GPU, and if not, why."""
+    facts = summary.launches
+    if not facts.known:
+        return "The trace contains no launches, so launch overhead is unknown."
+    doubt = "This trace does not show whether launches keep up with the GPU"
+    known, lost = facts.known / facts.launched, _part(summary, "unknown")
+    if known < 0.5 or lost >= _SOME:
+        idle = f", and the GPU was idle {fmt.share(lost)} of its time before them" if lost >= _SOME else ""
+        return f"{doubt}: it lacks the launches of {fmt.share(1 - known)} of the kernels, copies and fills{idle}."
+    late, short = _part(summary, "host"), facts.short_share or 0.0
+    if summary.pieces <= len(summary.devices):
+        return f"{doubt}: only one kernel, copy or fill ran."
+    if late < _SOME:
+        often = f"idle {fmt.share(late)} of its time" if fmt.share(late) != "0 %" else "never idle"
+        hidden = f", although {fmt.share(short)} of the kernels were shorter than their launch"
+        between = " between its first and last activity" if _much_longer(summary) else ""
+        said = f"Launches keep up with the GPU: it was {often}{between} because the host was late"
+        return f"{said}{hidden if short >= _SHORT else ''}."
+    call, latency = _part(summary, "call"), _part(summary, "latency")
+    before = max(late - call - latency, 0.0)
+    parts = [
+        (before, "before the call"),
+        (call, "inside it"),
+        (latency, "from its return until the work started"),
+    ]
+    named = [f"{fmt.share(part)} {word}" for part, word in parts if part >= 0.005]
+    waited = "The GPU waited for the host" if late >= _MUCH else "At times the GPU waited for the host"
+    said = f"{waited}: it was idle {fmt.share(late)} of its time until the next launch"
+    if len(named) > 1:
+        said = f"{said} ({', '.join(named)})"
+    if call > before and facts.call_us_95 is not None:
+        return f"{said}. Launch calls are slow: the 95th percentile is {fmt.duration(facts.call_us_95 / 1e3)}."
+    if short >= _SHORT:
+        return (
+            f"{said}. {fmt.share(short)} of the kernels were shorter than their launch: larger batches, fused ops "
+            "(torch.compile) or CUDA graphs need fewer launches."
+        )
+    return f"{said}. The critical path shows what the host was doing."
+
+
+def path_title(path: PathFacts) -> str:
+    """Which step the path belongs to, and how long it is."""
+    if path.step is None:
+        return f"Critical path of the whole trace, {fmt.duration(path.total_ms)}"
+    which = f"step {path.step}{_chosen(path)}"
+    tail = ""
+    if path.tail_ms > 0:
+        tail = f", including {fmt.duration(path.tail_ms)} on the GPU after the host had finished the step"
+    return f"Critical path of {which}: {fmt.duration(path.total_ms)}{tail}"
+
+
+def _chosen(path: PathFacts) -> str:
+    """Why this step was chosen."""
+    working = " with GPU work" if path.steps < path.steps_in_all else ""
+    if path.steps > 1:
+        return f", the {'longer' if path.steps == 2 else 'median'} of {path.steps} steps{working}"
+    return f", the only one{working}" if working else ""
+
+
+def launch_figures(summary: GpuSummary) -> list[tuple[str, str, str, str]]:
+    """Label, figure, small print, and explanation of each figure."""
+    facts = summary.launches
+
+    def upper(value: float | None) -> str:
+        return "" if value is None else f"95 % within {fmt.duration(value / 1e3)}"
+
+    def us(value: float | None) -> str:
+        return fmt.duration(None if value is None else value / 1e3)
+
+    known = facts.known / facts.launched if facts.launched else 0.0
+    return [
+        (
+            "Launched per step",
+            fmt.count(facts.launched),
+            "kernels, copies, fills" + ("" if known == 1 else f"; launch known for {fmt.share(known)}"),
+            "Kernels, copies and fills that a step submits to the GPU",
+        ),
+        (
+            "Launch call",
+            us(facts.call_us),
+            upper(facts.call_us_95),
+            "Median host time in one launch call; calls that block until their copy is done are left out",
+        ),
+        (
+            "Launch to start",
+            us(facts.delay_us),
+            upper(facts.delay_us_95),
+            "Median time from the start of a launch call to the start of its work: a few µs if the GPU is waiting for "
+            "launches, long if work is queued",
+        ),
+        (
+            "Short kernels",
+            fmt.share(facts.short_share),
+            "shorter than their launch",
+            "Kernels that took the host longer to launch than the GPU to run",
+        ),
+        (
+            "Longest queue",
+            fmt.count(facts.longest_queue),
+            "launched, not started",
+            "Most work of one GPU that was launched and had not started",
+        ),
+        (
+            "Queue empty",
+            fmt.share(facts.empty_share),
+            "of the time",
+            "Share of the time, from first work to last, in which no launched work was waiting: when the running work "
+            "ends, the GPU has nothing to do",
+        ),
+    ]
+
+
+def device_word(device: Any) -> str:
+    """``GPU 0``, or ``GPU`` if the trace gives no number."""
+    return "GPU" if pd.isna(device) else f"GPU {int(device)}"
+
+
+def shape_words(shapes: Any) -> str | None:
+    """``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``; empty shapes are dropped, text that is no list stays."""
+    if pd.isna(shapes):
+        return None
+    text = str(shapes)
+    if not _SHAPES.fullmatch(text):
+        return text
+    return ", ".join(" × ".join(one.split(", ")) for one in _SHAPE.findall(text)) or "scalars"
+
+
+def layer_words(row: Any) -> str:
+    """``model.fc1``, or ``12 layers, most (8.6 %) in model.fc1``; empty if no layer is known."""
+    if pd.isna(row.layer):
+        return ""
+    if row.layers == 1 and fmt.known(row.layer_share) == 1:
+        return str(row.layer)
+    count = "1 layer" if row.layers == 1 else f"{row.layers:,} layers"
+    return f"{count}, most ({fmt.share(row.layer_share)}) in {row.layer}"

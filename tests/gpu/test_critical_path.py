@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.device_work import device_work
-from perfnb.gpu.critical_path import critical_path, critical_paths
+from perfnb.gpu.critical_path import critical_paths
 from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM, held_up, host_waits
+from tests.gpu.paths import critical_path
 from tests.traces_by_hand import Trace
 
 

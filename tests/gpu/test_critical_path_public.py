@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.device_work import device_work, step_windows
-from perfnb.gpu.critical_path import critical_path
 from perfnb.gpu.dependencies import held_up
+from tests.gpu.paths import critical_path
 from tests.traces_by_hand import expected, public, public_trace
 
 

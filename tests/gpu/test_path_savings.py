@@ -10,7 +10,8 @@ import pytest
 
 from perfnb.attribution.device_work import step_windows
 from perfnb.gpu.critical_path import path_in, prepare, window_of
-from perfnb.gpu.path_savings import Retiming, path_savings
+from perfnb.gpu.path_savings import Retiming
+from tests.gpu.paths import path_savings
 from tests.gpu.test_critical_path import step, streams, waiting
 from tests.gpu.test_critical_path_public import ALEXNET
 from tests.traces_by_hand import Trace, expected, public, public_trace

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies as st
 
 from perfnb.attribution.device_work import device_work
-from perfnb.gpu.critical_path import critical_path, critical_paths
+from perfnb.gpu.critical_path import critical_paths
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.gpu.idle import idle_gaps, idle_time
-from perfnb.gpu.kernels import kernels_by_name, kernels_by_op, kernels_of_ops
-from perfnb.gpu.launches import launch_summary, launches, launches_by_op, queue_lengths
-from perfnb.gpu.path_savings import path_savings
+from perfnb.gpu.kernels import kernels_by_op, kernels_of_ops
+from perfnb.gpu.launches import launches, launches_by_op, queue_lengths
+from tests.gpu.paths import critical_path, path_savings
 from tests.laws import holds_of
 from tests.traces_by_hand import COLUMNS
 
@@ -98,8 +98,7 @@ def test_tables_of_launches_and_kernels_hold_all_work_once(events: pd.DataFrame)
 
     assert len(launches(events)) == count
     assert launches_by_op(events)["launched"].sum() == count
-    assert launch_summary(events)["launched"].sum() == count
-    for table in (kernels_by_op(events), kernels_of_ops(events), kernels_by_name(events)):
+    for table in (kernels_by_op(events), kernels_of_ops(events)):
         assert table["calls"].sum() == count
     assert (launches(events)["delay_ns"].dropna() >= 0).all()
     assert (queue_lengths(events)["length"] >= 0).all()

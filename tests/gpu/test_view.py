@@ -11,10 +11,9 @@ import pytest
 
 from perfnb.draw import assets, escape, palette
 from perfnb.gpu.data import gpu_data
-from perfnb.gpu.launch_facts import LaunchFacts
+from perfnb.gpu.launches import LaunchFacts
 from perfnb.gpu.summary import GpuSummary
-from perfnb.gpu.view import gpu_html, gpu_text
-from perfnb.gpu.words import headline, launch_sentence, path_title, shape_words
+from perfnb.gpu.view import gpu_html, gpu_text, headline, launch_sentence, path_title, shape_words
 from perfnb.profile.report_data import report_data
 from tests import summaries
 from tests.gpu import gpu_samples as samples
@@ -65,7 +64,7 @@ def test_html_says_in_words_what_the_bars_show(tmp_path):
         assert re.search(rf"GPU 0 *{mark} *{ms}", words), mark
     assert "16 × 4, 4 × 8" in words
     assert "Critical path of step" in words
-    for heading in ("Launches", "Kernels, copies and fills of a step"):
+    for heading in ("Launches", "Kernels, copies and fills per step"):
         assert heading in words
 
 
@@ -118,17 +117,15 @@ def test_the_sentence_says_whether_launches_keep_up(tmp_path):
     busy = gpu.devices.assign(host=0.0, total_ms=gpu.devices["total_ms"] - gpu.devices["host"])
     near = replace(gpu, devices=busy, whole_ms=float(busy["total_ms"].max()))
     assert launch_sentence(near) == "Launches keep up with the GPU: it was never idle because the host was late."
-    assert "between its first work and its last" in launch_sentence(replace(near, whole_ms=1000.0))
+    assert "between its first and last activity" in launch_sentence(replace(near, whole_ms=1000.0))
     assert headline(replace(near, whole_ms=1000.0)).count("of the steps, 1.00 s)") == 1
     none = LaunchFacts(5, 0, None, None, None, None, None, None, None)
-    assert "cannot be told" in launch_sentence(replace(gpu, launches=none))
+    assert "launch overhead is unknown" in launch_sentence(replace(gpu, launches=none))
     slow = replace(gpu, launches=replace(gpu.launches, call_us_95=463_000.0))
     slow = replace(slow, devices=gpu.devices.assign(call=gpu.devices["host"]))
-    assert launch_sentence(slow).endswith("The calls that launch took long: 95 % of them up to 463 ms.")
+    assert launch_sentence(slow).endswith("the 95th percentile is 463 ms.")
     short = replace(gpu.launches, short_share=0.4)
-    assert "40 % of the kernels ran for less time than their launch took: " in launch_sentence(
-        replace(gpu, launches=short)
-    )
+    assert "40 % of the kernels were shorter than their launch: " in launch_sentence(replace(gpu, launches=short))
 
 
 @pytest.mark.slow
@@ -137,17 +134,14 @@ def test_whether_launches_keep_up_is_not_said_without_evidence(tmp_path):
     quiet = gpu.devices.assign(host=0.0)
 
     few = replace(gpu, devices=quiet, launches=replace(gpu.launches, launched=8, known=1))
-    assert launch_sentence(few) == (
-        "Whether launches keep up with the GPU cannot be told from this trace: the launches of 88 % of the kernels, "
-        "copies and fills are not in it."
-    )
+    assert "it lacks the launches of 88 % of the kernels" in launch_sentence(few)
     lost = replace(gpu, devices=quiet.assign(unknown=quiet["total_ms"] / 2))
-    assert "the GPU was idle 50 % of its time before these" in launch_sentence(lost)
+    assert "the GPU was idle 50 % of its time before them" in launch_sentence(lost)
 
     alone = gpu_of(Written().step(1, 0, 5000).op("aten::mm", 10, 30).kernel("gemm", 12, 20, 30), tmp_path)
-    assert "cannot be told from this trace: only one kernel" in launch_sentence(alone)
+    assert "keep up with the GPU: only one kernel" in launch_sentence(alone)
     assert headline(alone) == (
-        "The GPU was busy 100 % of 10.0 µs, from first work to last (0.2 % of the step, 5.00 ms)."
+        "The GPU was busy 100 % of 10.0 µs from first to last activity (0.2 % of the step, 5.00 ms)."
     )
 
 
@@ -159,7 +153,7 @@ def test_the_path_is_of_a_step_that_launched_work(tmp_path):
 
     assert path is not None
     assert (path.step, path.steps, path.steps_in_all) == (1, 2, 3)
-    assert path_title(path) == "Critical path of step 1, the upper median of 2 steps with work on a GPU: 0.900 ms"
+    assert path_title(path) == "Critical path of step 1, the longer of 2 steps with GPU work: 0.900 ms"
 
 
 def test_the_parts_of_waiting_for_the_host_are_named(tmp_path):
@@ -169,8 +163,8 @@ def test_the_parts_of_waiting_for_the_host_are_named(tmp_path):
 
     # Of 400: 50 until the call, 50 in it, 20 until the work began.
     assert launch_sentence(gpu_of(trace, tmp_path)).startswith(
-        "The GPU waited for the host: 30 % of its time it was idle until the next launch came: 12 % before the call, "
-        "12 % in it, 5.0 % from its return to the begin of the work."
+        "The GPU waited for the host: it was idle 30 % of its time until the next launch (12 % before the call, "
+        "12 % inside it, 5.0 % from its return until the work started)."
     )
 
 
@@ -194,7 +188,7 @@ def test_what_is_not_known_is_said(tmp_path):
     assert any("launches of 1 of 1" in note for note in gpu.notes)
     page = gpu_html(gpu)
     assert "n/a" in page
-    assert "No launch is in the trace" in page
+    assert "launch overhead is unknown" in page
 
 
 def test_work_of_graphs_is_said_to_be(tmp_path):
@@ -204,7 +198,7 @@ def test_work_of_graphs_is_said_to_be(tmp_path):
 
     gpu = gpu_of(trace, tmp_path)
 
-    assert any(note.startswith("2 of 2 kernels, copies and fills were launched as CUDA graphs") for note in gpu.notes)
+    assert any(note.startswith("CUDA graphs launched 2 of 2 kernels") for note in gpu.notes)
     assert (gpu.launches.call_us, gpu.launches.longest_queue) == (10, 2)
     assert gpu.kernels["kernel"].tolist() == ["graphed"]
 
