@@ -253,13 +253,13 @@ def _notes(gpu: GpuEvents, rows: pd.DataFrame) -> Iterator[str]:
         )
     early = int((rows["call_ns"].notna() & rows["delay_ns"].isna()).sum())
     if early:
-        yield (f"{early:,} of {len(rows):,} seem to start before their launch: host and GPU clocks differ slightly.")
+        yield f"{early:,} of {len(rows):,} seem to start before their launch: host and GPU clocks differ slightly."
     on_host = is_in(gpu.events, OPS)
     if not on_host.any():
         calls = "GPU runtime calls" if is_in(gpu.events, CALLS).any() else "events"
         yield f"The trace has no host ops, only {calls}: kernels are listed by name."
     elif "shapes" not in gpu.events or not gpu.events["shapes"].notna().any():
-        yield "The trace holds no shapes of inputs (record_shapes=True): kernels are grouped by op alone."
+        yield "The trace has no input shapes (record_shapes=True records them): kernels are grouped by op only."
     outside = int(np.count_nonzero(is_in(gpu.events, DEVICE_WORK) & ~gpu.in_steps))
     if outside:
         yield f"{outside:,} kernels, copies and fills belong to no step; only the bars of the whole trace include them."
