@@ -1,1 +1,1 @@
-"""`system_check`: is this machine set up to be fast, and to be measured?"""
+"""`system_check`: is this machine set up to compute fast, and to give steady timings?"""

@@ -1,4 +1,4 @@
-"""What a check of the machine is made of."""
+"""What a check of the machine consists of."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Finding(NamedTuple):
     Attributes
     ----------
     found : str
-        In words.
+        As text.
     verdict : str
         "ok", "attention", "info" or "unknown".
     how : str
-        What to do, where that depends on what was found.
+        What to do, if that depends on what was found.
     """
 
     found: str
@@ -31,13 +31,7 @@ class Finding(NamedTuple):
 
 
 class Facts:
-    """What was read.
-
-    Parameters
-    ----------
-    facts : mapping
-        By name the value, or an `Unread`.
-    """
+    """What was read: by name a value, or an `Unread`."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
@@ -48,33 +42,33 @@ class Facts:
         Raises
         ------
         NotRead
-            Where it could not be read.
+            If it could not be read.
         """
-        value = self._facts.get(name, Unread("nobody asked"))
+        value = self._facts.get(name, Unread("not requested"))
         if isinstance(value, Unread):
             raise NotRead(value.why)
         return value
 
     def get(self, name: str) -> Any:
-        """A fact, or ``None`` where it could not be read."""
+        """A fact, or ``None`` if it could not be read."""
         value = self._facts.get(name)
         return None if isinstance(value, Unread) else value
 
     def why(self, name: str) -> str | None:
-        """Why a fact could not be read; ``None`` where it was."""
-        value = self._facts.get(name, Unread("nobody asked"))
+        """Why a fact could not be read; ``None`` if it was."""
+        value = self._facts.get(name, Unread("not requested"))
         return value.why if isinstance(value, Unread) else None
 
 
 class Check(NamedTuple):
-    """A check: its words, and the function that judges what was read.
+    """A check: its text, and the function that judges what was read.
 
     Attributes
     ----------
     name, expected, why, how : str
-        What is looked at, what would be good, why it matters for a step's time, and how to change it.
+        What is checked, what would be good, why it matters for step time, and how to change it.
     judge : callable
-        Gives a `Finding`, or raises `NotRead`.
+        Returns a `Finding`, or raises `NotRead`.
     """
 
     name: str
@@ -82,15 +76,6 @@ class Check(NamedTuple):
     why: str
     how: str
     judge: Callable[[Facts], Finding]
-
-
-def size_words(count: float) -> str:
-    """An amount of memory: ``512 B``, ``2.3 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1023.5 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:,.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"
 
 
 def counted(count: int, thing: str) -> str:

@@ -1,4 +1,4 @@
-"""What was read of the machine, judged: a row a check."""
+"""The table of checks: what was read of the machine, judged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.system.disk import CHECKS as OF_THE_DISK
 from perfnb.system.gpus import CHECKS as OF_GPUS
 from perfnb.system.host import CHECKS as OF_THE_HOST
 
-#: The columns of a table of checks, and the verdicts from the one to be read first on.
+#: The columns of the table, and its verdicts in order of urgency.
 COLUMNS = ("check", "found", "expected", "verdict", "why", "how")
 VERDICTS = ("attention", "unknown", "info", "ok")
 
@@ -22,18 +22,17 @@ CHECKS: tuple[Check, ...] = (*OF_THE_HOST, *OF_THE_DISK, *OF_BUILDS, *OF_GPUS)
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """A row a check, always the same ones in the same order.
+    """One row per check, always in the same order.
 
     Parameters
     ----------
     facts : mapping
-        As `perfnb.system.read.read_system` gives them.
+        From `perfnb.system.read.read_system`.
 
     Returns
     -------
     DataFrame
-        All text. ``verdict`` is "ok", "attention" (something may cost speed, or make timings unsteady), "info" (neither
-        good nor bad by itself) or "unknown" (it could not be read).
+        As `SystemCheck.checks` describes it.
     """
     asked = Facts(facts)
     rows = []

@@ -1,4 +1,4 @@
-"""`system_check`: is this machine set up to compute fast, and to be measured?"""
+"""`system_check` and what it returns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from perfnb.system.view import system_html, system_line, system_text
 
 
 class SystemCheck(Shown):
-    """Checks of the machine. Shows itself in a notebook, what asks for attention first."""
+    """Checks of the machine. Displays itself in a notebook, problems first."""
 
     def __init__(self, checks: pd.DataFrame) -> None:
         self._checks = checks
 
     @property
     def checks(self) -> pd.DataFrame:
-        """A row a check, all text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``.
+        """One row per check, all text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``.
 
-        ``verdict`` is "ok", "attention" (it may cost speed, or make timings unsteady), "info" (neither good nor bad by
-        itself) or "unknown" (it could not be read, and ``found`` says why).
+        ``verdict`` is "ok", "attention" (may cost speed or make timings unsteady), "info" (neither good nor bad by
+        itself) or "unknown" (could not be read; ``found`` says why).
         """
         return self._checks.copy()
 
@@ -38,21 +38,20 @@ class SystemCheck(Shown):
 
 
 def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:
-    """Look at what of the machine bears on the speed of a step, and on how well it can be measured. Changes nothing.
+    """Check the machine for what slows steps down or makes timings unsteady. Changes nothing.
 
-    CPU governor, frequency and heat, hyper-threading, NUMA, torch's threads against cores and the cgroup's limit,
-    memory and swap, huge pages, the disk of the data with its scheduler, shared memory, the builds of Python and torch,
-    the allocator; of NVIDIA's GPUs driver, persistence, power cap, throttling, ECC and PCIe link.
+    Covers CPU governor, frequency and heat; NUMA; torch's threads compared with cores and the cgroup's limit; memory,
+    swap, huge pages and shared memory; the disk of the data; the builds of Python and torch; and for NVIDIA GPUs
+    driver, persistence, power cap, throttling, ECC and PCIe link.
 
-    What is expected are rules of thumb, each with its reason. What cannot be read is said and not guessed. On macOS
-    much of this does not exist or cannot be read; Windows is not supported.
+    What is expected follows rules of thumb, each with its reason. What cannot be read is reported, not guessed. On
+    macOS much of this cannot be read; Windows is not supported.
 
     Parameters
     ----------
     data : path
-        The file or folder that the loader reads. For at most a second, at most 32 MiB of the files that lie there are
-        read. Where these are too small to tell, or lie in the system's cache, 8 MiB are written there to a temporary
-        file, read, and gone.
+        The file or folder that the loader reads. At most 32 MiB of the files in it are read, for at most a second. If
+        they are too small or in the page cache, 8 MiB are written there to a temporary file, read and deleted.
 
     Returns
     -------
@@ -67,5 +66,5 @@ def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:
 
     path = os.fsdecode(data)
     if not os.path.exists(path):
-        raise FileNotFoundError(f"there is no {shown(path)}: give the file or folder that the loader reads.")
+        raise FileNotFoundError(f"there is no {shown(path)}: pass the file or folder that the loader reads.")
     return SystemCheck(check_table(read_system(path)))

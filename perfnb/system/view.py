@@ -1,4 +1,4 @@
-"""The checks of the machine, what asks for attention first; as text and as static HTML."""
+"""The checks of the machine as text and static HTML, problems first."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header
 
-#: A sign for each verdict, beside its word, in the order in which they are shown.
+#: A symbol for each verdict beside its name, in display order.
 SIGNS = {"attention": "▲", "unknown": "?", "info": "·", "ok": "✓"}
 _HEADS = {
-    "attention": "May cost speed, or make timings unsteady",
+    "attention": "May cost speed or make timings unsteady",
     "unknown": "Could not be read",
-    "info": "To know",
-    "ok": "In order",
+    "info": "For information",
+    "ok": "As expected",
 }
 _WRAPPED = "white-space:normal;max-width:34em;overflow-wrap:anywhere"
 _NAME = "white-space:normal;max-width:14em"
-#: An option of a command, which a line's end would tear apart at its hyphens.
+#: A command's option, which must not break at its hyphens.
 _OPTION = re.compile(r"(?<![^\s(])--?\w[^\s,;:)]*")
 _NAMES = 26
 _MIN_WIDTH = 60
 
 
 def system_line(checks: pd.DataFrame) -> str:
-    """``2 of 23 checks ask for attention, 1 could not be read``."""
+    """``2 of 20 checks need attention, 1 could not be read``."""
     counts = checks["verdict"].value_counts()
     attention, unknown = int(counts.get("attention", 0)), int(counts.get("unknown", 0))
-    asks = f"{attention or 'none'} of {len(checks)} checks ask{'s' * (attention <= 1)} for attention"
-    return asks + (f", {unknown} could not be read" if unknown else "")
+    need = f"{attention or 'none'} of {len(checks)} checks need{'s' * (attention <= 1)} attention"
+    return need + (f", {unknown} could not be read" if unknown else "")
 
 
 def system_text(checks: pd.DataFrame, width: int = 100) -> str:
-    """The checks as text, the reasons beside those that ask for attention."""
+    """The checks as text, with reasons for those that need attention."""
     width = max(_MIN_WIDTH, width)
     lines = escape.wrapped(f"perfnb · the machine · {system_line(checks)}", width)
     for verdict, rows in _sections(checks):
@@ -51,7 +51,7 @@ def system_text(checks: pd.DataFrame, width: int = 100) -> str:
 
 
 def system_html(checks: pd.DataFrame) -> str:
-    """The checks as tables; why each matters and how to change it stand beside what asks for attention, else folded."""
+    """The checks as tables; why each matters and how to change it is folded unless it needs attention."""
     parts = [header("The machine", "system check", fmt.capital(system_line(checks)))]
     for verdict, rows in _sections(checks):
         wide = verdict == "attention"
@@ -67,7 +67,7 @@ def system_html(checks: pd.DataFrame) -> str:
     if rest:
         body = [[_cell(row["check"], _NAME), _cell(row["why"]), _cell(row["how"])] for row in rest]
         table = tables.table("", ["check", "why it matters", "how to change it"], body, texts=3)
-        parts.append(f"<details><summary>Why the others matter, and how to change them</summary>{table}</details>")
+        parts.append(f"<details><summary>Why the other checks matter and what to do</summary>{table}</details>")
     return framed("".join(parts))
 
 
@@ -79,7 +79,7 @@ def _sections(checks: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]
 
 
 def _merged(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Neighbours that found the same, such as all checks of a GPU where there is none, as one line."""
+    """Merge neighbours with the same result, such as all GPU checks on a machine without one, into one line."""
     for _, same in groupby(rows, key=lambda row: (row["found"], row["verdict"] == "attention" and row["check"])):
         alike = list(same)
         names = [row["check"] for row in alike]
@@ -87,7 +87,7 @@ def _merged(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[str], dict[st
 
 
 def _joined(names: Sequence[str]) -> str:
-    """``GPU driver, persistence, ECC``: what all names begin with stands there once."""
+    """``GPU driver, persistence, ECC``: a shared first word appears once."""
     first = names[0].partition(" ")[0] + " "
     if all(name.startswith(first) for name in names):
         return first + ", ".join(name.removeprefix(first) for name in names)
@@ -95,7 +95,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _hanging(name: str, text: str, width: int) -> list[str]:
-    """A name and, beside it, text that is broken to its column."""
+    """A name and, beside it, text wrapped to its column."""
     heads = escape.wrapped(name, _NAMES - 2)
     lines = escape.wrapped(text, width - _NAMES - 2)
     count = max(len(heads), len(lines))

@@ -1,4 +1,4 @@
-"""Python, torch and the allocator, as they are and as they are said to be."""
+"""Python and torch, as they are and as they are said to be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from perfnb.system.read.reading import Tree, read_all
 
 def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setenv("PYTHONMALLOC", "malloc_debug")
     told = read_all(builds.build_readers(Tree("/", "linux")))
 
@@ -24,16 +23,6 @@ def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told["python"]["debug"] in (True, False)
     assert told["environment"]["threads"] == torch.get_num_threads()
     assert told["thread_variables"]["OMP_NUM_THREADS"] == "3"
-    assert told["preloaded"] == ""
-
-
-def test_allocators_are_known_by_their_files(tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/maps").write_text(
-        "7f0 r-xp 00000000 08:01 1 /usr/lib/libjemalloc.so.2\n7f1 r-xp 0 08:01 2 /opt/libtcmalloc_minimal.so.4\n"
-        "7f2 r-xp 0 08:01 3 /opt/jemalloc/notes.txt\n7f3 r-xp 0 08:01 1 /usr/lib/libjemalloc.so.2\n"
-    )
-    assert builds.loaded_allocators(Tree(str(tmp_path), "linux")) == ["jemalloc", "tcmalloc"]
 
 
 def test_openmp_runtimes_are_known_by_their_files(tmp_path: Path) -> None:

@@ -33,11 +33,8 @@ def machine(root: Path, **other: str) -> Path:
         "proc/self/status": "Name:\tx\nCpus_allowed:\t7\nCpus_allowed_list:\t0-2\n",
         "proc/meminfo": MEMORY,
         "proc/cpuinfo": "processor : 0\nflags\t\t: fpu hypervisor sse\n",
-        "proc/sys/vm/swappiness": "60\n",
-        f"{CPU}/smt/active": "1\n",
         f"{CPU}/intel_pstate/no_turbo": "0\n",
         f"{THP}/enabled": "always [madvise] never\n",
-        f"{THP}/defrag": "always defer defer+madvise [madvise] never\n",
         "sys/devices/system/node/node0/cpulist": "0-1\n",
         "sys/devices/system/node/node1/cpulist": "2-3\n",
         "sys/devices/system/node/node2/cpulist": "\n",  # memory without CPUs
@@ -49,7 +46,6 @@ def machine(root: Path, **other: str) -> Path:
         files[f"{policy}/scaling_governor"] = "powersave\n" if cpu else "performance\n"
         files[f"{policy}/scaling_driver"] = "intel_pstate\n"
         files[f"{policy}/energy_performance_preference"] = "balance_power\n"
-        files[f"{policy}/scaling_cur_freq"] = f"{1000000 * (cpu + 1)}\n"
         files[f"{policy}/scaling_max_freq"] = "2000000\n"
         files[f"{policy}/cpuinfo_max_freq"] = "3500000\n"
     files[f"{CPU}/cpu1/thermal_throttle/core_throttle_total_time_ms"] = "1500\n"
@@ -72,23 +68,19 @@ def test_all_is_read(tmp_path: Path) -> None:
         "frequency_drivers": {"intel_pstate": 4},
         "energy_preferences": {"balance_power": 4},
         "frequency_limits": [(2000.0, 3500.0)],
-        "mhz": 2500.0,
         "boost": True,
         "heat_events": 6,
         "heat_ms": 1500,
         "virtual": True,
         "cpus": 3,
         "cores": 2,
-        "smt": True,
         "nodes": [(2, 2), (2, 1)],
         "cpu_limit": None,
-        "throttled": Unread("no cgroup counts it"),
+        "throttled": Unread("no cgroup reports it"),
         "memory": {"total": 1000 * 1024, "available": 400 * 1024},
         "memory_limit": None,
         "swap": {"total": 300 * 1024, "used": 200 * 1024},
-        "swappiness": 60,
         "huge_pages": "madvise",
-        "huge_page_defrag": "madvise",
         "platform": "linux",
     }
 
@@ -101,7 +93,7 @@ def test_a_virtual_machine_is_known_by_its_flag(tmp_path: Path, flags: str, virt
 
 def test_an_arm_machine_does_not_tell_whether_it_is_virtual(tmp_path: Path) -> None:
     told = facts(machine(tmp_path, **{"proc/cpuinfo": "processor : 0\nFeatures : fp asimd\n"}))
-    assert "does not tell" in told["virtual"].why
+    assert "does not say" in told["virtual"].why
 
 
 def test_a_containers_limits_are_read(tmp_path: Path) -> None:
@@ -135,7 +127,7 @@ def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:
         "platform",
     }
     assert "virtual machine" in told["governors"].why
-    assert "only Intel's do" in told["heat_events"].why
+    assert "only Intel CPUs" in told["heat_events"].why
     assert told["memory"].why == "no such file or directory: /proc/meminfo"
     assert str(tmp_path) not in repr(told)
 
@@ -147,13 +139,12 @@ def test_frequency_falls_back_on_other_files(tmp_path: Path) -> None:
             f"{CPU}/cpu0/cpufreq/scaling_governor": "schedutil",
             f"{CPU}/cpu1/topology/core_id": "0",
             f"{CPU}/cpufreq/boost": "0",
-            "proc/cpuinfo": "processor : 0\ncpu MHz\t\t: 1000.5\n\nprocessor : 1\ncpu MHz\t\t: 2000.5\n",
         },
     )
     told = facts(tmp_path)
 
     assert told["governors"] == {"schedutil": 1}
-    assert (told["mhz"], told["boost"]) == (1500.5, False)
+    assert told["boost"] is False
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
@@ -165,15 +156,15 @@ def test_elsewhere_what_exists_is_read_and_the_rest_is_said(tmp_path: Path, plat
     assert told["swap"]["total"] >= told["swap"]["used"] >= 0
     word = {"darwin": "macOS", "win32": "Windows"}[platform]
     for name in ("governors", "huge_pages", "nodes", "shared_memory", "cpu_limit"):
-        assert told[name].why.startswith(f"{word} does not tell it")
+        assert told[name].why == f"perfnb cannot read it on {word}"
 
 
 FILES = sorted(
     {
         f"{CPU}/cpufreq/policy0/{name}"
-        for name in ("scaling_governor", "scaling_cur_freq", "scaling_max_freq", "energy_performance_preference")
+        for name in ("scaling_governor", "scaling_max_freq", "energy_performance_preference")
     }
-    | {f"{CPU}/smt/active", f"{CPU}/cpu0/topology/thread_siblings_list", f"{CPU}/intel_pstate/no_turbo"}
+    | {f"{CPU}/cpu0/topology/thread_siblings_list", f"{CPU}/intel_pstate/no_turbo"}
     | {"proc/meminfo", "proc/self/status", f"{THP}/enabled", "sys/devices/system/node/node0/cpulist"}
 )
 
@@ -197,7 +188,7 @@ def test_garbage_in_a_file_spoils_only_what_it_tells(
     assert len(changed) <= 4
     for fact in ("governors", "energy_preferences"):
         assert isinstance(told[fact], (dict, Unread))
-    for fact in ("mhz", "cpus", "cores", "heat_events", "swappiness"):
+    for fact in ("cpus", "cores", "heat_events"):
         assert isinstance(told[fact], (int, float, Unread))
 
 
@@ -220,5 +211,5 @@ def test_lists_of_numbers(text: str, numbers: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["a", "1-b", "-3", "0-9999999", "1" * 30])
 def test_what_is_no_list_of_numbers(text: str) -> None:
-    with pytest.raises(Unreadable, match=r"list of numbers|more numbers"):
+    with pytest.raises(Unreadable, match=r"list of numbers|too many numbers"):
         numbers_of(text)

@@ -30,12 +30,12 @@ def test_this_machine_gets_a_row_for_each_check(tmp_path: Path) -> None:
 
     table = check.checks
     assert tuple(table.columns) == COLUMNS
-    assert len(table) == 23
+    assert len(table) == 20
     assert set(table["verdict"]) <= set(VERDICTS)
     unknown = table[table["verdict"] == "unknown"]
     assert unknown["found"].str.contains("could not be read").all()
     read = table.set_index("check").loc["read test", "found"]
-    assert "1 file and a temporary file written just before" in read
+    assert "1 file and a new temporary file" in read
     assert str(tmp_path) in read
     assert os.listdir(tmp_path) == ["data"]
     assert repr(check).startswith("<perfnb.SystemCheck: ")
@@ -63,7 +63,7 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_data_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no '.*missing': give the file or folder"):
+    with pytest.raises(FileNotFoundError, match=r"there is no '.*missing': pass the file or folder"):
         perfnb.system_check(tmp_path / "missing")
 
 
@@ -84,7 +84,7 @@ def test_what_asks_for_attention_comes_first_with_its_reasons() -> None:
         checks(("fine", "good", "ok"), ("dark", "could not be read: x", "unknown"), ("bad", "slow", "attention"))
     )
 
-    assert shown.splitlines()[0] == "perfnb · the machine · 1 of 3 checks asks for attention, 1 could not be read"
+    assert shown.splitlines()[0] == "perfnb · the machine · 1 of 3 checks needs attention, 1 could not be read"
     assert shown.index("▲") < shown.index("bad") < shown.index("bad how") < shown.index("dark") < shown.index("fine")
     assert "fine why" not in shown
 
@@ -93,7 +93,7 @@ def test_checks_that_found_the_same_stand_in_one_line() -> None:
     shown = checks(("one", "no GPU", "info"), ("two", "no GPU", "info"), ("three", "no GPU", "ok"))
 
     assert "one, two" in str(shown)
-    assert str(shown).startswith("perfnb · the machine · none of 3 checks asks for attention")
+    assert str(shown).startswith("perfnb · the machine · none of 3 checks needs attention")
     alike = checks(("GPU driver", "none", "info"), ("GPU ECC", "none", "info"), ("other", "x", "info"))
     assert "GPU driver, ECC  " in str(alike)
     assert "other  " in str(alike)

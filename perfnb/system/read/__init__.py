@@ -1,4 +1,4 @@
-"""What of the machine bears on the speed of a step, as the system tells it. Reading changes nothing."""
+"""Reads the facts about the machine that the checks judge. Reading changes nothing."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def read_system(data: str = ".", root: str = "/", platform: str = sys.platform) 
     Parameters
     ----------
     data : str
-        A file or folder; what lies there is read for a moment.
+        A file or folder; its content is read for a moment.
     root : str
         The folder that holds ``sys``, ``proc`` and ``dev``.
     platform : str
-        As `sys.platform` tells it.
+        As in `sys.platform`.
 
     Returns
     -------
     dict
-        By name what was read, or an `Unread` that says why it could not be.
+        By name a value, or an `Unread` that says why there is none.
     """
     tree = Tree(root, platform)
     readers: dict[str, Reader] = {

@@ -1,4 +1,4 @@
-"""How Python and torch were built, torch's threads, and the allocator that the process runs with."""
+"""The builds of Python and torch, and torch's threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from perfnb.step.environment import describe_environment
 from perfnb.system.read.reading import Reader, Tree
 
-#: Variables that decide how many threads compute, and where.
+#: Environment variables that set how many threads compute, and where.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -26,9 +26,6 @@ _THREAD_VARIABLES = (
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
 )
-_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "hoard", "tbbmalloc")
-_ALLOCATOR_FILE = re.compile(rf"lib({'|'.join(_ALLOCATORS)})[^/]*\.(?:so|dylib)")
-
 _OPENMP_FILE = re.compile(r"(?<= )/[^\n]*lib(?:gomp|iomp5|omp5?)(?:-\w+)?\.so[.\w]*")
 
 
@@ -39,14 +36,12 @@ def build_readers(tree: Tree) -> dict[str, Reader]:
         "thread_variables": lambda: {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
         "python": python_build,
         "torch": torch_build,
-        "allocators": lambda: loaded_allocators(tree),
         "openmp_runtimes": lambda: loaded_openmp(tree),
-        "preloaded": lambda: os.environ.get("DYLD_INSERT_LIBRARIES" if tree.platform == "darwin" else "LD_PRELOAD", ""),
     }
 
 
 def python_build() -> dict[str, Any]:
-    """What bears on the speed of Python's own code."""
+    """What affects the speed of Python's own code."""
     options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     return {
         "version": platform.python_version(),
@@ -77,16 +72,11 @@ def torch_build() -> dict[str, Any]:
 
 
 def _blas() -> str | None:
-    """The library of linear algebra that torch says it was built with."""
-    told = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return None if told is None else told[1].lower()
+    """The BLAS library that torch says it was built with."""
+    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return None if found is None else found[1].lower()
 
 
 def loaded_openmp(tree: Tree) -> list[str]:
-    """The files of OpenMP runtimes that the process has loaded: of several each has threads of its own."""
+    """The files of the OpenMP runtimes that the process has loaded; each has its own threads."""
     return sorted({found[0] for found in _OPENMP_FILE.finditer(tree.text("proc/self/maps"))})
-
-
-def loaded_allocators(tree: Tree) -> list[str]:
-    """The allocators, by name, that the process has loaded in place of the system's."""
-    return sorted({found[1] for found in _ALLOCATOR_FILE.finditer(tree.text("proc/self/maps"))})

@@ -1,4 +1,4 @@
-"""The disk on which the data lies: what it is, how it is scheduled, and what a short read of it gave."""
+"""The disk that holds the data: what it is, and how fast a short read of it was."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 
 from perfnb.system.read.reading import Reader, Tree, Unreadable
 
-#: The read test ends after so many bytes or seconds, whichever comes first.
+#: The read test ends after this many bytes or seconds, whichever comes first.
 MOST_BYTES, MOST_S = 32 << 20, 1.0
-#: How many entries of a folder are looked at for files to read, for how long, and how many files are read.
+#: How many entries to search for files to read, for how long, and how many files to read.
 _MOST_ENTRIES, _LOOK_S, _MOST_FILES = 2000, 0.2, 64
 _TEMPORARY_BYTES = 8 << 20
 _CHUNK = 1 << 20
-#: Below this what was read says little of the disk, and a temporary file is read too.
+#: If less was read from the disk, a temporary file is read too.
 _FEWEST_BYTES = 1 << 20
 
 
@@ -36,7 +36,7 @@ def disk_readers(tree: Tree, data: str) -> dict[str, Reader]:
 
 
 def mount_of(tree: Tree, data: str) -> dict[str, str]:
-    """The file system on which a path lies: where it is mounted, its kind, its source and the device's number."""
+    """The file system that holds a path: its mount point, kind, source and device number."""
     place = os.path.realpath(data)
     best: dict[str, str] | None = None
     for line in tree.text("proc/self/mountinfo").splitlines():
@@ -46,7 +46,7 @@ def mount_of(tree: Tree, data: str) -> dict[str, str]:
             continue
         folder = re.sub(r"\\([0-3][0-7]{2})", lambda code: chr(int(code[1], 8)), words[4])
         inside = folder == "/" or f"{place}/".startswith(f"{folder.rstrip('/')}/")
-        # Of mounts at one place the last one lies on top.
+        # Of several mounts at one place the last is on top.
         if inside and (best is None or len(folder) >= len(best["folder"])):
             best = {"folder": folder, "kind": kind[0], "source": kind[1], "device": words[2]}
     if best is None:
@@ -55,11 +55,11 @@ def mount_of(tree: Tree, data: str) -> dict[str, str]:
 
 
 def block_device(tree: Tree, mount: dict[str, str]) -> dict[str, Any]:
-    """The disk below a file system: its name, scheduler, and whether it turns."""
+    """The disk below a file system: its name, and whether it is rotational (``None`` if unknown)."""
     folder = _block_folder(tree, mount)
     if folder is None:
-        raise Unreadable(f"a file system of kind {mount['kind']} lies on no disk of this machine that can be seen")
-    for _ in range(8):  # from a part to its disk, from a mapped volume to what lies below
+        raise Unreadable(f"a {mount['kind']} file system is not on a visible disk of this machine")
+    for _ in range(8):  # from a partition to its disk, from a mapped volume to the device below
         below = os.path.join(folder, "slaves")
         if os.path.exists(os.path.join(folder, "partition")):
             folder = os.path.dirname(folder)
@@ -68,17 +68,17 @@ def block_device(tree: Tree, mount: dict[str, str]) -> dict[str, Any]:
         else:
             break
     name, queue = os.path.basename(folder), os.path.relpath(os.path.join(folder, "queue"), os.path.realpath(tree.root))
-    facts: dict[str, Any] = {"name": name, "scheduler": tree.chosen(f"{queue}/scheduler"), "turns": None}
+    facts: dict[str, Any] = {"name": name, "turns": None}
     with suppress(Unreadable):
         facts["turns"] = tree.whole(f"{queue}/rotational") != 0
     return facts
 
 
 def _block_folder(tree: Tree, mount: dict[str, str]) -> str | None:
-    """What the system tells of the block device below a file system."""
+    """The system's folder for the block device below a file system."""
     places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
     source = mount["source"]
-    if source.startswith("/dev/"):  # btrfs has a number of its own, which is no disk's
+    if source.startswith("/dev/"):  # btrfs has a device number of its own
         behind = os.path.realpath(tree.path(source.lstrip("/")))  # a mapped volume is a link
         places += [os.path.join("sys/class/block", os.path.basename(name)) for name in (behind, source)]
     found = (os.path.realpath(tree.path(place)) for place in places if os.path.exists(tree.path(place)))
@@ -86,18 +86,18 @@ def _block_folder(tree: Tree, mount: dict[str, str]) -> str | None:
 
 
 def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> dict[str, Any]:
-    """Read files for a moment and tell how fast that was.
+    """Read files for a moment and measure how fast that was.
 
-    What lies in the system's cache is told apart, where the system tells (Linux): it says nothing of the disk. Files
-    that are there are only read; where they are too small or lie in the cache, a temporary file without a name is
-    written, read and gone. The cache is not emptied: only an administrator may, and all other programs would feel it.
+    Linux can tell reads from the page cache, which say nothing about the disk. Existing files are only read; if they
+    are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not emptied:
+    that needs root and would slow down all other programs.
 
     Returns
     -------
     dict
-        ``files`` and ``temporary`` (how many were read, and whether one was our own), ``disk_bytes``, ``disk_s``
-        and ``disk_requests`` (of at most a MiB each), ``cached_bytes``, ``cached_s``, ``tells`` (whether cache and disk
-        could be told apart), ``failed`` (files that could not be read).
+        ``files`` (how many were read), ``temporary`` (whether a temporary one was), ``disk_bytes``, ``disk_s`` and
+        ``disk_requests`` (of at most 1 MiB each), ``cached_bytes``, ``cached_s``, ``tells`` (whether the system tells
+        cache from disk), ``failed`` (files that could not be read).
 
     Raises
     ------
@@ -107,7 +107,7 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
     if not os.path.exists(data):
         raise Unreadable(f"there is no {data!r}")
     if not hasattr(os, "pread"):
-        raise Unreadable("this system does not read files in a way that perfnb knows")
+        raise Unreadable("perfnb cannot test reads on this system")
     result: dict[str, Any] = {"files": 0, "temporary": False, "failed": 0, "tells": hasattr(os, "RWF_NOWAIT")}
     result |= {"disk_bytes": 0, "disk_s": 0.0, "disk_requests": 0, "cached_bytes": 0, "cached_s": 0.0}
     until = time.perf_counter() + most_s
@@ -131,14 +131,14 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
         except OSError as error:
             if not result["files"]:
                 words = (error.strerror or "error").lower()
-                raise Unreadable(f"no file could be read there, and none be written ({words})") from None
+                raise Unreadable(f"no file could be read or written there ({words})") from None
     if not result["files"] and not result["temporary"]:
         raise Unreadable("no file could be read there")
     return result
 
 
 def _files(data: str) -> Iterator[str]:
-    """The files to read: the path itself, or those below a folder, the largest first."""
+    """The files to read: the path itself, or those below a folder, largest first."""
     if not os.path.isdir(data):
         yield data
         return
@@ -159,7 +159,7 @@ def _files(data: str) -> Iterator[str]:
 
 
 def _open(path: str) -> int:
-    """Open a file to read it; where that is allowed, without a trace in its time of last access."""
+    """Open a file for reading, without changing its access time if that is allowed."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         descriptor = os.open(path, flags | getattr(os, "O_NOATIME", 0))
@@ -167,19 +167,19 @@ def _open(path: str) -> int:
         descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "no regular file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
     return descriptor
 
 
 def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]) -> None:
     buffer, place = bytearray(_CHUNK), 0
-    if hasattr(os, "posix_fadvise"):  # what is read ahead for us would pass for what lay in the cache
+    if hasattr(os, "posix_fadvise"):  # what is read ahead would look cached
         with suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     while place < most_bytes and time.perf_counter() < until:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         count, cached = _chunk(descriptor, buffer, place, result)
-        taken = time.perf_counter() - begin
+        taken = time.perf_counter() - start
         if not count:
             return
         kind = "cached" if cached else "disk"
@@ -190,7 +190,7 @@ def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]
 
 
 def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any]) -> tuple[int, bool]:
-    """Read a chunk; how many bytes, and whether they lay in the cache: Linux refuses to wait where they did not."""
+    """Read a chunk; return its size and whether it was cached: Linux can refuse to wait for what is not."""
     if result["tells"]:
         try:
             count = os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT)
@@ -205,14 +205,14 @@ def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any
 
 
 def _read_temporary(data: str, until: float, result: dict[str, Any]) -> None:
-    """Write a file that has no name, let the system forget its content, and read it."""
+    """Write an unnamed file, drop it from the page cache, and read it."""
     folder = data if os.path.isdir(data) else os.path.dirname(os.path.abspath(data))
     with tempfile.TemporaryFile(dir=folder, prefix="perfnb-") as file:
         for _ in range(_TEMPORARY_BYTES // _CHUNK):
             file.write(os.urandom(_CHUNK))
         file.flush()
         os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):  # of our own file alone
+        if hasattr(os, "posix_fadvise"):  # for our own file only
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         _read(file.fileno(), _TEMPORARY_BYTES, max(until, time.perf_counter() + 0.1), result)
         result["temporary"] = True

@@ -1,4 +1,4 @@
-"""How NVIDIA's GPUs are set up, through NVML."""
+"""The configuration of NVIDIA GPUs, through NVML."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ from typing import Any
 import pynvml
 
 from perfnb.system.read.reading import Reader, Unread, Unreadable
-from perfnb.telemetry.sampler.nvml import FIELDS, absence
+from perfnb.telemetry.sampler.nvml import FIELDS, NONE_32, NONE_64, absence
 from perfnb.telemetry.sampler.nvml_devices import error_words, find_gpus, let_through
 from perfnb.telemetry.throttle import throttle_words
 
-#: What NVML puts where it has no value, in 32 and in 64 bits.
-_NOTHING = (2**32 - 1, 2**64 - 1)
-
 
 def gpu_readers(visible: str | None) -> dict[str, Reader]:
-    """A reader of all that NVML tells.
-
-    Parameters
-    ----------
-    visible : str or None
-        The value of CUDA_VISIBLE_DEVICES; ``None`` where it is not set.
-    """
+    """A reader of everything; `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset."""
     return {"gpus": lambda: read_gpus(visible)}
 
 
 def read_gpus(visible: str | None) -> dict[str, Any]:
-    """The driver, and for each GPU that is let through how it is set up; what cannot be read alone is an `Unread`.
+    """The driver and the configuration of each visible GPU; single values that cannot be read are `Unread`.
 
     Raises
     ------
@@ -68,12 +59,12 @@ def _device(place: int) -> dict[str, Any] | Unread:
 
 
 def _asked(read: Callable[[], Any]) -> Any:
-    """What NVML answers, or why it does not."""
+    """What NVML answers, or why it does not answer."""
     try:
         value = read()
     except pynvml.NVMLError as error:
         return Unread(error_words(error))
-    return Unread("the driver reports no value") if value in _NOTHING else value
+    return Unread("the driver reports no value") if value in (NONE_32, NONE_64) else value
 
 
 def _text(value: Any) -> str:
@@ -83,12 +74,12 @@ def _text(value: Any) -> str:
 def _name(handle: Any) -> str:
     try:
         return _text(pynvml.nvmlDeviceGetName(handle))
-    except UnicodeDecodeError as error:  # the binding decodes strictly; names are whatever the driver says
+    except UnicodeDecodeError as error:  # the binding decodes strictly; a name is whatever the driver says
         return bytes(error.object).decode(errors="replace")
 
 
 def _cuda_of_driver() -> tuple[int, int]:
-    """The newest CUDA that the driver can run."""
+    """The newest CUDA version that the driver supports."""
     version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
     return version // 1000, version % 1000 // 10
 
@@ -99,7 +90,7 @@ def _ecc(handle: Any) -> dict[str, bool]:
 
 
 def _uncorrected(handle: Any) -> int:
-    """Errors of memory, since the driver was loaded, that could not be corrected."""
+    """Uncorrectable memory errors since the driver was loaded."""
     return int(
         pynvml.nvmlDeviceGetTotalEccErrors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
     )

@@ -14,7 +14,6 @@ from perfnb.telemetry.sampler.source import Absent
 
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
-_THP = "sys/kernel/mm/transparent_hugepage"
 
 
 def host_readers(tree: Tree) -> dict[str, Reader]:
@@ -25,23 +24,19 @@ def host_readers(tree: Tree) -> dict[str, Reader]:
         "frequency_drivers": lambda: host.of_policies("scaling_driver"),
         "energy_preferences": lambda: host.of_policies("energy_performance_preference"),
         "frequency_limits": host.frequency_limits,
-        "mhz": host.mhz,
         "boost": host.boost,
         "heat_events": host.heat_events,
         "heat_ms": host.heat_ms,
         "virtual": host.virtual,
         "cpus": host.cpus,
         "cores": host.cores,
-        "smt": host.smt,
         "nodes": host.nodes,
         "cpu_limit": host.cpu_limit,
         "throttled": host.throttled,
         "memory": host.memory,
         "memory_limit": host.memory_limit,
         "swap": host.swap,
-        "swappiness": lambda: tree.whole("proc/sys/vm/swappiness"),
-        "huge_pages": lambda: tree.chosen(f"{_THP}/enabled"),
-        "huge_page_defrag": lambda: tree.chosen(f"{_THP}/defrag"),
+        "huge_pages": lambda: tree.chosen("sys/kernel/mm/transparent_hugepage/enabled"),
         "shared_memory": host.shared_memory,
         "platform": lambda: tree.platform,
     }
@@ -52,52 +47,36 @@ class _Host:
         self._tree = tree
 
     def _policies(self) -> list[str]:
-        """The folders of frequency control, one for each group of CPUs that share a clock."""
+        """The frequency control folders, one per group of CPUs that share a clock."""
         try:
             return self._tree.folders(f"{_CPU}/cpufreq", "policy")
         except Unreadable:
             folders = [f"{folder}/cpufreq" for folder in self._tree.folders(_CPU, "cpu")]
         found = [folder for folder in folders if os.path.isdir(self._tree.path(folder))]
         if not found:
-            raise Unreadable(f"the system controls no frequency (no /{_CPU}/cpufreq; a virtual machine has none)")
+            raise Unreadable(f"no frequency control (no /{_CPU}/cpufreq, as on virtual machines)")
         return found
 
     def of_policies(self, name: str) -> dict[str, int]:
-        """What the policies say, with the number of policies that say so."""
+        """The values of a setting, each with the number of policies that have it."""
         words = [self._tree.word(f"{folder}/{name}") for folder in self._policies()]
         return {word: words.count(word) for word in sorted(set(words))}
 
     def frequency_limits(self) -> list[tuple[float, float]]:
-        """For each policy the highest frequency that is allowed and that the CPU has, in MHz."""
+        """For each policy the highest frequency allowed and the CPU's own, in MHz."""
         names = ("scaling_max_freq", "cpuinfo_max_freq")
         limits = [tuple(self._tree.whole(f"{folder}/{name}") / 1e3 for name in names) for folder in self._policies()]
         return sorted({(allowed, most) for allowed, most in limits})
 
-    def mhz(self) -> float:
-        """Mean clock of the CPUs now."""
-        if not self._tree.is_linux:
-            frequency: Any = psutil.cpu_freq()
-            if frequency is None or not frequency.current:
-                raise Unreadable("the system does not tell the clock")
-            return float(frequency.current)
-        try:
-            told = [self._tree.whole(f"{folder}/scaling_cur_freq") / 1e3 for folder in self._policies()]
-        except Unreadable:
-            rows = [line.partition(":") for line in self._tree.text("proc/cpuinfo").splitlines()]
-            told = [float(value) for name, _, value in rows if name.strip() == "cpu MHz"]
-        if not told:
-            raise Unreadable("/proc/cpuinfo does not tell the clock")
-        return sum(told) / len(told)
-
     def boost(self) -> bool:
-        """Whether the CPU may run above its nominal clock."""
+        """Whether the CPU may exceed its nominal clock."""
         try:
             return self._tree.whole(f"{_CPU}/intel_pstate/no_turbo") == 0
         except Unreadable:
             return self._tree.whole(f"{_CPU}/cpufreq/boost") != 0
 
     def heat_events(self) -> int:
-        """How often heat has slowed a core since the machine's start."""
+        """How often heat has slowed a core since boot."""
         return self._heat("core_throttle_count")
 
     def heat_ms(self) -> int:
@@ -108,15 +87,15 @@ class _Host:
         files = [f"{folder}/thermal_throttle/{name}" for folder in self._tree.folders(_CPU, "cpu")]
         told = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
         if not told:
-            raise Unreadable(f"no CPU counts it (no {name} in /{_CPU}; only Intel's do, outside virtual machines)")
+            raise Unreadable(f"no {name} in /{_CPU}; only Intel CPUs outside virtual machines have it")
         return sum(told)
 
     def virtual(self) -> bool:
-        """Whether this is a virtual machine, whose CPUs may be threads of shared cores and whose disks are others'."""
+        """Whether this is a virtual machine, whose disks are virtual too."""
         rows = [line.partition(":") for line in self._tree.text("proc/cpuinfo").splitlines()]
         flags = [value.split() for name, _, value in rows if name.strip() == "flags"]
         if not flags:
-            raise Unreadable("/proc/cpuinfo does not tell whether this is a virtual machine")
+            raise Unreadable("/proc/cpuinfo does not say whether this is a virtual machine")
         return "hypervisor" in flags[0]
 
     def cpus(self) -> int:
@@ -124,11 +103,11 @@ class _Host:
         return len(self._allowed())
 
     def cores(self) -> int:
-        """How many cores these CPUs are."""
+        """How many physical cores these CPUs belong to."""
         if not self._tree.is_linux:
             cores = psutil.cpu_count(logical=False)
             if not cores:
-                raise Unreadable("the system does not tell its cores")
+                raise Unreadable("the system does not report its cores")
             return cores
         allowed = self._allowed()
         told = [self._siblings(folder) for folder in self._tree.folders(_CPU, "cpu") if _number(folder) in allowed]
@@ -142,15 +121,8 @@ class _Host:
         except Unreadable:
             return numbers_of(self._tree.text(f"{folder}/topology/core_cpus_list"))
 
-    def smt(self) -> bool:
-        """Whether cores run several threads each."""
-        if not self._tree.is_linux:
-            logical = psutil.cpu_count()
-            return bool(logical and logical > self.cores())
-        return self._tree.whole(f"{_CPU}/smt/active") != 0
-
     def nodes(self) -> list[tuple[int, int]]:
-        """For each NUMA node with CPUs how many it has, and how many of them the process may use."""
+        """For each NUMA node with CPUs, how many it has and how many of them the process may use."""
         allowed = self._allowed()
         lists = [_list_of(self._tree, folder) for folder in self._tree.folders(_NODES, "node")]
         found = [(len(numbers), len(numbers & allowed)) for numbers in lists if numbers]
@@ -175,25 +147,25 @@ class _Host:
         return self._tree.path("proc/self"), self._tree.path("sys/fs/cgroup")
 
     def cpu_limit(self) -> float | None:
-        """How many CPUs the cgroups allow; ``None`` where they limit nothing."""
+        """How many CPUs the cgroups allow; ``None`` for no limit."""
         return cpu_limit(*self._places())
 
     def throttled(self) -> tuple[int, float]:
-        """How often the limit stopped the cgroup, and for how many milliseconds."""
+        """How often the limit throttled the cgroup, and for how many milliseconds."""
         told = throttled(*self._places())
         if told is None:
-            raise Unreadable("no cgroup counts it")
+            raise Unreadable("no cgroup reports it")
         return told
 
     def memory(self) -> dict[str, int]:
-        """Bytes in all, and bytes that can be had without swapping."""
+        """Total bytes, and bytes available without swapping."""
         if not self._tree.is_linux:
             told = psutil.virtual_memory()
             return {"total": int(told.total), "available": int(told.available)}
         return {"total": self._kib("MemTotal"), "available": self._kib("MemAvailable")}
 
     def memory_limit(self) -> tuple[int, float | None] | None:
-        """Bytes that the cgroups allow, and bytes in use; ``None`` where they limit nothing."""
+        """Bytes that the cgroups allow, and bytes in use; ``None`` for no limit."""
         limit = memory_limit_bytes(*self._places())
         if limit is None:
             return None
@@ -207,7 +179,7 @@ class _Host:
             source.close()
 
     def swap(self) -> dict[str, int]:
-        """Bytes of swap, and of them in use."""
+        """Bytes of swap, and bytes of it in use."""
         if not self._tree.is_linux:
             told = psutil.swap_memory()
             return {"total": int(told.total), "used": int(told.used)}
@@ -217,17 +189,17 @@ class _Host:
     def _kib(self, key: str) -> int:
         number, _, unit = self._row("proc/meminfo", key).partition(" ")
         if not number.isdecimal() or len(number) > 15 or unit.strip() != "kB":
-            raise Unreadable(f"/proc/meminfo says {number[:20]!r} of {key}")
+            raise Unreadable(f"/proc/meminfo contains {number[:20]!r} for {key}")
         return int(number) * 1024
 
     def shared_memory(self) -> dict[str, int]:
-        """Bytes of the file system of shared memory, and free ones."""
+        """Total and free bytes of the shared memory file system."""
         place = self._tree.path("dev/shm")
         try:
-            told: Any = os.statvfs(place)
+            space: Any = os.statvfs(place)
         except OSError as error:
             raise Unreadable(f"{(error.strerror or 'error').lower()}: /dev/shm") from None
-        return {"total": told.f_frsize * told.f_blocks, "free": told.f_frsize * told.f_bavail}
+        return {"total": space.f_frsize * space.f_blocks, "free": space.f_frsize * space.f_bavail}
 
 
 def _number(folder: str) -> int:
@@ -235,7 +207,7 @@ def _number(folder: str) -> int:
 
 
 def _list_of(tree: Tree, folder: str) -> frozenset[int]:
-    """The CPUs of a node; a node may hold memory only, and its list is empty."""
+    """The CPUs of a node; a node with only memory has none."""
     try:
         return numbers_of(tree.text(f"{folder}/cpulist"))
     except Unreadable as error:

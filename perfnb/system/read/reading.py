@@ -1,4 +1,4 @@
-"""Reading small files of the system, each of which may be missing or say anything."""
+"""Reading small system files, each of which may be missing or contain anything."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-#: Longer than any file that is read whole.
+#: Longer than any file that is read.
 _MOST_BYTES = 1 << 22
 
 Reader = Callable[[], Any]
 
 
 class Unread(NamedTuple):
-    """Stands for what could not be read."""
+    """Stands for a fact that could not be read."""
 
     why: str
 
@@ -23,18 +23,18 @@ class Unreadable(Exception):
 
 
 def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """What each reader gives, or why it gives nothing; one that fails does not hinder the others."""
+    """What each reader returns, or why it failed; one failure does not affect the others."""
     facts: dict[str, Any] = {}
     for name, read in readers.items():
         try:
             facts[name] = read()
-        except Exception as error:  # drivers and libraries fail in many ways, and each is an answer
+        except Exception as error:  # drivers and libraries fail in many ways; each is an answer
             facts[name] = Unread(reason(error))
     return facts
 
 
 def reason(error: Exception) -> str:
-    """Why something could not be read, in words."""
+    """Why something could not be read."""
     if isinstance(error, Unreadable):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -43,14 +43,14 @@ def reason(error: Exception) -> str:
 
 
 class Tree:
-    """The files by which Linux tells of itself.
+    """The files in which Linux describes itself.
 
     Parameters
     ----------
     root : str
         The folder that holds ``sys``, ``proc`` and ``dev``.
     platform : str
-        As `sys.platform` tells it; elsewhere than on Linux nothing can be read.
+        As in `sys.platform`; nothing can be read unless it is Linux.
     """
 
     def __init__(self, root: str, platform: str) -> None:
@@ -63,24 +63,24 @@ class Tree:
 
     @property
     def is_here(self) -> bool:
-        """Whether the files are those of the machine that this process runs on."""
+        """Whether the files describe the machine that this process runs on."""
         return self.root == "/"
 
     def path(self, name: str) -> str:
-        """Where a file such as ``proc/meminfo`` lies.
+        """The path of a file such as ``proc/meminfo``.
 
         Raises
         ------
         Unreadable
-            Elsewhere than on Linux.
+            If this is not Linux.
         """
         if not self.is_linux:
             system = {"darwin": "macOS", "win32": "Windows"}.get(self.platform, self.platform)
-            raise Unreadable(f"{system} does not tell it in a way that perfnb knows")
+            raise Unreadable(f"perfnb cannot read it on {system}")
         return os.path.join(self.root, name)
 
     def text(self, name: str) -> str:
-        """What a file says, without white space at its ends.
+        """The content of a file, stripped.
 
         Raises
         ------
@@ -102,53 +102,32 @@ class Tree:
         return text.decode(errors="replace").strip()
 
     def whole(self, name: str) -> int:
-        """The whole number that a file holds.
-
-        Raises
-        ------
-        Unreadable
-        """
+        """The integer in a file."""
         text = self.text(name)
         if not text.isascii() or not text.isdigit() or len(text) > 19:
-            raise Unreadable(f"/{name} says {text[:40]!r}, which is no number")
+            raise Unreadable(f"/{name} contains {text[:40]!r}, which is not a number")
         return int(text)
 
     def word(self, name: str) -> str:
-        """The one word that a file holds.
-
-        Raises
-        ------
-        Unreadable
-        """
+        """The single word in a file."""
         text = self.text(name)
         if len(text) > 60 or not text.replace("-", "").replace("_", "").isalnum():
-            raise Unreadable(f"/{name} says {text[:40]!r}, which is no word")
+            raise Unreadable(f"/{name} contains {text[:40]!r}, which is not a word")
         return text
 
     def chosen(self, name: str) -> str:
-        """The word in brackets of a file such as ``always [madvise] never``.
-
-        Raises
-        ------
-        Unreadable
-        """
+        """The word in brackets in a file such as ``always [madvise] never``."""
         text = self.text(name)
         before, _, after = text.partition("[")
         word, bracket, _ = after.partition("]")
         if bracket and word:
             return word
         if before.strip() and " " not in text and len(text) < 40:
-            return text  # there is nothing to choose from
-        raise Unreadable(f"/{name} says {text[:40]!r}, in which nothing is chosen")
+            return text  # there is only one option
+        raise Unreadable(f"/{name} contains {text[:40]!r}, with no option in brackets")
 
     def folders(self, name: str, prefix: str) -> list[str]:
-        """The entries of a folder that are called `prefix` and a number, in the order of the numbers.
-
-        Raises
-        ------
-        Unreadable
-            If there are none.
-        """
+        """The entries of a folder named `prefix` plus a number, ordered by number; at least one."""
         try:
             entries = os.listdir(self.path(name))
         except OSError as error:
@@ -160,18 +139,13 @@ class Tree:
 
 
 def numbers_of(text: str) -> frozenset[int]:
-    """The numbers of a list such as ``0-3,8``.
-
-    Raises
-    ------
-    Unreadable
-    """
+    """The numbers in a list such as ``0-3,8``."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.strip().partition("-")
         if not (first.isdecimal() and (last or first).isdecimal()) or len(first + last) > 10:
-            raise Unreadable(f"{text[:40]!r} is no list of numbers")
+            raise Unreadable(f"{text[:40]!r} is not a list of numbers")
         if int(last or first) - int(first) > 1 << 16:
-            raise Unreadable(f"{text[:40]!r} holds more numbers than there can be")
+            raise Unreadable(f"{text[:40]!r} has too many numbers")
         numbers |= set(range(int(first), int(last or first) + 1))
     return frozenset(numbers)
