@@ -67,3 +67,8 @@ def shown(value: Any) -> str:
     except Exception:  # a whole number of thousands of digits has no text, and anything may be given
         return f"such a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 10]}…{text[-9:]}"
+
+
+def storable(name: str) -> str:
+    """The name with lone surrogates, which UTF-8 cannot encode, escaped as ``\\udc80``."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")

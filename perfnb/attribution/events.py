@@ -13,7 +13,7 @@ from perfnb.attribution.attribution import Attribution, blocks_of_events
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.ops import owner_names
 from perfnb.attribution.python_calls import block_of_calls, calls_of
-from perfnb.recording.foreign import rows_of_trace
+from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform

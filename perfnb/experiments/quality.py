@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perfnb.arguments import shown
+from perfnb.arguments import shown, storable
 from perfnb.experiments.decision import Loss
 from perfnb.experiments.report_table import DIFFERENCE, RESOURCES
-from perfnb.trace.storable import storable
 
 _BOTH = {"baseline", "candidate"}
 _EXAMPLE = "{'loss': 0.31}"

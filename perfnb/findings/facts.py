@@ -26,7 +26,7 @@ from perfnb.findings.code import MODULES, root_of
 from perfnb.findings.finding import time
 from perfnb.findings.gpu import GpuFacts, gpu_facts
 from perfnb.memory.table import MemorySummary
-from perfnb.recording.foreign import rows_of_trace
+from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, children_sums, innermost, nest, subtree_sums
 from perfnb.recording.recording import Recording

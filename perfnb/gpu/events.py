@@ -13,7 +13,7 @@ from perfnb.attribution.attribution import Attribution, blocks_of_events
 from perfnb.attribution.blocks import marks_step
 from perfnb.attribution.device_work import DeviceWork, device_work, is_in, matching, step_rows, step_windows
 from perfnb.attribution.events import all_events, owners
-from perfnb.recording.foreign import rows_of_trace
+from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools
 from perfnb.recording.recording import Recording
 from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, SYNCHRONISATION

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from perfnb.arguments import require_flag, shown
+from perfnb.arguments import require_flag, shown, storable
 from perfnb.bench.design import planned_rounds, warm_up
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, ShownLive
@@ -24,7 +24,6 @@ from perfnb.models.costs import ArchitectureFigures
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
-from perfnb.trace.storable import storable
 
 if TYPE_CHECKING:
     from torch import nn

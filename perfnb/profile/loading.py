@@ -15,9 +15,9 @@ from perfnb.errors import RecordingError, TraceError
 from perfnb.files import standing, usable
 from perfnb.profile.profile import Profile
 from perfnb.recording.loaders import Loader, loaders
-from perfnb.recording.module_layers import with_module_layers
 from perfnb.recording.reading import rank_of_name, read_recording
 from perfnb.recording.storage import PROFILE, SavedProfile
+from perfnb.recording.trace_layers import with_module_layers
 from perfnb.trace.readers import looks_like, reader_of, readers
 from perfnb.trace.trace_file import Limits
 

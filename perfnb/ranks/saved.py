@@ -16,11 +16,11 @@ from perfnb.files import usable
 from perfnb.recording import folder
 from perfnb.recording.folder import Kind
 from perfnb.recording.loaders import Loader
-from perfnb.recording.module_layers import with_module_layers
 from perfnb.recording.reading import read_recordings, trace_files
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_facts import Rank
 from perfnb.recording.storage import PROFILE, SavedProfile, content
+from perfnb.recording.trace_layers import with_module_layers
 from perfnb.trace.trace_file import Limits
 
 

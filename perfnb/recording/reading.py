@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from perfnb.errors import TraceError
 from perfnb.recording import storage
-from perfnb.recording.foreign import recording_of_trace
+from perfnb.recording.from_trace import recording_of_trace
 from perfnb.recording.recording import Recording
 from perfnb.trace.readers import looks_like, reader_of, readers
 from perfnb.trace.trace_file import QUIET_S, Limits, Progress

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb.arguments import storable
 from perfnb.errors import CaptureError
-from perfnb.recording.event_frame import NUMBERS, TEXTS, event_frame, span_names
+from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame, span_names
 from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
@@ -21,7 +22,6 @@ from perfnb.step.memory import WatchedMemory
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
-from perfnb.trace.storable import storable
 from perfnb.trace.trace_steps import inside, is_in, numbered_spans
 from perfnb.trace_names import DEVICE_EVENTS, MARK_SPAN, OPS, STEP_SPAN
 

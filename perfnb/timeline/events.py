@@ -14,7 +14,7 @@ from perfnb.attribution.blocks import Kind
 from perfnb.attribution.device_work import calls_of, column, first_match, is_in, pairs, text
 from perfnb.attribution.events import all_events
 from perfnb.attribution.owners import forward_ops
-from perfnb.recording.foreign import rows_of_trace
+from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, innermost, nest_cutting
 from perfnb.recording.recording import Recording

@@ -11,14 +11,14 @@ import pandas as pd
 from perfnb.attribution.device_work import column, text
 from perfnb.attribution.events import all_events
 from perfnb.recording.nesting import NONE, Ints
-from perfnb.recording.own_layers import KEY, layers_written
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW
+from perfnb.recording.trace_layers import KEY, layers_written
 from perfnb.timeline.timeline import OF_EVENTS, Timeline, Track
 from perfnb.trace import chrome_writer as writer
-from perfnb.trace.chrome_events import OWN_NAME
+from perfnb.trace.chrome_columns import DERIVED, INSTANT, MEMORY
+from perfnb.trace.chrome_json import OWN_NAME
 from perfnb.trace.chrome_writer import Column, Flow, Json, Labels
-from perfnb.trace.event_columns import DERIVED, INSTANT, MEMORY
 from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, number_behind
 
 #: What the columns of numbers are called in a trace.

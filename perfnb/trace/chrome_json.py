@@ -8,19 +8,226 @@ between two of its elements at this place of the whole text too. If it is not, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, Raw, UnsetType
 
-from perfnb.trace import chrome_faults
-from perfnb.trace.chrome_events import INNER_KEY, Event, Quick, Time, Top
+from perfnb.errors import TraceError
+from perfnb.trace.columns import MISSING
 from perfnb.trace.trace_file import Limits
+
+Time = TypeVar("Time")
+#: Under this key a part of the events is decoded together with what stands before or after them in the file.
+INNER_KEY = "perfnb: events"
+#: What a number may look like in a trace that went through other programs.
+Loose = int | float | str | None
+#: Stands for a text that the event does not carry.
+NO_TEXT = Raw(b"")
+
+
+#: The argument under which perfnb writes what it calls an event that bears a readable name.
+OWN_NAME = "perfnb name"
+
+
+class Args(msgspec.Struct, frozen=True, gc=False):
+    """The arguments of an event."""
+
+    external_id: Loose = msgspec.field(default=MISSING, name="External id")
+    old_external_id: Loose = msgspec.field(default=MISSING, name="external id")
+    python_parent: Loose = msgspec.field(default=MISSING, name="Python parent id")
+    python_id: Loose = msgspec.field(default=MISSING, name="Python id")
+    sequence: Loose = msgspec.field(default=MISSING, name="Sequence number")
+    forward_thread: Loose = msgspec.field(default=MISSING, name="Fwd thread id")
+    device: Loose = MISSING
+    stream: Loose = MISSING
+    correlation: Loose = MISSING
+    shapes: Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
+    old_shapes: Raw = msgspec.field(default=NO_TEXT, name="Input dims")
+    wait_stream: Loose = msgspec.field(default=MISSING, name="wait_on_stream")
+    wait_correlation: Loose = msgspec.field(default=MISSING, name="wait_on_cuda_event_record_corr_id")
+    reserved: Loose = msgspec.field(default=MISSING, name="Total Reserved")
+    allocated: Loose = msgspec.field(default=MISSING, name="Total Allocated")
+    bytes: Loose = msgspec.field(default=MISSING, name="Bytes")
+    moved_bytes: Loose = msgspec.field(default=MISSING, name="bytes")
+    device_id: Loose = msgspec.field(default=MISSING, name="Device Id")
+    device_type: Loose = msgspec.field(default=MISSING, name="Device Type")
+    address: Loose = msgspec.field(default=MISSING, name="Addr")
+    collective: Raw = msgspec.field(default=NO_TEXT, name="Collective name")
+    group: Raw = msgspec.field(default=NO_TEXT, name="Process Group Name")
+    ranks: Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
+    name: Raw = NO_TEXT
+    labels: Raw = NO_TEXT
+    own_name: Raw = msgspec.field(default=NO_TEXT, name=OWN_NAME)
+
+
+NO_ARGS = Args()
+
+
+class Event(msgspec.Struct, Generic[Time], gc=False):
+    """An event; its times are microseconds."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: Loose = MISSING
+    tid: Loose = MISSING
+    ts: Time | int = 0
+    dur: Time | int = 0
+    args: Args | None = NO_ARGS
+
+
+#: Fast, and exact only below 2**43 microseconds.
+Quick = int | float | str
+AnyEvent = Event[Quick] | Event[Decimal]
+
+
+class Top(msgspec.Struct, Generic[Time]):
+    """What stands around the events, or a trace as a whole."""
+
+    events: list[Event[Time]] | UnsetType = msgspec.field(default=UNSET, name=INNER_KEY)
+    whole: list[Event[Time]] | UnsetType = msgspec.field(default=UNSET, name="traceEvents")
+    base: Loose | UnsetType = msgspec.field(default=UNSET, name="baseTimeNanoseconds")
+    devices: Any = msgspec.field(default=UNSET, name="deviceProperties")
+    old_devices: Any = msgspec.field(default=UNSET, name="computeProperties")
+    distributed: Any = msgspec.field(default=UNSET, name="distributedInfo")
+    perfnb: Any = UNSET
+
+
+_BYTE = re.compile(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)")
+_NOT_A_NUMBER = re.compile(rb"[+-]?(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_AGAIN = "copy or record it again"
+
+
+class _RawTop(msgspec.Struct):
+    events: list[msgspec.Raw] = msgspec.field(default_factory=list, name=INNER_KEY)
+    whole: list[msgspec.Raw] = msgspec.field(default_factory=list, name="traceEvents")
+
+
+_QUICK, _EXACT = msgspec.json.Decoder(Event[Quick]), msgspec.json.Decoder(Event[Decimal])
+_RAW_LIST, _RAW_TOP = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_RawTop)
+
+
+def is_open(error: Exception) -> bool:
+    """Whether the text ended inside a value."""
+    return str(error).startswith("Input data was truncated")
+
+
+def is_beyond(error: Exception) -> bool:
+    """Whether the text went on after the value."""
+    return "trailing characters" in str(error)
+
+
+def fault(source: str, error: Exception, text: bytes | bytearray, place: int, *, exact: bool = False) -> TraceError:
+    """What `error` of the decoder means; `text` begins at byte `place` of the file's text."""
+    if is_open(error):
+        return _no_trace(source, f"it is cut off after byte {place + len(text):,}", _AGAIN)
+    if found := _BYTE.fullmatch(str(error)):
+        byte = int(found[2])
+        if name := _NOT_A_NUMBER.match(text, byte):
+            return _no_trace(source, f"{name[0].decode()} at byte {place + byte:,} is no JSON", "write null instead")
+        advice = "if a name in it holds a quote or a line break, rename it and record again"
+        return _no_trace(source, f"at byte {place + byte:,} it is no JSON ({found[1]})", advice)
+    event = _first_fault(text, _EXACT if exact else _QUICK)
+    if event is None:
+        return _no_trace(source, _plain(error), _AGAIN)
+    byte, error = event
+    return _no_trace(source, f"the event at byte {place + byte:,} is none: {_plain(error)}", _AGAIN)
+
+
+def no_json(source: str, begin: bytes, length: int) -> TraceError:
+    """What else a text may be that begins with neither an object nor a list."""
+    if not begin.strip(b" \t\r\n"):
+        return _no_trace(source, "it holds nothing but blanks" if length else "it is empty", "record it again")
+    letters = begin.replace(b"\0", b"")
+    if not letters:
+        return _no_trace(source, "it holds null bytes instead of text", _AGAIN)
+    marked = begin.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if marked or (letters[0] in b"{[ \t\r\n" and len(letters) < len(begin)):
+        return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
+    return _no_trace(source, f"it begins with {ascii(begin)[1:]}, which is no JSON object or list", "name another file")
+
+
+def no_events(source: str) -> TraceError:
+    """JSON without a list of events."""
+    return _no_trace(source, "it is JSON without a list called traceEvents", "name another file")
+
+
+def other_program(source: str, categories: Sequence[str]) -> TraceError:
+    """Events none of which is of a kind that torch.profiler writes."""
+    found = [ascii(name)[:40] for name in categories if name][:3]
+    said = f"categories such as {', '.join(found)}" if found else "no categories"
+    return TraceError(
+        f"{source} is no trace of torch.profiler: its events have {said}, and none that torch.profiler writes; name a "
+        "file that its export_chrome_trace wrote."
+    )
+
+
+def twice(source: str, name: str) -> TraceError:
+    """A key that must be there once."""
+    return _no_trace(source, f"{name} stands in it twice", "keep the right one and remove the other")
+
+
+def recursion(source: str) -> TraceError:
+    """Python's own limit, which was lower than the reader's."""
+    return _no_trace(source, "its values are nested deeper than Python's recursion limit", "name another file")
+
+
+def beyond(source: str, what: str, limit: str) -> TraceError:
+    """A trace beyond one of the limits."""
+    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
+
+
+def no_end(source: str, place: int, most: int) -> TraceError:
+    """No place between two events where there must be one."""
+    return TraceError(
+        f"{source} was not read: no event ends within {most / 2**20:.0f} MiB after byte {place:,}, so it seems to be "
+        "no trace; if it is one, raise max_event_bytes in limits=."
+    )
+
+
+def odd_time(source: str, what: str, time: str) -> TraceError:
+    """A time that is no number, or that int64 nanoseconds cannot hold."""
+    return _no_trace(source, f"{what} is no time that perfnb can hold: {time}", _AGAIN)
+
+
+def _no_trace(source: str, why: str, advice: str) -> TraceError:
+    return TraceError(f"{source} is not a Chrome trace that perfnb can read: {why}; {advice}.")
+
+
+def _plain(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "text that is not UTF-8"
+    text = str(error).replace(" - at `$", " at `").replace("`.", "`")[:200]
+    return text[:1].lower() + text[1:]
+
+
+def _first_fault(text: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> tuple[int, Exception] | None:
+    """Where the first event begins that cannot be decoded, and why not."""
+    try:
+        if text.startswith(b"["):
+            raws = _RAW_LIST.decode(text)
+        else:
+            top = _RAW_TOP.decode(text)
+            raws = top.events or top.whole
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    byte = 0
+    for raw in raws:
+        event = bytes(raw)
+        byte = text.index(event, byte)
+        try:
+            decoder.decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return byte, error
+        byte += len(event)
+    return None
+
 
 #: Bytes of a piece: so few that even a million empty events in it need little memory.
 _PIECE = 2**19
@@ -58,7 +265,7 @@ class Piece:
                 return _EXACT_LIST.decode(self.text)
             return _events_of(_EXACT_TOP.decode(self.text))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise chrome_faults.fault(source, error, self.text, self.place, exact=True) from error
+            raise fault(source, error, self.text, self.place, exact=True) from error
 
 
 class ChromeJson:
@@ -103,7 +310,7 @@ class ChromeJson:
         self._fill(None)
         text, place = opening + self._text, self._place - len(opening)
         if text.count(_INNER[:-1]) > (opening == _INSIDE):
-            raise chrome_faults.twice(self._source, INNER_KEY)
+            raise twice(self._source, INNER_KEY)
         try:
             if opening == _BARE:
                 events = self._decode(_QUICK_LIST, text)
@@ -112,7 +319,7 @@ class ChromeJson:
                 self._take(top, is_part=opening == _INSIDE)
                 events = _events_of(top)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise chrome_faults.fault(self._source, error, text, place) from error
+            raise fault(self._source, error, text, place) from error
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
@@ -123,7 +330,7 @@ class ChromeJson:
         while (first := _NOT_BLANK.search(self._text)) is None and not self._ended:
             self._fill(2 * len(self._text))
         if first is None or first[0] not in b"{[" or 0 in self._text[:4]:
-            raise chrome_faults.no_json(self._source, bytes(self._text[:16]), self._place + len(self._text))
+            raise no_json(self._source, bytes(self._text[:16]), self._place + len(self._text))
         if first[0] == _BARE:
             self._drop(first.end())
             return _BARE
@@ -137,8 +344,8 @@ class ChromeJson:
                 try:
                     self._take(self._decode(_QUICK_TOP, head), is_part=True)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    if not chrome_faults.is_open(error):
-                        raise chrome_faults.fault(self._source, error, head, self._place) from error
+                    if not is_open(error):
+                        raise fault(self._source, error, head, self._place) from error
                 else:
                     self._drop(end)
                     self._around = 1
@@ -162,12 +369,12 @@ class ChromeJson:
             try:
                 events = self._decode(_QUICK_LIST, text)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if chrome_faults.is_open(error):
+                if is_open(error):
                     target = max(2 * target, end)
                     continue
-                if chrome_faults.is_beyond(error):
+                if is_beyond(error):
                     return  # the events ended before this place
-                raise chrome_faults.fault(self._source, error, text, self._place - 1) from error
+                raise fault(self._source, error, text, self._place - 1) from error
             yield self._piece(events, text, self._place - 1)
             self._drop(end)
             target = _PIECE
@@ -175,20 +382,20 @@ class ChromeJson:
     def _piece(self, events: list[Event[Quick]], text: bytes, place: int) -> Piece:
         self._events += len(events)
         if self._events > self._limits.max_events:
-            raise chrome_faults.beyond(self._source, f"{self._limits.max_events:,} events", "max_events")
+            raise beyond(self._source, f"{self._limits.max_events:,} events", "max_events")
         return Piece(events, text, place)
 
     def _take(self, top: Top[Quick], *, is_part: bool) -> None:
         """Keep what `top` says of the trace."""
         if is_part and top.whole is not UNSET:
-            raise chrome_faults.twice(self._source, "traceEvents")
+            raise twice(self._source, "traceEvents")
         if not is_part and top.whole is UNSET:
-            raise chrome_faults.no_events(self._source)
+            raise no_events(self._source)
         for fact in _FACTS:
             value = getattr(top, fact.name)
             if value is not UNSET:
                 if fact.name in self.facts:
-                    raise chrome_faults.twice(self._source, fact.encode_name)
+                    raise twice(self._source, fact.encode_name)
                 self.facts[fact.name] = value
 
     def _fill(self, least: int | None) -> None:
@@ -196,7 +403,7 @@ class ChromeJson:
         most = max(self._limits.max_event_bytes, 2 * _PIECE)
         while not self._ended and (least is None or len(self._text) < least):
             if len(self._text) > most:
-                raise chrome_faults.no_end(self._source, self._place, most)
+                raise no_end(self._source, self._place, most)
             block = next(self._blocks, None)
             if block is None:
                 self._ended = True
@@ -217,11 +424,11 @@ class ChromeJson:
         depth = np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0)
         most = self._limits.max_depth
         if depth + (self._around if text.startswith(_BARE) else 0) > most:
-            raise chrome_faults.beyond(self._source, f"{most:,} values inside each other", "max_depth")
+            raise beyond(self._source, f"{most:,} values inside each other", "max_depth")
         try:
             return decoder.decode(text)
         except RecursionError as error:
-            raise chrome_faults.recursion(self._source) from error
+            raise recursion(self._source) from error
 
 
 def _events_of(top: Top[Time]) -> list[Event[Time]]:

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from perfnb.errors import TraceError
-from perfnb.trace import chrome_faults
-from perfnb.trace.chrome_json import ChromeJson
-from perfnb.trace.chrome_times import resolution
+from perfnb.trace.chrome_columns import Codes, EventColumns, resolution, whole_number
+from perfnb.trace.chrome_json import ChromeJson, odd_time, other_program
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
-from perfnb.trace.event_columns import Codes, EventColumns, whole_number
 from perfnb.trace.readers import Reader
 from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, blocks_of_bytes, blocks_of_file
 
@@ -61,7 +59,7 @@ def read(path: str | Path, limits: Limits = LIMITS, progress: Progress | None = 
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
         trace = _columns(blocks, str(path), limits)
     if len(trace) and not len(trace.memory) and _WRITTEN.isdisjoint(trace.categories):
-        raise chrome_faults.other_program(str(path), trace.categories)
+        raise other_program(str(path), trace.categories)
     return trace
 
 
@@ -102,11 +100,11 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
     ends = np.append(timed["start_ns"] + timed["duration_ns"], memory.time_ns)
     latest = int(ends.max()) if len(ends) else 0
     if base_ns is None or not -(2**63) <= base_ns + latest < 2**63:
-        raise chrome_faults.odd_time(source, "its baseTimeNanoseconds", ascii(base)[:40])
+        raise odd_time(source, "its baseTimeNanoseconds", ascii(base)[:40])
     earliest = int(min(timed["start_ns"].min(initial=latest), memory.time_ns.min(initial=latest)))
     if latest - earliest >= 2**63:
         span = f"from {earliest / 1e3:.6g} to {latest / 1e3:.6g} µs"
-        raise chrome_faults.odd_time(source, "the span of its events", span)
+        raise odd_time(source, "the span of its events", span)
     job = facts.get("distributed")
     devices = facts.get("devices") or facts.get("old_devices")
     return TraceColumns(

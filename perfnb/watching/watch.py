@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from perfnb.arguments import shown
+from perfnb.arguments import shown, storable
 from perfnb.draw.shown import Shown
 from perfnb.interrupts import InterruptGate
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.samples import watch_record
 from perfnb.telemetry.marks import Marks
 from perfnb.telemetry.watcher import Watcher
-from perfnb.trace.storable import storable
 from perfnb.watching.cell_marks import CellMarks
 from perfnb.watching.live import LivePanel
 from perfnb.watching.machine import MachineSummary, machine_summary, machine_table

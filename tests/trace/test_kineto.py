@@ -246,7 +246,7 @@ def test_too_little_memory_is_the_one_error(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*args: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("perfnb.trace.event_columns.EventColumns.add", fail)
+    monkeypatch.setattr("perfnb.trace.chrome_columns.EventColumns.add", fail)
 
     with pytest.raises(TraceError, match=r"^the trace was not read: it needs more memory than there is\.$"):
         columns_of({})

@@ -1,9 +1,10 @@
-"""Decoded events turned into columns, piece by piece, so that the events themselves need not stay."""
+"""Decoded events turned into columns, piece by piece, so that the events themselves need not stay in memory."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from decimal import Context, Decimal, InvalidOperation, localcontext
 from itertools import repeat
 from typing import Any
 
@@ -11,11 +12,71 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from perfnb.trace import chrome_faults
-from perfnb.trace.chrome_events import NO_ARGS, NO_TEXT, AnyEvent, Args, Event, Loose, Time
-from perfnb.trace.chrome_json import Piece
-from perfnb.trace.chrome_times import exact_nanoseconds, quick_nanoseconds
-from perfnb.trace.columns import MISSING, Ints, MemoryColumns, plain_ints
+from perfnb.trace.chrome_json import NO_ARGS, NO_TEXT, AnyEvent, Args, Event, Loose, Piece, Time, odd_time
+from perfnb.trace.columns import MISSING, Ints, MemoryColumns, plain_floats, plain_ints
+
+#: Below this many microseconds a float64 tells neighbouring nanoseconds apart.
+_FINE_US = 2.0**43
+_LEAST_NS, _MOST_NS = -(2**63), 2**63 - 1
+_MOST_WHOLE_US = _MOST_NS // 1000
+_FAR_US = Decimal(10**17)
+#: Above this many microseconds a float64 moves in quarters, which some writers shorten to one decimal.
+_COARSE_US = 2**50
+_QUARTERS_NS = np.array([0, 200, 250, 500, 750, 800])
+
+
+def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
+    """Exact nanoseconds of times as int, float or text, or ``None`` where only `exact_nanoseconds` can tell."""
+    whole = plain_ints(microseconds)
+    if whole is not None:
+        fits = not len(whole) or -_MOST_WHOLE_US <= whole.min() <= whole.max() <= _MOST_WHOLE_US
+        return whole * 1000 if fits else None
+    try:
+        times = plain_floats(microseconds)
+        if times is None:
+            times = np.array(microseconds, dtype=np.float64)
+    except (ValueError, OverflowError):
+        return None
+    if not (np.abs(times) < _FINE_US).all():
+        return None
+    # In two parts: a product with 1000 would be rounded to less than a nanosecond's worth of digits.
+    whole_us = np.trunc(times)
+    return whole_us.astype(np.int64) * 1000 + np.rint((times - whole_us) * 1000).astype(np.int64)
+
+
+def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
+    """Nanoseconds of times that kept every digit; below a nanosecond they are rounded.
+
+    Raises
+    ------
+    ValueError
+        If a time is no number or does not fit into int64; it is the error's only argument.
+    """
+    times = []
+    with localcontext(Context(prec=60)):
+        for value in microseconds:
+            try:
+                inside = -_FAR_US < value < _FAR_US  # asked before it is made an int, which could have a million digits
+            except InvalidOperation:
+                inside = False
+            time = round(value * 1000) if inside else _MOST_NS + 1
+            if not _LEAST_NS <= time <= _MOST_NS:
+                raise ValueError(f"{Decimal(value):.6g}")
+            times.append(time)
+    return np.array(times, dtype=np.int64)
+
+
+def resolution(*columns: Ints) -> int:
+    """The resolution of a file's times in ns: 1 for full digits, 1000 where all are whole microseconds."""
+    unit = 1000
+    for times in columns:
+        if unit > 1 and len(times):
+            unit = int(np.gcd(unit, np.gcd.reduce(times % 1000)))
+    starts = columns[0]
+    if 1 < unit < 1000 and starts.min() > _COARSE_US * 1000 and np.isin(starts % 1000, _QUARTERS_NS).all():
+        return 250
+    return unit
+
 
 #: An allocation or a free, as an instant; torch's slower exporter gives it a meaningless duration.
 MEMORY, INSTANT = "[memory]", "cpu_instant_event"
@@ -150,12 +211,12 @@ class EventColumns:
                 duration = exact_nanoseconds([event.dur for event in _timed(exact)])
                 time = exact_nanoseconds([event.ts for event in _memory(exact)])
             except ValueError as error:
-                raise chrome_faults.odd_time(self._source, "a ts or dur in it", f"{error} µs") from error
+                raise odd_time(self._source, "a ts or dur in it", f"{error} µs") from error
         negative = duration < 0
         self.negative_durations += int(negative.sum())
         duration = np.where(negative, 0, duration)
         if (start > np.iinfo(np.int64).max - duration).any():
-            raise chrome_faults.odd_time(self._source, "the end of an event in it", "ts + dur")
+            raise odd_time(self._source, "the end of an event in it", "ts + dur")
         self._add_timed(columns, start, duration)
         if memory:
             self._add_memory(memory, time)

@@ -1,22 +1,102 @@
-"""A recording of a trace that any program wrote: all its events, and the steps that it marks."""
+"""From the columns of a trace, whoever wrote it, to the frames of a recording."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from perfnb.recording.device_ranges import with_places
-from perfnb.recording.event_frame import event_frame, span_names
-from perfnb.recording.own_layers import layers_read
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
+from perfnb.recording.trace_layers import layers_read
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import TraceSteps, belongs_to_steps, is_in, steps_of
-from perfnb.trace_names import CALLS, DEVICE_EVENTS, DEVICE_WORK, LOADER, OPS, PYTHON_CALLS, RANGES, SPAN_CATEGORY
+from perfnb.trace_names import (
+    CALLS,
+    DEVICE_EVENTS,
+    DEVICE_RANGES,
+    DEVICE_WORK,
+    LAYER_SPAN,
+    LOADER,
+    OPS,
+    PYTHON_CALLS,
+    RANGES,
+    SPAN_CATEGORY,
+    number_behind,
+)
+
+#: Columns of whole numbers, -1 where an event carries none.
+NUMBERS = (
+    *("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id"),
+    *("sequence", "forward_thread", "wait_stream", "wait_correlation", "bytes"),
+)
+#: Columns of text, missing where an event carries none.
+TEXTS = ("shapes", "collective", "group")
+
+
+def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd.DataFrame:
+    """The events at some places of a trace: names, times, and what each carries; see `Recording.events`.
+
+    Parameters
+    ----------
+    trace : TraceColumns
+    rows : ndarray
+    span : ndarray, optional
+        Number of the layer span that each of the rows is; -1 for those that are none.
+    """
+    names, _ = span_names(trace)
+    texts = {"shapes": trace.shape_texts, "collective": trace.collective_names, "group": trace.group_names}
+    return pd.DataFrame(
+        {
+            "name": categorical(names, trace.name[rows]),
+            "category": categorical(trace.categories, trace.category[rows]),
+            **{name: getattr(trace, name)[rows] for name in NUMBERS},
+            **{name: categorical(labels, getattr(trace, name)[rows]) for name, labels in texts.items()},
+            "span": np.full(len(rows), MISSING, dtype=np.int64) if span is None else span,
+        },
+        copy=False,  # millions of rows
+    )
+
+
+def span_names(trace: TraceColumns) -> tuple[list[str], Ints]:
+    """Names with the layer spans' numbers taken off, and the number of the span that each name code stands for."""
+    numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
+    names = [LAYER_SPAN if number != MISSING else name for name, number in zip(trace.names, numbers, strict=True)]
+    return names, numbers
+
+
+def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
+    """Codes with their labels, missing where below 0; equal labels become one, unused ones go."""
+    used = np.flatnonzero(np.bincount(codes[codes != MISSING], minlength=len(labels))) if len(codes) else codes
+    unique, merged = np.unique(np.array([labels[code] for code in used], dtype=object), return_inverse=True)
+    place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last is for what is missing
+    place[used] = merged
+    return pd.Categorical.from_codes(place[codes], categories=pd.Index(unique, dtype=TEXT))
+
+
+def with_places(trace: TraceColumns) -> TraceColumns:
+    """The trace with the device and stream of ranges that carry neither: those of work of the same pid and tid."""
+    lost = np.flatnonzero(is_in(trace, DEVICE_RANGES) & (trace.device == MISSING) & (trace.stream == MISSING))
+    known = np.flatnonzero(is_in(trace, DEVICE_WORK) & (trace.device != MISSING) & (trace.stream != MISSING))
+    if len(lost) == 0 or len(known) == 0:
+        return trace
+    rows, first = np.unique(_pairs(trace, known), axis=0, return_index=True)
+    place = {(pid, tid): int(at) for (pid, tid), at in zip(rows.tolist(), known[first], strict=True)}
+    asked, which = np.unique(_pairs(trace, lost), axis=0, return_inverse=True)
+    beside = np.array([place.get((pid, tid), MISSING) for pid, tid in asked.tolist()], dtype=np.int64)
+    beside = beside[which.reshape(-1)]
+    device, stream = trace.device.copy(), trace.stream.copy()
+    for values in (device, stream):
+        values[lost] = np.where(beside == MISSING, MISSING, values[beside])
+    return replace(trace, device=device, stream=stream)
+
+
+def _pairs(trace: TraceColumns, rows: Ints) -> Ints:
+    return np.stack([trace.process[rows], trace.thread[rows]], axis=1)
+
 
 #: Category of an event that is none of the trace's: the step that stands for all of it.
 WHOLE_TRACE = "whole trace"
