@@ -27,8 +27,8 @@ from perfnb.recording.schema import PASSES, conform
 from perfnb.roofline.levels import Roofline, step_roofline
 from perfnb.stats.step_times import Timing, timing_of_batches
 from perfnb.trace_names import DEVICE_WORK
-from perfnb.watching.machine import MachineSummary, machine_summary
-from perfnb.watching.machine_steps import steps_watched
+from perfnb.watching.steps import steps_watched
+from perfnb.watching.summary import MachineSummary, machine_summary
 
 #: How many times as long as the host's step one with the GPU's work is, where the report tells the two apart.
 _LONGER = 1.01

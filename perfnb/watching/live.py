@@ -11,7 +11,7 @@ from perfnb.draw.shown import Bundle, live_bundle, twin_of
 from perfnb.shell import in_notebook, print_text
 from perfnb.telemetry.marks import Marks
 from perfnb.watching.data import watch_data
-from perfnb.watching.machine import MachineSummary
+from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_html, watch_text
 
 #: Seconds between two updates of the panel, and of what stands for it in a saved notebook.
@@ -125,7 +125,7 @@ class LivePanel:
             self._twin.update(self._bundle(summary, picture=picture), raw=True)
 
     def _make_widget(self, view_id: str) -> Any:
-        from perfnb.draw.widget import WatchWidget
+        from perfnb.watching.widget import WatchWidget
 
         self._widget = WatchWidget(self._data(self._summary()), lambda: self._data(self._summary()))
         return self._widget

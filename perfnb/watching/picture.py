@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from perfnb.watching.machine import MachineSummary
-    from perfnb.watching.machine_charts import Chart, Line
+    from perfnb.watching.charts import Chart, Line
+    from perfnb.watching.summary import MachineSummary
 
 #: A named stretch of time: name, depth, start and end in seconds.
 Band = tuple[str, int, float, float]

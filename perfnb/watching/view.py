@@ -11,14 +11,14 @@ from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.picture import figure_of, picture_html
+from perfnb.watching.data import TABLE_HEADS, TOO_FEW, WHOLE_ONLY, lasted, phase_rows, table_rows, watch_facts
 from perfnb.watching.picture import Band, draw_watch, inches
 from perfnb.watching.points import thinned
-from perfnb.watching.words import TABLE_HEADS, TOO_FEW, WHOLE_ONLY, lasted, phase_rows, table_rows, watch_facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from perfnb.watching.machine import MachineSummary
+    from perfnb.watching.summary import MachineSummary
 
 #: Greatest number of marks that are listed.
 MOST_MARKS = 40

@@ -21,10 +21,10 @@ from perfnb.recording.samples import watch_record
 from perfnb.telemetry.marks import Marks
 from perfnb.telemetry.watcher import Watcher
 from perfnb.watching.cell_marks import CellMarks
+from perfnb.watching.charts import CHARTS
 from perfnb.watching.live import LivePanel
-from perfnb.watching.machine import MachineSummary, machine_summary, machine_table
-from perfnb.watching.machine_charts import CHARTS
 from perfnb.watching.saved import save_watch
+from perfnb.watching.summary import MachineSummary, machine_summary, machine_table
 from perfnb.watching.view import watch_figure, watch_html, watch_text
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 from perfnb import quantities as fmt
 from perfnb.draw.assets import report_script
 from perfnb.profile.page import standalone_page
-from perfnb.watching.machine import MachineSummary
+from perfnb.watching.summary import MachineSummary
 from tests import summaries
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST

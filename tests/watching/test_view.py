@@ -16,16 +16,24 @@ import pytest
 
 from perfnb import quantities as fmt
 from perfnb.draw import assets, escape
-from perfnb.draw.widget import FIRST_PUSHES, REPEATED_PUSHES, ReportWidget, WatchWidget
+from perfnb.draw.widget import ReportWidget
 from perfnb.profile.html import summary_html
 from perfnb.profile.report_data import report_data
 from perfnb.profile.text import summary_text
 from perfnb.recording.schema import conform
-from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, machine_data, watch_data
-from perfnb.watching.machine import MachineSummary
+from perfnb.watching.data import (
+    METRIC_WORDS,
+    MOST_NUMBERS,
+    MOST_POINTS,
+    MOST_STRETCHES,
+    lasted,
+    machine_data,
+    watch_data,
+)
 from perfnb.watching.points import thinned
+from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import MOST_MARKS, machine_html, machine_text, watch_html, watch_text
-from perfnb.watching.words import METRIC_WORDS, lasted
+from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
 from tests import summaries
 from tests.pages import check, picture_bytes, spaced
 from tests.summaries import HOSTILE

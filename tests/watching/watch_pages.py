@@ -9,9 +9,9 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 
 from perfnb.draw import assets, escape
-from perfnb.draw.widget import WatchWidget
 from perfnb.watching.data import watch_data
-from perfnb.watching.machine import MachineSummary
+from perfnb.watching.summary import MachineSummary
+from perfnb.watching.widget import WatchWidget
 
 START = """
 const traits = { data: document.getElementById("data").textContent, chunk: "" };

@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import conform
-from perfnb.watching.machine import MachineSummary, StepsWatched, machine_summary
+from perfnb.watching.summary import MachineSummary, StepsWatched, machine_summary
 from tests.summaries import HOSTILE
 
 MIB, GIB = 1024**2, 1024**3

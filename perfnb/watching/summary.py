@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import METRICS
-from perfnb.watching.machine_charts import Chart, charts_of, device_word, without_limits
+from perfnb.watching.charts import Chart, charts_of, device_word, without_limits
 
 #: The driver renews a GPU's energy counter every 20 to 100 ms: a difference of two readings may be off by that much of
 #: the power at either end. Below `LEAST_ENERGY_S` that is too much of it to tell.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import conform
-from perfnb.watching.machine import MachineSummary, machine_summary, machine_table, weighted_quantile
-from perfnb.watching.machine_charts import CHARTS, charts_of
+from perfnb.watching.charts import CHARTS, charts_of
+from perfnb.watching.summary import MachineSummary, machine_summary, machine_table, weighted_quantile
 
 
 def samples(device: str = "host", interval: float = 0.5, **metrics: list[float | None]) -> pd.DataFrame:

@@ -15,8 +15,8 @@ from perfnb.attribution.phases import phase_stretches
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import METRICS, PHASES
 from perfnb.recording.text import TEXT
-from perfnb.watching.machine import StepsWatched
-from perfnb.watching.machine_charts import without_limits
+from perfnb.watching.charts import without_limits
+from perfnb.watching.summary import StepsWatched
 
 #: Readings of a phase below which their mean is not told.
 FEWEST_READINGS = 5

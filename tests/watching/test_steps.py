@@ -11,8 +11,8 @@ import pytest
 from perfnb.attribution.attribution import attribute
 from perfnb.recording.recording import Recording, WatchRecord
 from perfnb.recording.schema import conform
-from perfnb.watching.machine import StepsWatched
-from perfnb.watching.machine_steps import FEWEST_READINGS, steps_watched
+from perfnb.watching.steps import FEWEST_READINGS, steps_watched
+from perfnb.watching.summary import StepsWatched
 from tests.recordings import ByHand
 
 SECOND = 1e6  # in the microseconds of a recording by hand

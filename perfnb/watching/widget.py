@@ -1,0 +1,98 @@
+"""The widget of a live watch: the history so far, and readings pushed as they arrive."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import traitlets
+
+from perfnb.draw import escape
+from perfnb.draw.assets import watch_script, watch_style
+from perfnb.draw.widget import DrawnWidget, json_of
+from perfnb.watching.data import mark_data, row_data
+
+#: A chunk repeats earlier pushes: at first all of them, since a page takes a while to start listening, later a few.
+FIRST_PUSHES, REPEATED_PUSHES = 20, 4
+
+
+class WatchWidget(DrawnWidget):
+    """A live panel drawn from `perfnb.watching.data.watch_data`, and from what is pushed afterwards.
+
+    Parameters
+    ----------
+    data : dict
+    refreshed : callable
+        Returns `data` with the history so far, for a page that is reloaded.
+    """
+
+    _esm = watch_script()
+    _css = watch_style()
+
+    chunk = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, data: dict[str, Any], refreshed: Callable[[], dict[str, Any]]) -> None:
+        self._refreshed: Callable[[], dict[str, Any]] | None = None
+        self._pushes: deque[str] = deque(maxlen=FIRST_PUSHES)
+        self._pushed = 0
+        self._marks: list[list[Any]] = []
+        self._pushing = threading.Lock()
+        super().__init__(data, f"WatchWidget({len(data['words'])} devices)")
+        if data["state"] == "running":
+            self._refreshed = refreshed
+
+    def push(
+        self,
+        rows: Iterable[tuple[str, float, float | None, dict[str, float | None]]],
+        marks: Iterable[tuple[str, int, float, float | None]] | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Show new readings; called from a thread.
+
+        Parameters
+        ----------
+        rows : iterable
+            Device, time and window in seconds, and values by metric.
+        marks : iterable, optional
+            At least the newest marks: name, depth, start and end (none while it lasts) in seconds.
+        note : str, optional
+            A sentence for the user.
+        """
+        with self._pushing:
+            if self._refreshed is None:
+                return
+            self._pushed += 1
+            earlier, self._marks = self._marks, [mark_data(*mark) for mark in marks or ()] or self._marks
+            new = [mark for mark in self._marks if mark not in earlier]
+            said = None if note is None else escape.plain(note, 600)
+            self._pushes.append(json_of([self._pushed, [row_data(*row) for row in rows], new, said]))
+            if self._pushed > FIRST_PUSHES:
+                while len(self._pushes) > REPEATED_PUSHES:
+                    self._pushes.popleft()
+            self.chunk = f"[{','.join(self._pushes)}]"
+
+    def reload(self) -> None:
+        """Redraw everything; called from a thread."""
+        with self._pushing:
+            refreshed, pushed = self._refreshed, self._pushed
+        if refreshed is not None:
+            self.data = json_of({**refreshed(), "pushed": pushed})
+
+    def finish(self, data: dict[str, Any]) -> None:
+        """Show the final data and ignore later pushes."""
+        with self._pushing:
+            self._refreshed = None
+            self._pushes.clear()
+        self.data = json_of({**data, "pushed": self._pushed})
+        self.chunk = ""
+
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
+        """As for every widget; a page that asks for everything gets the history so far."""
+        state = super().get_state(key, drop_defaults)
+        if key is None and (refreshed := getattr(self, "_refreshed", None)) is not None:
+            with self._pushing:
+                pushed = self._pushed
+            state["data"] = json_of({**refreshed(), "pushed": pushed})
+        return state
