@@ -294,9 +294,9 @@ def judge_claims(facts: Facts) -> None:
 
 EXERCISES = (
     Exercise("1.1", "A stopwatch", measure_clock, judge_clock),
-    Exercise("1.2", "The usual step", measure_typical, judge_typical),
-    Exercise("1.3", "How sure is the median?", measure_interval, judge_interval),
-    Exercise("1.4", "Two steps on a restless machine", measure_compare, judge_compare),
+    Exercise("1.2", "The typical step", measure_typical, judge_typical),
+    Exercise("1.3", "How certain is the median?", measure_interval, judge_interval),
+    Exercise("1.4", "Two steps on a noisy machine", measure_compare, judge_compare),
     Exercise("1.5", "A step against itself", measure_aa, judge_aa),
     Exercise("1.6", "Three claims", measure_claims, judge_claims, timed=True),
 )

@@ -31,14 +31,14 @@ def _a_new_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_right_answer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     labs.check("1.2", typical)
 
-    assert capsys.readouterr() == ("1.2 The usual step: right. Lab 1: 1 of 6.\n", "")
+    assert capsys.readouterr() == ("1.2 The typical step: right. Lab 1: 1 of 6.\n", "")
 
 
 @pytest.mark.parametrize("nothing", [None, ...])
 def test_no_answer_is_not_a_mistake(capsys: pytest.CaptureFixture[str], nothing: Any) -> None:
     labs.check("1.2", nothing)
 
-    assert capsys.readouterr() == ("", "1.2 The usual step: not yet. There is no answer yet.\n")
+    assert capsys.readouterr() == ("", "1.2 The typical step: not yet. There is no answer yet.\n")
 
 
 def test_a_failing_check_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_progress_counts_what_was_right() -> None:
 
     labs.check("1.2", typical)
     assert (labs.progress(1).right, labs.progress(1).complete) == (1, False)
-    assert "right      1.2  The usual step" in repr(labs.progress())
+    assert "right      1.2  The typical step" in repr(labs.progress())
 
 
 def test_a_wrong_answer_takes_nothing_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_a_wrong_answer_takes_nothing_away(tmp_path: Path, capsys: pytest.Captur
     labs.check("1.2", typical)
     labs.check("1.2", lambda times, warmup: times[0])
 
-    assert "1.2 The usual step: not yet." in capsys.readouterr().err
+    assert "1.2 The typical step: not yet." in capsys.readouterr().err
     assert labs.progress(1).right == 1
     path = labs.export(tmp_path / "results.json")
     assert labs.verify(path).verdicts == {"1.2": "right"}

@@ -1,19 +1,18 @@
 # %% [markdown]
 # # Lab 1 · Measuring honestly
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 40 to 50 minutes, nearly all of it
-# thinking; the cells themselves run for less than a minute.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 40 to 50 minutes, almost all of it
+# thinking; the cells themselves take less than a minute.
 #
 # **Afterwards you can**
 #
-# - time a step so that the figure means something: right clock, warm machine, a summary that stands a disturbance;
-# - say how sure a figure is, and not only what it is;
-# - compare two versions on a machine that does not hold still, and say when you could *not* have seen a difference.
+# - time a step so that the number means something: the right clock, a warm machine, a summary that is robust to noise;
+# - say how certain a number is, not just what it is;
+# - compare two versions on a noisy machine, and say when you could *not* have seen a difference.
 #
-# Each section asks you to **predict** first. Write your guess down before you run the next cell: a guess that turns out
-# wrong teaches more than a figure that you nod at. Predictions are not judged; exercises are. `labs.check` tries your
-# answer on this machine and tells you what is wrong with it. It never tells the answer, and you may try as often as you
-# like.
+# Each section asks you to **predict** first. Write your guess down before you run the next cell: a wrong guess teaches
+# you more than a number you nod at. Predictions are not graded, exercises are. `labs.check` tries your answer on this
+# machine and tells you what is wrong with it. It never gives the answer away, and you can try as often as you like.
 
 # %%
 import statistics
@@ -27,12 +26,12 @@ from torch import nn
 import perfnb
 from perfnb import labs
 
-torch.set_num_threads(1)  # several threads wait for each other when other programs take a core away
+torch.set_num_threads(1)  # several threads wait for each other when another program takes a core
 
 # %% [markdown]
 # ## 1.1 A stopwatch
 #
-# Here is a small network, and one training step of it.
+# Here is a small network and one training step.
 
 # %%
 torch.manual_seed(0)
@@ -49,8 +48,8 @@ def train():
 
 
 # %% [markdown]
-# Python has several clocks. `time.time()` tells the date and may be set back; `time.process_time()` counts only while
-# *your* process computes; `time.perf_counter()` runs on evenly, whatever happens.
+# Python has several clocks. `time.time()` is the time of day and can be set back; `time.process_time()` only counts
+# while *your* process computes; `time.perf_counter()` ticks evenly, whatever happens.
 #
 # **Predict:** which of them notice that a step waited 0.2 s for its data?
 
@@ -61,10 +60,10 @@ for clock in (time.time, time.process_time, time.perf_counter):
     print(f"{clock.__name__:14} {clock() - began:.3f} s")
 
 # %% [markdown]
-# Look at the line that says nearly 0: waiting is time too, and that clock stood still.
+# Look at the line that says almost 0: waiting is time too, but that clock stopped.
 #
-# **Exercise 1.1.** Write `time_ms(step)`: it runs `step()` once and returns how long that took, in **milliseconds**,
-# waiting included.
+# **Exercise 1.1.** Write `time_ms(step)`: it runs `step()` once and returns how long that took in **milliseconds**,
+# including any waiting.
 
 
 # %% answer 1.1
@@ -81,13 +80,13 @@ def time_ms(step):
 labs.check("1.1", time_ms)
 
 # %% [markdown]
-# On a GPU there is one trap more. The CPU only *hands over* the work and goes on, so that a stopwatch on the CPU may
-# stop before the GPU has begun. Wait for it first (`torch.cuda.synchronize()`), or let `perfnb` do so.
+# On a GPU there is one more trap. The CPU only *launches* the work and moves on, so a stopwatch on the CPU may stop
+# before the GPU has even started. Synchronise first (`torch.cuda.synchronize()`), or let `perfnb` do it.
 #
-# ## 1.2 The usual step
+# ## 1.2 The typical step
 #
 # **Predict:** you run `train()` sixty times. Will the first step take longer than the others? Twice as long? Ten times?
-# And will the *mean* of the sixty lie above or below the *median*?
+# And will the *mean* of the sixty be above or below the *median*?
 
 # %%
 times = []
@@ -103,18 +102,18 @@ ax.set(xlabel="step", ylabel="ms", yscale="log")
 plt.show()
 
 # %% [markdown]
-# Look at the left edge, and then at the single points high above the others. The first steps pay for what happens once:
-# memory is taken from the system, Adam makes its state, kernels are looked up. The lonely points are the machine doing
-# something else. Time can only be *added* to a step, never taken away; so the mean is pulled up, and the median is not.
+# Look at the left edge, then at the isolated points far above the rest. The first steps pay for things that happen
+# once: memory is requested from the system, Adam creates its state, kernels are looked up. The isolated points are the
+# machine doing something else. Noise can only *add* time to a step, so it pulls the mean up, but not the median.
 #
-# **Exercise 1.2.** Write `typical(times_ms, warmup)`: the usual step time, which half of the steps stay below and half
-# exceed, where the first `warmup` of the times are warm-up. It is tried on series of several lengths with a known
-# answer, with hiccups in every ninth step.
+# **Exercise 1.2.** Write `typical(times_ms, warmup)`: the typical step time, with half of the steps below it and half
+# above, where the first `warmup` times are warm-up. It is tested on series of several lengths with a known answer and a
+# hiccup in every ninth step.
 
 
 # %% answer 1.2
 def typical(times_ms, warmup):
-    """The usual step time, in the unit of `times_ms`."""
+    """The typical step time, in the unit of `times_ms`."""
     ### BEGIN SOLUTION
     return statistics.median(times_ms[warmup:])
     ### END SOLUTION
@@ -124,10 +123,10 @@ def typical(times_ms, warmup):
 labs.check("1.2", typical)
 
 # %% [markdown]
-# ## 1.3 How sure is the median?
+# ## 1.3 How certain is the median?
 #
-# Sixty-one steps give a median. Sixty-one others will give another. **Predict:** by how many percent will two such
-# medians differ here: 0.1, 1, or 10?
+# Sixty-one steps give a median. Another sixty-one will give a different one. **Predict:** by how many percent will two
+# such medians differ here: 0.1, 1, or 10?
 
 # %%
 medians = []
@@ -142,23 +141,23 @@ print("medians:", ", ".join(f"{each:.3f}" for each in medians), "ms")
 print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the smallest")
 
 # %% [markdown]
-# A step time without its uncertainty is half a figure. An interval that holds the true median in 95 of 100 cases needs
-# no theory of what noise looks like. Each of the times lies below the true median with a chance of one half, so *how
-# many* of the 61 do is like counting heads among 61 tosses of a coin. Nobody knows how many it was this time; but if
-# it was *k*, then the true median lies between the *k*-th of the sorted times and the next one. So two questions are
-# left. Between which two numbers of heads do 95 of 100 trials fall? (Toss 61 coins ten thousand times, and count the
-# heads of each trial: `np.random.default_rng(0).binomial(61, 0.5, 10_000)`.) And which of the sorted times belong to
-# these two numbers? (Python counts from 0.)
+# A step time without its uncertainty is only half the answer. An interval that contains the true median in 95 of 100
+# cases needs no theory of what noise looks like. Each time is below the true median with probability one half, so *how
+# many* of the 61 are below it is like counting heads in 61 coin tosses. We do not know how many it was this time, but
+# if it was *k*, the true median lies between the *k*-th of the sorted times and the next one. Two questions are left.
+# Between which two numbers of heads do 95 of 100 trials fall? (Toss 61 coins ten thousand times and count the heads of
+# each trial: `np.random.default_rng(0).binomial(61, 0.5, 10_000)`.) And which of the sorted times belong to these two
+# numbers? (Python counts from 0.)
 #
-# **Exercise 1.3.** Write `interval(times_ms)`: the low and the high end of a 95 % interval of the **median**. It is
-# tried on 300 series of 61 times whose true median is known; in a third of them every ninth step is six times as slow.
-# Do it as above, or by the bootstrap: draw 61 of the times with replacement a thousand times, and see where the middle
-# 95 % of the medians lie.
+# **Exercise 1.3.** Write `interval(times_ms)`: the lower and upper end of a 95 % interval of the **median**. It is
+# tested on 300 series of 61 times whose true median is known; in a third of them every ninth step is six times as slow.
+# Do it as above, or with the bootstrap: draw 61 of the times with replacement a thousand times, and see where the
+# middle 95 % of the medians lie.
 
 
 # %% answer 1.3
 def interval(times_ms):
-    """The low and the high end of a 95 % interval of the median of 61 times."""
+    """The lower and upper end of a 95 % interval of the median of 61 times."""
     ### BEGIN SOLUTION
     heads = np.random.default_rng(0).binomial(len(times_ms), 0.5, 10_000)
     fewest, most = np.quantile(heads, [0.025, 0.975]).astype(int)
@@ -171,18 +170,18 @@ def interval(times_ms):
 labs.check("1.3", interval)
 
 # %% [markdown]
-# `perfnb.time_step` does all of this: it warms up until the times show no trend, plans how many steps are needed, and
-# writes the interval behind the median. Find the interval, and see what it says of outliers.
+# `perfnb.time_step` does all of this: it warms up until the times show no trend, plans how many steps it needs, and
+# prints the interval after the median. Find the interval, and see what it says about outliers.
 
 # %%
 perfnb.time_step(train, budget_s=3)
 
 # %% [markdown]
-# ## 1.4 Two steps on a restless machine
+# ## 1.4 Two steps on a noisy machine
 #
 # You changed something and want to know whether it is faster. The obvious way: time the old version, then the new one.
-# Let us try this on a machine of make-believe, so that we know the truth. It grows slower by and by, as a laptop does
-# when it heats up. Both of its steps take *exactly* as long.
+# Let's try that on a simulated machine, so that we know the truth. It gets slower over time, like a laptop that heats
+# up. Both of its steps take *exactly* the same time.
 #
 # **Predict:** how much slower will the second one seem?
 
@@ -197,8 +196,8 @@ print(f"b takes {statistics.median(b_ms) / statistics.median(a_ms):.2f} times as
 
 # %% [markdown]
 # Nothing was wrong with the clock, the number of steps or the median. The *order* was wrong: whatever changed in the
-# machine between the two blocks was taken for a change of the step. Running them in turns, a b a b …, helps. But a
-# fixed order can fall into step with the machine: here is one on which every second run is slow.
+# machine between the two blocks looked like a change of the step. Interleaving them, a b a b …, helps. But a fixed
+# order can fall into step with the machine: here is one on which every second run is slow.
 
 # %%
 machine = Machine("every second run slow")
@@ -212,14 +211,14 @@ print(f"b takes {statistics.median(ratios):.2f} times as long as a")
 
 # %% [markdown]
 # **Exercise 1.4.** Write `compare(run_a, run_b, pairs)`. `run_a()` and `run_b()` run a step and return its
-# milliseconds. Run each of them `pairs` times, in an order of your own, and return how long b takes by how long a
-# takes. The answer must be right within 3 % on a steady machine, on one that grows slower, and on one whose every
-# second run is slow.
+# milliseconds. Run each of them `pairs` times, in any order you like, and return the time of b divided by the time of
+# a. The answer must be within 3 % on a steady machine, on one that gets slower, and on one where every second run is
+# slow.
 
 
 # %% answer 1.4
 def compare(run_a, run_b, pairs):
-    """The time of b by the time of a."""
+    """The time of b divided by the time of a."""
     ### BEGIN SOLUTION
     generator = np.random.default_rng(0)
     ratios = []
@@ -241,25 +240,25 @@ labs.check("1.4", compare)
 # %% [markdown]
 # ## 1.5 A step against itself
 #
-# How do you know that a way to compare is honest? Give it two things that are the same. This is the **A/A test**.
-# `perfnb.ab_test` runs both in pairs, in random order, and gives a verdict.
+# How do you know that a comparison is honest? Compare something with itself. This is the **A/A test**. `perfnb.ab_test`
+# runs both in pairs, in random order, and gives a verdict.
 #
-# **Predict:** what will it say of `train` against `train`? And how small a difference could it have found here?
+# **Predict:** what will it say about `train` against `train`? And how small a difference could it have found here?
 
 # %%
 aa = perfnb.ab_test(train, train, budget_s=3)
 aa
 
 # %% [markdown]
-# The verdict is most likely `same` or `inconclusive`. In one test of twenty such an interval misses 1 by pure chance.
-# If that happened to you, do not run the cell until it looks right: leave it, and remember it the next time that
-# somebody shows you *one* test with a difference of 1 %.
+# The verdict is most likely `same` or `inconclusive`. One such interval in twenty misses 1 by pure chance. If that
+# happened to you, do not rerun the cell until it looks right: leave it, and remember it the next time someone shows you
+# *one* test with a difference of 1 %.
 #
-# `inconclusive` does not mean *equal*. What a test could have found stands in `aa.smallest_detectable`, as a share:
+# `inconclusive` does not mean *equal*. What the test could have found is in `aa.smallest_detectable`, as a fraction:
 # 0.01 is 1 %.
 #
-# **Exercise 1.5.** From `aa`: the smallest difference that it finds in 9 of 10 cases, in **percent**; and whether a
-# speed-up of 1 % is one that it would find (`True` or `False`).
+# **Exercise 1.5.** From `aa`: the smallest difference that it finds in 9 of 10 cases, in **percent**, and whether it
+# would find a speed-up of 1 % (`True` or `False`).
 
 # %% answer 1.5
 smallest_percent = ...
@@ -275,8 +274,8 @@ labs.check("1.5", {"smallest_percent": smallest_percent, "sees_one_percent": see
 # %% [markdown]
 # ## 1.6 Three claims
 #
-# Three colleagues have each rewritten a function, and each says: *mine is faster*. Every claim comes as the function
-# before, the function after, and something that makes an input.
+# Three colleagues have each rewritten a function, and each says: *mine is faster*. Every claim comes with the old
+# function, the new function, and something that creates an input.
 
 
 # %%
@@ -315,8 +314,8 @@ claims = {
 }
 
 # %% [markdown]
-# **Predict** all three before you measure. Then test each. What `check=1e-4` does: `ab_test` compares what the two
-# return, for a wrong result may well be fast. Functions without arguments are what it wants, hence the `lambda`.
+# **Predict** all three before you measure. Then test each. With `check=1e-4`, `ab_test` also compares what the two
+# return, because a wrong result may well be fast. It expects functions without arguments, hence the `lambda`.
 
 # %%
 tests = {}
@@ -332,8 +331,8 @@ for name, (before, after, make) in claims.items():
     print(f"{name:7} {tests[name].verdict:13} ratio {low:.2f} to {high:.2f}  results: {tests[name].check or 'agree'}")
 
 # %% [markdown]
-# **Exercise 1.6.** Judge each claim: `"faster"` (and the result is the same), `"not shown"` (no difference that matters
-# was found) or `"wrong result"`.
+# **Exercise 1.6.** Judge each claim: `"faster"` (with the same result), `"not shown"` (no relevant difference was
+# found) or `"wrong result"`.
 
 # %% answer 1.6
 verdicts = ...
@@ -345,16 +344,16 @@ verdicts = {"mean": "faster", "square": "not shown", "spread": "wrong result"}
 labs.check("1.6", verdicts, claims=claims)
 
 # %% [markdown]
-# ## What you take with you
+# ## Takeaways
 #
-# - `perf_counter`, after warm-up, and the **median**: disturbances only ever add time.
-# - No figure without an **interval**. No comparison without **turns in random order**.
-# - Try every way of comparing on two equal things first.
+# - Use `perf_counter`, after warm-up, and the **median**: noise only ever adds time.
+# - No number without an **interval**. No comparison without **interleaving in random order**.
+# - Try every comparison on two equal things first.
 # - *Not shown* is a result. Always say how small a difference you could have seen.
 # - Compare the **results** before you compare the times.
 #
-# `labs.export("lab_01.json")` writes your answers and what was measured of them, for a teacher. Next:
-# [lab 2, *Where does a step go?*](02_where_does_a_step_go.ipynb)
+# `labs.export("lab_01.json")` writes your answers and their measurements to a file for your teacher. Next:
+# [lab 2, *Where does a step's time go?*](02_where_does_a_step_go.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS
