@@ -1,7 +1,6 @@
-"""Arithmetic and traffic of a step: which layer did each counted operator, and what had no formula.
+"""FLOPs and bytes of a step by layer and by operator.
 
-FLOPs of a layer are those of its operators that have a formula; what the others took in time stands in
-`uncounted_ops`.
+A layer's FLOPs are those of its operators that have a formula; `uncounted_ops` lists the time of the others.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ _AMOUNTS = ("flops", "bytes")
 
 
 def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFrame) -> pd.DataFrame:
-    """One row a counted operator, with its owner: ``calls`` and what follows.
+    """Add the owner to each counted operator.
 
     Parameters
     ----------
     recording, attribution
-        Of the counted step.
+        The counted step.
     calls : DataFrame
-        Indexed by the call's number: ``op``, ``flops`` (NA without a formula), ``bytes``, ``dtype``.
+        Indexed by call number: ``op``, ``flops`` (NA without a formula), ``bytes``, ``dtype``.
 
     Returns
     -------
     DataFrame
-        `calls` with ``block`` (position among the blocks, -1 outside the step), ``span`` (position of the owning layer
-        span, -1 for none), ``layer`` (row of the layers' table, empty for none), ``direction`` and ``phase``.
+        `calls` with ``block`` (position among the blocks, -1 outside the step), ``span`` (position of the layer span
+        that owns it, -1 for none), ``layer`` (row of the layers' table, empty for none), ``direction`` and ``phase``.
     """
     block = _block_of_calls(recording, attribution).reindex(calls.index, fill_value=NONE).to_numpy()
     known, cells = block != NONE, attribution.cells
@@ -62,18 +61,18 @@ def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFr
 
 
 def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series:
-    """Block of each counted operator's span, by the operator's number."""
+    """Block of each counted operator's span, indexed by the operator's number."""
     names, host = recording.events["name"], attribution.host
     number = of_labels(names, partial(number_behind, OP_SPAN), NONE)[host.rows]
-    # A range of the user's may be named alike.
+    # A user's range may have such a name.
     ours = (number != NONE) & (recording.events["category"] == SPAN_CATEGORY).to_numpy()[host.rows]
     found = pd.Series(host.block[ours], index=number[ours])
     return found[~found.index.duplicated()]
 
 
 def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:
-    """What each layer span did itself, by its position among the blocks: ``forward_flops``, ``forward_bytes``,
-    ``forward_uncounted`` (calls without a formula), and so on for backward and recompute."""
+    """Work of each layer span without its children, indexed by block: ``forward_flops``, ``forward_bytes``,
+    ``forward_uncounted`` (calls without a formula), and the same for backward and recompute."""
     span, direction = counted["span"].to_numpy(), counted["direction"].to_numpy(dtype=object)
     amounts = counted.assign(uncounted=counted["flops"].isna())
     return {
@@ -89,10 +88,7 @@ def _summed(place: Ints, values: pd.Series, chosen: Bools, length: int) -> Float
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same sums for the rows of the layers' table that are no module, by the row's name.
-
-    What lies in the forward pass outside all layers is forward, everything else backward.
-    """
+    """The same sums for the rows of the layers' table that are not modules, by row."""
     rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
     forward = rows["phase"] == "forward"
     rows = rows.assign(uncounted=rows["flops"].isna().astype("int64"))
@@ -105,23 +101,23 @@ def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
 
 
 def work_by_layer(counted: pd.DataFrame) -> pd.DataFrame:
-    """What each row of the layers' table did, layers inside it not counted.
+    """Work of each row of the layers' table, child layers excluded.
 
-    ``calls`` of operators, the ``uncounted`` ones among them, ``flops`` of the others (missing where no call had a
-    formula), ``bytes`` and ``dtype``.
+    ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest (missing if no call had a formula),
+    ``bytes`` and ``dtype``.
     """
     return _work(counted[counted["layer"] != ""], "layer")
 
 
 def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same of each operator."""
+    """The same for each operator."""
     return _work(counted, "op")
 
 
 def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Sums by a column; the dtype is the one in which most of the arithmetic is done, else most bytes are moved.
+    """Sums by a column, with the dtype of the most FLOPs, or of the most bytes where there are no FLOPs.
 
-    FLOPs are missing where nothing that has a formula did any, and something has none.
+    FLOPs are missing if no call had a formula, or if those that had one did nothing and others had none.
     """
     codes, names = pd.factorize(counted[by])
     known = counted["flops"].notna().to_numpy()
@@ -142,7 +138,7 @@ def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _heaviest_dtype(codes: Ints, dtype: pd.Series, flops: Ints, moved: Ints, length: int) -> Any:
-    """For each code the dtype of the most FLOPs; of equal ones of the most bytes, then the first by its name."""
+    """For each code the dtype with the most FLOPs; ties go to the most bytes, then to the first name."""
     kinds, words = pd.factorize(dtype, sort=True)
     told = kinds != NONE
     pairs, place = np.unique(codes[told] * len(words) + kinds[told], return_inverse=True)
@@ -155,30 +151,30 @@ def _heaviest_dtype(codes: Ints, dtype: pd.Series, flops: Ints, moved: Ints, len
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:
-    """The dtype in which most of a step's arithmetic is done; ``None`` if there is none."""
+    """The dtype of most of a step's FLOPs; ``None`` if there are none."""
     flops = counted.groupby("dtype")["flops"].sum()
     return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
 
 
 def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Own time of each row of the layers' table: ``ms`` on the host, less tracing's cost, and ``gpu_ms``, per step."""
+    """Self time per step of each row of the layers' table: host ``ms`` without tracing overhead, and ``gpu_ms``."""
     cells = attribution.cells[["corrected_ns", "gpu_ns"]]
     sums = cells.groupby(owner_names(recording, attribution)).sum() / 1e6 / max(attribution.steps, 1)
     return pd.DataFrame({"ms": sums["corrected_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("layer")
 
 
 def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:
-    """Time of the traced steps by counted operator: ``ms`` on the host and ``gpu_ms``, per step.
+    """Time per traced step of each counted operator: ``ms`` on the host and ``gpu_ms``.
 
-    torch's own operators are made of others. All that runs inside the outermost operator that was counted is its time;
-    what runs around it, such as autograd's and the dispatcher's own work, belongs to none.
+    Operators call each other, so an operator's time includes everything inside its outermost call. Work around it, such
+    as autograd's and the dispatcher's, belongs to none.
 
     Parameters
     ----------
     recording, attribution
-        Of the traced steps.
+        The traced steps.
     names : iterable of str
-        Operators that were counted.
+        The counted operators.
     """
     calls = op_times(recording, attribution.host)
     around = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
@@ -189,7 +185,7 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
 
 
 def _outermost_counted(recording: Recording, attribution: Attribution, names: frozenset[str]) -> Ints:
-    """For each host event inside a block, the outermost counted operator at or around it; `NONE` for none."""
+    """The outermost counted operator at or around each host event inside a block; `NONE` if there is none."""
     events, host = recording.events, attribution.host
     chosen = np.flatnonzero(host.block != NONE)
     rows = host.rows[chosen]
@@ -200,18 +196,18 @@ def _outermost_counted(recording: Recording, attribution: Attribution, names: fr
 
 
 def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:
-    """Operators without a formula: ``op``, ``calls``, ``ms`` and ``share`` of a step, the heaviest first.
+    """Operators without a formula: ``op``, ``calls``, ``ms`` and ``share`` of a step, slowest first.
 
     Parameters
     ----------
     counted : DataFrame
-        As `counted_ops` gives it.
+        From `counted_ops`.
     times : DataFrame
-        As `time_by_op` gives it.
+        From `time_by_op`.
     whole_ms : float
-        A traced step's time; with `on_gpu` the time of all that it ran on the GPU.
+        Time of a traced step; with `on_gpu`, of all its GPU work.
     on_gpu : bool
-        Take times on the GPU.
+        Report GPU times.
     """
     unknown = counted["flops"].isna().groupby(counted["op"]).agg(["sum", "mean"])
     unknown = unknown[unknown["sum"] > 0]

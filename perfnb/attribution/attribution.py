@@ -1,7 +1,4 @@
-"""The traced steps cut into cells, each with one phase and one owner, so that every table adds up.
-
-A cell is a block's own time: its duration less that of the blocks inside it. Every table of time is a sum of cells.
-"""
+"""Cells: the own time of each block of the traced steps, with one phase and one owner."""
 
 from __future__ import annotations
 
@@ -25,19 +22,19 @@ from perfnb.trace_names import DEVICE_WORK
 
 @dataclass(frozen=True)
 class Attribution:
-    """Who owns what in the traced steps.
+    """Who owns the time of the traced steps.
 
     Attributes
     ----------
     host : Host
         Events and blocks.
     cells : DataFrame
-        One row a block of `host`, in its order: ``step``, ``phase``, ``direction`` (forward, backward, recompute or
-        empty), ``span`` (position of the owning layer span, -1 for none), ``special`` (a row of the layers' table that
-        is no module, or empty), ``ns`` (of the step's time), ``corrected_ns`` (the same less the cost of tracing),
-        ``ops``, ``kernels``, ``gpu_ns``.
+        One row per block of `host`, in the same order: ``step``, ``phase``, ``direction`` (forward, backward, recompute
+        or empty), ``span`` (position of the layer span that owns it, -1 for none), ``special`` (a row of the layers'
+        table that is not a module, or empty), ``ns`` (its share of the step's time), ``corrected_ns`` (the same
+        without tracing overhead), ``ops``, ``kernels``, ``gpu_ns``.
     spans : Forest
-        How layer spans contain each other, by position in `cells`; a recomputed layer lies where it lay in forward.
+        How layer spans nest, by position in `cells`; a recomputed layer has the parent that it had in forward.
     steps : int
         Number of traced steps.
     """
@@ -49,7 +46,7 @@ class Attribution:
 
 
 def attribute(recording: Recording) -> Attribution:
-    """Find phase and owner of all time in the traced steps of a recording."""
+    """Find the phase and the owner of all time in the traced steps of a recording."""
     events = recording.events
     raw = host_blocks(events)
     host = fill_gaps(raw, _is_loss(recording, raw.blocks))
@@ -85,7 +82,7 @@ def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _owning_span(recording: Recording, blocks: pd.DataFrame, owner: Ints) -> Ints:
-    """Position of the layer span that owns each block: the span itself, or that of a node's forward op."""
+    """Layer span that owns each block: the block itself, or the one in which a node's forward op ran."""
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))
     layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
@@ -93,7 +90,7 @@ def _owning_span(recording: Recording, blocks: pd.DataFrame, owner: Ints) -> Int
 
 
 def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulating: Bools) -> npt.NDArray[np.object_]:
-    """The row that takes a cell of forward or backward where no layer does."""
+    """Row of the layers' table for forward and backward cells that no layer owns."""
     kind, phase = blocks["kind"].to_numpy(), blocks["phase"].to_numpy(dtype=object)
     row = np.full(len(kind), "", dtype=object)
     in_scope = (phase == "forward") | (phase == "backward")
@@ -105,15 +102,15 @@ def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulatin
 
 
 def _own_time(host: Host) -> Floats:
-    """Each block's time less that of the blocks inside it, on whatever thread."""
+    """Each block's duration without the blocks inside it, on any thread."""
     duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
     return np.maximum(duration - children_sums(host.forest.parent, duration), 0.0)
 
 
 def _part_that_counts(host: Host) -> Floats:
-    """How much of each block's own time is time of the step: 1 on its thread, 0 on others but for the backward pass.
+    """Fraction of each block's own time that is time of the step: 1 on the step's thread, 0 on other threads.
 
-    Nodes that ran on several threads at once share the time of their run of the engine.
+    In backward, nodes that ran on several threads at once share the duration of their engine run.
     """
     kind, main = host.blocks["kind"].to_numpy(), host.blocks["main"].to_numpy(dtype=float)
     engine = outermost(host.forest, kind == Kind.ENGINE)
@@ -125,7 +122,7 @@ def _part_that_counts(host: Host) -> Floats:
 
 
 def _tracing_cost(ops: Ints, host: Host, meta: Mapping[str, Any]) -> Floats:
-    """What tracing cost in each block: of each op inside, and of each layer span directly inside."""
+    """Tracing overhead in each block: that of its ops, nodes and layer spans directly inside it."""
     cost = meta.get("cost", {})
     kind = host.blocks["kind"].to_numpy()
     spans = children_sums(_spans_in_gaps(host), (kind == Kind.SPAN).astype(np.float64))
@@ -135,7 +132,7 @@ def _tracing_cost(ops: Ints, host: Host, meta: Mapping[str, Any]) -> Floats:
 
 
 def _spans_in_gaps(host: Host) -> Ints:
-    """Parents, but with a model's span put into the gap before it, which bears the cost of opening it."""
+    """Parents, except that a model's span counts in the gap before it, where the cost of opening it fell."""
     blocks, parent = host.blocks, host.forest.parent.copy()
     kind, start, end = (blocks[name].to_numpy() for name in ("kind", "start", "end"))
     gaps = np.flatnonzero(kind == Kind.GAP)
@@ -148,7 +145,7 @@ def _spans_in_gaps(host: Host) -> Ints:
 
 
 def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
-    """Block of each event: by time on the host, by the call that launched it on a device; -1 for others."""
+    """Block of each event: by time on the host, by the launching call on a device; -1 if unknown."""
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
     correlation = events["correlation"].to_numpy()
@@ -161,7 +158,7 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _on_device(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
-    """Kernels and device time launched in each block; copies and fills count as kernels."""
+    """Number and duration of kernels launched from each block; copies and memsets count as kernels."""
     device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))
     block = blocks_of_events(events, host)[device]
     known = block != NONE
@@ -175,7 +172,7 @@ def _count(block: Ints, length: int) -> Ints:
 
 
 def _span_forest(recording: Recording, host: Host) -> Forest:
-    """The layer span around each layer span; a recomputed one takes the place that its layer had in forward."""
+    """Parent of each layer span; a recomputed one gets the parent that its layer had in forward."""
     blocks = host.blocks
     is_span = (blocks["kind"] == Kind.SPAN).to_numpy()
     above = innermost(host.forest, is_span | (blocks["kind"] == Kind.NODE).to_numpy())

@@ -1,6 +1,6 @@
-"""The blocks of a traced step: steps, waits for data, layer spans, backward nodes, optimizer steps, and how they nest.
+"""The blocks of a trace, and how they nest: steps, waits for data, layer spans, backward nodes, optimizer steps.
 
-A block is an interval that owns the time which no block inside it owns.
+A block is an interval that owns the part of its time which no block inside it owns.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from perfnb.trace_names import (
 )
 
 _HOST_CATEGORIES = (*OPS, *RANGES, *CALLS, "overhead", "memory")
-#: What reaches no farther over the mark of a step only seems to: files round times to a microsecond.
+#: An event that exceeds its step by no more than this is inside it: files round times to a microsecond.
 _ROUNDING_NS = 1000
-#: Columns of the host's events that tell what they are.
+#: The columns needed here.
 _READ = (
     *("name", "category", "start_ns", "duration_ns", "process", "thread", "correlation", "sequence", "forward_thread"),
     *("span", "marks_step"),
@@ -44,9 +44,8 @@ _LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_lo
 
 
 class Kind(IntEnum):
-    """What a block is: `NODE` is one node of the backward graph, `ENGINE` a run of autograd's engine over nodes,
-    `GAP` what lies between the blocks of a step, `LOSS` the op of a loss that a model computes itself. `OP` is no
-    block."""
+    """`NODE` is a node of the backward graph, `ENGINE` a run of autograd's engine over nodes, `GAP` the time between
+    two blocks of a step, `LOSS` a loss op that a model runs itself. `OP` is not a block."""
 
     OP = 0
     STEP = 1
@@ -62,26 +61,26 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Host:
-    """The host's events, each inside its block.
+    """The events on the host and the blocks that they lie in.
 
     Attributes
     ----------
     rows : ndarray
-        Row of each host event in the recording's events.
+        Row in the recording's events.
     block : ndarray
-        Position in `blocks` of the innermost block around or at each host event; -1 outside all.
+        Position of the innermost block at or around each event; -1 outside all blocks.
     is_op : ndarray of bool
-        Whether each host event is an operator: no block, or one that copies to a device or is a loss.
+        Whether each event is an operator: not a block, or one that copies to a device or is a loss.
     starts, ends : ndarray
-        Of each host event in nanoseconds; what ends later than the event that it began in ends with it here.
+        Nanoseconds; an event that ends later than its parent is cut there.
     thread : ndarray
-        A number for the thread of each host event, the same one in `blocks`.
+        A number for each thread, the same as in `blocks`.
     blocks : DataFrame
-        ``kind``, ``event`` (row in the recording's events, -1 where perfnb put the block together), ``start``, ``end``,
-        ``thread``, ``continued`` (whether it goes on from an earlier step: a block lies in one step), ``span``,
-        ``step``, ``main`` (on the thread of its step), ``in_backward``.
+        ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``, ``end``,
+        ``thread``, ``continued`` (the rest of a block that a step boundary cut), ``span``, ``step``, ``main`` (whether
+        it is on the thread of its step), ``in_backward``.
     forest : Forest
-        How the blocks nest. A node on another thread than its step's lies in the run of the engine at that time.
+        How the blocks nest. Nodes on other threads than the step's are inside the engine run of that time.
     """
 
     rows: Ints
@@ -95,7 +94,7 @@ class Host:
 
 
 class _Steps(NamedTuple):
-    """The steps among the host's events, in order of time: place, begin, end and thread. No two overlap."""
+    """The steps in order of time, without overlap: position among the host's events, start, end and thread."""
 
     at: Ints
     starts: Ints
@@ -110,11 +109,11 @@ class _Steps(NamedTuple):
         return cls(at, starts, np.minimum(ends, np.append(starts[1:], ends[-1:])), thread[at])
 
     def at_time(self, time: Ints) -> Ints:
-        """Number of the last step that began by then; -1 before the first."""
+        """The last step that started by each time; -1 before the first."""
         return np.searchsorted(self.starts, time, side="right") - 1
 
     def around(self, thread: Ints, time: Ints) -> Ints:
-        """Number of the step in which each time of a thread lies, if it is the step's own; -1 for none."""
+        """The step on the given thread that contains each time; -1 if there is none."""
         step = self.at_time(time)
         inside = (time < np.append(self.ends, time.min(initial=0))[step]) & (
             thread == np.append(self.threads, NONE)[step]
@@ -123,7 +122,7 @@ class _Steps(NamedTuple):
 
 
 def host_blocks(events: pd.DataFrame) -> Host:
-    """Find the blocks of a recording's events and what lies in each."""
+    """Find the blocks of a recording's events, and the block of each event."""
     on_host = is_one_of(events["category"], _HOST_CATEGORIES) | (events["span"] != NONE).to_numpy()
     if "marks_step" in events:
         on_host |= (events["marks_step"] != NONE).to_numpy()
@@ -137,19 +136,19 @@ def host_blocks(events: pd.DataFrame) -> Host:
     around = steps.around(thread, start)
     step_end = np.append(steps.ends, 0)[around]
     rounded = (around != NONE) & (end > step_end) & (end - step_end <= _ROUNDING_NS)
-    # A step's mark may fall in the middle of a call; it is no part of the call stack.
+    # A step's mark is not part of the call stack: it may start in the middle of a call.
     beside = np.where(kind == Kind.STEP, thread.min(initial=0) - 1, thread)
     forest, end = nest_cutting(beside, start, np.where(rounded, step_end, end))
     end[steps.at] = steps.ends
     _mark_copies(events, host, kind, forest, around != NONE)
     node_above = innermost(forest, kind == Kind.NODE)
-    # As in a live profile, the layers are those that the step called itself, or autograd's engine for it.
+    # Only layers called by the step, or by autograd's engine on its behalf, count, as in a live profile.
     kind[(kind == Kind.SPAN) & ~np.isin(thread, steps.threads) & (node_above == NONE)] = Kind.OP
     _mark_losses(host, kind, forest, node_above)
-    silent = is_one_of(host["category"], ("memory",))  # what is freed between two nodes is no doing of the step's
+    silent = is_one_of(host["category"], ("memory",))  # memory freed between two nodes does not end an engine run
     runs = _engine_runs(kind, start, end, thread, node_above, silent)
 
-    # Steps come first and what is outside before what is inside it: so equal intervals nest as their events do.
+    # Steps first, then from the outside in: equal intervals then nest as their events do.
     others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
     others = others[np.argsort(forest.depth[others], kind="stable")]
     whole = {
@@ -168,8 +167,8 @@ def host_blocks(events: pd.DataFrame) -> Host:
     blocks["step"], blocks["main"] = _steps(blocks, tree)
     blocks["in_backward"] = innermost(tree, blocks["kind"].to_numpy() >= Kind.NODE) != NONE
 
-    # Each event's block: the marked event itself, else the nearest marked one above, else the step; of one that steps
-    # cut, the part in the event's own step. A root may lie in an engine's run.
+    # Each event's block: itself, else the nearest block above, else the step; of a cut block, the part in the event's
+    # own step.
     first = np.flatnonzero((place != NONE) & ~blocks["continued"].to_numpy())
     position = np.full(len(host) + 1, NONE, dtype=np.int64)
     position[place[first]] = first
@@ -186,9 +185,9 @@ def host_blocks(events: pd.DataFrame) -> Host:
 
 
 def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Ints]:
-    """The parts that blocks have in each step, and the step of each part; what lies between two steps goes.
+    """Cut blocks at step boundaries, dropping the time between steps; also the step of each part.
 
-    An event belongs to the step in which it begins, even if that is by a hair.
+    A block that only touches a step, within rounding, has no part in it.
     """
     start, end = whole["start"].to_numpy(), whole["end"].to_numpy()
     if len(steps.at) == 0:
@@ -207,7 +206,7 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
 
 
 def marks_step(events: pd.DataFrame) -> Bools:
-    """Whether each event marks a step that counts: as the reader of a loaded trace decided, else perfnb's own span."""
+    """Whether each event marks a step that counts: as decided when a trace was loaded, else perfnb's own spans."""
     if "marks_step" in events:
         return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
     return of_labels(events["name"], lambda name: number_behind(STEP_SPAN, name) != NONE) & is_one_of(
@@ -216,7 +215,7 @@ def marks_step(events: pd.DataFrame) -> Bools:
 
 
 def _threads(host: pd.DataFrame) -> Ints:
-    """A number for each thread; threads of two processes may share theirs."""
+    """A number for each thread of each process."""
     thread = host["thread"].to_numpy()
     if "process" not in host or host["process"].nunique() < 2:
         return thread
@@ -224,9 +223,9 @@ def _threads(host: pd.DataFrame) -> Ints:
 
 
 def _kinds(host: pd.DataFrame) -> Ints:
-    """Kind of each host event, by its name and category."""
+    """Kind of each event by name and category."""
     kind = of_labels(host["name"], _kind_of, Kind.OP)
-    # A range that the user named like one of these is only a range.
+    # A user's range with one of perfnb's or torch's names is only a range.
     is_range = is_one_of(host["category"], RANGES)
     is_loader = of_labels(host["name"], lambda name: name.startswith(LOADER))
     spoofed = is_range & ((kind == Kind.NODE) | ((kind == Kind.DATA) & ~is_loader))
@@ -237,7 +236,7 @@ def _kinds(host: pd.DataFrame) -> Ints:
 
 
 def _is_old_node(host: pd.DataFrame) -> Bools:
-    """Whether each event is a node of the backward pass as torch traced them before 1.9: the node's op alone."""
+    """Whether each event is a backward node as torch before 1.9 traced it: only the node's op."""
     named = of_labels(host["name"], lambda name: _OLD_NODE.fullmatch(name) is not None)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
     return np.asarray((named | numbered) & is_one_of(host["category"], OPS))
@@ -252,9 +251,9 @@ def _kind_of(name: str) -> Kind:
 
 
 def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest, in_step: Bools) -> None:
-    """Mark the outermost of torch's ops around a copy from host to device, where a step is the innermost block.
+    """Mark the outermost aten op around each host-to-device copy that is in no block but the step.
 
-    A range or an op of someone else's around it holds more than the copy.
+    Ranges and other libraries' ops around it may contain more than the copy.
     """
     to_device = of_labels(events["name"], lambda name: _COPY_TO_DEVICE in name)
     copied = events["correlation"].to_numpy()[to_device & is_one_of(events["category"], COPIES)]
@@ -273,7 +272,7 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
 
 
 def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Ints) -> None:
-    """Mark the outermost ops of losses inside the calls of modules: of a model that returns its own loss."""
+    """Mark the outermost loss ops directly inside module calls: those of models that compute their own loss."""
     is_loss = of_labels(host["name"], lambda name: _LOSS.fullmatch(name) is not None)
     is_loss &= is_one_of(host["category"], OPS) & (kind == Kind.OP) & (node_above == NONE)
     if is_loss.any():
@@ -285,7 +284,7 @@ def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Int
 def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools) -> pd.DataFrame:
     """Runs of autograd's engine, on the thread of their step.
 
-    A run is a series of outermost backward nodes, on whatever threads, between which the step's thread did nothing.
+    A run is a series of outermost backward nodes, on any threads, between which the step's thread started nothing else.
     """
     is_step = kind == Kind.STEP
     order = np.argsort(start[is_step])
@@ -297,7 +296,7 @@ def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: I
     step_of = np.searchsorted(step_start, start[outermost], side="right") - 1
     other = np.sort(start[(node_above == NONE) & (kind != Kind.NODE) & ~silent & np.isin(thread, step_thread)])
     reached = np.maximum.accumulate(end[outermost])
-    # The step's thread began something between the end of all nodes so far and the start of the next.
+    # Whether the step's thread started something after all nodes so far and before the next one.
     began = np.searchsorted(other, start[outermost][1:]) > np.searchsorted(other, reached[:-1])
     first = np.flatnonzero(np.concatenate([[True], began | (np.diff(step_of) > 0)]))
     last = np.append(first[1:], len(outermost)) - 1
@@ -305,7 +304,7 @@ def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: I
 
 
 def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
-    """Put outermost nodes of other threads into the run of the engine during which they ran."""
+    """Put outermost nodes of other threads into the engine run during which they ran."""
     kind = blocks["kind"].to_numpy()
     runs = np.flatnonzero(kind == Kind.ENGINE)
     orphans = np.flatnonzero((kind == Kind.NODE) & (tree.parent == NONE))
@@ -321,7 +320,7 @@ def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
 
 
 def _steps(blocks: pd.DataFrame, tree: Forest) -> tuple[Ints, Bools]:
-    """Number of the step each block lies in by time, and whether it is on the step's own thread."""
+    """The step of each block by time, and whether the block is on the step's thread."""
     start, thread = blocks["start"].to_numpy(), blocks["thread"].to_numpy()
     steps = np.flatnonzero((blocks["kind"] == Kind.STEP).to_numpy())
     steps = steps[np.argsort(start[steps])]

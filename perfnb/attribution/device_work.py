@@ -1,7 +1,4 @@
-"""What ran on the GPUs: of which sort, launched by which call, in which operator and step.
-
-The one place where events on a device meet those of the host; what the other tables of the GPU's time are built on.
-"""
+"""GPU work: its kind, and the call, operator and step that launched it."""
 
 from __future__ import annotations
 
@@ -12,20 +9,18 @@ import numpy as np
 import pandas as pd
 
 from perfnb.recording.labels import as_categories, is_one_of, of_labels
-from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest
+from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest_cutting
 from perfnb.trace_names import CALLS, COPIES, DEVICE_WORK, KERNELS, OPS, RANGES, step_number
 
-#: Sorts of work on a device; memsets are computation.
+#: Kinds of GPU work; memsets are computation.
 SORTS = ("computation", "communication", "memcpy")
-#: Names of the collectives' kernels, also as mangled by a compiler.
+#: Kernels of collectives, also under mangled names.
 COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl)", re.IGNORECASE)
-#: How often intervals that cross are cut before what still crosses counts as lying beside each other.
-_CUTS = 8
 
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels, copies and fills, in the order of the events. Every array has one value for each.
+    """Kernels, copies and memsets in the order of the events. Every array has one value for each.
 
     Attributes
     ----------
@@ -34,7 +29,7 @@ class Work:
     start, end : ndarray
         Nanoseconds.
     rank, device, stream : ndarray
-        -1 where the event carries none.
+        -1 if the event has none.
     sort : ndarray
         Index into `SORTS`.
     """
@@ -53,17 +48,17 @@ class Work:
 
 @dataclass(frozen=True)
 class DeviceWork(Work):
-    """The same with what launched it.
+    """GPU work with what launched it.
 
     Attributes
     ----------
     call : ndarray
-        Position in the events of the call that launched it; -1 where the trace holds none.
+        Position in the events of the launching call; -1 if the trace has none.
     op : ndarray
-        Position of the innermost operator around that call, or of the one with the same external id where there is no
-        call; -1 for none.
+        Position of the innermost operator around that call, or without a call, of the one with the same external id;
+        -1 if there is none.
     step : ndarray
-        Number of the step that it belongs to: the one in which it was launched; -1 outside all.
+        Number of the step that launched it; -1 outside all steps.
     """
 
     call: Ints
@@ -76,7 +71,7 @@ WORK_COLUMNS = ("name", "category", "start_ns", "duration_ns", "rank", "device",
 
 
 def work_alone(events: pd.DataFrame) -> Work:
-    """Find all work on devices in a frame of events."""
+    """Find all GPU work in a frame of events."""
     rows = np.flatnonzero(is_in(events, DEVICE_WORK))
     start = column(events, "start_ns")[rows]
     end = start + np.maximum(column(events, "duration_ns")[rows], 0)
@@ -85,10 +80,7 @@ def work_alone(events: pd.DataFrame) -> Work:
 
 
 def device_work(events: pd.DataFrame) -> DeviceWork:
-    """Find all work on devices in a frame of events, and what launched it.
-
-    A column that the frame lacks (`rank`, `external_id`, ...) counts as carried by no event.
-    """
+    """Find all GPU work in a frame of events, and what launched it; missing columns count as -1."""
     work = work_alone(events)
     call = calls_of(events, work.rows)
     return DeviceWork(
@@ -97,7 +89,7 @@ def device_work(events: pd.DataFrame) -> DeviceWork:
 
 
 def column(events: pd.DataFrame, name: str) -> Ints:
-    """A column of whole numbers; -1 everywhere, or where missing, if the frame or an event carries none."""
+    """A column of integers, with -1 for missing values and for a missing column."""
     if name not in events.columns:
         return np.full(len(events), NONE, dtype=np.int64)
     values = events[name]
@@ -112,13 +104,13 @@ def is_in(events: pd.DataFrame, categories: tuple[str, ...]) -> Bools:
 
 
 def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
-    """Codes and labels of a column of text; the code is -1 where it is missing."""
+    """Codes and labels of a text column; the code is -1 for a missing text."""
     values = as_categories(events[name])
     return values.cat.codes.to_numpy().astype(np.int64), values.cat.categories
 
 
 def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorical:
-    """What a column of text says of each of the rows; missing where the row is -1, or the text is."""
+    """The texts of some rows of a column; missing if the row is -1 or the text is missing."""
     codes, labels = text(events, name)
     of_rows = np.append(codes, NONE)[rows]
     used, compact = np.unique(of_rows[of_rows != NONE], return_inverse=True)
@@ -127,23 +119,23 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
 
 
 def matching(events: pd.DataFrame, pattern: re.Pattern[str]) -> Bools:
-    """Whether each event's name matches at its begin; each name is looked at once."""
+    """Whether the start of each event's name matches; each distinct name is tested once."""
     return of_labels(events["name"], lambda name: pattern.match(name) is not None)
 
 
 def pairs(*columns: Ints) -> Ints:
-    """One number for each distinct combination of values."""
+    """A number for each distinct combination of values."""
     result = np.zeros(len(columns[0]), dtype=np.int64)
     for values in columns:
         if len(values) and (values == values[0]).all():
-            continue  # tells nothing apart
+            continue
         codes, labels = pd.factorize(values)
         result = pd.factorize(result * max(len(labels), 1) + codes)[0].astype(np.int64)
     return result
 
 
 def first_match(key: Ints, wanted: Ints) -> Ints:
-    """Position in `key` of the first value equal to each wanted one; -1 for none."""
+    """Position in `key` of the first value equal to each wanted one; -1 if there is none."""
     order = np.argsort(key, kind="stable")
     place = np.searchsorted(key[order], wanted)
     found = place < len(order)
@@ -154,7 +146,7 @@ def first_match(key: Ints, wanted: Ints) -> Ints:
 
 
 def calls_of(events: pd.DataFrame, rows: Ints) -> Ints:
-    """The call with the same correlation id in the same rank: what launched each of `rows`; -1 for none."""
+    """The call that launched each of `rows`, by correlation id within the rank; -1 if unknown."""
     correlation = column(events, "correlation")
     calls = np.flatnonzero(is_in(events, CALLS) & (correlation != NONE))
     key = pairs(column(events, "rank"), correlation)
@@ -166,25 +158,13 @@ def calls_of(events: pd.DataFrame, rows: Ints) -> Ints:
 
 
 def thread_keys(events: pd.DataFrame) -> Ints:
-    """One number for each thread of each process of each rank."""
+    """A number for each thread of each process of each rank."""
     return pairs(column(events, "rank"), column(events, "process"), column(events, "thread"))
 
 
 def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Ends cut so that intervals of a thread nest, and the smallest interval around each (-1 for none).
-
-    Times rounded to a microsecond let an interval end a little after the one that it lies in.
-    """
-    end = end.copy()
-    for _ in range(_CUTS):
-        parent = nest(thread, start, end).parent
-        inside = np.flatnonzero(parent != NONE)
-        around = parent[inside]
-        over = inside[(end[inside] > end[around]) & (start[inside] < end[around])]
-        if len(over) == 0:
-            break
-        end[over] = end[parent[over]]
-    parent = nest(thread, start, end).parent
+    """Ends cut so that the intervals of a thread nest (see `nest_cutting`), and the parent of each (-1 for none)."""
+    (parent, _), end = nest_cutting(thread, start, end)
     lost = (parent != NONE) & (end > end[parent])
     return end, np.where(lost, NONE, parent)
 
@@ -218,7 +198,7 @@ def _sorts(events: pd.DataFrame) -> Ints:
 
 
 def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
-    """The operator that launched each row of work."""
+    """The operator that launched each row of GPU work."""
     is_op = is_in(events, OPS) & ~step_rows(events)
     start = column(events, "start_ns")
     used = np.unique(call[call != NONE])
@@ -232,7 +212,7 @@ def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
         place = np.searchsorted(used, call[call != NONE])
         result[call != NONE] = np.append(members, NONE)[around[place]]
     external = column(events, "external_id")
-    # Where there was no operator, Kineto writes the correlation id as the external one.
+    # Without an operator, Kineto writes the correlation id as the external id.
     lost = (call == NONE) & (external[rows] != NONE) & (external[rows] != column(events, "correlation")[rows])
     ops = np.flatnonzero(is_op & (external != NONE))
     if lost.any() and len(ops):
@@ -242,7 +222,7 @@ def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
 
 
 def _steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
-    """Number of the step of each row of work: of its launch, else of its own begin."""
+    """Step of each row of GPU work: that of its launch, else by its own start."""
     windows = step_windows(events)
     start, rank = column(events, "start_ns"), column(events, "rank")
     when = np.where(call != NONE, start[np.where(call != NONE, call, 0)], start[rows])

@@ -1,4 +1,4 @@
-"""The trace's events with the layer, phase and step that each belongs to."""
+"""The frame ``events``: the trace's events with the layer, phase and step of each."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ _TEXTS = ("shapes", "collective", "group")
 
 
 def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """The frame ``events``, in order of time; ``start_ns`` counts from the begin of the first traced step.
+    """The frame ``events``, in order of time; ``start_ns`` is relative to the start of the first traced step.
 
-    What runs on a device has the layer, phase and step of the call that launched it, and a call of Python's those of
-    the moment in which it begins. perfnb's own spans have the
-    categories ``step``, ``layer`` and ``data``, and a layer's span has the layer's name. Of a loaded trace it holds
-    what belongs to no step too.
+    GPU work has the layer, phase and step of the call that launched it; a Python call has those of the moment at which
+    it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans the names of
+    their layers. A loaded trace keeps its events outside all steps.
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
@@ -58,12 +57,12 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
-    """Every event of the trace with its rank, in its own columns: what the tables of the GPU's time are made of.
+    """Every event of the trace with its rank, in the trace's own columns.
 
     Parameters
     ----------
     columns : collection of str, optional
-        Only these, as far as the trace has them.
+        Only these, if the trace has them.
     """
     events = recording.events
     if columns is not None:
@@ -84,7 +83,7 @@ def _columns(events: pd.DataFrame) -> dict[str, Any]:
 
 
 def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[str, pd.Categorical]:
-    """Layer and phase of each event; names are looked up once for each block."""
+    """Layer and phase of each event, given its block."""
     cells = attribution.cells
     of_blocks = {
         "layer": owner_names(recording, attribution),
@@ -92,7 +91,7 @@ def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[
     }
     found = {}
     for name, values in of_blocks.items():
-        codes, labels = pd.factorize(np.append(values, ""), sort=True)  # at NONE stands what is empty
+        codes, labels = pd.factorize(np.append(values, ""), sort=True)  # the last one is for NONE
         empty = int(codes[-1])
         codes = codes[block]
         kept = pd.Index(labels.astype(object), dtype=TEXT).delete(empty)
@@ -106,14 +105,14 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
     if "marks_step" in events:
         marks = events.iloc[np.flatnonzero((events["marks_step"] != NONE).to_numpy())].sort_values("start_ns")
         start = events["start_ns"].to_numpy()
-        # What no known call launched is in the step in which it began.
+        # Work without a known launch is in the step in which it started.
         step[~known] = np.searchsorted(marks["start_ns"].to_numpy(), start[~known], side="right") - 1
         step = np.append(marks["marks_step"].to_numpy(), NONE)[step]
     return _or_na(step)
 
 
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
-    """Names and categories, where perfnb's own spans are called by what they stand for."""
+    """Names and categories, with perfnb's own spans named after what they stand for."""
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array
@@ -135,7 +134,7 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
 def _replaced(
     texts: pd.Categorical, rows: npt.NDArray[np.bool_], labels: Sequence[str], codes: Ints | None = None
 ) -> pd.Categorical:
-    """The texts with other labels in some rows."""
+    """The texts with new labels in some rows."""
     new: pd.Index = pd.Index(list(labels), dtype=TEXT)
     whole = texts.categories.append(new.difference(texts.categories))
     places = whole.get_indexer(new)
@@ -145,7 +144,7 @@ def _replaced(
 
 
 def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
-    """The events of the steps and those outside, which have no layer, phase and step."""
+    """Add the events outside the steps, which have no layer, phase or step."""
     others = pd.DataFrame({**_columns(outside), "name": outside["name"].array, "category": outside["category"].array})
     for name in table.columns:
         if name not in others:
@@ -154,7 +153,7 @@ def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(first: pd.Series, second: pd.Series) -> Any:
-    """The values of both; of text, with the labels of both."""
+    """Two columns as one, with the labels of both if they are text."""
     if isinstance(first.dtype, pd.CategoricalDtype):
         return pd.api.types.union_categoricals([first.array, second.array])
     return pd.concat([first, second], ignore_index=True).array

@@ -1,8 +1,8 @@
-"""What lies between the blocks of a step, so that no time is without a phase.
+"""The time between the blocks of a step becomes blocks with a phase of their own.
 
-A gap between a model's forward and the backward that follows it is loss, and so is one between two backward runs (a
-penalty on gradients, a second loss); any other gap belongs to what lies around it: to the optimizer inside its step
-(a closure's surroundings), else to ``other``.
+Between a model's forward and the next backward it is loss, and so it is between two backward runs (a gradient penalty,
+a second loss). Any other gap takes the phase of the block around it: optimizer inside an optimizer step (around a
+closure), else ``other``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _PHASE_OF = {
 
 
 def fill_gaps(host: Host, loss: Bools) -> Host:
-    """The same blocks with a ``phase``, and with the gaps of each step as blocks of their own.
+    """Give each block a ``phase``, and add the gaps as blocks.
 
     Parameters
     ----------
     loss : ndarray of bool
-        Whether each block is the span of a loss.
+        Whether each block is a span that computes a loss.
     """
     blocks = host.blocks
     kind = blocks["kind"].to_numpy()
     phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]
-    # An optimizer stays one where a hook runs it in the middle of the backward pass.
+    # An optimizer that a hook runs during backward stays optimizer.
     in_backward = blocks["in_backward"].to_numpy() & (kind != Kind.OPTIMIZER)
     phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
     gaps = _all_gaps(host, phase)
@@ -62,7 +62,7 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
 
 
 def _open_blocks(host: Host) -> Ints:
-    """The steps and optimizer steps, whose time between the blocks inside them is to be told apart."""
+    """The blocks whose gaps are needed: steps and optimizer steps."""
     blocks = host.blocks
     kind = blocks["kind"].to_numpy()
     is_open = ((kind == Kind.STEP) | (kind == Kind.OPTIMIZER)) & blocks["main"].to_numpy()
@@ -70,14 +70,14 @@ def _open_blocks(host: Host) -> Ints:
 
 
 def _all_gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
-    """The gaps of each open block: its position, begin, end and phase of each."""
+    """Parent, start, end and phase of each gap."""
     blocks = _open_blocks(host)
     starts, parent = host.blocks["start"].to_numpy(), host.forest.parent
     inside = np.flatnonzero(np.isin(parent, blocks))
     inside = inside[np.lexsort((starts[inside], parent[inside]))]
     first, last = (np.searchsorted(parent[inside], blocks, side=side) for side in ("left", "right"))
     event, continued = host.blocks["event"].to_numpy()[blocks], host.blocks["continued"].to_numpy()[blocks]
-    # A block that a step's mark cuts goes on in the next step: its parts come one after the other, and share a row.
+    # The parts of a block that a step boundary cuts follow each other and share a row.
     order = np.lexsort((starts[blocks], event))
     found: list[list[tuple[int, int, int, str]]] = []
     for place in order.tolist():
@@ -89,17 +89,17 @@ def _all_gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
 
 
 class _Row:
-    """The gaps between what lies in a block, or in the parts of one that steps cut, added in order of time."""
+    """The gaps of one block, or of all parts of a block that step boundaries cut, added in order of time."""
 
     def __init__(self, host: Host, phase: np.ndarray) -> None:
         self.gaps: list[tuple[int, int, int, str]] = []
         self._starts, self._ends = host.blocks["start"].to_numpy(), host.blocks["end"].to_numpy()
         self._kinds, self._phase = host.blocks["kind"].to_numpy(), phase
-        # Place in `gaps` of the first gap after a forward, or after a backward, that no backward has followed yet.
+        # Index in `gaps` of the first gap after a forward (or a backward) that no backward has followed yet.
         self._after_forward = self._after_backward = NONE
 
     def add(self, block: int, children: Ints) -> None:
-        """Add a part with what lies in it."""
+        """Add a part and its children."""
         default = str(self._phase[block])
         reached = int(self._starts[block])
         for child in [*children.tolist(), NONE]:
@@ -125,13 +125,13 @@ class _Row:
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
-    """Each event's block, where events directly in a step move into the gap they start in."""
+    """Block of each event, with those directly in a step moved into the gap in which they start."""
     is_gap = (filled["kind"] == Kind.GAP).to_numpy()
     gaps = np.flatnonzero(is_gap)
     gaps = gaps[np.argsort(filled["start"].to_numpy()[gaps], kind="stable")]
     block = host.block.copy()
     open_block = np.isin(block, np.unique(forest.parent[gaps]))
-    # An event is a block itself if it is the event of the block that it lies in.
+    # Events that are blocks themselves stay.
     moving = np.flatnonzero(open_block & (filled["event"].to_numpy()[block] != host.rows))
     starts = host.starts[moving]
     place = np.searchsorted(filled["start"].to_numpy()[gaps], starts, side="right") - 1

@@ -1,6 +1,6 @@
-"""Sets of time as sorted, disjoint intervals: union, intersection, difference, and how much lies where.
+"""Sets of time as sorted, disjoint intervals: union, intersection, difference, overlap.
 
-Intervals are half open and in whole nanoseconds, so that every length is exact. An empty interval is no part of a set.
+Intervals are half-open and in whole nanoseconds, so lengths are exact. Empty intervals are dropped.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 
 from perfnb.recording.nesting import Bools, Ints
 
-#: What of being in one set and in another makes a moment part of the result.
+#: Whether a moment is in the result, given whether it is in each of two sets.
 _Rule = Callable[[Bools, Bools], Bools]
 
 
 class IntervalSet(NamedTuple):
-    """Disjoint intervals in order of time, no two of which touch."""
+    """Disjoint intervals in order of time that do not touch."""
 
     start: Ints
     end: Ints
 
     @property
     def length(self) -> int:
-        """Nanoseconds in the set."""
+        """Total length in nanoseconds."""
         return int((self.end - self.start).sum())
 
     def until(self, times: Ints) -> Ints:
-        """Nanoseconds of the set that lie before each of `times`."""
+        """Nanoseconds of the set before each of `times`."""
         if len(self.start) == 0:
             return np.zeros(len(times), dtype=np.int64)
         before = np.concatenate(([0], np.cumsum(self.end - self.start)))
@@ -37,7 +37,7 @@ class IntervalSet(NamedTuple):
         return np.where(place > 0, before[last] + np.minimum(times, self.end[last]) - self.start[last], 0)
 
     def within(self, start: Ints, end: Ints) -> Ints:
-        """Nanoseconds of the set that lie in each of the given intervals, which may overlap."""
+        """Nanoseconds of the set inside each of the given intervals, which may overlap."""
         return self.until(np.maximum(start, end)) - self.until(start)
 
 
@@ -45,7 +45,7 @@ EMPTY = IntervalSet(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
 
 def union(start: Ints, end: Ints) -> IntervalSet:
-    """The time that lies in at least one of the given intervals, in whatever order they come."""
+    """The time covered by at least one of the given intervals, in any order."""
     real = end > start
     start, end = start[real], end[real]
     if len(start) == 0:
@@ -58,22 +58,22 @@ def union(start: Ints, end: Ints) -> IntervalSet:
 
 
 def intersection(a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    """The time that lies in both sets."""
+    """The time in both sets."""
     return _where(a, b, lambda in_a, in_b: in_a & in_b)
 
 
 def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    """The time of `a` that does not lie in `b`."""
+    """The time in `a` but not in `b`."""
     return _where(a, b, lambda in_a, in_b: in_a & ~in_b)
 
 
 def gaps(a: IntervalSet) -> IntervalSet:
-    """The time between the first begin and the last end that is not in the set."""
+    """The time between the intervals of a set."""
     return IntervalSet(a.end[:-1], a.start[1:])
 
 
 def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
-    """The time at which `wanted` holds of being in `a` and being in `b`: cut at all borders, then joined again."""
+    """The time at which `wanted` holds: cut at every border of both sets, then joined again."""
     borders = np.unique(np.concatenate((*a, *b)))
     if len(borders) == 0:
         return EMPTY

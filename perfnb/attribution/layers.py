@@ -1,4 +1,4 @@
-"""Where a step's time goes, layer by layer, forward and backward."""
+"""The frame ``layers``: where a step's time goes, layer by layer, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ from perfnb.recording.text import TEXT
 
 _DIRECTIONS = ("forward", "backward", "recompute")
 _KNOWN_WITHOUT_SPANS = ("module", "depth", "parameters", "parameter_bytes")
-_MEASURES = (*_DIRECTIONS, "own", "corrected", "own_corrected", "ops", "kernels", "gpu")
+_COLUMNS = {"own": "ns", "corrected": "corrected_ns", "ops": "ops", "kernels": "kernels", "gpu": "gpu_ns"}
 
 
 def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """The frame ``layers``: one row a layer in model order, then the rows in parentheses that are no module.
+    """The frame ``layers``: one row per layer in model order, then the rows in parentheses that are not modules.
 
-    Times are per traced step, children included (``self_ms``, ``self_gpu_ms``: excluded). A layer's children are those
-    that ran inside it, so a layer that two others share counts in both; a container that is never called itself
-    (``ModuleList``) sums what ran below it. ``share`` and ``self_share`` are of the step, corrected for the cost of
-    tracing. The rows' ``self_ms`` add up to the phases forward and backward. Calls as a loss are counted, and their
-    time is none of the layer's.
+    Times are per traced step and include children, except ``self_ms`` and ``self_gpu_ms``. A layer's children are those
+    that ran inside it, so a shared layer counts in each of its parents; a container that is never called
+    (``ModuleList``) sums the layers below it. ``share`` and ``self_share`` are of the step, corrected for tracing
+    overhead. The ``self_ms`` add up to the phases forward and backward. Calls as a loss count in ``calls``, but their
+    time belongs to the phase loss.
     """
     cells, modules = attribution.cells, recording.modules
     per_span = _per_span(attribution)
     layer = recording.span_layers.reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()
-    sums = sums_by_layer(recording, attribution, {name: per_span[name] for name in _MEASURES})
+    sums = sums_by_layer(recording, attribution, per_span)
     is_span = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
     repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
     began = forward & ~attribution.host.blocks["continued"].to_numpy()
     losses = _loss_calls(recording, attribution)
     calls = _by_layer(layer[began], np.ones(int(began.sum())), len(modules)) + losses
-    names = ("own", "own_corrected", "gpu")
-    own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in names}
-    # Of nothing there is no share, and without steps no figure per step.
+    own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in _COLUMNS}
+    # No time means no shares, and no steps no figures per step.
     steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
     on_gpu = bool(cells["kernels"].sum())
     table = pd.DataFrame(
@@ -52,7 +51,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
             "total_ms": sum(sums[name] for name in _DIRECTIONS) / 1e6 / steps,
             "self_ms": own["own"] / 1e6 / steps,
             "share": sums["corrected"] / whole,
-            "self_share": own["own_corrected"] / whole,
+            "self_share": own["corrected"] / whole,
             "parameters": modules["parameters"].to_numpy(),
             "parameter_bytes": modules["parameter_bytes"].to_numpy(),
             "ops": sums["ops"] / steps,
@@ -69,12 +68,12 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapping[str, Floats]) -> dict[str, Floats]:
-    """What each layer has of measures that layer spans own, the layers inside it included.
+    """Sum measures of layer spans by layer, children included.
 
     Parameters
     ----------
     per_span : mapping of str to ndarray
-        Of each measure, what each span owns itself, by its position among the blocks.
+        Each measure's values without children, indexed by block.
     """
     modules = recording.modules
     parent = modules["parent"].to_numpy()
@@ -91,14 +90,14 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
 
 
 def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
-    """Whether a layer ran where it was not seen: in a compiled one, or in a thread that the profiler does not watch."""
+    """Whether a layer ran unseen: inside a compiled one, or on a thread that the profiler does not record."""
     called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
     return np.asarray((inside_compiled(recording.modules) & (total == 0)) | (called & ~seen))
 
 
 def _loss_calls(recording: Recording, attribution: Attribution) -> Floats:
-    """How often each layer was called as a loss, in all steps."""
+    """Calls of each layer as a loss, in all steps."""
     blocks, length = attribution.host.blocks, len(recording.modules)
     of_losses = recording.spans["layer"].where(recording.spans["loss"], NONE)
     layer = of_losses.reindex(blocks["span"], fill_value=NONE).to_numpy()
@@ -107,7 +106,7 @@ def _loss_calls(recording: Recording, attribution: Attribution) -> Floats:
 
 
 def _only_loss(recording: Recording, layer: Ints, losses: Floats) -> Bools:
-    """Whether a layer was only called as a loss, or of all in it none but losses was called."""
+    """Whether the only calls of a layer and its children were as losses."""
     parent = recording.modules["parent"].to_numpy()
     seen, lossy = np.isin(np.arange(len(parent)), layer), losses > 0
     for place in range(len(parent) - 1, -1, -1):  # parents come first
@@ -118,7 +117,7 @@ def _only_loss(recording: Recording, layer: Ints, losses: Floats) -> Bools:
 
 
 def inside_compiled(modules: pd.DataFrame) -> Bools:
-    """Whether each layer lies in a compiled one."""
+    """Whether each layer is inside a compiled one."""
     compiled, parent = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
     inside = np.zeros(len(parent), dtype=bool)
     for place, above in enumerate(parent.tolist()):  # parents come first
@@ -127,26 +126,17 @@ def inside_compiled(modules: pd.DataFrame) -> Bools:
 
 
 def _per_span(attribution: Attribution) -> dict[str, Floats]:
-    """What each layer span owns itself, by its position among the blocks."""
+    """Measures of each layer span without its children, indexed by block."""
     cells = attribution.cells
     span, direction = cells["span"].to_numpy(), cells["direction"].to_numpy(dtype=object)
     owned = span != NONE
 
-    def summed(values: Floats, chosen: Bools) -> Floats:
-        return np.bincount(span[chosen], weights=values[chosen], minlength=len(cells)).astype(np.float64)
+    def summed(column: str, chosen: Bools) -> Floats:
+        weights = cells[column].to_numpy(dtype=float)[chosen]
+        return np.bincount(span[chosen], weights=weights, minlength=len(cells)).astype(np.float64)
 
-    columns = ("ns", "corrected_ns", "ops", "kernels", "gpu_ns")
-    values = {name: cells[name].to_numpy(dtype=float) for name in columns}
-    own = {name: summed(values["ns"], owned & (direction == name)) for name in _DIRECTIONS}
-    corrected = summed(values["corrected_ns"], owned)
-    return own | {
-        "own": summed(values["ns"], owned),
-        "corrected": corrected,
-        "own_corrected": corrected,
-        "ops": summed(values["ops"], owned),
-        "kernels": summed(values["kernels"], owned),
-        "gpu": summed(values["gpu_ns"], owned),
-    }
+    directions = {name: summed("ns", owned & (direction == name)) for name in _DIRECTIONS}
+    return directions | {name: summed(column, owned) for name, column in _COLUMNS.items()}
 
 
 def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
@@ -154,7 +144,7 @@ def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
 
 
 def _outermost_of_layer(attribution: Attribution, layer: Ints) -> Bools:
-    """Whether each block is a layer span around which no span of the same layer is open (recursion counts once)."""
+    """Whether each block is a layer span that is not inside another span of its layer (recursion counts once)."""
     counted = (attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
     above = attribution.spans.parent
     while (above != NONE).any():
@@ -164,7 +154,7 @@ def _outermost_of_layer(attribution: Attribution, layer: Ints) -> Bools:
 
 
 def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
-    """For each layer that is never called itself, the outermost spans of the layers below it."""
+    """For each layer that is never called, the outermost spans of the layers below it."""
     above = np.where(attribution.spans.parent != NONE, layer[attribution.spans.parent], NONE)
     is_span = np.flatnonzero((attribution.host.blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE))
     spans: dict[int, list[int]] = {}
@@ -178,7 +168,7 @@ def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools
 
 
 def _line(layer: int, parent: Ints, known: dict[int, list[int]]) -> list[int]:
-    """A layer and all layers above it by name."""
+    """A layer and its ancestors by name."""
     if layer == NONE:
         return []
     if layer not in known:
@@ -187,7 +177,7 @@ def _line(layer: int, parent: Ints, known: dict[int, list[int]]) -> list[int]:
 
 
 def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
-    """The rows of what no layer owns; those that took no time are left out."""
+    """Rows for the time that no layer owns; rows without time are left out."""
     cells = attribution.cells[attribution.cells["special"] != ""]
     sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
     forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
@@ -196,7 +186,7 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
     total = sums["ns"] / 1e6 / steps
     in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
     share = sums["corrected_ns"] / whole
-    # Only what is unattributed can be part of forward: the others are rows of the backward pass alone.
+    # Only unattributed time can be in forward; the other rows belong to backward alone.
     anywhere = sums.index == UNATTRIBUTED_ROW
     rows = pd.DataFrame(
         {

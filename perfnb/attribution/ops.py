@@ -1,4 +1,4 @@
-"""Operators and kernels: how often, how long, and in which layer."""
+"""The frames ``ops``, ``layer_ops`` and ``kernels``: calls and times by operator, layer and kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfnb.trace_names import CALLS, DEVICE_WORK
 
 
 def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[np.object_]:
-    """Name of the row of the layers' table that owns each block; empty where none does."""
+    """Row of the layers' table that owns each block; empty if none does."""
     span = attribution.cells["span"].to_numpy()
     number = attribution.host.blocks["span"].to_numpy()[span]
     layer = recording.span_layers.reindex(number, fill_value=NONE).to_numpy()
@@ -27,10 +27,7 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
 
 
 def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """`op_times`, each with ``layer`` and ``direction``.
-
-    ``layer`` is the row of the layers' table that owns the call, empty outside forward and backward.
-    """
+    """`op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and ``direction``."""
     calls = op_times(recording, attribution.host)
     block = calls.pop("block").to_numpy()
     return calls.assign(
@@ -40,12 +37,12 @@ def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def op_times(recording: Recording, host: Host) -> pd.DataFrame:
-    """One row a call of an operator: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
+    """One row per operator call: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
 
-    ``total_ns`` is 0 for a call inside another of the same operator, so that a sum counts no time twice.
+    ``total_ns`` is 0 for a call inside another of the same operator, so that sums count no time twice.
     """
     events = recording.events
-    # Of a loaded trace all that belongs to a step counts; a live one may hold what other threads did meanwhile.
+    # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
     inside = np.arange(len(host.rows)) if recording.is_loaded else np.flatnonzero(host.block != NONE)
     rows, is_op = host.rows[inside], host.is_op[inside]
     start, end = host.starts[inside], host.ends[inside]
@@ -71,7 +68,7 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
 
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
-    """The frame ``ops``, per traced step, the heaviest first."""
+    """The frame ``ops``, per traced step, slowest first."""
     sums = calls.groupby("op", observed=True)[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
     table = pd.DataFrame(
         {
@@ -88,7 +85,7 @@ def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
 
 
 def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
-    """The frame ``layer_ops``: each operator in each layer and direction, per traced step, the heaviest first."""
+    """The frame ``layer_ops``: operators by layer and direction, per traced step, slowest first."""
     owned = calls[calls["layer"] != ""]
     groups = owned.groupby(["layer", "op", "direction"], observed=True, sort=False)
     table = groups.agg(
@@ -103,7 +100,7 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
 
 
 def kernel_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``kernels``: GPU kernels, copies and fills by name, per traced step, the heaviest first."""
+    """The frame ``kernels``: GPU kernels, copies and memsets by name, per traced step, slowest first."""
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
     kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
     duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
@@ -120,7 +117,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
 
 
 def _inside_same(name: Ints, above: Ints) -> Bools:
-    """Whether an operator of the same name is open around each."""
+    """Whether each operator runs inside another of the same name."""
     result = np.zeros(len(name), dtype=bool)
     outer = above
     while (outer != NONE).any():
@@ -130,7 +127,7 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
 
 
 def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
-    """Device time that each of these host events launched, by correlation id."""
+    """GPU time that each of these host events launched, by correlation id."""
     device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
     if len(device) == 0:
         return np.zeros(len(rows))

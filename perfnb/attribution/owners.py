@@ -1,9 +1,9 @@
-"""Who owns a node of the backward pass: the layer span in which the forward op that made it ran.
+"""Which forward op created each backward node.
 
-A node carries a sequence number and the thread of its forward op, which carried the number that the next node would
-get. Several ops share a number (an op and those inside it that make no node, ops that need no gradient); the one that
-started last made the node. An op that makes several nodes (an in-place op on a view) carries the first one's number,
-so a number that no op carries belongs to the op with the greatest number below it.
+A node records a sequence number and the thread of its forward op; a forward op records the number that the next node
+will get. Ops that create no node share the number of the one that does: the last to start created the node. An op that
+creates several nodes (an in-place op on a view) records only the first number, so a number that no op has belongs to
+the op with the largest number below it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from perfnb.trace_names import ACCUMULATE_GRAD
 
 
 def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
-    """For each block, the block in which the forward op of a backward node ran; `NONE` for all others.
+    """For each backward node, the block in which its forward op ran; `NONE` for other blocks.
 
-    A forward op that itself ran in a backward node (double backward) passes the question on to that node.
+    If that op itself ran in a backward node (double backward), the node's own forward op decides.
     """
     return _pass_on(np.append(host.block, NONE)[makers(events, host)], host)
 
 
 def makers(events: pd.DataFrame, host: Host) -> Ints:
-    """For each block, the place in `host` of the forward op that made a backward node; `NONE` for all others."""
+    """For each backward node, the place in `host` of the forward op that created it; `NONE` for other blocks."""
     result = np.full(len(host.blocks), NONE, dtype=np.int64)
     nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
     result[nodes] = forward_ops(events, host, host.blocks["event"].to_numpy()[nodes])
@@ -34,14 +34,14 @@ def makers(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """The forward op of each event of a backward pass, as a place among the host's events; `NONE` where it tells none.
+    """The forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
 
     Parameters
     ----------
     events : DataFrame
     host : Host
     rows : ndarray
-        Of backward nodes, or of the ops that do their work and carry their numbers.
+        Rows of backward nodes, or of the ops inside them that carry their numbers.
     """
     result = np.full(len(rows), NONE, dtype=np.int64)
     columns = ("sequence", "forward_thread", "start_ns")
@@ -60,7 +60,7 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
-    """Whether each block is a node that adds a gradient to a parameter's."""
+    """Whether each block is a node that accumulates a parameter's gradient."""
     adds = of_labels(events["name"], lambda name: ACCUMULATE_GRAD in name)
     event = host.blocks["event"].to_numpy()
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
@@ -68,7 +68,7 @@ def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
 
 
 def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
-    """The thread on which most of these sequence numbers occur: torch numbers its threads in its own way."""
+    """The trace's thread with most of these sequence numbers: torch has thread numbers of its own."""
     threads = np.unique(op_thread)
     if len(threads) == 0:
         return NONE
@@ -77,10 +77,10 @@ def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
 
 
 def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
-    """Position of the last entry, by number and then start, up to each wanted number and time; `NONE` for none."""
+    """Position of the last entry, by number and then start, up to each wanted number and time."""
     if len(number) == 0:
         return np.full(len(wanted), NONE, dtype=np.int64)
-    # Entries and questions in one order: the entry wanted is the last one before the question.
+    # Sort entries and queries together: the answer is the last entry before each query.
     numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
     is_entry = np.arange(len(numbers)) < len(number)
     order = np.lexsort((is_entry, times, numbers))
@@ -92,7 +92,7 @@ def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Int
 
 
 def _pass_on(owner: Ints, host: Host) -> Ints:
-    """Replace owners that are backward nodes by the owners of those nodes, as often as it takes."""
+    """Replace owners that are backward nodes by the owners of those nodes, until none is left."""
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
     for _ in range(len(owner)):
         through = (owner != NONE) & is_node[owner]

@@ -1,17 +1,21 @@
-"""Where a step's time goes, phase by phase."""
+"""The phases of a step: their times, their order, and models that hide the loss in forward."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution
-from perfnb.recording.schema import PHASES, conform
+from perfnb.attribution.blocks import Kind
+from perfnb.recording.nesting import NONE, outermost
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import ACCUMULATION_ROW, PHASES, conform
 
 
 def phase_table(attribution: Attribution) -> pd.DataFrame:
-    """The frame ``phases``: every phase with its time in a traced step and its share of the step.
+    """The frame ``phases``: time of each phase per traced step, and its share of the step.
 
-    ``ms`` is as traced, and the rows add up to the traced step. ``share`` is corrected for the cost of tracing.
+    ``ms`` is as traced and adds up to the traced step; ``share`` is corrected for tracing overhead.
     """
     sums = attribution.cells.groupby("phase", observed=False)[["ns", "corrected_ns"]].sum()
     sums = sums.reindex(list(PHASES), fill_value=0)
@@ -23,19 +27,7 @@ def phase_table(attribution: Attribution) -> pd.DataFrame:
 
 
 def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tuple[str, int, int]]:
-    """The phases between two times of the trace, in their order, neighbours of one phase joined.
-
-    Parameters
-    ----------
-    attribution : Attribution
-    begin, end : int
-        Nanoseconds: where a step begins and ends.
-
-    Returns
-    -------
-    list of (str, int, int)
-        Phase, and where it begins and ends.
-    """
+    """The phases from the start to the end of a step (ns), in order: name, start and end of each stretch."""
     blocks = attribution.host.blocks
     inside = blocks["main"] & (blocks["start"] >= begin) & (blocks["end"] <= end)
     rows = blocks[inside.to_numpy() & (attribution.host.forest.depth == 1)].sort_values("start")
@@ -46,3 +38,26 @@ def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tupl
         else:
             joined.append((str(phase), int(start), int(stop)))
     return [stretch for stretch in joined if stretch[0] in PHASES]
+
+
+def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
+    """The models in whose calls every backward pass of the traced steps starts: they compute the loss in forward.
+
+    The first node of a backward pass belongs to the tensor on which it was called, the loss. Models whose loss ops were
+    recognised by name are left out, because these are in the phase loss.
+    """
+    blocks, forest, cells = attribution.host.blocks, attribution.host.forest, attribution.cells
+    kind, parent = blocks["kind"].to_numpy(), forest.parent
+    in_engine = (parent != NONE) & (kind[parent] == Kind.ENGINE)
+    nodes = np.flatnonzero((kind == Kind.NODE) & in_engine & (cells["special"] != ACCUMULATION_ROW).to_numpy())
+    nodes = nodes[np.argsort(blocks["start"].to_numpy()[nodes], kind="stable")]
+    first = nodes[np.unique(parent[nodes], return_index=True)[1]]
+    made_in = cells["span"].to_numpy()[first]
+    if len(first) == 0 or (made_in == NONE).any():
+        return []
+    layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
+    model = outermost(forest, (kind == Kind.SPAN) & (layer != NONE))
+    told = model[kind == Kind.LOSS]
+    named = np.setdiff1d(layer[model[made_in]], layer[told[told != NONE]])
+    names: list[str] = recording.modules["name"].iloc[named].tolist()
+    return names

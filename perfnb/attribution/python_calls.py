@@ -1,4 +1,4 @@
-"""Python's calls, where a trace holds them: the block in which each begins, and which of them take some time."""
+"""Python calls, if the trace has them: the block in which each starts, and which functions take the most time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from perfnb.trace_names import PYTHON_CALLS
 
 
 def calls_of(events: pd.DataFrame) -> Ints:
-    """The rows of Python's calls."""
+    """Rows of Python calls."""
     return np.flatnonzero(is_one_of(events["category"], PYTHON_CALLS))
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """The innermost block of its thread in which each call begins; `NONE` for one that begins in none."""
+    """Innermost block of the same thread in which each call starts; `NONE` if it starts outside all."""
     blocks = host.blocks
     thread, start = _threads(events, host, rows), events["start_ns"].to_numpy()[rows]
     of_blocks, begin, end = (blocks[name].to_numpy() for name in ("thread", "start", "end"))
@@ -30,7 +30,7 @@ def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
         asked = np.flatnonzero(thread == one)
         place = np.searchsorted(begin[here], start[asked], side="right") - 1
         found[asked] = np.append(here, NONE)[place]
-    while True:  # what ended before the call begins gives way to what is around it
+    while True:  # from blocks that ended before the call started to the ones around them
         over = (found != NONE) & (end[found] <= start)
         if not over.any():
             return found
@@ -39,7 +39,7 @@ def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 
 def longest_calls(events: pd.DataFrame, host: Host, thread: int, time: IntervalSet) -> pd.Series:
-    """Nanoseconds of some time of a thread that each function takes without those it calls, the longest first."""
+    """Self time in ns of each Python function of a thread within a set of time, longest first."""
     rows = calls_of(events)
     rows = rows[_threads(events, host, rows) == thread]
     begin = events["start_ns"].to_numpy()[rows]
@@ -52,7 +52,7 @@ def longest_calls(events: pd.DataFrame, host: Host, thread: int, time: IntervalS
 
 
 def _threads(events: pd.DataFrame, host: Host, rows: Ints) -> npt.NDArray[np.int64]:
-    """The number that the blocks have for each event's thread; `NONE` where none of their events ran."""
+    """The blocks' number for each event's thread; `NONE` for a thread without blocks."""
     columns = [name for name in ("process", "thread") if name in events]
     known = events[columns].iloc[host.rows].assign(number=host.thread).drop_duplicates(columns)
     found = events[columns].iloc[rows].merge(known, how="left", on=columns)["number"]

@@ -11,7 +11,7 @@ import pandas as pd
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.layers import inside_compiled
-from perfnb.attribution.own_loss import own_losses
+from perfnb.attribution.phases import own_losses
 from perfnb.findings.doubt import disagree, traced_ms
 from perfnb.profile.trace_notes import of_the_trace, without_layers
 from perfnb.recording.nesting import NONE
