@@ -1,4 +1,4 @@
-"""Marks the cells of a notebook in a watch, by their numbers."""
+"""Marks the cells of a notebook in a watch, by number."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from perfnb.shell import running_shell
 
 
 class CellMarks:
-    """Calls back when a cell begins and when it has ended; does nothing outside IPython.
+    """Calls back when a cell starts and ends; does nothing outside IPython.
 
     Parameters
     ----------
-    begins : callable
-        Given what a cell is called (``cell 5``), returns something to end it by.
+    starts : callable
+        Called with the name of a cell (``cell 5``); returns what `ends` needs.
     ends : callable
-        Given that.
+        Called with that.
     """
 
-    def __init__(self, begins: Callable[[str], Any], ends: Callable[[Any], None]) -> None:
-        self._begins, self._ends = begins, ends
+    def __init__(self, starts: Callable[[str], Any], ends: Callable[[Any], None]) -> None:
+        self._starts, self._ends = starts, ends
         self._shell: Any = None
         self._open: list[Any] = []  # cells may run cells
         self._ahead = 0
 
     def start(self) -> None:
-        """Mark the cell that runs now, and those after it."""
+        """Mark the cell that is running, and those after it."""
         self._shell = running_shell()
         if self._shell is None:
             return
         self._shell.events.register("pre_run_cell", self._before)
         self._shell.events.register("post_run_cell", self._after)
         running = self._shell.displayhook.exec_result
-        if running is not None:  # a cell runs
-            # Newer versions of IPython count a cell before it runs, older ones after.
+        if running is not None:  # a cell is running
+            # Newer versions of IPython count a cell before it runs, older ones afterwards.
             self._ahead = self._shell.execution_count - (running.execution_count or self._shell.execution_count)
             self._before()
 
@@ -47,7 +47,7 @@ class CellMarks:
                     shell.events.unregister(event, callback)
 
     def _before(self, info: Any = None) -> None:
-        self._open.append(self._begins(f"cell {self._shell.execution_count - self._ahead}"))
+        self._open.append(self._starts(f"cell {self._shell.execution_count - self._ahead}"))
 
     def _after(self, result: Any = None) -> None:
         if self._open:

@@ -1,4 +1,4 @@
-"""Which charts a watch is drawn in, and which lines each holds."""
+"""The charts of a watch, and the lines in each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Line:
     Attributes
     ----------
     device, column : str
-        Where its values are in ``samples``.
+        Where ``samples`` has its values.
     word : str
-        What it is called beside the others of its chart.
+        Its label in the chart.
     """
 
     device: str
@@ -33,18 +33,18 @@ class Chart:
     Attributes
     ----------
     key : str
-        The word by which it is asked for.
+        The option word that selects it.
     title : str
         What is drawn.
     unit : str
         ``percent``, ``bytes``, ``bytes_per_s``, ``watts``, ``celsius`` or ``megahertz``.
     lines : tuple of Line
     note : str
-        How to read it.
+        A caveat.
     ceiling : float or None
-        What the machine has at most.
+        The most that the machine has.
     ceiling_word : str
-        What the ceiling is.
+        The label of the ceiling.
     """
 
     key: str
@@ -60,10 +60,10 @@ class Chart:
 class _Kind:
     title: str
     unit: str
-    columns: Mapping[str, str]  # column to its word, "" where the device's name says enough
-    on: tuple[str, ...]  # kinds of devices: "gpu" stands for all GPUs
+    columns: Mapping[str, str]  # column to its label, "" if the device's name is enough
+    on: tuple[str, ...]  # kinds of devices: "gpu" means all GPUs
     note: str = ""
-    limit: str = ""  # the devices' fact that is the ceiling
+    limit: str = ""  # the fact of the devices that is the ceiling
 
 
 _KINDS: Mapping[str, _Kind] = {
@@ -72,33 +72,33 @@ _KINDS: Mapping[str, _Kind] = {
         "percent",
         {"cpu_percent": ""},
         ("process", "cgroup", "host"),
-        "100 % is one core; the process with all processes below it",
+        "100 % is one core; process includes its child processes",
         "cpus",
     ),
     "throttled": _Kind(
-        "CPU held by the cgroup's limit",
+        "CPU throttled by the cgroup",
         "percent",
         {"throttled_percent": ""},
         ("cgroup",),
-        "share of the time in which the limit held the cgroup",
+        "share of time in which its CPU limit paused the cgroup",
     ),
     "memory": _Kind("Memory", "bytes", {"memory_bytes": ""}, ("process", "cgroup", "host"), limit="memory_bytes"),
     "gpu": _Kind(
-        "GPU: a kernel was running",
+        "GPU busy (any kernel)",
         "percent",
         {"busy_percent": ""},
         ("gpu",),
-        "share of the driver's last 1/6 to 1 s in which some kernel ran, not how full the GPU was",
+        "share of the driver's last 1/6 to 1 s in which any kernel ran, not how full the GPU was",
     ),
     "gpu-memory": _Kind(
         "GPU memory",
         "bytes",
         {"memory_bytes": "", "torch_reserved_bytes": "torch reserved", "torch_allocated_bytes": "torch allocated"},
         ("gpu",),
-        "of all processes; torch: this process's allocator",
+        "all processes; torch: this process's allocator",
         "memory_bytes",
     ),
-    "power": _Kind("Power", "watts", {"power_w": ""}, ("gpu",), "on recent GPUs a mean over 1 s", "power_limit_w"),
+    "power": _Kind("Power", "watts", {"power_w": ""}, ("gpu",), "on recent GPUs the mean of 1 s", "power_limit_w"),
     "temperature": _Kind("Temperature", "celsius", {"temperature_c": ""}, ("gpu",)),
     "clocks": _Kind("Clocks", "megahertz", {"sm_clock_mhz": "SM", "memory_clock_mhz": "memory"}, ("gpu",)),
     "pcie": _Kind(
@@ -118,18 +118,18 @@ _KINDS: Mapping[str, _Kind] = {
         "bytes_per_s",
         {"network_receive_bytes_per_s": "received", "network_send_bytes_per_s": "sent"},
         ("host",),
-        "of the host; what one process sends is not known",
+        "whole host; traffic of a single process is not known",
     ),
 }
 
-#: Words by which charts are asked for.
+#: Option words that select charts.
 CHARTS = tuple(_KINDS)
 
 _CEILINGS = {"cpus": "all cores", "memory_bytes": "installed", "power_limit_w": "limit"}
 
 
 def device_word(device: str, facts: Mapping[str, Any]) -> str:
-    """What a device is called: ``GPU 0 (NVIDIA H100)``."""
+    """The name of a device: ``GPU 0 (NVIDIA H100)``."""
     if not device.startswith("gpu"):
         return device
     name = facts.get("name")
@@ -139,7 +139,7 @@ def device_word(device: str, facts: Mapping[str, Any]) -> str:
 def charts_of(
     samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], wanted: Sequence[str] | None = None
 ) -> tuple[Chart, ...]:
-    """The charts in which there is something to draw.
+    """The charts that have something to draw.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def charts_of(
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The cgroup, where it limits nothing: its figures would only repeat others."""
+    """The cgroup, if it limits nothing: its figures would only repeat others."""
     limits = ("cpu_limit", "memory_limit_bytes")
     return [name for name, facts in devices.items() if name == "cgroup" and not any(map(facts.get, limits))]
 
@@ -175,7 +175,7 @@ def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mappin
 
 
 def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
-    """Whether a cgroup limits nothing of this, so that its line would only repeat others."""
+    """Whether the cgroup has no limit on this, so that its line would only repeat others."""
     limit = "memory_limit_bytes" if column == "memory_bytes" else "cpu_limit"
     return device == "cgroup" and facts.get(limit) is None
 
@@ -186,7 +186,7 @@ def _word(device: str, word: str, members: int) -> str:
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
-    """What bounds the lines: a cgroup's limit where there is one, else what is installed; none where GPUs differ."""
+    """The bound of the lines: the cgroup's limit if there is one, else what is installed; none if GPUs differ."""
     if not kind.limit:
         return None, ""
     cgroup = devices.get("cgroup", {}) if "cgroup" in kind.on else {}
@@ -195,5 +195,5 @@ def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[
     values = {devices[device].get(kind.limit) for device in members} - {None}
     most = values.pop() if len(values) == 1 else None
     if limit is not None and (most is None or limit < most):
-        return factor * limit, "cgroup's limit"
+        return factor * limit, "cgroup limit"
     return (None, "") if most is None else (factor * most, _CEILINGS[kind.limit])

@@ -17,18 +17,18 @@ from perfnb.watching.points import thinned
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
 
-#: What each metric is called, and its unit as `fmt.reading` knows it.
+#: The name of each metric, and its unit for `fmt.reading`.
 METRIC_WORDS: dict[str, tuple[str, str]] = {
     "cpu_percent": ("CPU, 100 % is one core", "percent"),
-    "throttled_percent": ("CPU held by the limit", "percent"),
-    "load": ("load, 1 min mean", ""),
+    "throttled_percent": ("CPU throttled", "percent"),
+    "load": ("load average, 1 min", ""),
     "processes": ("processes", ""),
     "memory_bytes": ("memory", "bytes"),
     "disk_read_bytes_per_s": ("disk read", "bytes_per_s"),
     "disk_write_bytes_per_s": ("disk written", "bytes_per_s"),
     "network_receive_bytes_per_s": ("network received", "bytes_per_s"),
     "network_send_bytes_per_s": ("network sent", "bytes_per_s"),
-    "busy_percent": ("a kernel was running", "percent"),
+    "busy_percent": ("busy (any kernel)", "percent"),
     "torch_allocated_bytes": ("torch allocated", "bytes"),
     "torch_reserved_bytes": ("torch reserved", "bytes"),
     "power_w": ("power", "watts"),
@@ -41,26 +41,26 @@ METRIC_WORDS: dict[str, tuple[str, str]] = {
 }
 TABLE_HEADS = ("median", "95th percentile", "maximum", "total")
 TOO_FEW = "too few readings"
-#: Why rates are missing where levels are known.
-WHOLE_ONLY = "rates such as CPU need phases longer than the time between readings"
+#: Why rates are missing if levels are known.
+WHOLE_ONLY = "rates such as CPU need phases longer than the reading interval"
 
 
 def watch_facts(summary: MachineSummary) -> list[str]:
-    """How it was watched: how often, what is missing, what that cost."""
+    """How the machine was watched: how often, what is missing, what it cost."""
     facts = [f"every {fmt.significant(summary.interval_s, trim=True)} s"]
     if summary.running:
         return facts
     readings = "1 reading" if summary.ticks == 1 else f"{summary.ticks:,} readings"
     facts.append(f"{readings}, {summary.missed:,} missed")
     if summary.gap_p99_ms is not None:
-        facts.append(f"99 % of them at most {fmt.duration(summary.gap_p99_ms)} after the one before")
+        facts.append(f"99 % within {fmt.duration(summary.gap_p99_ms)} of the previous one")
     if summary.cost_percent is not None:
-        facts.append(f"the sampler took {fmt.share(summary.cost_percent / 100)} of one core")
+        facts.append(f"the sampler used {fmt.share(summary.cost_percent / 100)} of one core")
     return facts
 
 
 def lasted(seconds: float) -> str:
-    """How long, in words: ``42.5 s``, ``2:05 min``, ``1:02:03 h``."""
+    """A length of time: ``42.5 s``, ``2:05 min``, ``1:02:03 h``."""
     if 0 < seconds < 0.1:
         return fmt.duration(1e3 * seconds)
     if seconds < 60:
@@ -69,7 +69,7 @@ def lasted(seconds: float) -> str:
 
 
 def table_rows(summary: MachineSummary) -> list[list[str]]:
-    """Device, metric, and its figures as `TABLE_HEADS` has them; empty where a figure has no meaning."""
+    """Device, metric, and the figures of `TABLE_HEADS`; empty if a figure has no meaning."""
     rows = []
     for row in summary.table.reset_index().to_dict("records"):
         device, metric = str(row["device"]), str(row["metric"])
@@ -81,9 +81,9 @@ def table_rows(summary: MachineSummary) -> list[list[str]]:
 
 
 def phase_rows(summary: MachineSummary, steps: StepsWatched) -> tuple[list[str], list[list[str | None]]]:
-    """The phases, and by device and metric its mean in each; ``None`` where too few readings fall into the phase.
+    """The phases, and the mean of each device's metrics in each; ``None`` if too few readings fall into the phase.
 
-    Phases and metrics of which nothing is known are left out.
+    Phases and metrics without any figure are left out.
     """
     if not len(steps.by_phase):
         return [], []
@@ -108,28 +108,28 @@ def _total(row: Mapping[Any, Any], unit: str) -> str:
     return fmt.reading(total, "bytes") if unit == "bytes_per_s" else ""
 
 
-#: Greatest number of points of a line, and of numbers in the whole history.
+#: Limits on the points of a line, and on the numbers in the whole history.
 MOST_POINTS, MOST_NUMBERS = 2_000, 22_000
-#: Greatest number of marks, and of stretches of a phase.
+#: Limits on marks, and on stretches of phases.
 MOST_MARKS, MOST_STRETCHES = 500, 6_000
 
-#: The newest readings are kept as they are.
+#: How many of the newest readings are not thinned.
 _LATEST = 240
 _DIGITS = 4
-#: What a number in the history counts, by the end of its column's name.
+#: The unit of a number in the history, by the end of its column's name.
 _FACTORS = {"_bytes": 2**20, "_bytes_per_s": 1000}
 
 
 def watch_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | None = None) -> dict[str, Any]:
     """Everything that a panel shows at first, ready for JSON.
 
-    While the watch runs, `charts` holds all lines that may come; those without a reading are not drawn.
+    While the watch runs, `charts` has every possible line; those without a reading are not drawn.
 
     Parameters
     ----------
     summary : MachineSummary
     view_id : str
-        Ties the live panel to its static twin.
+        Links the live panel to its static twin.
     wanted : sequence of str, optional
         Keys of the charts to draw; all by default.
     """
@@ -153,19 +153,19 @@ def watch_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
 
 
 def machine_data(summary: MachineSummary) -> dict[str, Any]:
-    """As `watch_data`, with the steps that ran meanwhile."""
+    """As `watch_data`, with the steps that ran during the watch."""
     steps = summary.steps
     return {**watch_data(summary, "machine"), "steps": None if steps is None else _steps(summary, steps)}
 
 
 def row_data(device: str, t_s: float, window_s: float | None, values: Mapping[str, float | None]) -> list[Any]:
-    """A reading as the panel takes it."""
+    """A reading in the panel's format."""
     known = {metric: _short(value, 6) for metric, value in values.items() if metric in METRICS}
     return [device, round(t_s, 3), None if window_s is None else round(window_s, 3), known]
 
 
 def mark_data(name: str, depth: int, start_s: float, end_s: float | None) -> list[Any]:
-    """A mark as the panel takes it."""
+    """A mark in the panel's format."""
     end = fmt.known(end_s)
     return [escape.plain(name, 60), int(depth), round(float(start_s), 3), None if end is None else round(end, 3)]
 
@@ -207,7 +207,7 @@ def _history(summary: MachineSummary, charts: Iterable[Chart]) -> dict[str, Any]
 
 
 def _device(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: int) -> dict[str, Any]:
-    """One device: times as differences in ms, where its line is broken, and by column a factor and numbers."""
+    """One device: times as differences in ms, where its lines are broken, and a factor and numbers by column."""
     points = thinned(own, columns, interval_s, most, _LATEST)
     factors = {name: next((by for end, by in _FACTORS.items() if name.endswith(end)), 1) for name in points.values}
     return {
@@ -228,8 +228,8 @@ def _marks(marks: pd.DataFrame) -> list[list[Any]]:
 
 
 def _steps(summary: MachineSummary, steps: StepsWatched) -> dict[str, Any]:
-    seen_first = steps.phases.sort_values(["placed", "start_s"], kind="stable")
-    stretches = seen_first.head(MOST_STRETCHES).sort_values("start_s", kind="stable")
+    measured_first = steps.phases.sort_values(["placed", "start_s"], kind="stable")
+    stretches = measured_first.head(MOST_STRETCHES).sort_values("start_s", kind="stable")
     used = list(dict.fromkeys(map(str, stretches["phase"])))
     phases, rows = phase_rows(summary, steps)
     starts = [round(1e6 * float(start)) for start in stretches["start_s"]]

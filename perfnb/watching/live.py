@@ -1,4 +1,4 @@
-"""The live panel of a watch in a notebook: what feeds it from a thread, and its twin in the saved notebook."""
+"""The live panel of a watch in a notebook, fed from a thread, and its static twin in the saved notebook."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from perfnb.watching.data import watch_data
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_html, watch_text
 
-#: Seconds between two updates of the panel, and of what stands for it in a saved notebook.
+#: Seconds between updates of the panel, and of its static twin.
 _PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
 
-#: A cell that took this long may take a picture's second longer.
+#: After a cell that took this long, nobody notices the second that a picture takes.
 _UNNOTICED_AFTER_S = 30.0
-#: Between two updates lie so many times what the last one took.
+#: The wait before an update of the twin, as a multiple of what the last one took.
 _REST = 100
-#: The newest marks, which the panel gets with each update.
+#: How many of the newest marks the panel gets with each update.
 _MARKS_SHOWN = 100
 
 
@@ -31,16 +31,16 @@ class LivePanel:
     Parameters
     ----------
     summary : callable
-        Gives the `MachineSummary` as it is now.
+        Returns the current `MachineSummary`.
     wanted : sequence of str, optional
         Keys of the charts to draw.
     noted : int
-        How many of the watch's notes are shown at first.
+        How many of the watch's notes are already shown.
 
     Attributes
     ----------
     live : bool
-        Whether readings can be shown as they come.
+        Whether readings can be shown as they arrive.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LivePanel:
         self._changes, self._noted = -1, noted
 
     def show(self) -> None:
-        """Show the watch here: its twin, and before it the panel, which hides the twin while it stands."""
+        """Show the watch here: the static twin, and the panel, which hides the twin while it is live."""
         summary = self._summary()
         if not self.live:
             print_text("\n".join(watch_text(summary)))
@@ -71,12 +71,12 @@ class LivePanel:
             display(bundle, raw=True)
 
     def push(self, rows: Sequence[Any], marks: Marks, notes: Sequence[str]) -> None:
-        """Hand on the rows of a tick; called from a thread, which may change traits and nothing else.
+        """Pass on the rows of a tick; called from a thread, which may only change traits.
 
         Parameters
         ----------
         rows : sequence
-            None at the end.
+            Empty at the end.
         marks : Marks
         notes : sequence of str
             All of the watch's.
@@ -92,25 +92,20 @@ class LivePanel:
             self._widget.push(waiting, marks.all(_MARKS_SHOWN) if changed else None, " ".join(new) or None)
 
     def reload(self) -> None:
-        """Show everything anew, since devices have other names; called from a thread."""
+        """Redraw everything after devices were renamed; called from a thread."""
         if self._widget is not None:
             self._widget.reload()
 
     def refresh(self, lasted_s: float) -> None:
-        """Bring the twin up to date after a cell, if that was long ago.
+        """Update the twin after a cell of `lasted_s` seconds, if the last update was long ago.
 
-        Its picture is drawn anew only where the cell took so long that nobody notices.
-
-        Parameters
-        ----------
-        lasted_s : float
-            How long the cell took.
+        Its picture is only redrawn if the cell took so long that nobody notices.
         """
         rest_s = max(_REFRESHED_EVERY_S, _REST * self._took_s)
         if self._twin is not None and time.monotonic() - self._refreshed > rest_s:
-            begin = time.monotonic()
+            start = time.monotonic()
             self._update(self._summary(), picture=lasted_s > _UNNOTICED_AFTER_S)
-            self._took_s = time.monotonic() - begin
+            self._took_s = time.monotonic() - start
 
     def finish(self) -> None:
         """Show that the watch has ended, and leave its whole history in the notebook."""

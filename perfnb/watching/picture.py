@@ -1,4 +1,4 @@
-"""A watch as a matplotlib picture: small charts over the same time, named stretches above."""
+"""A watch as a matplotlib picture: small charts with one time axis, marks above."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perfnb.watching.charts import Chart, Line
     from perfnb.watching.summary import MachineSummary
 
-#: A named stretch of time: name, depth, start and end in seconds.
+#: A named interval: name, depth, start and end in seconds.
 Band = tuple[str, int, float, float]
 
 MOST_LEVELS = 3
@@ -119,7 +119,7 @@ def _chart(
 
 
 def _words(axes: Axes, chart: Chart) -> None:
-    """The title, what each line is, and the ceiling."""
+    """The title, the legend and the ceiling."""
     from matplotlib.lines import Line2D
 
     looks = [(line, _look(chart, line)) for line in chart.lines[:_MOST_WORDS]]
@@ -143,7 +143,7 @@ def _words(axes: Axes, chart: Chart) -> None:
 
 
 def _look(chart: Chart, line: Line) -> _Look:
-    """As in the browser: each device has its shade and dash, further lines of a device differ by their dash."""
+    """As in the browser: each device has its own shade and dash; further lines of a device differ by dash."""
     place = [other.column for other in chart.lines if other.device == line.device].index(line.column)
     if line.device == "process":
         return _Look(INK, 0.9 if place else 1.5, (0, (9, 2)) if place else "-")
@@ -156,13 +156,13 @@ def _look(chart: Chart, line: Line) -> _Look:
 
 
 def _apart(own: Points, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Times and values with a hole before each point that the line does not reach."""
+    """Times and values with a hole at each gap."""
     holes = np.flatnonzero(own.broken)
     return np.insert(own.t_s, holes, own.t_s[holes]), np.insert(values, holes, np.nan)
 
 
 def _dots(axes: Axes, own: Points, values: np.ndarray, look: _Look) -> None:
-    """Readings that stand alone: a line would not show them."""
+    """Isolated readings, which a line would not show."""
     known = np.isfinite(values)
     before = np.append(False, known[:-1]) & ~own.broken
     after = np.append(known[1:] & ~own.broken[1:], False)
@@ -171,7 +171,7 @@ def _dots(axes: Axes, own: Points, values: np.ndarray, look: _Look) -> None:
 
 
 def _axis(chart: Chart, most: float) -> tuple[float, np.ndarray, bool]:
-    """A round top, ticks, and whether the ceiling is on the axis: where the lines come near."""
+    """A round top, ticks, and whether the ceiling is on the axis, which it is if the lines come near."""
     near = chart.ceiling is not None and most >= 0.6 * chart.ceiling
     wanted = max(_LEAST_TOP.get(chart.unit, 1.0), most, chart.ceiling if near and chart.ceiling else 0.0)
     unit = 1024.0 ** int(math.log2(wanted) // 10) if chart.unit.startswith("bytes") else 1.0

@@ -1,4 +1,4 @@
-"""Many readings as the points of a line: means over a few readings each, apart where nothing was read."""
+"""Many readings as the points of a line: means over a few readings each, with gaps where nothing was read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Points:
     ----------
     t_s : array
     broken : array of bool
-        Whether the line does not reach a point from the one before.
+        Whether there is a gap before a point.
     values : mapping of str to array
-        By column; ``nan`` where nothing was read. Columns without a reading are left out.
+        By column; ``nan`` if nothing was read. Columns without a reading are left out.
     """
 
     t_s: Floats
@@ -39,10 +39,10 @@ def thinned(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: 
         Rows of ``samples`` of the device, in order; at least one.
     columns : sequence of str
     interval_s : float
-        Time between readings as asked for.
+        Time between readings.
     most : int
     latest : int
-        So many of the newest readings keep a point of their own, half of `most` at most.
+        How many of the newest readings keep a point of their own, half of `most` at most.
     """
     t, readings = own["t_s"].to_numpy(float), own["readings"].to_numpy(float, na_value=1.0)
     window = own["window_s"].to_numpy(float, na_value=np.nan)
@@ -61,7 +61,7 @@ def thinned(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: 
 
 
 def _groups(gaps: NDArray[np.bool_], most: int, latest: int) -> NDArray[np.int_]:
-    """The point that stands for each reading: the newest alone, as many of the older ones together as must be."""
+    """The point for each reading: the newest on their own, the older ones in groups as large as needed."""
     count = len(gaps)
     if count <= most:
         return np.arange(count)
@@ -69,8 +69,8 @@ def _groups(gaps: NDArray[np.bool_], most: int, latest: int) -> NDArray[np.int_]
     old = count - latest
     together = -(-old // (most - latest))
     place = np.arange(old)
-    begun = np.maximum.accumulate(np.where(gaps[:old], place, 0))
-    starts = (place - begun) % together == 0
+    started = np.maximum.accumulate(np.where(gaps[:old], place, 0))
+    starts = (place - started) % together == 0
     if starts.sum() > 1.5 * (most - latest):  # more gaps than can be drawn
         starts = place % together == 0
     return np.cumsum(np.append(starts, np.full(latest, True))) - 1

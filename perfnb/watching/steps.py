@@ -1,4 +1,4 @@
-"""Which readings of the machine fell into which pass and phase of a profile's steps."""
+"""Which readings fall into which pass and phase of a profile's steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from perfnb.recording.text import TEXT
 from perfnb.watching.charts import without_limits
 from perfnb.watching.summary import StepsWatched
 
-#: Readings of a phase below which their mean is not told.
+#: A phase with fewer readings gets no mean.
 FEWEST_READINGS = 5
-#: Where a phase was not seen but placed, readings nearer to its edges than this share of the step are left out.
+#: If a phase was estimated, readings nearer to its edges than this share of the step are ignored.
 _MARGIN = 0.05
-#: Stretches shorter than this share of a step are not placed.
+#: Stretches shorter than this share of a step are not estimated.
 _SHORTEST = 0.01
-#: Metrics that the driver averages over a time of its own, at most so many seconds.
+#: Metrics that the driver averages, over at most this many seconds.
 _AVERAGED_S = {"busy_percent": 1.0, "power_w": 1.0}
 
 Floats = NDArray[np.float64]
@@ -39,10 +39,10 @@ class _Stretch(NamedTuple):
 
 
 def steps_watched(recording: Recording, attribution: Attribution | None) -> StepsWatched | None:
-    """The passes and phases of a recording on the time of its samples; ``None`` where it was not watched.
+    """The passes and phases of a recording on the clock of its samples; ``None`` if it was not watched.
 
-    In the traced steps the phases were seen. In the timed steps, which run without any instrument, the wait for data
-    was measured and the rest is placed as in the traced step of median length.
+    Phases of traced steps come from the trace. Timed steps run without instruments: their wait for data was measured,
+    and the other phases are estimated from the traced step of median length.
     """
     if recording.watch is None:
         return None
@@ -73,14 +73,14 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
     if spans.empty or len(traced) != len(spans):
         return []
     starts = spans["start"].to_numpy(np.int64)
-    # The trace has a clock of its own; the steps tell how far it is from that of the samples.
+    # The trace has its own clock; the steps show its offset from that of the samples.
     shift = float(np.median(traced["start_s"].to_numpy(float) - (starts - starts[0]) / 1e9))
     seen: list[list[_Stretch]] = []
-    for begin, end in zip(spans["start"], spans["end"], strict=True):
+    for first, last in zip(spans["start"], spans["end"], strict=True):
         seen.append(
             [
                 _Stretch(phase, (start - starts[0]) / 1e9 + shift, (stop - starts[0]) / 1e9 + shift, False, 0.0)
-                for phase, start, stop in phase_stretches(attribution, int(begin), int(end))
+                for phase, start, stop in phase_stretches(attribution, int(first), int(last))
             ]
         )
     walls = (spans["end"] - spans["start"]).to_numpy()
@@ -95,7 +95,7 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
 
 
 def _placed(template: Sequence[_Stretch], start: float, wall: float, data: float) -> list[_Stretch]:
-    """The phases of a step that was only timed: its wait for data, then the others in the template's proportions."""
+    """The phases of a timed step: its wait for data, then the others in the template's proportions."""
     others = [stretch for stretch in template if stretch.phase != "data"]
     whole = sum(stretch.end_s - stretch.start_s for stretch in others)
     waited = min(data, wall) if any(stretch.phase == "data" for stretch in template) else 0.0
@@ -110,7 +110,7 @@ def _placed(template: Sequence[_Stretch], start: float, wall: float, data: float
 
 
 def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFrame:
-    begins = np.array([stretch.start_s + stretch.margin_s for stretch in stretches])
+    starts = np.array([stretch.start_s + stretch.margin_s for stretch in stretches])
     ends = np.array([stretch.end_s - stretch.margin_s for stretch in stretches])
     phase = np.array([stretch.phase for stretch in stretches], dtype=object)
     rows = []
@@ -121,7 +121,7 @@ def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFr
             values = own[metric].to_numpy(float, na_value=np.nan)
             if metric == "energy_j" or np.isnan(values).all():
                 continue
-            place = _place(times, _window(metric, windows), begins, ends)
+            place = _place(times, _window(metric, windows), starts, ends)
             for name in (name for name in PHASES if name in phase):
                 inside = (place >= 0) & (phase[place] == name) & ~np.isnan(values)
                 count = int(inside.sum())
@@ -132,16 +132,16 @@ def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFr
 
 
 def _window(metric: str, windows: Floats) -> Floats:
-    """The time before each reading that its value is about."""
+    """The time before each reading that its value covers."""
     if metric in _AVERAGED_S:
         return np.full_like(windows, _AVERAGED_S[metric])
     return windows if metric.endswith(("_per_s", "_percent")) else np.zeros_like(windows)
 
 
-def _place(times: Floats, windows: Floats, begins: Floats, ends: Floats) -> NDArray[np.int64]:
-    """The stretch that holds the whole window of each reading; -1 where none does."""
-    if not len(begins):
+def _place(times: Floats, windows: Floats, starts: Floats, ends: Floats) -> NDArray[np.int64]:
+    """The stretch that contains the whole window of each reading; -1 if none does."""
+    if not len(starts):
         return np.full(len(times), -1)
-    place = np.searchsorted(begins, times, side="right") - 1
-    holds = (place >= 0) & (times <= ends[place]) & (times - windows >= begins[place])
+    place = np.searchsorted(starts, times, side="right") - 1
+    holds = (place >= 0) & (times <= ends[place]) & (times - windows >= starts[place])
     return np.where(holds, place, -1)

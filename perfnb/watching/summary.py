@@ -1,4 +1,4 @@
-"""What a watch saw of the machine, as data: the one thing that every view of it is drawn from."""
+"""The facts of a watch, from which every view of it is drawn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import METRICS
 from perfnb.watching.charts import Chart, charts_of, device_word, without_limits
 
-#: The driver renews a GPU's energy counter every 20 to 100 ms: a difference of two readings may be off by that much of
-#: the power at either end. Below `LEAST_ENERGY_S` that is too much of it to tell.
+#: The driver updates a GPU's energy counter every 20 to 100 ms, so a difference of two readings may be off by that
+#: much power at either end: too much for differences over less than `LEAST_ENERGY_S`.
 ENERGY_RENEWED_S, LEAST_ENERGY_S = 0.1, 1.0
 
-#: A rate's total is told if it was known for this share of the time; a GPU's PCIe traffic may be read seldom only.
+#: A rate has a total if it was known for this share of the time; a GPU's PCIe traffic may be read only rarely.
 KNOWN_ENOUGH = 0.95
 
 _TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
@@ -25,17 +25,17 @@ _TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
 
 @dataclass(frozen=True)
 class StepsWatched:
-    """The steps of a profile on the time of its samples.
+    """The steps of a profile on the clock of its samples.
 
     Attributes
     ----------
     passes : DataFrame
-        One row a pass: ``pass``, ``start_s``, ``end_s``, ``steps``.
+        One row per pass: ``pass``, ``start_s``, ``end_s``, ``steps``.
     phases : DataFrame
-        One row a stretch of one phase: ``phase``, ``start_s``, ``end_s``, ``placed`` (true where it was not seen in a
-        trace but follows from the mean of the traced steps).
+        One row per stretch of a phase: ``phase``, ``start_s``, ``end_s``, ``placed`` (true if it was not traced but
+        estimated from a traced step).
     by_phase : DataFrame
-        By ``phase``, ``device`` and ``metric``: ``mean`` (missing where too few readings fall into the phase) and
+        By ``phase``, ``device`` and ``metric``: ``mean`` (missing if too few readings fall into the phase) and
         ``readings``.
     """
 
@@ -46,38 +46,37 @@ class StepsWatched:
 
 @dataclass(frozen=True)
 class MachineSummary:
-    """The facts of a watch; views format and draw them and compute nothing.
+    """The facts of a watch; views only format and draw them.
 
     Attributes
     ----------
     running : bool
-        Whether readings still come.
+        Whether the sampler is still reading.
     interval_s, duration_s : float
-        Time between readings as asked for, and from the first reading to the last.
+        Requested time between readings, and time from the first to the last.
     ticks, missed : int
-        Readings that were taken, and those that were left out because the ones before took too long.
+        Readings taken, and skipped because the previous one took too long.
     gap_p99_ms : float or None
         99th percentile of the time between readings.
     cost_percent : float or None
         CPU time of the sampler, in percent of one core.
     words : mapping of str to str
-        What each device is called: ``GPU 0 (NVIDIA H100)``.
+        The name of each device: ``GPU 0 (NVIDIA H100)``.
     charts : tuple of Chart
-        What is drawn, in order; only what was read.
+        What to draw, in order.
     samples, marks : DataFrame
         As `perfnb.recording.schema` describes them.
     table : DataFrame
         By ``device`` and ``metric``: ``median``, ``p95``, ``max``; ``total`` of rates in bytes and of energy, with its
-        ``uncertainty`` where that is known; ``readings``. What is not known is missing. Without a cgroup that limits
-        nothing.
+        ``uncertainty`` if known; ``readings``. Unknown figures are missing, and so is a cgroup without limits.
     absent : tuple of str
-        Sources that this machine lacks, in words.
+        Why sources are missing on this machine.
     notes : tuple of str
-        Sentences that the reader must know to read the figures rightly.
+        Caveats.
     facts : mapping of str to mapping
-        What does not change of each device.
+        What does not change about each device.
     steps : StepsWatched or None
-        The steps that ran meanwhile, where a profile was watched.
+        The steps that ran during the watch, if it was part of a profile.
     """
 
     running: bool
@@ -107,7 +106,7 @@ def machine_summary(
     ----------
     record : WatchRecord
     meta : mapping
-        What `perfnb.telemetry.watcher.Watcher.meta` tells.
+        From `perfnb.telemetry.watcher.Watcher.meta`.
     wanted : sequence of str, optional
         Keys of the charts to draw; all by default.
     """
@@ -137,15 +136,14 @@ def machine_summary(
 def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] | None = None) -> pd.DataFrame:
     """Median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
 
-    Rows of `samples` that stand for several readings count that often. The total of a rate is told where it was known
-    for nearly all of the time.
+    A row of `samples` that stands for several readings counts as that many. A rate has a total if it was known nearly
+    all of the time.
 
     Parameters
     ----------
     samples : DataFrame
     exact : mapping, optional
-        By device and metric what all readings went into, as `perfnb.telemetry.history.History.exact` tells it: old rows
-        of `samples` are means, and have lost their maxima.
+        From `perfnb.telemetry.history.History.exact`: old rows of `samples` are means and have lost their maxima.
     """
     rows: list[dict[str, Any]] = []
     for device, own in samples.groupby("device", observed=True, sort=False):
@@ -185,7 +183,7 @@ def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, A
 
 
 def _energy(known: pd.DataFrame) -> dict[str, Any]:
-    """Joules between the first reading and the last; nothing under a second, or where the counter began anew."""
+    """Joules between the first reading and the last; nothing under a second, or if the counter was reset."""
     joules, times = known["energy_j"].to_numpy(float), known["t_s"].to_numpy(float)
     if times[-1] - times[0] < LEAST_ENERGY_S or (np.diff(joules) < 0).any():
         return {}
@@ -197,9 +195,9 @@ def _energy(known: pd.DataFrame) -> dict[str, Any]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
-    """The value below which a share `q` of the weight lies, half way between neighbours where that is between two.
+    """The value below which a share `q` of the weight lies, or the midpoint if that is between two values.
 
-    With equal weights the same as numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
+    Equal weights give numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
     """
     order = np.argsort(values, kind="stable")
     ordered, reached = values[order], np.cumsum(weights[order])
@@ -211,7 +209,7 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> floa
 
 
 def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
-    """99th percentile of the time between neighbouring readings, where each has a row of its own."""
+    """99th percentile of the time between consecutive readings that were not joined."""
     if samples.empty:
         return None
     own = samples[samples["device"] == samples["device"].iloc[0]]
@@ -221,7 +219,7 @@ def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
 
 
 def _throttled(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which GPUs were held back, by what, and how often."""
+    """Which GPUs were throttled, why, and how often."""
     notes = []
     for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
         whole = int(own["readings"].sum())
@@ -232,18 +230,16 @@ def _throttled(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]]) 
         if counts:
             said = ", ".join(f"{word} in {count:,}" for word, count in sorted(counts.items(), key=lambda one: -one[1]))
             name = device_word(str(device), devices.get(str(device), {}))
-            notes.append(f"{name} was held below its clock: {said} of {whole:,} readings.")
+            notes.append(f"{name} was throttled: {said} of {whole:,} readings.")
     return notes
 
 
 def _joined(samples: pd.DataFrame) -> list[str]:
     if samples.empty or int(samples["readings"].max()) <= 1:
         return []
-    return ["Old readings were joined to save memory: their medians and percentiles are of means, maxima are exact."]
+    return ["Old readings were averaged to save memory: medians and percentiles use the averages, maxima are exact."]
 
 
 def _unsent(meta: Mapping[str, Any]) -> list[str]:
     unsent = int(meta.get("unsent", 0))
-    return (
-        [f"{unsent:,} readings were lost because the notebook's process took none in for too long."] if unsent else []
-    )
+    return [f"{unsent:,} readings were lost because the notebook's process was blocked for too long."] if unsent else []

@@ -1,4 +1,4 @@
-"""A watch without scripts: a picture of its history with its figures as a table, and text."""
+"""A watch without scripts: a picture with tables as static HTML, and text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from perfnb.watching.summary import MachineSummary
 
-#: Greatest number of marks that are listed.
+#: How many marks are listed.
 MOST_MARKS = 40
 
-_NOTHING = f"No phase is long enough for a mean in it: {WHOLE_ONLY}."
-_PLACED = "phases of other steps are guessed from the traced ones"
+_NOTHING = f"No phase is long enough for a mean: {WHOLE_ONLY}."
+_PLACED = "phases of untraced steps are estimated from the traced ones"
 
 _SHORT_HEADS, _WIDE = ("median", "95th pct.", "maximum", "total"), (12, 12, 12, 20)
 
@@ -55,19 +55,19 @@ def watch_text(summary: MachineSummary, width: int = 100) -> list[str]:
 
 
 def machine_html(summary: MachineSummary) -> str:
-    """What was read of the machine while the steps of a profile ran."""
+    """Hardware telemetry during the steps of a profile, as static HTML."""
     head = f"<p><strong>Machine</strong> · {escape.html_sentence(' · '.join(watch_facts(summary)))}</p>"
     return "".join([head, _picture(summary), _by_phase(summary), _table(summary), _said(summary)])
 
 
 def machine_text(summary: MachineSummary, width: int = 100) -> list[str]:
-    """The same as lines of at most `width` cells."""
+    """Hardware telemetry during the steps of a profile, as lines of at most `width` cells."""
     facts = " · ".join(["Machine", *watch_facts(summary)])
     return [*escape.wrapped(facts, width), *_by_phase_text(summary, width), *_body_text(summary, width)]
 
 
 def bands_of(summary: MachineSummary) -> list[Band]:
-    """The named stretches of time: the passes of a profile, and the marks."""
+    """The named intervals: the passes of a profile, and the marks."""
     end = float(summary.samples["t_s"].max()) if len(summary.samples) else 0.0
     below = 0
     bands: list[Band] = []
@@ -82,7 +82,7 @@ def bands_of(summary: MachineSummary) -> list[Band]:
 
 
 def watch_figure(summary: MachineSummary) -> Figure:
-    """The picture of a watch as a matplotlib figure; empty where nothing was read."""
+    """The picture of a watch as a matplotlib figure; empty if nothing was read."""
     bands = bands_of(summary)
     if not summary.charts:
         return figure_of(lambda figure: _say_nothing(figure), (6.0, 1.0))
@@ -98,7 +98,7 @@ def _picture(summary: MachineSummary) -> str:
         return "<p>No readings.</p>"
     bands = bands_of(summary)
     titles = ", ".join(chart.title for chart in summary.charts)
-    alt = f"What the machine did over {lasted(summary.duration_s)}: {titles}"
+    alt = f"Hardware telemetry over {lasted(summary.duration_s)}: {titles}"
     draw = functools.partial(draw_watch, summary=summary, bands=bands)
     return f"<p>{picture_html(draw, inches(summary, bands), alt)}</p>"
 
@@ -110,7 +110,7 @@ def _table(summary: MachineSummary) -> str:
     ]
     if not rows:
         return ""
-    return tables.table("Over the whole time", ["device", "metric", *TABLE_HEADS], rows, texts=2)
+    return tables.table("Over the whole watch", ["device", "metric", *TABLE_HEADS], rows, texts=2)
 
 
 def _marks(summary: MachineSummary) -> str:
@@ -184,12 +184,12 @@ def _body_text(summary: MachineSummary, width: int) -> list[str]:
 
 
 def _curves(summary: MachineSummary, width: int) -> list[str]:
-    """The first line of each chart as a row of small bars, ``·`` where nothing was read, ``_`` where it was 0."""
+    """The first line of each chart as a row of small bars, ``·`` for no reading, ``_`` for 0."""
     times = summary.samples["t_s"]
     if not len(times):
         return []
     titles, figures = 36, 13
-    # Fewer cells than readings, so that none stays empty because no reading happens to fall into it.
+    # Fewer cells than readings, so that none is empty by chance.
     readings = summary.samples.groupby("device", observed=True).size().min()
     cells = max(1, min(width - titles - figures - 2, int(0.8 * readings)))
     edges = np.linspace(float(times.min()), max(float(times.max()), float(times.min()) + 1e-9), cells + 1)

@@ -1,4 +1,4 @@
-"""`watch`: what the machine does while code runs, as a history."""
+"""`watch`: hardware telemetry while code runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: A watch is live in the places where it was shown last; in older ones it stands still.
+#: A watch is live in the last places where it was shown; older ones stop updating.
 MOST_PANELS = 4
 
 
 class Watch(Shown):
-    """What the machine did, from readings by a process of its own. Shows itself in a notebook, live while it runs.
+    """Hardware telemetry read by a separate process. Displays itself in a notebook, live while it runs.
 
-    A context manager, which ends with its block. `watch` makes one.
+    A context manager that ends with its block. `watch` creates one.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Watch(Shown):
         self._kept = None if isinstance(source, Watcher) else source
         self._metrics = metrics
         self._marks, self._panels, self._renamed = Marks(), list[LivePanel](), 0
-        # What is called from elsewhere must not keep a watch alive that nobody holds any longer.
+        # Callbacks must not keep a watch alive that nobody holds any more.
         own = weakref.proxy(self)
-        self._cells = CellMarks(lambda name: own._begin_cell(name), lambda cell: own._end_cell(cell))
+        self._cells = CellMarks(lambda name: own._start_cell(name), lambda cell: own._end_cell(cell))
         if self._watcher is not None:
             self._watcher.on_rows = lambda rows: own._on_rows(rows)
             self._cells.start()
@@ -61,31 +61,31 @@ class Watch(Shown):
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row a device and reading: `t_s` from the first reading, the device, its metrics, the innermost mark.
+        """One row per device and reading: `t_s` from the first reading, the device, its metrics, the innermost mark.
 
-        Of a long watch the older rows stand for several readings (`readings`), as means over their `window_s`.
+        In a long watch older rows stand for several readings (`readings`), as means over their `window_s`.
         """
         return self._record().samples
 
     @property
     def marks(self) -> pd.DataFrame:
-        """The stretches of time that were named: the notebook's cells, and what `mark` was used for."""
+        """The named intervals: the notebook's cells, and the blocks named by `mark`."""
         return self._record().marks
 
     @property
     def running(self) -> bool:
-        """Whether readings still come."""
+        """Whether the sampler is still reading."""
         return self._watcher is not None and self._watcher.running
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be known to read the figures rightly, and which sources this machine lacks."""
+        """Missing sensors and other caveats."""
         meta = self._meta()
         return (*meta["absent"].values(), *meta["notes"])
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Interval, devices and what was found out about the run."""
+        """Interval, devices and other facts about the run."""
         return deepcopy(self._meta())
 
     def summary(self, mark: str | int | None = None) -> pd.DataFrame:
@@ -94,13 +94,13 @@ class Watch(Shown):
         Parameters
         ----------
         mark : str or int, optional
-            Only what was read inside marks of this name; 5 is the cell of that number, ``cell 5``.
+            Only readings inside marks of this name; 5 means ``cell 5``.
 
         Returns
         -------
         DataFrame
             By ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total`` (bytes of a rate; joules, with their
-            ``uncertainty``, withheld under 1 s), ``readings``.
+            ``uncertainty``, not given under 1 s), ``readings``.
         """
         record = self._record()
         samples, marks = record.samples, record.marks
@@ -110,20 +110,20 @@ class Watch(Shown):
         named = marks[marks["name"] == name]
         if named.empty:
             near = difflib.get_close_matches(name, sorted(set(marks["name"])), n=3, cutoff=0.3)
-            hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; `marks` lists those there are."
+            hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; see `marks` for all of them."
             raise ValueError(f"there is no mark {shown(name)}{hint}")
         inside = pd.Series(False, index=samples.index)
         for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
             inside |= samples["t_s"].between(float(start), float(end))
         if not inside.any():
             raise ValueError(
-                f"no reading fell into the mark {shown(name)}: it was shorter than the time between readings."
+                f"no reading falls into the mark {shown(name)}: it is shorter than the time between readings."
             )
         return machine_table(samples[inside])
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
-        """Name what runs in the block while the watch runs; marks may lie inside each other."""
+        """Name what runs in the block; marks may be nested."""
         __tracebackhide__ = True
         if self._watcher is None or self._kept is not None:
             warnings.warn(f"The watch has ended: the mark {shown(name)} is not kept.", stacklevel=3)
@@ -150,15 +150,15 @@ class Watch(Shown):
         Raises
         ------
         RecordingError
-            If something that is no saved watch stands there, or it cannot be written.
+            If `path` holds something other than a saved watch, or cannot be written.
         """
         return save_watch(self._record(), self._meta() | {"running": False}, path)
 
     def stop(self) -> None:
-        """Take a last reading and end the watch; nothing to do if it has ended."""
+        """Take a last reading and end the watch; does nothing if it has ended."""
         if self._watcher is None:
             return
-        with InterruptGate():  # an interrupt would leave it half ended
+        with InterruptGate():  # an interrupt would leave it half stopped
             self._cells.stop()
             self._watcher.stop()
             if self._kept is None:
@@ -202,7 +202,7 @@ class Watch(Shown):
     def _end_mark(self, number: int) -> None:
         self._marks.end(number, self._now())
 
-    def _begin_cell(self, name: str) -> tuple[int, float]:
+    def _start_cell(self, name: str) -> tuple[int, float]:
         now = self._now()
         return self._marks.start(name, now), now
 
@@ -237,7 +237,7 @@ class Watch(Shown):
         assert self._watcher is not None
         meta, dropped = self._watcher.meta, self._marks.dropped
         if dropped:
-            meta["notes"].append(f"{dropped:,} old marks were dropped, for there were too many.")
+            meta["notes"].append(f"The oldest {dropped:,} marks were dropped: there were too many.")
         return meta
 
     def _summary(self, metrics: Sequence[str] | None = None) -> MachineSummary:
@@ -245,17 +245,17 @@ class Watch(Shown):
 
 
 def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:
-    """Read the machine's meters again and again, until `Watch.stop` or the end of a ``with`` block.
+    """Record hardware telemetry until `Watch.stop` or the end of a ``with`` block.
 
-    A process of its own does the reading, so that code that holds the interpreter cannot starve it. It ends with this
-    process, however that ends, and when nobody holds the watch any longer.
+    A separate process reads the sensors, so that code that holds the GIL cannot starve it. It ends with this process,
+    however that ends, and when nobody holds the watch any more.
 
     Parameters
     ----------
     interval_s : float
         Seconds between readings, 0.02 to 3600.
     metrics : sequence of str, optional
-        What views show, as in `Watch.plot`; everything is read anyway.
+        What to display, as in `Watch.plot`; everything is recorded anyway.
 
     Returns
     -------
@@ -264,9 +264,9 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
     Raises
     ------
     ValueError
-        For an interval out of bounds, or a metric that does not exist.
+        For an interval out of range, or an unknown metric.
     CaptureError
-        If the process that reads cannot be started.
+        If the sampler's process cannot be started.
     """
     wanted = require_metrics(metrics)
     watcher = Watcher(interval_s)
@@ -278,18 +278,18 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
 
 
 def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:
-    """The words that ask for charts; one text may hold several, with commas between.
+    """The option words that select charts; one string may hold several, separated by commas.
 
     Raises
     ------
     ValueError
-        For a word that asks for none.
+        For an unknown word.
     """
     if metrics is None:
         return None
     words = [word.strip() for word in metrics.split(",")] if isinstance(metrics, str) else metrics
     if not isinstance(words, (list, tuple)) or not words:
-        raise ValueError(f"metrics must be words, such as 'cpu, memory', not {shown(metrics)}.")
+        raise ValueError(f"metrics must be words such as 'cpu, memory', not {shown(metrics)}.")
     for word in words:
         if word not in CHARTS:
             raise ValueError(f"there is no metric {shown(word)}: the metrics are {', '.join(CHARTS)}.")

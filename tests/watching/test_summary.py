@@ -78,7 +78,7 @@ def test_a_cgroup_that_limits_is_drawn_and_bounds_the_chart() -> None:
     (limited,) = charts_of(frame, {"host": host, "cgroup": {"cpu_limit": 1.5}})
     assert [line.device for line in free.lines] == ["host"]
     assert [line.device for line in limited.lines] == ["cgroup", "host"]
-    assert (limited.ceiling, limited.ceiling_word) == (150.0, "cgroup's limit")
+    assert (limited.ceiling, limited.ceiling_word) == (150.0, "cgroup limit")
 
 
 def test_several_gpus_are_told_apart_by_their_numbers() -> None:
@@ -131,6 +131,6 @@ def test_a_gpu_that_was_held_back_is_told() -> None:
     frame = samples("gpu0", power_w=[1.0] * 4)
     frame["throttle_reasons"] = ["", "SwPowerCap", "HwSlowdown, SwPowerCap", ""]
     (note,) = summary_of(frame).notes
-    assert note == "GPU 0 was held below its clock: SwPowerCap in 2, HwSlowdown in 1 of 4 readings."
+    assert note == "GPU 0 was throttled: SwPowerCap in 2, HwSlowdown in 1 of 4 readings."
     (lost,) = summary_of(samples(load=[0.0]), unsent=1200).notes
     assert lost.startswith("1,200 readings were lost")

@@ -175,7 +175,7 @@ def test_marks_that_were_dropped_are_told_of() -> None:
         for number in range(MOST_MARKS + 1):
             with w.mark(f"step {number}"):
                 pass
-    assert any("old marks were dropped" in note for note in w.notes)
+    assert any("marks were dropped" in note for note in w.notes)
 
 
 def test_a_mark_after_the_end_is_not_kept_and_that_is_said() -> None:
@@ -195,7 +195,7 @@ def test_a_cell_may_be_asked_for_by_its_number_and_a_short_mark_has_no_figures()
             pass
         read_again(w)
     assert len(w.summary(5)) == len(w.summary("cell 5")) > 0
-    with pytest.raises(ValueError, match="no reading fell into the mark 'short'"):
+    with pytest.raises(ValueError, match="no reading falls into the mark 'short'"):
         w.summary("short")
 
 

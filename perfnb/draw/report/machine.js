@@ -15,7 +15,7 @@ function machineTab(data) {
     reset.disabled = !board.zoomed();
     const { from, to } = board.time();
     const seen = board.phasesIn(from, to, 250).length;
-    write(hint, seen ? phases.placed ? "lighter: placed as in the traced steps" : "" : "zoom in on the strip below to see them under each chart");
+    write(hint, seen ? phases.placed ? "lighter: estimated from the traced steps" : "" : "zoom in on the strip below to see them under each chart");
   };
   const words = watchWords(store);
   const element = h("div", { class: "pf-view pf-machine" },
@@ -52,7 +52,7 @@ function phasesOf({ phases, stretches }) {
   };
   const wordsAt = (time) => {
     const i = firstAfter(time) - 1;
-    return i >= 0 && time < end[i] ? ` · ${phases[stretches.phase[i]].word}${stretches.placed[i] ? " (placed)" : ""}` : "";
+    return i >= 0 && time < end[i] ? ` · ${phases[stretches.phase[i]].word}${stretches.placed[i] ? " (estimated)" : ""}` : "";
   };
   return { marks: phases, defs, within, wordsAt, placed: stretches.placed.includes(1) };
 }
@@ -60,10 +60,10 @@ function phasesOf({ phases, stretches }) {
 function byPhase({ by_phase: { phases, rows }, stretches }) {
   if (!rows.length) return null;
   const few = () => h("span", { class: "pf-unknown", title: "too few readings" }, UNKNOWN);
-  const placed = stretches.placed.includes(1) ? "; phases of other steps are guessed from the traced ones" : "";
+  const placed = stretches.placed.includes(1) ? "; phases of untraced steps are estimated from the traced ones" : "";
   const left = stretches.left_out ? `; ${stretches.left_out.toLocaleString("en-US")} more stretches are not drawn` : "";
   return h("div", { class: "pf-scroll pf-watch-table", tabindex: 0 }, h("table", { class: "pf-small" },
-    h("caption", {}, `Mean in each phase (n/a: too few readings, rates such as CPU need phases longer than the time between readings${placed}${left})`),
+    h("caption", {}, `Mean in each phase (n/a: too few readings, rates such as CPU need phases longer than the reading interval${placed}${left})`),
     h("thead", {}, h("tr", {}, columnHead("Metric", true),
       phases.map((mark) => h("th", { scope: "col" }, swatch(mark), ` ${mark.word}`)))),
     h("tbody", {}, rows.map(([device, metric, ...means]) => h("tr", {},

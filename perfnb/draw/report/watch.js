@@ -39,7 +39,7 @@ function watchPanel(store) {
       write(elapsed, clock(Math.max(0, end - first)));
       pause.hidden = !store.running;
       write(pause, board.paused() ? "Resume" : "Pause");
-      pause.title = board.paused() ? "Readings went on; show all of them" : "What is shown stays as it is; readings go on";
+      pause.title = board.paused() ? "Readings continued; show all of them" : "Freeze the view; readings continue";
       reset.disabled = !board.zoomed();
       const words = watchWords(store);
       if (JSON.stringify(words) !== told) said.replaceChildren(...wordLists(words));
