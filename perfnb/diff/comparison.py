@@ -15,7 +15,7 @@ from perfnb.recording.schema import conform
 
 
 def not_comparable(other: object) -> str:
-    """The sentence that refuses to compare a profile, or the profiles of several ranks, with something."""
+    """The error for comparing a profile with something else, such as the profiles of several ranks."""
     kind = type(other).__name__
     hint = " Compare one rank with one: a[0].compare(b[0])." if kind == "Ranks" else ""
     return f"compare takes another profile, not {kind}.{hint}"
@@ -24,8 +24,8 @@ def not_comparable(other: object) -> str:
 class ProfileComparison(Page, Shown):
     """Two profiles, or traces, side by side. Shows itself in a notebook.
 
-    Every figure is per step. The first is ``a``, the one that it is compared with ``b``; ``grew_ms`` is what b takes
-    more. The tables of operators and kernels are computed when first asked for.
+    Every figure is per step. ``a`` is the first profile, ``b`` the one it is compared with, and ``grew_ms`` how much
+    more time b takes. The tables of operators and kernels are computed on first access.
     """
 
     def __init__(self, diff: ProfileDiff, a: Recording, b: Recording) -> None:
@@ -33,10 +33,10 @@ class ProfileComparison(Page, Shown):
 
     @property
     def layers(self) -> pd.DataFrame:
-        """A row a layer of either: its names, how they were matched, and its figures in both.
+        """One row per layer of either profile: its names, how they were matched, and its figures in both.
 
-        ``grew_ms`` is of its own time on the host and ``grew_gpu_ms`` of its own time on the GPU (``self_ms``,
-        ``self_gpu_ms``: layers inside excluded), the latter where both have work on a GPU. ``gpu_ms_a`` and
+        ``grew_ms`` is the change of its own host time and ``grew_gpu_ms`` that of its own GPU time (``self_ms``,
+        ``self_gpu_ms``: layers inside excluded), the latter only if both profiles have GPU work. ``gpu_ms_a`` and
         ``gpu_ms_b`` include the layers inside.
         """
         return self._diff.layers.copy()
@@ -48,22 +48,22 @@ class ProfileComparison(Page, Shown):
 
     @property
     def ops(self) -> pd.DataFrame:
-        """A row an operator of either, in a layer and phase and with its input shapes: calls and times in both.
+        """One row per operator of either, by layer, phase and input shapes: calls and times in both.
 
-        Operators are matched through what they lie in, from the outermost on. ``matched`` tells by what: ``layer`` (the
-        same operator in the same layer), ``shapes`` (the same operator and shapes), ``name`` (the same operator, by
-        the order in which they run), or ``only a``, ``only b``. An operator without a partner, such as the maker's own
-        (``aten::cudnn_convolution``), has no row if it lies in one that has a row: it is part of that.
+        Operators are matched from the outermost inwards. ``matched`` says by what: ``layer`` (the same operator in the
+        same layer), ``shapes`` (the same operator and shapes), ``name`` (the same operator, in the order of execution),
+        or ``only a``, ``only b``. An operator without a partner, such as a vendor's own (``aten::cudnn_convolution``),
+        has no row if it is inside one that has: it is part of that.
 
-        ``gpu_ms`` is the sum of the durations of all work launched inside, ``host_ms`` the time on the host, and
-        ``self_gpu_ms`` and ``self_host_ms`` the parts that are in no row inside: they add up to the whole, with the
-        row ``(no known op)`` for work that no operator is known to have launched. ``grew_host_ms`` and ``grew_gpu_ms``
-        are what b takes more; ``grew_ms`` is the second where both traces have work on a GPU, and missing where an
-        operator has none, else the first; ``ratio`` goes with it. ``around`` is the row that it lies in, ``depth``
-        counts the operators around it, and ``is_range`` tells an annotated range from an operator.
+        ``gpu_ms`` is the sum of the durations of all work launched inside, ``host_ms`` the time on the host;
+        ``self_gpu_ms`` and ``self_host_ms`` exclude the rows inside and add up to the whole, with the row
+        ``(no known op)`` for work launched by an unknown operator. ``grew_host_ms`` and ``grew_gpu_ms`` are how much
+        more b takes; ``grew_ms`` is the GPU's if both traces have GPU work (missing if the operator has none), else the
+        host's; ``ratio`` goes with it. ``around`` is the row it is inside, ``depth`` counts the operators around it,
+        and ``is_range`` marks an annotated range.
 
-        ``grew_ms`` counts what lies inside as well, so a change stands in the row of the operator in which it is and
-        of each around it: do not sum it up over all rows. What adds up to the step's change is
+        ``grew_ms`` includes what is inside, so a change appears in the row of its operator and of each one around it:
+        do not sum it over all rows. What adds up to the change of the step is
         ``(ops["self_gpu_ms_b"].fillna(0) - ops["self_gpu_ms_a"].fillna(0)).sum()`` (``self_host_ms`` for the host), or
         `by_op`.
         """
@@ -71,31 +71,31 @@ class ProfileComparison(Page, Shown):
 
     @property
     def by_op(self) -> pd.DataFrame:
-        """The operators that lie in no other, all layers in one, what changed most first: what the display lists.
+        """Outermost operators with all layers summed, largest change first: what the display lists.
 
-        A row an operator with its input shapes, with all that lies inside it; ``layers``: in how many it is. An
-        annotated range stands here with what no operator inside it took, and ``(no known op)`` for the work that no
-        operator is known to have launched: each moment and each kernel is in one row, so ``grew_ms`` may be summed up.
-        Columns as in `ops`, and ``kernels_a``, ``kernels_b`` (lists of names, the heaviest first).
+        One row per operator and input shapes, including all that is inside it; ``layers`` is in how many it occurs. An
+        annotated range is listed with what no operator inside it took, and ``(no known op)`` with the work launched by
+        an unknown operator. Each moment and each kernel is in one row, so ``grew_ms`` can be summed. Columns as in
+        `ops`, and ``kernels_a``, ``kernels_b`` (lists of names, heaviest first).
         """
         return conform(pd.DataFrame(), "diff_by_op") if self._traces is None else self._traces.operators.copy()
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """The kernels, copies and fills behind each row of `ops` that launched some, what changed most first.
+        """The kernels, copies and memsets behind each row of `ops` that launched some, largest change first.
 
-        ``kernels_a`` and ``kernels_b`` are lists of names, the heaviest first; ``calls`` and ``gpu_ms`` their sums, and
-        ``row`` the row of `ops`, ``inside`` the outermost operator around it. What no operator is known to have
-        launched has a row for each name of a kernel.
+        ``kernels_a`` and ``kernels_b`` are lists of names, heaviest first; ``calls`` and ``gpu_ms`` their sums; ``row``
+        the row of `ops` and ``inside`` the outermost operator around it. Work launched by an unknown operator has one
+        row per kernel name.
         """
         return conform(pd.DataFrame(), "diff_kernels") if self._traces is None else self._traces.kernels.copy()
 
     @property
     def gpu_time(self) -> pd.DataFrame:
-        """What a GPU did in a step of both, in milliseconds: the mean over steps and GPUs.
+        """What one GPU did per step in both, in milliseconds: the mean over steps and GPUs.
 
-        ``total`` is from the begin of a step's first work to the end of its last, ``idle`` what of it nothing ran in.
-        Each is the length of a union of intervals. Empty where one of the two has no work on a GPU.
+        ``total`` runs from the start of a step's first work to the end of its last, ``idle`` is the part of it in which
+        nothing ran. Each is the length of a union of intervals. Empty if either has no GPU work.
         """
         traces = self._traces
         if traces is None or traces.gpu_time is None:

@@ -1,4 +1,4 @@
-"""Two profiles side by side: which layer of the one is which of the other, what grew and what shrank."""
+"""Two profiles side by side: which layer of one matches which of the other, and what changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfnb.recording.schema import SPECIAL_ROWS
 from perfnb.recording.text import TEXT
 from perfnb.stats.step_times import Timing
 
-#: What is set side by side of each layer.
+#: Figures compared for each layer.
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
 GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
 NAME, PLACE = "name", "place"
@@ -36,21 +36,21 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class ProfileDiff:
-    """What a profile b has against a profile a.
+    """Profile b against profile a.
 
     Attributes
     ----------
     a_name, b_name : str
         Titles.
     a_step_ms, b_step_ms : float or None
-        Median step times, which were not measured side by side.
+        Median step times, not measured side by side.
     a_peak_bytes, b_peak_bytes : int or None
-        The most memory alive.
+        Peak memory.
     layers : DataFrame
-        A row a layer of either, in the order of a: ``a``, ``b`` (its name there, missing where it has none),
-        ``matched`` (name, place, or missing), ``module``, ``depth``, and of each of `FIGURES` and `GPU_FIGURES`
-        ``<figure>_a``, ``<figure>_b``; ``grew_ms``, ``grew_gpu_ms``: of its own time on the host and the GPU, layers
-        inside excluded. What is of the GPU is missing where one of the two has nothing on one.
+        One row per layer of either, in the order of a: ``a``, ``b`` (its name there, missing if it has none),
+        ``matched`` (name, place, or missing), ``module``, ``depth``; for each of `FIGURES` and `GPU_FIGURES`,
+        ``<figure>_a`` and ``<figure>_b``; ``grew_ms``, ``grew_gpu_ms``: change of its own time on the host and the GPU,
+        layers inside excluded. GPU columns are missing if either has no GPU work.
     phases : DataFrame
         By phase: ``ms_a``, ``ms_b``, ``grew_ms``.
     """
@@ -66,7 +66,7 @@ class ProfileDiff:
 
 
 def diff_profiles(a: Tables, b: Tables) -> ProfileDiff:
-    """Set two profiles side by side."""
+    """Compare the tables of two profiles."""
     phases = pd.DataFrame({"ms_a": a.phases["ms"], "ms_b": b.phases["ms"]})
     return ProfileDiff(
         a_name=a.name,
@@ -81,7 +81,7 @@ def diff_profiles(a: Tables, b: Tables) -> ProfileDiff:
 
 
 def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Two frames ``layers`` side by side; see `ProfileDiff`."""
+    """Compare two frames ``layers``; see `ProfileDiff`."""
     pairs = match_layers(a, b)
     of_a, of_b = (side.reset_index().rename(columns={"layer": "name"}) for side in (a, b))
     left = of_a.reindex([-1 if place is None else place for place, _, _ in pairs]).reset_index(drop=True)
@@ -97,7 +97,7 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     )
     for name in (*FIGURES, *GPU_FIGURES):
         table[f"{name}_a"], table[f"{name}_b"] = left[name], right[name]
-    # What one of them does not have at all took no time there.
+    # A layer that one of them lacks took no time there.
     own, own_gpu = (
         [side[time].mask(side["name"].isna(), 0.0) for side in (left, right)] for time in ("self_ms", "self_gpu_ms")
     )
@@ -108,14 +108,14 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    """Whether two frames ``layers`` both tell of work on a GPU."""
+    """Whether two frames ``layers`` both have GPU work."""
     return all(bool((side["self_gpu_ms"].fillna(0) > 0).any()) for side in (a, b))
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:
-    """Rows of a and b that are the same layer: place in a, place in b, how they were matched; in the order of a.
+    """Rows of a and b that are the same layer: place in a, place in b, and how they were matched; in the order of a.
 
-    By name first; then, of what is left, the first, second ... layer of a class at its depth by that place.
+    By name first; the rest by class and depth, the n-th with the n-th.
     """
     places = {name: place for place, name in reversed(list(enumerate(map(str, b.index))))}
     found: dict[int, tuple[int, str]] = {}

@@ -1,8 +1,6 @@
-"""The tree of operators of the traced steps: what ran inside what, in which layer and phase, for how long on the host
-and on the GPU.
+"""The tree of operators of the traced steps: nesting, layer, phase, host time and GPU work of each.
 
-It looks the same on every maker's machine down to the operators that only one of them has: by it two traces can be
-compared.
+Down to the operators that only one vendor has, it looks the same on every machine, so two traces can be compared by it.
 """
 
 from __future__ import annotations
@@ -44,20 +42,20 @@ _OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}")
 
 @dataclass(frozen=True)
 class OpTree:
-    """Calls of operators, and annotated ranges, as they lie in each other.
+    """Calls of operators, and annotated ranges, as they nest.
 
     Attributes
     ----------
     nodes : DataFrame
-        One row a call or range, in order of time: ``name``, ``shapes``, ``layer``, ``phase`` (text; missing where not
-        known; ``recompute`` is a phase here), ``forward_op`` (of a node of the backward pass: the outermost operator
-        that made it), ``is_range``, ``is_engine`` (the engine's mark around such a node), ``self_ns`` (on the host,
-        less the nodes inside).
+        One row per call or range, in order of time: ``name``, ``shapes``, ``layer``, ``phase`` (text; missing if not
+        known; ``recompute`` is a phase here), ``forward_op`` (of a backward node: the outermost operator that made it),
+        ``is_range``, ``is_engine`` (the engine's mark around such a node), ``self_ns`` (host time without the nodes
+        inside).
     forest : Forest
         How they nest.
     work : DataFrame
-        One row a kernel, copy or fill: ``name``, ``duration_ns``, ``node`` (the innermost one around the call that
-        launched it, -1 where none is known).
+        One row per kernel, copy or memset: ``name``, ``duration_ns``, ``node`` (the innermost one around the call that
+        launched it, -1 if not known).
     steps : int
         Number of traced steps.
     """
@@ -69,7 +67,7 @@ class OpTree:
 
 
 def op_tree(recording: Recording) -> OpTree:
-    """The tree of a recording; without nodes where no step was traced."""
+    """The tree of a recording; without nodes if no step was traced."""
     attribution = attribute(recording)
     host = attribution.host
     members = _members(recording, host)
@@ -83,7 +81,7 @@ def op_tree(recording: Recording) -> OpTree:
     number[places] = np.arange(len(places))
     parent = number[around[places]]
     duration = (end - start)[places].astype(np.float64)
-    # A call's node is the one around it; an operator's the operator itself.
+    # A call belongs to the node around it, an operator to itself.
     node_of = np.full(len(recording.events) + 1, NONE, dtype=np.int64)
     node_of[rows] = np.where(is_node, number[:-1], number[around])
     forest, is_range = forest_of(parent), _is_range(recording.events)[rows[places]]
@@ -104,12 +102,12 @@ def _members(recording: Recording, host: Host) -> Ints:
     """Places in `host` of the operators, ranges and calls of the steps."""
     chosen = is_in(recording.events, (*_NODES, *CALLS))[host.rows]
     if not recording.is_loaded:
-        chosen &= host.block != NONE  # a live one may hold what other threads did meanwhile
+        chosen &= host.block != NONE  # a live one may include what other threads did
     return np.flatnonzero(chosen)
 
 
 def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
-    """Whether each of the rows is an operator or range, and no step, layer or mark of perfnb's."""
+    """Whether each of the rows is an operator or range, and not a step, layer or mark of perfnb's."""
     is_step = np.zeros(len(events) + 1, dtype=bool)
     is_step[host.blocks["event"].to_numpy()[(host.blocks["kind"] == Kind.STEP).to_numpy()]] = True
     mark = is_step[:-1] | step_rows(events) | (matching(events, _OURS) & is_in(events, OPS))
@@ -122,7 +120,7 @@ def _is_range(events: pd.DataFrame) -> Bools:
 
 
 def _forward_ops(events: pd.DataFrame, host: Host, node_of: Ints, rows: Ints, top: Ints) -> Ints:
-    """The node of the outermost operator in which each node of the backward pass was made; -1 for all others."""
+    """The node of the outermost operator that made each backward node; -1 for all others."""
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
     of_blocks = makers(events, host)
@@ -147,7 +145,7 @@ def _words(recording: Recording, attribution: Attribution, rows: Ints, block: In
 
 
 def _of_blocks(texts: np.ndarray, block: Ints) -> pd.Categorical:
-    """What is said of the block of each node; missing where that is empty."""
+    """The text of each node's block; missing if empty."""
     codes, labels = pd.factorize(np.append(texts, ""))
     empty = int(codes[-1])
     codes = codes[block]
@@ -163,7 +161,7 @@ def _nothing(length: int) -> pd.Categorical:
 def _work(events: pd.DataFrame, node_of: Ints) -> pd.DataFrame:
     rows = np.flatnonzero(is_in(events, DEVICE_WORK))
     call = calls_of(events, rows)
-    # What has no call in the trace may tell its operator.
+    # Work without a call in the trace may name its operator.
     launcher = np.where(call != NONE, call, device_work(events).op) if (call == NONE).any() else call
     return pd.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""The tables of two traces side by side: rows of operators, the kernels behind them, and the sums of both."""
+"""Tables of two traces side by side: rows of operators, the kernels behind them, and their sums."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import chain
 import numpy as np
 import pandas as pd
 
-from perfnb.diff.matched_ops import MatchedOps
+from perfnb.diff.op_matching import MatchedOps
 from perfnb.recording.nesting import NONE, Floats, Ints, forest_of, subtree_sums
 from perfnb.recording.schema import NO_OP_ROW
 
 LAYER, SHAPES, NAME, ONLY_A, ONLY_B = "layer", "shapes", "name", "only a", "only b"
-#: What stands for every way in which an operator of one was found in the other.
+#: Any way in which an operator of one was matched with one of the other.
 BOTH = "both"
 SIDES = ("a", "b")
 _WORDS = {"name": "op", "shapes": "shapes", "layer": "layer", "phase": "phase"}
@@ -22,7 +22,7 @@ _FIGURES = [f"{name}_{side}" for name in ("calls", "host_ms", "gpu_ms") for side
 
 
 def rows_of(both: MatchedOps) -> pd.DataFrame:
-    """What each row is, how it was matched, and what is its own: not that of the rows inside it."""
+    """What each row is, how it was matched, and its own calls and times, without those of the rows inside it."""
     length, head = len(both.head), both.head
     names = both.labels["name"].to_numpy(dtype=object)
     table = pd.DataFrame({"op": names[both.codes["name"].to_numpy()[head]]}, index=pd.RangeIndex(length))
@@ -52,7 +52,7 @@ def rows_of(both: MatchedOps) -> pd.DataFrame:
 
 
 def _own(both: MatchedOps, place: int, heads: Ints) -> pd.DataFrame:
-    """Calls and own times of each row in one of the two, per step; missing where it does not have the row."""
+    """Calls and own times of each row in one of the two, per step; missing if it does not have the row."""
     length, tree = len(both.head), both.trees[place]
     has = both.found | (both.second[both.head] == bool(place))
     inside = np.flatnonzero((both.second == bool(place)) & (both.row != NONE))
@@ -70,7 +70,7 @@ def _own(both: MatchedOps, place: int, heads: Ints) -> pd.DataFrame:
 
 
 def _common(codes: Ints, row: Ints, length: int) -> Ints:
-    """What all calls of a row say; -1 where they say nothing, or not the same."""
+    """The code that all calls of a row share; -1 if they have none or differ."""
     low, high = np.full(length, np.iinfo(np.int64).max), np.full(length, NONE, dtype=np.int64)
     np.minimum.at(low, row, codes)
     np.maximum.at(high, row, codes)
@@ -82,7 +82,7 @@ def _summed(row: Ints, ns: Floats, length: int, steps: int) -> Floats:
 
 
 def _ops_around(around: Ints, is_range: np.ndarray) -> Ints:
-    """How many operators are around each row; ranges do not count."""
+    """Number of operators around each row; ranges do not count."""
     depth, forest = np.zeros(len(around), dtype=np.int64), forest_of(around)
     for level in forest.by_depth()[1:]:
         above = around[level]
@@ -91,7 +91,7 @@ def _ops_around(around: Ints, is_range: np.ndarray) -> Ints:
 
 
 def with_times_inside(table: pd.DataFrame, both: MatchedOps) -> pd.DataFrame:
-    """The rows with their whole times: their own and those of all rows inside."""
+    """Add the total times of rows: their own and those of all rows inside."""
     forest = forest_of(both.around)
     whole = {}
     for time in _TIMES:
@@ -104,7 +104,7 @@ def with_times_inside(table: pd.DataFrame, both: MatchedOps) -> pd.DataFrame:
 
 
 def work_of(both: MatchedOps) -> pd.DataFrame:
-    """Work by row, side and name of the kernel: ``calls`` and ``ms`` per step; row -1 where no operator is known."""
+    """Work by row, side and kernel name: ``calls`` and ``ms`` per step; row -1 if its operator is not known."""
     parts = []
     for side, tree, row in zip(SIDES, both.trees, both.work_row, strict=True):
         keys = pd.DataFrame({"row": row, "name": tree.work["name"].astype(object), "ns": tree.work["duration_ns"]})
@@ -115,7 +115,7 @@ def work_of(both: MatchedOps) -> pd.DataFrame:
 
 
 def _lost(work: pd.DataFrame) -> pd.DataFrame:
-    """The row of the work that no operator is known to have launched; no row where there is none."""
+    """The row of work launched by an unknown operator; empty if there is none."""
     lost = work[work["row"] == NONE]
     row: dict[str, object] = {"op": NO_OP_ROW}
     for side in SIDES:
@@ -133,7 +133,7 @@ def with_lost(ops: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
 
 
 def kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFrame:
-    """The kernels of each row on both sides; of those that no operator is known to have launched, each by its name."""
+    """The kernels of each row on both sides; those launched by an unknown operator have one row per name."""
     lost = (work["row"] == NONE).to_numpy()
     key = work["row"].to_numpy().copy()
     key[lost] = len(table) + pd.factorize(work["name"][lost])[0]
@@ -145,7 +145,7 @@ def kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFra
     both = (frame["gpu_ms_a"].notna() & frame["gpu_ms_b"].notna()).to_numpy()
     alone = np.where(frame["gpu_ms_a"].notna(), ONLY_A, ONLY_B)
     frame["matched"] = np.where(known, frame["matched"], np.where(both, NAME, alone))
-    # An operator that both have took no time on the GPU of the one in which it launched nothing.
+    # An operator in both took no GPU time in the one where it launched nothing.
     for side in SIDES:
         ran = (known & ~frame["matched"].isin([ONLY_A, ONLY_B]).to_numpy()) & bool((work["side"] == side).any())
         for name in ("calls", "gpu_ms"):
@@ -154,7 +154,7 @@ def kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFra
 
 
 def _by_side(work: pd.DataFrame, key: Ints) -> pd.DataFrame:
-    """For each key and side the names of the kernels, the heaviest first, and the sums of their calls and times."""
+    """For each key and side: kernel names, heaviest first, and the sums of their calls and times."""
     columns = {}
     for side in SIDES:
         mine = (work["side"] == side).to_numpy()
@@ -192,10 +192,10 @@ def over_layers(outermost_ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def grown(table: pd.DataFrame, what: str) -> pd.DataFrame:
-    """The table with how much more time b takes, and how many times as much as a.
+    """Add how much more time b takes, and the ratio of b to a.
 
-    What one of them does not have took no time there. ``grew_ms`` is that of the host's or the GPU's time of which
-    `what` is, and missing where it is the GPU's and neither had it do anything.
+    An operator that one of them lacks took no time there. ``grew_ms`` is the change of `what` (``host_ms`` or
+    ``gpu_ms``), missing if that is GPU time and neither has any.
     """
     found = {}
     for time in ("host_ms", "gpu_ms"):
@@ -209,10 +209,9 @@ def grown(table: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def uneven_of(ops: pd.DataFrame, by_op: pd.DataFrame) -> pd.DataFrame:
-    """The operators that the two do not call equally often, all layers in one, the longest on the host first.
+    """Operators that the two call a different number of times, all layers summed, longest on the host first.
 
-    Of those that only one has and that lie in each other the outermost, with all inside; of those that both have the
-    ones that lie in no other.
+    Of those that only one has, the outermost with all inside; of those that both have, the outermost operators.
     """
     alone = ops["matched"].isin([ONLY_A, ONLY_B]).to_numpy(dtype=bool)
     around = ops["around"].fillna(NONE).to_numpy(dtype=np.int64)

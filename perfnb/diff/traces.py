@@ -1,7 +1,7 @@
 """Two traces side by side: operators matched through their trees, and the kernels that each launched.
 
-Kernels of two makers share no names, and neither do the operators that call their libraries. So what is compared is the
-closest operator that both have: work on the GPU belongs to the closest matched operator around its launch.
+Kernels of two vendors share no names, and neither do the operators that call their libraries. So GPU work belongs to
+the closest operator around its launch that both traces have.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from perfnb.attribution.events import all_events
-from perfnb.diff import tables as tables
-from perfnb.diff.matched_ops import matched_ops
+from perfnb.diff import tables
+from perfnb.diff.op_matching import matched_ops
 from perfnb.diff.op_tree import op_tree
 from perfnb.diff.tables import BOTH, LAYER, NAME, ONLY_A, ONLY_B, SHAPES, SIDES, changed_most, grown
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
@@ -26,44 +26,43 @@ GPU_FIGURES = ("total", "busy", "computation", "communication", "memcpy", "idle"
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """What the traced steps of b have against those of a. Every figure is per step.
+    """Traced steps of b against those of a. Every figure is per step.
 
     Attributes
     ----------
     ops : DataFrame
-        The frame ``diff_ops``, in the order in which a runs them, then those that only b has.
+        The frame ``diff_ops``, in a's order of execution, then what only b has.
     kernels : DataFrame
-        The frame ``diff_kernels``, what changed most first.
+        The frame ``diff_kernels``, largest change first.
     outermost : DataFrame
-        What to look at first, what changed most first: the operators that lie in no other, with all inside them;
-        annotated ranges, with what no operator inside them took; and the work that no operator is known to have
-        launched. Their times add up to the whole. ``op``, ``shapes``, ``layer``, ``phase``, ``matched``, ``calls_a``,
-        ``calls_b``, ``host_ms_a``, ``host_ms_b``, ``gpu_ms_a``, ``gpu_ms_b``, ``grew_ms``, ``grew_host_ms``,
-        ``grew_gpu_ms``, ``ratio``, and ``kernels_a``, ``kernels_b`` (lists of names, the heaviest first).
+        Outermost operators with all inside them, annotated ranges with what no operator inside them took, and work
+        launched by an unknown operator; largest change first. Their times add up to the whole. Columns ``op``,
+        ``shapes``, ``layer``, ``phase``, ``matched``, ``ratio``; ``calls``, ``host_ms``, ``gpu_ms`` and ``kernels``
+        (lists of names, heaviest first) of both; ``grew_ms``, ``grew_host_ms``, ``grew_gpu_ms``.
     operators : DataFrame
-        The frame ``diff_by_op``: `outermost` with an operator's rows of all layers in one, where name and shapes are
-        the same; ``layers``: how many. ``matched`` is missing where they were matched in several ways.
+        The frame ``diff_by_op``: `outermost` with all layers summed, by name and shapes; ``layers`` is how many.
+        ``matched`` is missing if they were matched in several ways.
     uneven : DataFrame
-        The operators that the two do not call equally often, all layers in one, the longest on the host first; of those
-        that lie in each other the outermost: ``op``, ``shapes``, ``matched`` (``only a``, ``only b``, ``both``), and
-        ``calls``, ``host_ms`` and ``gpu_ms`` of both.
+        Operators that the two call a different number of times, all layers summed, longest on the host first, nested
+        ones only once: ``op``, ``shapes``, ``matched`` (``only a``, ``only b``, ``both``), and ``calls``, ``host_ms``
+        and ``gpu_ms`` of both.
     sums : DataFrame
-        Time as ``grew_ms`` tells it, by what it was in: operators that both have, ``only a``, ``only b``, and for the
-        GPU the work that no operator is known to have launched: ``ms_a``, ``ms_b``, ``grew_ms``.
+        The time of ``grew_ms``, by where it was spent: operators in both, ``only a``, ``only b``, and for GPU time work
+        launched by an unknown operator: ``ms_a``, ``ms_b``, ``grew_ms``.
     gpu_time : DataFrame or None
-        The frame ``diff_gpu_time``; ``None`` where one of the two has no work on a GPU.
+        The frame ``diff_gpu_time``; ``None`` if either has no GPU work.
     on_gpu : bool
-        Whether ``grew_ms`` and ``ratio`` are of the GPU's time, as both have some; else they are of the host's.
+        Whether ``grew_ms`` and ``ratio`` are GPU times, as both have GPU work; else they are host times.
     alike : tuple of (float or None)
-        The share of a's time, and of b's, in operators that the other has in the same layer or with the same shapes.
+        Share of a's and of b's time in operators that the other has in the same layer or with the same shapes.
     steps : tuple of int
-        Traced steps of a, and of b.
+        Traced steps of a and of b.
     works : tuple of int
-        Kernels, copies and fills on the GPU in all traced steps of a, and of b.
+        Kernels, copies and memsets in all traced steps of a and of b.
     unmarked : tuple of bool
-        Whether a, and b, mark no steps, so that all of the trace counts as one.
+        Whether a and b have no marked steps, so that the whole trace counts as one.
     without_shapes, without_layers : tuple of bool
-        Whether a, and b, tell no input shapes, and no layers.
+        Whether a and b have no input shapes, and no layers.
     """
 
     ops: pd.DataFrame
@@ -83,13 +82,13 @@ class TraceDiff:
 
 
 def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff | None:
-    """Set operators and kernels of two recordings side by side; ``None`` where one of them traced no step.
+    """Compare operators and kernels of two recordings; ``None`` if either traced no step.
 
     Parameters
     ----------
     a, b : Recording
     layers : DataFrame
-        Which layer of b is which of a, as `ProfileDiff.layers` tells in the columns ``a`` and ``b``.
+        Matching layers in the columns ``a`` and ``b``, as in `ProfileDiff.layers`.
     """
     if any(len(one.events) == 0 or one.traced_steps == 0 for one in (a, b)):
         return None
@@ -97,7 +96,7 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
     on_gpu = all(len(tree.work) for tree in both.trees)
     what = "gpu_ms" if on_gpu else "host_ms"
     table, forest = tables.rows_of(both), forest_of(both.around)
-    # The farthest operator around each row; a range in no operator stands for itself.
+    # The outermost operator around each row; a range in no operator stands for itself.
     top = outermost(forest, ~table["is_range"].to_numpy(dtype=bool))
     top = np.where(top != NONE, top, np.arange(len(top)))
     ops = tables.with_times_inside(table, both)
@@ -138,7 +137,7 @@ def _unmarked(recording: Recording) -> bool:
 
 
 def _alike(table: pd.DataFrame, time: str) -> float | None:
-    """The share of the time in rows that are the same operator in the same layer, or with the same shapes."""
+    """Share of the time in rows that are the same operator in the same layer, or with the same shapes."""
     own = table[time].fillna(0.0).to_numpy(dtype=float)
     untold = table["shapes_a"].isna() | table["shapes_b"].isna()
     same = table["matched"].isin([LAYER, SHAPES]) | ((table["matched"] == NAME) & untold)
@@ -152,7 +151,7 @@ def _gpu_times(a: Recording, b: Recording) -> pd.DataFrame:
 
 
 def _gpu_time_of(recording: Recording) -> dict[str, float]:
-    """What a device did in a step: the mean over steps and devices."""
+    """What a device did per step: the mean over steps and devices."""
     events = all_events(recording)
     table = gpu_time_by_step(events)
     if table.empty:  # no step is marked

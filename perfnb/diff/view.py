@@ -1,4 +1,4 @@
-"""Two profiles side by side: what grew and what shrank, as text and as static HTML."""
+"""Two profiles side by side as text and as static HTML: what grew and what shrank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.profile.page import static_page
 
-#: Greatest number of layers listed.
+#: Most layers listed.
 MOST_LAYERS = 20
 
-_GPU_HEADS = tuple(f"{where}, {what}" for where in ("GPU", "host") for what in ("first", "second", "grew by"))
+_GPU_HEADS = tuple(f"{where}, {what}" for where in ("GPU", "host") for what in ("first", "second", "change"))
 _CAUTION = (
-    "The two were measured one after the other, and the machine may have drifted between them: whether one step is "
-    "faster than the other, perfnb.ab_test tells."
+    "The two were not measured side by side, and the machine may have drifted in between: to see which step is faster, "
+    "use perfnb.ab_test."
 )
 
 
@@ -32,9 +32,9 @@ def diff_text(diff: ProfileDiff, traces: TraceDiff | None = None, width: int = 1
     ----------
     diff : ProfileDiff
     traces : TraceDiff, optional
-        Operators and kernels of both, where both have traced steps.
+        Operators and kernels, if both have traced steps.
     width : int
-        Greatest width of a line.
+        Most characters per line.
     """
     a, b = (escape.plain(name, 30) for name in (diff.a_name, diff.b_name))
     lines = [escape.shorten(f"perfnb · {b} against {a}", width)]
@@ -43,19 +43,19 @@ def diff_text(diff: ProfileDiff, traces: TraceDiff | None = None, width: int = 1
     names = width - 44
     rows, on_gpu = list(_layers(diff)), _on_gpu(diff)
     if on_gpu:
-        room = width - 56
+        room = width - 57
         title = f"{'layer (own time)':<{room}}"
-        lines += ["", f"{title} {'GPU: a':>9} {'GPU: b':>9} {'GPU grew':>10} {'host grew':>10}"]
+        lines += ["", f"{title} {'GPU: a':>9} {'GPU: b':>9} {'GPU change':>10} {'host change':>11}"]
     else:
         room = names
-        lines += ["", f"{'layer (own time on the host)':<{room}} {'a':>9} {'b':>9} {'grew by':>10}"]
+        lines += ["", f"{'layer (own host time)':<{room}} {'a':>9} {'b':>9} {'change':>10}"]
     for row in rows:
         gpu = "".join(f" {cell:>{size}}" for cell, size in zip(row.gpu, (9, 9, 10), strict=True))
-        host = f" {row.host[2]:>10}" if on_gpu else f" {row.host[0]:>9} {row.host[1]:>9} {row.host[2]:>10}"
+        host = f" {row.host[2]:>11}" if on_gpu else f" {row.host[0]:>9} {row.host[1]:>9} {row.host[2]:>10}"
         lines.append(f"{escape.fit(row.name, room)}{gpu if on_gpu else ''}{host} {row.how:<12}".rstrip())
     left = len(diff.layers) - len(rows)
     lines += [f"… {left:,} more, which changed less"] if left else []
-    lines += ["", f"{'phase (on the host)':<{names}} {'a':>9} {'b':>9} {'grew by':>10}"]
+    lines += ["", f"{'phase (host time)':<{names}} {'a':>9} {'b':>9} {'change':>10}"]
     lines += [f"{escape.fit(word, names)} {x:>9} {y:>9} {grew:>10}" for word, x, y, grew in _phases(diff)]
     return "\n".join([*lines, "", *escape.wrapped(_CAUTION, width)])
 
@@ -70,8 +70,8 @@ def diff_html(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
     rows: list[tuple[str, ...]] = [(tables.name(row.name), *(row.gpu if on_gpu else ()), *row.host) for row in listed]
     left = len(diff.layers) - len(rows)
     where = "GPU" if on_gpu else "host"
-    caption = f"Layers by how much their own time on the {where} changed" + (f"; {left:,} changed less" if left else "")
-    columns = ["layer", *(_GPU_HEADS if on_gpu else [*heads, "grew by"])]
+    caption = f"Layers by change in own {where} time" + (f"; {left:,} changed less" if left else "")
+    columns = ["layer", *(_GPU_HEADS if on_gpu else [*heads, "change"])]
     if any(row.how for row in listed):
         columns, rows = (
             [*columns, "matched"],
@@ -81,7 +81,7 @@ def diff_html(diff: ProfileDiff, traces: TraceDiff | None = None) -> str:
     return framed(
         f"{words}{'' if traces is None else trace_html(traces, heads)}"
         f"{tables.table(caption, columns, rows, last_texts=int('matched' in columns))}"
-        f"{tables.table('Phases, on the host', ['phase', *heads, 'grew by'], phases)}"
+        f"{tables.table('Phases, host time', ['phase', *heads, 'change'], phases)}"
         f'<p class="pf-small">{escape.html_sentence(_CAUTION)}</p>',
         narrow=True,
     )
@@ -96,7 +96,7 @@ def _facts(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[str]:
     traced = [fmt.duration(diff.phases[f"ms_{side}"].sum(min_count=1)) for side in ("a", "b")]
     yield (
         f"step {fmt.duration(diff.a_step_ms)} → {fmt.duration(diff.b_step_ms)} (medians of the timed steps); "
-        f"as traced {' → '.join(traced)}"
+        f"traced {' → '.join(traced)}"
     )
     if diff.a_peak_bytes is not None and diff.b_peak_bytes is not None:
         yield f"peak memory {fmt.size(diff.a_peak_bytes)} → {fmt.size(diff.b_peak_bytes)}"
@@ -109,7 +109,7 @@ def _facts(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer's names, its own times in both and what they grew by, on the GPU and the host, and how it was matched."""
+    """A layer's names, its own GPU and host times in both with their change, and how it was matched."""
 
     name: str
     gpu: tuple[str, str, str]
@@ -122,7 +122,7 @@ def _on_gpu(diff: ProfileDiff) -> bool:
 
 
 def _layers(diff: ProfileDiff) -> Iterator[_Layer]:
-    """The layers that changed most: on the GPU where both have work there, else on the host."""
+    """The layers that changed most: in GPU time if both have any, else in host time."""
     changed = diff.layers["grew_gpu_ms" if _on_gpu(diff) else "grew_ms"]
     order = changed.abs().fillna(-1.0).sort_values(ascending=False, kind="stable").index
     for _, row in diff.layers.loc[order].head(MOST_LAYERS).iterrows():

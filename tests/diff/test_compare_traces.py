@@ -78,7 +78,7 @@ def test_two_makers_meet_at_the_convolution_with_the_kernels_of_both(
     text = " ".join(str(compared).split())
     assert "aten::conv2d 2×3×8×8, 4×3×3×3 60.0 µs 90.0 µs +30.0 µs" in text
     assert "1 call in 1 layer · winograd → igemm_fwd_gtcx3, batched_transpose" in text
-    assert "Everything is per step: 3 traced in the first, 1 in the second" in text
+    assert "All figures are per step; 3 traced in the first, 1 in the second" in text
     assert "do not seem" not in text
 
 
@@ -144,7 +144,7 @@ def test_a_live_profile_of_a_cpu_is_compared_by_time_on_the_host(tmp_path: Path)
     compared = live.compare(loaded(training(), tmp_path))
 
     assert compared.gpu_time.empty
-    assert "Times of ops are of the host" in " ".join(str(compared).split())
+    assert "Op times are host times" in " ".join(str(compared).split())
     ops = compared.ops
     assert {"aten::linear", "aten::mm"} <= set(ops["op"])
     assert ops["gpu_ms_a"].isna().all()
@@ -236,7 +236,7 @@ def test_two_captures_of_one_recommender() -> None:
     assert "CatBackward0 1024×70904 0.5 5.50 µs none" in text
     assert "nccl:all_reduce 4432073 1 → 0.5 66.5 µs → 33.0 µs none" in text
     assert "Only in the first" not in text
-    assert "16 → 15 in all, 1 fewer. The time from the first work to the last" in text
+    assert "16 → 15 in total, 1 fewer" in text
     page = re.sub(r"<[^>]+>", " ", compared._repr_mimebundle_()["text/html"])
     assert "All2All_Pooled_Req" in page
     assert "1 fewer" in page
@@ -313,10 +313,10 @@ def test_layers_of_a_gpu_are_ranked_by_its_time() -> None:
         assert compared.layers[f"self_gpu_ms_{side}"].sum() == pytest.approx(profile.kernels["total_ms"].sum())
     lines = str(compared).splitlines()
     head = next(place for place, line in enumerate(lines) if line.startswith("layer (own time)"))
-    assert lines[head].split()[3:] == ["GPU:", "a", "GPU:", "b", "GPU", "grew", "host", "grew"]
+    assert lines[head].split()[3:] == ["GPU:", "a", "GPU:", "b", "GPU", "change", "host", "change"]
     assert "Conv2d_0" in lines[head + 1]
     assert "−76.5 µs" in lines[head + 1]
     assert "+0.173 ms" in lines[head + 1]
     page = compared._repr_mimebundle_()["text/html"]
-    assert "GPU, grew by" in page
-    assert "host, grew by" in page
+    assert "GPU, change" in page
+    assert "host, change" in page

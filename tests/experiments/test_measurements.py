@@ -120,7 +120,7 @@ def test_profiles_side_by_side_name_what_only_one_has() -> None:
     text = diff_text(diff_profiles(summaries.small_cnn(), summaries.gan()))
     assert "only in the first" in text
     assert "only second" in text
-    assert "perfnb.ab_test tells" in " ".join(text.split())
+    assert "use perfnb.ab_test" in " ".join(text.split())
     for line in text.splitlines():
         assert len(line) <= 100
 
