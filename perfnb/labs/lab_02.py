@@ -1,4 +1,4 @@
-"""Checks of lab 2, *Where does a step go?*"""
+"""Checks of lab 2, *Where does a step's time go?*"""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def _profile(given: Any) -> Profile:
 
 EXERCISES = (
     Exercise("2.1", "A prediction", measure_prediction, judge_prediction, accepted="noted"),
-    Exercise("2.2", "Backward by forward", measure_ratio, judge_ratio),
+    Exercise("2.2", "Backward divided by forward", measure_ratio, judge_ratio),
     Exercise("2.3", "Self and total", measure_self_times, judge_self_times),
     Exercise("2.4", "Arithmetic of backward", measure_arithmetic, judge_arithmetic),
     Exercise("2.5", "A frozen body", measure_frozen, judge_frozen),

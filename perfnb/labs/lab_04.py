@@ -396,5 +396,5 @@ EXERCISES = (
     Exercise("4.5", "Checkpoints", measure_checkpointed, judge_checkpointed),
     Exercise("4.6", "The price", measure_price, judge_price),
     Exercise("4.7", "A leak", measure_leak, judge_leak),
-    Exercise("4.8", "The leak mended", measure_mended, judge_mended),
+    Exercise("4.8", "The leak fixed", measure_mended, judge_mended),
 )

@@ -352,8 +352,8 @@ labs.check("1.6", verdicts, claims=claims)
 # - *Not shown* is a result. Always say how small a difference you could have seen.
 # - Compare the **results** before you compare the times.
 #
-# `labs.export("lab_01.json")` writes your answers and their measurements to a file for your teacher. Next:
-# [lab 2, *Where does a step's time go?*](02_where_does_a_step_go.ipynb)
+# `labs.export("lab_01.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 2,
+# *Where does a step's time go?*](02_where_does_a_step_go.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS

@@ -1,18 +1,18 @@
 # %% [markdown]
-# # Lab 2 · Where does a step go?
+# # Lab 2 · Where does a step's time go?
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
-# for about a minute. It helps to have done [lab 1](01_measuring_honestly.ipynb) before, but you need not.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# about a minute. It helps to have done [lab 1](01_measuring_honestly.ipynb), but it is not required.
 #
 # **Afterwards you can**
 #
 # - read a profile: phases, the tree of layers, forward and backward, self and total time;
-# - say beforehand, and check, what a layer's backward pass computes, and what freezing layers saves;
-# - find the layer that is worth your work, say *before* you begin how much it could bring, make it faster without
-#   changing its result, and show that the step became faster.
+# - predict and check what a layer's backward pass computes, and what freezing layers saves;
+# - find the layer worth optimising, say *before* you start how much it could save, make it faster without changing its
+#   result, and show that the step became faster.
 #
-# **Predict** before each measurement, on paper or in the cell. `labs.check` tries your answers on this machine; it
-# tells what is wrong, never the answer, and you may try as often as you like.
+# **Predict** before each measurement, on paper or in the cell. `labs.check` tests your answers on this machine; it says
+# what is wrong, never the answer, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -30,8 +30,8 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 # %% [markdown]
 # ## The patient
 #
-# A small convolutional network, written by somebody in a hurry. Read it once. Begin with `Net.forward`, at the end, and
-# look up each layer that it calls: which ones does a batch pass through, in which order?
+# A small convolutional network, written in a hurry. Read it once. Start with `Net.forward` at the end and look up each
+# layer it calls: which ones does a batch pass through, and in which order?
 
 
 # %%
@@ -82,8 +82,8 @@ optimizer = torch.optim.Adam(model.parameters())
 # A training step has parts: the **forward** pass, the **backward** pass, the **optimizer**'s update, and the **rest**
 # (the loss, zeroing gradients, Python in between).
 #
-# **Exercise 2.1.** Fill in which share of the step each of the four will take, as numbers that add up to 1. Only the
-# form is judged: a wrong guess costs nothing. A hint: does backward compute more than forward, or less?
+# **Exercise 2.1.** Fill in the share of the step that each of the four will take, as numbers that sum to one.
+# Only the form is checked: a wrong guess costs nothing. A hint: does backward compute more than forward, or less?
 
 # %% answer 2.1
 prediction = {"forward": ..., "backward": ..., "optimizer": ..., "rest": ...}
@@ -96,10 +96,10 @@ print(prediction)
 labs.check("2.1", prediction)
 
 # %% [markdown]
-# Now measure. The cell's body is one step. perfnb runs it again and again: until it is warm, then timed without any
-# instrument (`--steps 20` are these), then a few more traced. The profile is bound to `p`. `--quiet` keeps its report
-# back, which would give away what you are about to predict; we open it in 2.6. `--no-memory` leaves out what this lab
-# does not need.
+# Now measure. The body of the cell is one step. perfnb runs it repeatedly: until it is warm, then timed without
+# instrumentation (`--steps 20`), then a few more times traced. The profile is bound to `p`. `--quiet` hides its report,
+# which would give away what you are about to predict; we open it in 2.6. `--no-memory` skips what this lab does not
+# need.
 
 # %%
 # %%profile_step --quiet --into p --name "the patient" --steps 20 --no-memory
@@ -115,12 +115,12 @@ longest = traced_ms.max() / traced_ms.min()
 print("traced steps:", *traced_ms.round(1), f"ms: the longest takes {longest:.2f} x the shortest")
 
 # %% [markdown]
-# **Look at** the median step time. The brackets behind it are a 95 % interval: as well as these steps tell, the median
-# lies there. (*Steady*: the steps of the warm-up had stopped becoming faster.) Traced steps may take longer: writing
-# down what runs takes time. But they should agree with each other. If the longest took more than 1.5 times as long as
-# the shortest, or if one end of the interval is more than 1.5 times the other, other work on the machine was in them:
-# **run the two cells again** before you go on. (Where it never gets quiet, go on after a few tries: the checks will do,
-# but expect rough times.)
+# **Look at** the median step time. The brackets after it are a 95 % interval: as far as these steps can tell, the
+# median lies there. (*Steady*: during warm-up the steps had stopped getting faster.) Traced steps may take longer,
+# because recording takes time, but they should agree with each other. If the longest took more than 1.5 times as long
+# as the shortest, or if one end of the interval is more than 1.5 times the other, other programs interfered: **run the
+# two cells again** before you go on. (If the machine never gets idle, go on after a few tries: the checks will work,
+# but expect noisy times.)
 #
 # Everything in a profile is also a pandas frame. Here are the phases beside your prediction.
 
@@ -133,12 +133,12 @@ guessed = pd.to_numeric(pd.Series(guess, dtype=object), errors="coerce")
 pd.DataFrame({"predicted": guessed, "measured": pd.Series(measured)}).round(2)
 
 # %% [markdown]
-# Where were you off by most? Keep the row in mind: at the end of the lab we come back to it.
+# Where were you off the most? Remember that row: we come back to it at the end of the lab.
 #
-# ## 2.2 Backward by forward
+# ## 2.2 Backward divided by forward
 #
-# **Exercise 2.2.** How many times as long as the forward phase does the backward phase take? Use the column `ms` of
-# `p.phases`; the rows are named `forward` and `backward`. The last line shows you your answer.
+# **Exercise 2.2.** How many times longer than the forward phase is the backward phase? (1.0 is equally long.) Use the
+# column `ms` of `p.phases`; the rows are named `forward` and `backward`. The last line shows your answer.
 
 # %% answer 2.2
 backward_by_forward = ...
@@ -152,14 +152,14 @@ labs.check("2.2", backward_by_forward, profile=p)
 
 # %% [markdown]
 # A textbook says *two*: backward computes a gradient for the weights and one for the input, each as much work as
-# forward. Yours may be far from it. Time is not only arithmetic; and not every layer needs both gradients, as we shall
+# forward. Yours may be far from that. Time is not only arithmetic, and not every layer needs both gradients, as we will
 # see.
 #
 # ## 2.3 Self and total
 #
-# A profile's layers are a tree, and the names tell it: `model.body.conv` lies in `model.body`, which lies in `model`.
+# The layers of a profile form a tree, as the names show: `model.body.conv` lies in `model.body`, which lies in `model`.
 #
-# **Predict:** do the values of `total_ms` of all rows add up to the step, to more, or to less?
+# **Predict:** do the `total_ms` values of all rows add up to the step, to more, or to less?
 
 # %%
 p.layers[["forward_ms", "backward_ms", "total_ms"]].astype(float).round(3)
@@ -170,18 +170,18 @@ print(f"phases forward and backward together {p.phases.loc[['forward', 'backward
 print(f"all phases, the step as traced: {p.phases['ms'].sum():.2f} ms")
 
 # %% [markdown]
-# The **total** of a row holds the layers inside it, so a sum of totals counts the convolution three times: as itself,
-# in its block, and in the model. The **self** time of a row is its total without the layers inside, and these do add
-# up, to the phases forward and backward.
+# The **total** of a row includes its child layers, so a sum of totals counts the convolution three times: as itself, in
+# its block, and in the model. The **self** time of a row is its total without child layers, and self times do add up,
+# to the phases forward and backward.
 #
-# Rows in parentheses belong to no layer, and lie in nothing: `(loss)` is the backward pass of the loss (its forward
-# pass is a phase of its own, and in no row), `(gradient accumulation)` adds gradients to those of the parameters, and
-# `(autograd engine)` is autograd's own time. Forward, it noted a *node* for each operator, which knows how to go back
-# through it; backward, the engine passes from node to node, and what it does between them belongs to none.
+# Rows in parentheses are not layers and have no parent: `(loss)` is the backward pass of the loss (its forward pass is
+# a phase of its own and in no row), `(gradient accumulation)` adds gradients to those of the parameters, and `(autograd
+# engine)` is autograd's own time. In forward it records a *node* for each operator, which knows how to compute that
+# operator's gradient; in backward the engine visits node after node, and its work between them belongs to none of them.
 #
 # **Exercise 2.3.** Write `self_times(layers)`: from a frame with the column `total_ms` and the layers' names as its
-# index, return each row's self time, as a dictionary or series by name. It gets your profile's frame (without
-# `self_ms`, of course), and another tree that you have not seen. `layers["total_ms"].items()` gives names and times.
+# index, return each row's self time, as a dictionary or series by name. It is tested on your profile's frame (without
+# `self_ms`, of course) and on another tree that you have not seen. `layers["total_ms"].items()` gives names and times.
 
 
 # %% answer 2.3
@@ -202,21 +202,21 @@ def self_times(layers):
 labs.check("2.3", self_times, profile=p)
 
 # %% [markdown]
-# When to look at which? A large **total** tells you *where to go on reading*; a large **self** time tells you that you
-# have arrived.
+# Which one to look at when? A large **total** tells you *where to keep reading*; a large **self** time tells you that
+# you have arrived.
 #
 # ## 2.4 Arithmetic of backward
 #
-# A convolution's forward pass is one big product. Its backward pass needs the gradient of the **weights**, which is
-# again such a product, and the gradient of its **input**, one more, which it hands on to the layer before it, the next
-# one on the way back to the images.
+# The forward pass of a convolution is one big matrix product. Its backward pass needs the gradient of the **weights**,
+# another such product, and the gradient of its **input**, one more, which it passes on to the previous layer on the way
+# back to the images.
 #
-# **Predict:** how many times the forward's arithmetic does the backward of `model.stem.conv` need, and how many times
-# that of `model.body.conv`? Look at the first line of `Net.forward`: what comes before the stem, what before the body?
+# **Predict:** how many times the FLOPs of its forward does the backward of `model.stem.conv` need, and the backward of
+# `model.body.conv`? Look at the first line of `Net.forward`: what comes before the stem, and what before the body?
 #
 # **Exercise 2.4.** Now count: `forward_flops` and `backward_flops` of `p.layers` are floating-point operations (FLOPs),
-# multiplications and additions; they are exact, whatever else the machine is doing. Give both ratios, backward by
-# forward.
+# multiplications and additions; they are exact, whatever else the machine is doing. Give both ratios, backward divided
+# by forward.
 
 # %% answer 2.4
 stem_ratio = ...
@@ -232,20 +232,20 @@ print("stem:", stem_ratio, "body:", body_ratio)
 labs.check("2.4", {"stem": stem_ratio, "body": body_ratio}, profile=p)
 
 # %% [markdown]
-# One of them is smaller, because nobody asks for a gradient of the images. Autograd computes what somebody needs, and
-# nothing else. Let us make use of that.
+# One of them is smaller, because nobody needs a gradient of the images. Autograd computes what is needed and nothing
+# else. Let's use that.
 #
 # ## 2.5 A frozen body
 #
-# A model that somebody else has trained is often *fine-tuned*: only its head learns on. A parameter with
-# `requires_grad=False` is frozen. (`module.requires_grad_(False)` does this to all parameters in a module.)
+# A pretrained model is often *fine-tuned*: only its head keeps learning. A parameter with `requires_grad=False` is
+# frozen. (`module.requires_grad_(False)` does this to all parameters in a module.)
 #
 # **Predict:** if the stem and the body are frozen, which layers still have a backward pass? How long will the forward
-# pass take now? And what will be left of the head's own backward arithmetic?
+# pass take now? And how much of the head's own backward FLOPs will be left?
 #
-# **Exercise 2.5.** Freeze the `stem` and the `body` of the model in the next cell, and nothing else. Then run the cell
-# after it, which profiles its step. (If it says that something *does not require grad*, nothing is left that learns:
-# the head must stay as it is. Run both cells again: the check looks at the last profile that succeeded.)
+# **Exercise 2.5.** Freeze the `stem` and the `body` of the model in the next cell, and nothing else. Then run the next
+# cell, which profiles its step. (If it says that something *does not require grad*, nothing is left to train: the head
+# must stay as it is. Run both cells again: the check uses the last profile that succeeded.)
 
 # %% answer 2.5
 frozen = Net(Rescale())
@@ -266,7 +266,7 @@ frozen_optimizer.step()
 labs.check("2.5", f, profile=p)
 
 # %% [markdown]
-# You made three predictions. Here are both profiles side by side, first the arithmetic, in millions of operations:
+# You made three predictions. Here are both profiles side by side, first the FLOPs, in millions:
 
 
 # %%
@@ -283,52 +283,51 @@ def side_by_side(measure):
 side_by_side("flops").div(1e6).round(2).dropna()
 
 # %% [markdown]
-# **Look at** the columns of backward. Nothing before the head learns, so nothing before it needs a gradient: the
-# backward pass ends at the head. And of the head's own backward arithmetic, **half** is left. It still computes the
-# gradient of its weights; but that of its *input* it would only hand on, and nobody asks for it any more.
+# **Look at** the backward columns. Nothing before the head learns, so nothing before it needs a gradient: the backward
+# pass ends at the head. Of the head's own backward FLOPs, **half** are left. It still computes the gradient of its
+# weights, but the gradient of its *input* would only be passed on, and nobody needs it any more.
 #
-# The arithmetic of forward is what it was. And the time?
+# The forward FLOPs are unchanged. And the time?
 
 # %%
 side_by_side("ms").round(2)
 
 # %% [markdown]
-# Backward is nearly gone, also of the layers in between that have no parameters (the engine's own few microseconds
-# aside). Forward may be a little faster than it was: where nothing learns, autograd has no nodes to note down, which
-# `Rescale` feels most, with its many small operators. Or it may look *slower*: these are two profiles, taken one after
-# the other, and where other programs ran during the second, they are in it. The counts above do not care; of times we
-# shall ask for more in 2.8.
+# Backward is almost gone, including that of the parameterless layers in between (apart from the engine's own few
+# microseconds). Forward may be a little faster: where nothing learns, autograd has no nodes to record, which matters
+# most for `Rescale` with its many small operators. Or it may look *slower*: these are two profiles taken back to back,
+# and if other programs ran during the second, they are in it. The counts above are not affected; for times we will
+# demand more in 2.8.
 #
-# (Who fine-tunes in earnest: a frozen `BatchNorm2d` still updates its running mean and variance, unless it is in
-# `eval()` mode as well.)
+# (If you fine-tune for real: a frozen `BatchNorm2d` still updates its running mean and variance unless it is also in
+# `eval()` mode.)
 
 # %% [markdown]
 # ## 2.6 The suspect
 #
-# Back to the first profile. Layers with parameters have arithmetic to do. What of those **without**: activation,
+# Back to the first profile. Layers with parameters have arithmetic to do. What about those **without**: activation,
 # pooling, rescaling? They compute next to nothing.
 #
-# **Predict:** which of the layers without parameters takes the most time of its own? And will that be more or less than
-# the two convolutions together?
+# **Predict:** which layer without parameters has the most self time? And is that more or less than the two convolutions
+# together?
 
 # %%
 own = p.layers[["module", "parameters", "self_ms", "share", "ops"]].sort_values("self_ms", ascending=False)
 own.astype({"self_ms": float, "share": float, "ops": "Int64"}).round(3).head(8)
 
 # %% [markdown]
-# **Look at** the column `ops`, how many operators a layer ran, forward and backward, and at the class (`module`) of the
-# row that has most. (Operators that other operators call are counted too: `std` alone is several.)
+# **Look at** the column `ops`, the number of operators a layer ran, forward and backward, and at the class (`module`)
+# of the row with the most. (Operators called by other operators count too: `std` alone is several.)
 #
-# Two of the columns do not quite fit together. Milliseconds are as traced, and tracing costs time for every operator
-# that it writes down; `share` is corrected for that. Where there are many operators, the share is smaller than the
-# milliseconds would make it.
+# Two of the columns do not quite match. Milliseconds are as traced, and tracing adds time for every operator it
+# records; `share` is corrected for that. With many operators, the share is smaller than the milliseconds suggest.
 #
-# Before you rewrite anything: what could it bring *at most*? If a layer took a share *s* of the step and vanished, the
-# rest would be left. This bound is *Amdahl's law*, and it has saved more work than any profiler.
+# Before you rewrite anything: what could it save *at most*? If a layer takes a share *s* of the step and vanishes, the
+# rest is left. This bound is *Amdahl's law*, and it has saved more work than any profiler.
 #
-# **Exercise 2.6.** Give the full name of the layer **without parameters** that has the most self time, and by which
-# factor the step would be faster *at most* if the time in that row vanished (2.0 is twice as fast). Use its `share`,
-# and compute with all of its digits, as it stands in `p.layers`: 2 % are allowed.
+# **Exercise 2.6.** Give the full name of the layer **without parameters** with the most self time, and by which factor
+# the step would be faster *at most* if the time in that row vanished (2.0 is twice as fast). Use its `share` from
+# `p.layers` with all its digits: the tolerance is 2 %.
 
 # %% answer 2.6
 suspect = ...
@@ -344,32 +343,33 @@ print("without", suspect, "the step would be at most", at_most, "times as fast")
 labs.check("2.6", {"layer": suspect, "at_most": at_most}, profile=p)
 
 # %% [markdown]
-# You have found it by hand. Now open the report of the same profile, and see what it makes of it.
+# You found it by hand. Now open the report of the same profile and see what it says.
 
 # %%
 p
 
 # %% [markdown]
-# **Look at** the verdict, and note the *at most* in it: it is not your bound, and at the end you can say why.
-# (*Confidence low* says that the figure is an estimate; the finding tells of what.) It should be about many short
-# operators, *dispatch overhead*. If it is about something else, the machine was busy while you measured: *dispatch
-# overhead* is then the second or third under the tab *Findings*, and it is the one to read. The line *Why* counts fewer
-# ops than the column `ops`, as it leaves out those that other operators call. The table of layers is the frame that you
-# know, drawn as a tree. And the notes, where there are any, say what to be careful about.
+# **Look at** the verdict, and note the *at most* in it: it is not your bound, and at the end you will know why. (*Low
+# confidence* means that the figure is an estimate; the finding says of what.) It should be about many short operators,
+# *dispatch overhead*. If it is about something else, the machine was busy while you measured: *dispatch overhead* is
+# then second or third in the *Findings* tab, and it is the one to read. The *Why* line counts fewer ops than the column
+# `ops`, because it leaves out those called by other operators. The table of layers is the frame you know, drawn as a
+# tree. The notes, if any, are caveats.
 #
-# The report advises to let each op do more: a larger batch, fewer and wider layers. (Would a larger batch help *here*?
-# Look at the loop in `Rescale` again before you go on.) You will do it by hand. It also names `torch.compile`, which is
-# to do the same by itself; [lab 7](07_the_optimisation_loop.ipynb) puts that to the test.
+# The report recommends letting each op do more: a larger batch, fewer and wider layers. (Would a larger batch help
+# *here*? Look at the loop in `Rescale` again before you go on.) You will do it by hand. It also mentions
+# `torch.compile`, which should do the same automatically; [lab 7](07_the_optimisation_loop.ipynb) puts that to the
+# test.
 #
 # ## 2.7 The same, faster
 #
 # `Rescale` takes its rows one by one: for each of 128 rows a mean, a standard deviation, a subtraction, an addition, a
-# division. Each of these is a call of an operator on very few numbers, and a call costs some microseconds however few
-# they are. And autograd remembers every one of them, and goes back through every one of them.
+# division. Each of these calls an operator on very few numbers, and a call costs a few microseconds however few they
+# are. And autograd records every one of them and goes back through every one.
 #
-# **Exercise 2.7.** Write the layer so that it treats all rows at once. It must return the same as `Rescale`, pass the
-# same gradient down, leave its input as it is, and take less than half of the time, forward and backward. It is tried
-# on fresh batches of several sizes, rows by numbers. What you need: `x.mean(dim, keepdim=True)` and the same of `std`.
+# **Exercise 2.7.** Write the layer so that it handles all rows at once. It must return the same as `Rescale`, pass on
+# the same gradient, leave its input unchanged, and take less than half the time, forward and backward. It is tested on
+# new batches of several sizes. What you need: `x.mean(dim, keepdim=True)` and likewise `std`.
 
 
 # %% answer 2.7
@@ -389,13 +389,13 @@ labs.check("2.7", RescaleAtOnce(), slow=Rescale())
 # %% [markdown]
 # ## 2.8 Did it help?
 #
-# A faster layer is not yet a faster step. **Predict:** by which factor will the whole step be faster? Your bound of 2.6
-# says how much it can be at most. Or does it?
+# A faster layer does not make a faster step yet. **Predict:** by which factor will the whole step be faster? Your bound
+# from 2.6 says how much it can be at most. Or does it?
 #
-# To compare fairly, the two steps need a model each, with the same weights, and run in turns, in random order. Two
-# profiles one after the other would not do: the machine drifts between them. `make_step` gives a training step for a
-# model of its own, around the layer that it is given, as in `make_step(Rescale())`; `torch.manual_seed` gives all of
-# them the same weights.
+# To compare fairly, each step needs its own model, with the same weights, and the two must be interleaved in random
+# order. Two profiles back to back are not enough: the machine drifts between them. `make_step` returns a training step
+# with its own model around the given layer, as in `make_step(Rescale())`; `torch.manual_seed` gives all of them the
+# same weights.
 
 
 # %%
@@ -418,9 +418,9 @@ def make_step(rescale):
 
 # %% [markdown]
 # **Exercise 2.8.** Compare the training step with `Rescale()` (first) and that with `RescaleAtOnce()` (second) by
-# `perfnb.ab_test(a, b, check=1e-3, budget_s=5)`; bind the result to `test`. `check=1e-3` compares what the steps
-# return, their losses. Then give the speed-up: how many times as fast is the second? `test.ratio` is the second's time
-# by the first's. (The check runs two such steps itself for a moment, to see that these were what you compared.)
+# `perfnb.ab_test(a, b, check=1e-3, budget_s=5)`; bind the result to `test`. `check=1e-3` compares the losses that the
+# steps return. Then give the speed-up: how many times as fast is the second? `test.ratio` is the time of the second
+# divided by the first. (The check briefly runs two such steps itself, to make sure that these are what you compared.)
 
 # %% answer 2.8
 test = ...
@@ -438,15 +438,15 @@ test
 labs.check("2.8", speedup, test=test, steps=[make_step(Rescale()), make_step(RescaleAtOnce())])
 
 # %% [markdown]
-# **Look at** the interval and at the line about the results: faster, and the same. (*They find a difference of so many
-# percent in 9 of 10 runs*: a smaller one these pairs might have missed.) The ratio is not quite that of the
-# two medians in the table: it is the median of the pairs' own ratios. Both steps of a pair meet the same weather, so
-# that it falls out of their ratio; it does not fall out of two medians, each over all pairs. In two profiles, one after
-# the other, it is all still in. On a busy machine, two profiles of the old step, minutes apart, said 98.7 ms and 38.5
-# ms. A profile of the new step in a quieter hour (14 ms), set beside the first, would have claimed 7 times as fast;
-# the pairs of the busy hour said 2.5.
+# **Look at** the interval and at the line about the results: faster, and the same. (*These pairs find a difference of
+# that many percent in 9 of 10 runs*: they might have missed a smaller one.) The ratio is not quite that of the two
+# medians in the table: it is the median of the pairs' own ratios. Both steps of a pair see the same conditions, which
+# cancel in their ratio; they do not cancel in two medians over all pairs, and even less in two profiles taken back to
+# back. On a busy machine, two profiles of the old step, minutes apart, said 98.7 ms and 38.5 ms. A profile of the new
+# step in a quieter hour (14 ms) would have claimed 7 times as fast as the first; the pairs measured in the busy hour
+# said 2.5.
 #
-# Now compare the factor with your bound of 2.6, and with another one.
+# Now compare the factor with your bound from 2.6, and with another one.
 
 # %%
 layer, engine = p.layers.loc[["model.rescale", "(autograd engine)"], "share"]
@@ -457,41 +457,40 @@ print("measured:", speedup)
 # %% [markdown]
 # Two things may surprise you.
 #
-# - It may be *less* than the first bound. The new layer takes some time as well.
-# - It may be *more* than "at most". The bound counts what stands in one row. The engine's own time between the nodes of
-#   the graph stands in another; but nearly all of these nodes were made by the loop, and they vanished too: this is the
-#   second bound. A bound is as good as what it counts, and no better. And it is as good as its measurement: the shares
-#   come from a few traced steps, the factor from many pairs. If the factor lies far beyond both bounds, look again at
-#   the times of 2.1: did traced steps take much longer than timed ones? Then other work on the machine may have been
-#   in them, in other layers more than in yours.
+# - It may be *less* than the first bound. The new layer takes some time, too.
+# - It may be *more* than "at most". The bound counts one row. The engine's own time between the nodes of the graph is
+#   in another row, but nearly all of these nodes came from the loop and vanished with it: that is the second bound. A
+#   bound is only as good as what it counts, and as its measurement: the shares come from a few traced steps, the factor
+#   from many pairs. If the factor is far beyond both bounds, look at the times of 2.1 again: did traced steps take much
+#   longer than timed ones? Then other programs may have interfered, in other layers more than in yours.
 #
-# And the **verdict** of the report said that at most so many milliseconds could be saved, so many percent of the step:
-# what does it count, and why is it not your bound? Think first; the answer stands in the next lines.
+# And the **verdict** of the report said how many milliseconds, and percent of the step, could be saved at most: what
+# does it count, and why is it not your bound? Think first; the answer follows.
 #
 # The verdict counts a *cause*, your bound counts a *place*. The verdict's is the time of short ops and of calling ops,
-# in all layers and in the loss, and no call counts for more than a call can cost. Longer ops are not in it, and time in
-# the loop beyond that is not in it either, though it vanished with the loop. Your bound takes the whole row, whatever
-# the time went into, and nothing of the other layers. Both are bounds; none of them is a forecast.
+# in all layers and in the loss, where no call counts for more than a call can cost. It excludes longer ops and other
+# time in the loop, although that vanished with the loop too. Your bound takes the whole row, whatever the time was
+# spent on, and nothing from other layers. Both are bounds; neither is a forecast.
 #
-# If you like, profile the new step as well: `fast = make_step(RescaleAtOnce())` in one cell, then
-# `%profile_step fast()`. Read it as you read the first. (Its layers begin with `Net`, as the model has no name in the
-# notebook.) What is the suspect now, and what would be the bound?
+# If you like, profile the new step as well: `fast = make_step(RescaleAtOnce())` in one cell, then `%profile_step
+# fast()`. Read it as you read the first. (Its layers start with `Net`, because the model has no name in the notebook.)
+# What is the suspect now, and what is the bound?
 #
-# And **the row of 2.1** in which you were off by most? Forward and backward are long here because of the loop, not of
-# the arithmetic: whoever thought of the convolutions guessed them too small, and the rest too large. The optimizer's
+# And **the row of 2.1** where you were off the most? Forward and backward are long here because of the loop, not the
+# arithmetic: if you thought of the convolutions, you guessed them too small and the rest too large. The optimizer's
 # part grows with the number of parameters, here only seven thousand, and not with the batch.
 #
-# ## What you take with you
+# ## Takeaways
 #
 # - **Predict, measure, explain, change, verify**: the profile is the second step of five.
-# - **Total** time tells where to go on reading, **self** time where to stop.
-# - Backward computes what somebody needs: usually twice the forward, for the first layer once, and where neither a
-#   layer nor anything before it learns, nothing.
-# - What is slow is often not what computes much. Count the **ops**.
-# - Amdahl's bound *before* you begin; results compared, and pairs in random order, *after*.
+# - **Total** time tells you where to keep reading, **self** time where to stop.
+# - Backward computes what is needed: usually twice the forward, once for the first layer, and nothing if neither a
+#   layer nor anything before it learns.
+# - The slow part is often not the part that computes a lot. Count the **ops**.
+# - Use Amdahl's bound *before* you start; compare results, and pairs in random order, *afterwards*.
 #
-# `labs.export("lab_02.json")` writes your answers and what was measured of them, for a teacher. Next:
-# [lab 3, *Counting*](03_counting.ipynb)
+# `labs.export("lab_02.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 3,
+# *Counting*](03_counting.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS

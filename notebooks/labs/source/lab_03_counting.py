@@ -1,20 +1,20 @@
 # %% [markdown]
 # # Lab 3 · Counting
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
-# for about a minute. Paper and pencil help. [Lab 2](02_where_does_a_step_go.ipynb) comes before it, but you need not
-# have done it.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# about a minute. Paper and pencil help. It helps to have done [lab 2](02_where_does_a_step_go.ipynb), but it is not
+# required.
 #
 # **Afterwards you can**
 #
-# - count the arithmetic of a layer and of a training step by hand, and find the profile agree to the last digit;
-# - count the bytes that a layer must move, find the profile agree again, and say which of the two, arithmetic or
-#   memory, sets how long it takes;
-# - explain why a layer with a hundredth of the arithmetic does not take a hundredth of the time;
+# - count the FLOPs of a layer and of a training step by hand, and see the profile agree to the last digit;
+# - count the bytes a layer must move, see the profile agree again, and say whether the layer is compute-bound or
+#   memory-bound;
+# - explain why a layer with a hundredth of the FLOPs does not take a hundredth of the time;
 # - say what a loop in Python costs, because you have measured it.
 #
-# Counts are the best kind of measurement: they are exact, the same on every machine, and can be made before anything
-# runs. **Predict** first, all the same.
+# Counts are the best kind of measurement: exact, the same on every machine, and available before anything runs.
+# **Predict** first anyway.
 
 # %%
 # %load_ext perfnb
@@ -36,12 +36,12 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 # %% [markdown]
 # ## 3.1 A linear layer
 #
-# A linear layer with 784 inputs and 10 outputs computes, for each of its outputs, a sum of 784 products. A product
-# and an addition are two *floating-point operations*, two FLOPs. By convention nobody counts the bias, and the first
-# addition of a sum counts like the others.
+# A linear layer with 784 inputs and 10 outputs computes a sum of 784 products for each output. A product and an
+# addition are two *floating-point operations*, two FLOPs. By convention the bias is not counted, and the first addition
+# of a sum counts like the others.
 #
 # **Exercise 3.1.** Write `linear_flops(batch, inputs, outputs)`: the FLOPs of a forward pass. It is compared with
-# torch's own counter, for several sizes.
+# torch's own counter for several sizes.
 
 
 # %% answer 3.1
@@ -58,15 +58,15 @@ labs.check("3.1", linear_flops)
 # %% [markdown]
 # ## 3.2 A convolution
 #
-# A convolution is a small linear layer that is used again at every place of the picture. At each place, each output
-# channel is a sum over all input channels and over the kernel's `kernel × kernel` pixels. (At the edges it meets
-# padding; the products with 0 are counted as well, for they are computed.)
+# A convolution is a small linear layer applied at every position of the image. At each position, each output channel is
+# a sum over all input channels and over the `kernel × kernel` pixels. (At the edges there is padding; products with 0
+# count too, because they are computed.)
 #
-# **Predict:** a layer with 3 × 3 kernels from 64 to 64 channels, on pictures of 32 × 32: does it need more or less
-# arithmetic than a linear layer from 4,096 to 4,096? And which of the two has more parameters?
+# **Predict:** a layer with 3 × 3 kernels from 64 to 64 channels, on images of 32 × 32: does it need more or fewer FLOPs
+# than a linear layer from 4,096 to 4,096? And which of the two has more parameters?
 #
 # **Exercise 3.2.** Write `conv_flops(batch, inputs, outputs, kernel, height, width)`: the FLOPs of a forward pass of a
-# convolution that keeps the picture's size. Does your prediction hold?
+# convolution that preserves the image size. Does your prediction hold?
 
 
 # %% answer 3.2
@@ -84,9 +84,9 @@ labs.check("3.2", conv_flops)
 # %% [markdown]
 # ## 3.3 A training step
 #
-# The backward pass of a linear layer has two products, each as large as that of the forward pass: one for the
-# gradient of its weights, one for the gradient of its input, which it hands down to the layer below. Hence the rule
-# of thumb that a training step needs *three times* the arithmetic of its forward pass.
+# The backward pass of a linear layer has two products, each as large as that of the forward pass: one for the gradient
+# of its weights, one for the gradient of its input, which it passes on to the previous layer. Hence the rule of thumb
+# that a training step needs *three times* the FLOPs of its forward pass.
 #
 # **Predict:** is that exact for a network whose first layer reads the data?
 #
@@ -108,7 +108,7 @@ def training_flops(batch, widths):
 labs.check("3.3", training_flops)
 
 # %% [markdown]
-# Does a profile count the same? Here is such a network, and a training step.
+# Does a profile give the same count? Here is such a network and a training step.
 
 # %%
 torch.manual_seed(0)
@@ -132,16 +132,17 @@ print("by perfnb ", p.layers.loc["net", ["forward_flops", "backward_flops"]].sum
 p.layers[["module", "forward_flops", "backward_flops", "parameters"]]
 
 # %% [markdown]
-# **Look at** the first layer's `backward_flops`. And at the layers without a count: `n/a` (`<NA>`) says that nobody
-# counted, not that nothing was computed. A ReLU does very little, but its time is not 0.
+# **Look at** the first layer's `backward_flops`. And at the layers without a count: `n/a` (`<NA>`) means not counted,
+# not that nothing was computed. A ReLU does very little, but it takes time.
 #
 # ## 3.4 Bytes
 #
-# Arithmetic is one half. Numbers must also come from memory and go back: at the least, a layer reads its input and its
-# weights once and writes its output once. A float32 has four bytes.
+# Arithmetic is only half of it. Numbers must also come from memory and go back: at the very least, a layer reads its
+# input and its weights once and writes its output once. A float32 has four bytes.
 #
-# **Exercise 3.4.** Write `linear_bytes(batch, inputs, outputs)`: the least number of bytes that the forward pass of a
-# linear layer **without bias** moves, in float32. It is tried on several sizes, and then on the layers of your profile.
+# **Exercise 3.4.** Write `linear_bytes(batch, inputs, outputs)`: the minimum number of bytes that the forward pass of a
+# linear layer **without bias** moves, in float32. It is tested on several sizes, and then on the layers of your
+# profile.
 
 
 # %% answer 3.4
@@ -156,17 +157,17 @@ def linear_bytes(batch, inputs, outputs):
 labs.check("3.4", linear_bytes, profile=p, network=(BATCH, WIDTHS))
 
 # %% [markdown]
-# The profile counts bytes as well, in the column `moved_bytes`. But that is of the layer's whole training step, so it
-# holds more than the forward pass without a bias:
+# The profile counts bytes as well, in the column `moved_bytes`. But it covers the layer's entire training step, so it
+# includes more than the forward pass without a bias:
 #
-# - The one or two products of **backward** move as much again, each: the same three matrices, in other parts. For the
+# - The one or two products of **backward** move as much again each: the same three matrices in other roles. For the
 #   gradient of the weights, that of the output and the input are read, and what is written is as large as the weights;
 #   for the gradient of the input, that of the output and the weights are read, and what is written is as large as the
 #   input.
 # - The **bias** of `outputs` numbers is read in forward. Its gradient is a sum over the batch: the gradient of the
 #   output is read once more, and `outputs` numbers are written.
 #
-# **Predict:** of which layer is `moved_bytes` less than three times your `linear_bytes`? And by how much will the sum
+# **Predict:** for which layer is `moved_bytes` less than three times your `linear_bytes`? And by how much will the sum
 # by hand be off?
 
 
@@ -189,13 +190,13 @@ def compared():
 compared() if linear_bytes(1, 1, 1) else "first solve 3.4"
 
 # %% [markdown]
-# **Look at** the last column. Like FLOPs, these are no measurement: they are what the step cannot do without, the same
-# on every machine. Caches make the true traffic smaller, or larger. (A ReLU has no FLOPs in the profile, but it has
-# bytes. Forward reads and writes; backward reads the gradient of its output and its output itself, and writes a third.
-# Does that agree with `p.layers.loc["net.1", "moved_bytes"]`?)
+# **Look at** the last column. Like FLOPs, these are not measured: they are the minimum the step needs, the same on
+# every machine. Caches make the real traffic smaller or larger. (A ReLU has no FLOPs in the profile, but it has bytes.
+# Forward reads and writes; backward reads the gradient of its output and its output itself, and writes a third. Does
+# that agree with `p.layers.loc["net.1", "moved_bytes"]`?)
 #
-# FLOPs by bytes is the **intensity**: how much a layer does with each byte that it fetches. **Predict:** a layer from
-# 1,024 to 1,024, with a batch of 1, and with a batch of 256. Whose intensity is larger, and about how many times?
+# FLOPs divided by bytes is the **intensity**: how much a layer does with each byte it fetches. **Predict:** a layer
+# from 1,024 to 1,024, with a batch of 1, and with a batch of 256. Which intensity is larger, and by about what factor?
 
 # %%
 for batch in (1, 16, 256):
@@ -203,26 +204,24 @@ for batch in (1, 16, 256):
     print(f"batch {batch:3}:", f"{flops / moved:6.2f} FLOP/B" if flops and moved else "first solve 3.1 and 3.4")
 
 # %% [markdown]
-# With a batch of 1 every weight is fetched for one product and one addition, and that is that. This is why a language
-# model that answers one user is so slow, and why servers gather many.
+# With a batch of 1, every weight is fetched for just one product and one addition. This is why a language model serving
+# a single user is so slow, and why servers batch requests.
 #
 # ## 3.5 Under the roof
 #
-# A machine computes so many FLOP/s at best, and moves so many bytes/s at best. perfnb has measured both on yours, by a
-# large product and a large copy:
+# A machine has a peak FLOP/s and a peak bytes/s. perfnb has measured both on yours, with a large matmul and a large
+# copy:
 
 # %%
 print({dtype: f"{peak / 1e9:.1f} GFLOP/s" for dtype, peak in p.roofline.peaks.items()})
 print(f"{p.roofline.bandwidth / 1e9:.1f} GB/s")
 
 # %% [markdown]
-# While it fetches the next numbers, it computes with those that it has. So a layer takes at least as long as its
-# arithmetic takes, **and** at least as long as its bytes take, and the two go on at the same time. This is the whole
-# *roofline model*.
+# It computes with the numbers it has while it fetches the next ones. So a layer takes at least as long as its
+# arithmetic **and** at least as long as its bytes, and the two overlap. That is the entire *roofline model*.
 #
-# **Exercise 3.5.** Write `least_time(flops, moved_bytes, peak, bandwidth)`: the seconds that a layer takes at the
-# least, with `peak` in FLOP/s and `bandwidth` in bytes/s. It is tried on made-up layers, and on those of your
-# profile.
+# **Exercise 3.5.** Write `least_time(flops, moved_bytes, peak, bandwidth)`: the minimum time of a layer in seconds,
+# with `peak` in FLOP/s and `bandwidth` in bytes/s. It is tested on made-up layers and on those of your profile.
 
 
 # %% answer 3.5
@@ -237,20 +236,20 @@ def least_time(flops, moved_bytes, peak, bandwidth):
 labs.check("3.5", least_time, roofline=p.roofline)
 
 # %% [markdown]
-# **Predict:** which of the three linear layers comes nearest to the roof, and which is farthest from it?
+# **Predict:** which of the three linear layers is closest to the roof, and which is farthest from it?
 
 # %%
 p.roofline
 
 # %% [markdown]
-# **Look at** the picture: the slope on the left is memory, the flat part on the right is arithmetic, each point a
-# layer or an operator. Right and high is good. What lies far *below* the roof is bound by neither: it spends its time
-# on something that the model does not know. What might that be? The next exercise finds it.
+# **Look at** the picture: the slope on the left is memory, the flat part on the right is arithmetic, and each point is
+# a layer or an operator. Up and to the right is good. A point far *below* the roof is bound by neither: it spends its
+# time on something the model does not know. What might that be? The next exercise finds out.
 #
 # ## 3.6 A hundred times smaller
 #
-# **Predict:** a linear layer from 500 to 500, and one from 50 to 50, with the same batch. How many times as much
-# arithmetic has the first? How many times as long will it take?
+# **Predict:** a linear layer from 500 to 500, and one from 50 to 50, with the same batch. How many times the FLOPs does
+# the first need? How many times as long will it take?
 
 # %%
 big_layer, small_layer = nn.Linear(500, 500), nn.Linear(50, 50)
@@ -275,15 +274,15 @@ print(big)
 print(small)
 
 # %% [markdown]
-# Whatever an operator computes, calling it costs some microseconds: Python looks up the layer, torch checks shapes,
-# picks a kernel, takes memory for the output. The big layer hides that behind its arithmetic; the small one cannot.
+# Whatever an operator computes, calling it costs a few microseconds: Python looks up the layer, torch checks shapes,
+# picks a kernel, allocates the output. The big layer hides that behind its arithmetic; the small one cannot.
 #
 # **Exercise 3.6.** Three numbers:
 #
 # - `arithmetic`: how many times the FLOPs of the small layer the big one needs;
 # - `time`: how many times as long as the small one it took (`big.median_ms`, `small.median_ms`);
 # - `not_arithmetic`: the share of the small layer's time, from 0 to 1, that is not arithmetic, **if** it computes as
-#   fast as the big layer does. (How long would it take then? The rest is not arithmetic.)
+#   fast as the big layer. (How long would it take then? The rest is not arithmetic.)
 
 # %% answer 3.6
 arithmetic = ...
@@ -308,9 +307,9 @@ labs.check("3.6", numbers, big=big, small=small, steps=(big_step, small_step))
 # *"Python is a hundred times slower."* Is it? **Predict** the factor between three loops in Python and torch, for the
 # product of two matrices of 16 × 16, and of 128 × 128. Is it the same factor?
 #
-# **Exercise 3.7.** Write `matmul(a, b)`: the product of two matrices, given and returned as lists of rows, with loops
-# of your own and without torch, numpy or the like. (The check reads which names your code uses.) The matrices need not
-# be square, and must not be changed.
+# **Exercise 3.7.** Write `matmul(a, b)`: the product of two matrices, given and returned as lists of rows, with your
+# own loops and without torch, numpy or the like. (The check reads which names your code uses.) The matrices may be
+# rectangular and must not be modified.
 
 
 # %% answer 3.7
@@ -332,7 +331,7 @@ def matmul(a, b):
 labs.check("3.7", matmul)
 
 # %% [markdown]
-# Now measure the claim. The shortest of a few runs will do here: the factor is so large that no interval is needed.
+# Now measure the claim. The fastest of a few runs is enough here: the factor is so large that it needs no interval.
 
 
 # %%
@@ -357,22 +356,22 @@ columns = ["size", "loops ms", "torch ms", "times as long", "loops GFLOP/s", "to
 pd.DataFrame(rows, columns=columns).set_index("size").round(4)
 
 # %% [markdown]
-# **Look at** the two columns of GFLOP/s. That of the loops hardly changes: each product costs the same, some tens of
-# nanoseconds. That of torch grows, for the cost of the call is spread over more and more arithmetic, until it comes
-# near the roof. There is no *one* factor between Python and torch. It depends on how much each call has to do; and you
-# now know how to say how much that is.
+# **Look at** the two columns of GFLOP/s. For the loops it hardly changes: each product costs the same, some tens of
+# nanoseconds. For torch it grows, because the cost of the call is spread over more and more arithmetic, until it gets
+# close to the roof. There is no *single* factor between Python and torch. It depends on how much each call has to do,
+# and now you know how to tell.
 #
-# ## What you take with you
+# ## Takeaways
 #
-# - A product and an addition are two FLOPs; a training step needs three times its forward pass, less the gradient of
-#   the data that nobody asks for.
-# - Time is at least `max(arithmetic / peak, bytes / bandwidth)`. Small batches are bound by memory.
-# - Below that lies the cost of the call: microseconds, whatever the size. A hundredth of the arithmetic is not a
-#   hundredth of the time.
-# - A count tells what *must* be done, a time what *was* spent. The gap between them is where to look.
+# - A product and an addition are two FLOPs; a training step needs three times its forward pass, minus the gradient of
+#   the data, which nobody needs.
+# - Time is at least `max(arithmetic / peak, bytes / bandwidth)`. Small batches are memory-bound.
+# - On top comes the cost of the call: microseconds, whatever the size. A hundredth of the FLOPs is not a hundredth of
+#   the time.
+# - A count says what *must* be done, a time what *was* spent. The gap between them is where to look.
 #
-# `labs.export("lab_03.json")` writes your answers and what was measured of them, for a teacher. Next:
-# [lab 4, *Memory*](04_memory.ipynb)
+# `labs.export("lab_03.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 4,
+# *Memory*](04_memory.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS

@@ -1,23 +1,22 @@
 # %% [markdown]
 # # Lab 4 · Memory
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
-# for about a minute. You should know what a forward and a backward pass are, as after
-# [lab 2](02_where_does_a_step_go.ipynb).
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# about a minute. You should know what a forward and a backward pass are, as after [lab
+# 2](02_where_does_a_step_go.ipynb).
 #
 # **Afterwards you can**
 #
 # - say which tensors live at which moment of a training step, and why their sizes do not simply add up to the peak;
-# - count by hand what the parameters, their gradients and Adam need, and what the backward pass keeps of the forward
-#   pass;
-# - say beforehand how large a batch fits into the memory that there is;
-# - trade time for memory by checkpointing, and say at which rate;
-# - find what grows from step to step, and mend it.
+# - count by hand what parameters, gradients and Adam need, and what the backward pass keeps from the forward pass;
+# - predict how large a batch fits into the available memory;
+# - trade time for memory with checkpointing, and say at what price;
+# - find what leaks from step to step, and fix it.
 #
-# Everything here is small, a few MiB, so that it runs anywhere. The reasoning is the same where it is GiB.
+# Everything here is small, a few MiB, so that it runs anywhere. The reasoning is the same for GiB.
 #
-# **Predict** before each measurement. `labs.check` tries your answers on this machine; it tells what is wrong, never
-# the answer, and you may try as often as you like.
+# **Predict** before each measurement. `labs.check` tests your answers on this machine; it says what is wrong, never the
+# answer, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -40,7 +39,7 @@ KIB, MIB = 2**10, 2**20
 # %% [markdown]
 # ## The patient
 #
-# Seven linear layers with an activation between each two, and Adam.
+# Seven linear layers with activations in between, and Adam.
 
 # %%
 WIDTHS = (64, 256, 256, 256, 256, 256, 256, 10)
@@ -65,12 +64,11 @@ print(f"{parameters:,} parameters, {4 * parameters / MIB:.2f} MiB")
 # %% [markdown]
 # ## 4.1 The peak
 #
-# A step's memory is not one number, but a curve: tensors are made and freed while it runs. What counts is the curve's
-# highest point, the **peak**. If that does not fit, the step fails, and nobody asks how little was needed before and
-# after.
+# The memory of a step is not one number but a curve: tensors are allocated and freed while it runs. What counts is the
+# highest point, the **peak**. If that does not fit, the step fails, no matter how little was needed before and after.
 #
 # **Predict**, on paper: in which phase is the peak (forward, loss, backward, optimizer)? And at that instant, which of
-# these holds most: the parameters, their gradients, Adam's state, the activations?
+# these takes the most: the parameters, their gradients, Adam's state, the activations?
 
 # %%
 # %%profile_step --into p --name "seven layers" --steps 10 --warmup 2
@@ -80,14 +78,14 @@ loss.backward()
 optimizer.step()
 
 # %% [markdown]
-# **Look at** the tab *Memory*: time goes to the right, bytes alive upwards, one band a category. Follow the
+# **Look at** the tab *Memory*: time on the x axis, live bytes on the y axis, one band per category. Follow the
 # activations: up, layer by layer, through forward, and down again, in reverse order, through backward. And follow the
-# gradients: they go up while the activations go down. Click on the picture to keep an instant; below it stands who owns
-# what then.
+# gradients: they rise while the activations fall. Click on the picture to pin an instant; below it you see who owns
+# what at that moment.
 #
-# The same is in the frame `p.memory`: a row for each change, a column for each category, and their sum in `total`, all
-# in bytes. `inputs` is the batch; `temporaries` are made and freed again within the step; `other` is what belongs to
-# none of the rest. Here is every fourth of the larger changes, in MiB:
+# The frame `p.memory` has the same data: one row per change, one column per category, and their sum in `total`, all in
+# bytes. `inputs` is the batch; `temporaries` are allocated and freed within the step; `other` is everything else. Here
+# is every fourth of the larger changes, in MiB:
 
 # %%
 CATEGORIES = ["parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other"]
@@ -97,9 +95,9 @@ larger = p.memory[p.memory["total"].diff().abs() > 100 * KIB].iloc[::4]
 # %% [markdown]
 # **Exercise 4.1.** Three answers:
 #
-# - `most`: the most bytes that were alive at one and the same instant;
-# - `sum_of_most`: for each of the `CATEGORIES` the most bytes that *it* ever had in this step, added up;
-# - `phase`: in which phase the peak is, as the tab *Memory* writes beside it.
+# - `most`: the largest number of bytes alive at one instant;
+# - `sum_of_most`: for each of the `CATEGORIES` the most bytes that *it* ever had in this step, summed;
+# - `phase`: the phase of the peak, as the *Memory* tab shows it.
 
 # %% answer 4.1
 most = ...
@@ -115,16 +113,16 @@ phase = "backward"
 labs.check("4.1", {"most": most, "sum_of_most": sum_of_most, "phase": phase}, profile=p)
 
 # %% [markdown]
-# The second is larger. Who adds up "parameters + gradients + optimizer + activations" counts tensors that never meet:
-# when the activations are complete, at the end of forward, `zero_grad()` has freed the gradients of the step before,
-# and the new ones do not exist yet.
+# The second is larger. If you add up "parameters + gradients + optimizer + activations", you count tensors that never
+# coexist: when the activations are complete, at the end of forward, `zero_grad()` has freed the previous gradients and
+# the new ones do not exist yet.
 #
 # ## 4.2 Sixteen bytes
 #
 # A well-known rule: *training with Adam needs 16 bytes for each parameter*: 4 for the parameter, 4 for its gradient,
-# and 8 for the two running averages that Adam keeps of it. Let us put it on trial.
+# and 8 for Adam's two running averages. Let's test it.
 #
-# **Predict:** when are all sixteen alive: when the step begins, at its peak, when it ends?
+# **Predict:** when are all sixteen alive: at the start of the step, at its peak, at its end?
 
 # %%
 peak = p.memory["total"].idxmax()
@@ -132,19 +130,19 @@ moments = p.memory.loc[[0, peak, p.memory.index[-1]], CATEGORIES[:3]] / paramete
 moments.set_axis(["begin", "peak", "end"]).assign(together=moments.sum(axis=1).to_numpy()).round(2)
 
 # %% [markdown]
-# Bytes for each parameter. The rule holds to two digits, at both ends of the step. At the peak of this step it does
-# not, for the gradients are not there.
+# Bytes per parameter. The rule holds to two digits at both ends of the step. At the peak of this step it does not,
+# because there are no gradients yet.
 #
-# Now for other models. What does the rule say of a parameter that is frozen (`requires_grad=False`)? Of a model in
-# `bfloat16`, whose numbers have two bytes? Of a tensor that two layers share? Of *buffers*, such as the running means
-# of a batch normalisation, that belong to the model, but are not learned?
+# Now for other models. What does the rule say about a frozen parameter (`requires_grad=False`)? A model in `bfloat16`,
+# with two bytes per number? A tensor shared by two layers? *Buffers*, such as the running means of a batch
+# normalisation, which belong to the model but are not trained?
 #
 # **Exercise 4.2.** Write `adam_bytes(model)`: a dictionary with the bytes of `parameters` (buffers count with them, as
-# in the profile), `gradients` and `optimizer_state` that are alive after a training step with Adam. The model that you
-# get has not been trained yet. It is compared with what a real step leaves, for five models. (Adam also keeps a count
-# of its steps, 4 bytes for each parameter tensor. Count it or leave it out.)
+# in the profile), `gradients` and `optimizer_state` that are alive after a training step with Adam. The model you get
+# has not been trained yet. The result is compared with what a real step leaves behind, for five models. (Adam also
+# keeps a count of its steps, 4 bytes for each parameter tensor. Count it or leave it out.)
 #
-# What may help: `model.parameters()`, `model.buffers()`, `tensor.nbytes`, `parameter.requires_grad`.
+# Useful: `model.parameters()`, `model.buffers()`, `tensor.nbytes`, `parameter.requires_grad`.
 
 
 # %% answer 4.2
@@ -162,24 +160,23 @@ def adam_bytes(model):
 labs.check("4.2", adam_bytes)
 
 # %% [markdown]
-# So *16 bytes* is a rule for float32 where everything learns. For a model that is mostly frozen it is nearly four
-# times too much: one reason why fine-tuning a few layers fits where training does not.
+# So *16 bytes* is a rule for float32 models that train all parameters. For a mostly frozen model it is almost four
+# times too much: one reason why fine-tuning a few layers fits where full training does not.
 #
 # ## 4.3 What backward needs
 #
-# Why do activations stay at all? Because backward needs them:
+# Why are activations kept at all? Because backward needs them:
 #
-# - A **linear layer** needs its *input*: the gradient of its weights is a product of that and of what comes down from
-#   above.
+# - A **linear layer** needs its *input*: the gradient of its weights is the product of that and the incoming gradient.
 # - A **ReLU** needs to know where its *output* was positive.
 # - A **GELU** is a smooth curve whose slope differs everywhere. It needs its *input*.
 #
-# Nothing else is kept. What a layer reads is the very tensor that the layer before it wrote: a tensor that two layers
-# need is kept once, and one that no layer needs is freed at once.
+# Nothing else is kept. A layer reads the very tensor that the previous layer wrote: a tensor needed by two layers is
+# kept once, and one that no layer needs is freed immediately.
 #
-# **Predict:** the network has six hidden layers of 256 numbers for each row. Will it keep more with GELU than with
-# ReLU? How many times as much? Count on paper, then look: the profile `p` had ReLU, and here is one with GELU.
-# `profiled` is a short profile, good for memory only.
+# **Predict:** the network has six hidden layers with 256 numbers per row. Will it keep more with GELU than with ReLU?
+# By what factor? Count on paper, then look: the profile `p` had ReLU, and here is one with GELU. `profiled` is a short
+# profile, good enough for memory only.
 
 
 # %%
@@ -212,14 +209,13 @@ names = [type(module).__name__.replace("ReLU", "activation") for module in model
 pd.DataFrame(kept, index=pd.Index(names, name="layer")).round(1)
 
 # %% [markdown]
-# A row is a layer, from the first to the last; a number is how much of what this layer *made* is kept until backward.
-# Is it what you counted? The very last layer has 0: its output is needed by the loss alone, which keeps a tensor of
-# its own.
+# One row per layer, from first to last; the number is how much of what this layer *allocated* is kept until backward.
+# Is it what you counted? The last layer has 0: its output is only needed by the loss, which keeps a tensor of its own.
 #
 # **Exercise 4.3.** Write `saved_bytes(batch, widths, activation)`: the bytes that the layers of such a network, in
-# float32, keep for backward. `widths` is as `WIDTHS` above; there is an activation between each two linear layers,
-# none after the last; `activation` is `"relu"` or `"gelu"`. The batch itself, the weights and the loss are not
-# counted. It is compared with what autograd really keeps.
+# float32, keep for backward. `widths` is as `WIDTHS` above; there is an activation between linear layers, none after
+# the last; `activation` is `"relu"` or `"gelu"`. The batch itself, the weights and the loss do not count. The result is
+# compared with what autograd really keeps.
 
 
 # %% answer 4.3
@@ -235,13 +231,13 @@ def saved_bytes(batch, widths, activation):
 labs.check("4.3", saved_bytes)
 
 # %% [markdown]
-# The number of weights does not enter this sum, and the batch does. So a model can be too big in two ways, with two
-# remedies.
+# The number of weights does not enter this sum, but the batch size does. So a model can be too big in two ways, with
+# two remedies.
 #
 # ## 4.4 The largest batch
 #
-# Somebody has 16 MiB for this step. How many rows go in? You could try: 1,000, 2,000, 1,500, and so on, until it
-# fails. Or measure two batches, and compute.
+# You have 16 MiB for this step. How many rows fit? You could try 1,000, 2,000, 1,500, and so on, until it fails. Or
+# measure two batches and calculate.
 #
 # **Predict:** the batch is doubled. Is the peak doubled?
 
@@ -256,14 +252,13 @@ peaks = {16: peak_bytes(profiled(make_step(16))), 512: peak_bytes(p), 1024: peak
 pd.Series(peaks, name="peak, MiB").rename_axis("batch").div(MIB).round(2).to_frame()
 
 # %% [markdown]
-# Where the peak is made of activations, it is a straight line: something that is there with any batch, plus so many
-# bytes for each row. Not all three points need lie on this line. With few rows the highest point of the curve may be
-# somewhere else: where the gradients are complete, and Adam computes its update. How many rows you have does not matter
-# *there*.
+# If the peak is made of activations, it is a straight line: a constant plus a number of bytes per row. Not all three
+# points have to lie on that line. With few rows the peak may be elsewhere: where the gradients are complete and Adam
+# computes its update. The number of rows does not matter *there*.
 #
-# **Exercise 4.4.** How many rows (an `int`), at most, does a step have whose peak is not above 16 MiB (`16 * MIB`
-# bytes; the dict `peaks` holds bytes too)? The check runs your batch and measures it; it also runs one that is 3 %
-# larger, which must not fit.
+# **Exercise 4.4.** What is the largest number of rows (an `int`) for which the peak of the step is at most 16 MiB
+# (`16 * MIB` bytes; the dict `peaks` is in bytes too)? The check runs your batch and measures it; it also runs one that
+# is 3 % larger, which must not fit.
 
 # %% answer 4.4
 largest = ...
@@ -276,10 +271,9 @@ largest = int(1024 + (16 * MIB - peaks[1024]) / per_row)
 labs.check("4.4", largest, make_step=make_step)
 
 # %% [markdown]
-# perfnb can do this without running anything: `estimate_memory` walks through a step with tensors that have a shape and
-# no numbers. Compare. Then divide: how many bytes does a row need, and how many of them are what you counted in 4.3?
-# (The rest: the row itself with its target, and two tensors of 256 numbers that the backward pass holds while it works
-# on a layer.)
+# perfnb can do this without running anything: `estimate_memory` simulates a step with fake tensors that have shapes but
+# no data. Compare. Then divide: how many bytes does a row need, and how many of them did you count in 4.3? (The rest is
+# the row itself with its target, and two tensors of 256 numbers that backward holds while it works on a layer.)
 
 # %%
 if hasattr(largest, "__index__"):
@@ -293,11 +287,11 @@ else:
 # %% [markdown]
 # ## 4.5 Checkpoints
 #
-# What if the batch must not be smaller? Then keep less. **Checkpointing** keeps only what goes *into* a block. Its
-# inside is freed in forward, and when backward comes to the block, its forward pass is run once more. Memory is paid
-# for with time.
+# What if the batch cannot be smaller? Then keep less. **Checkpointing** keeps only the *input* of a block. Everything
+# inside is freed in forward, and when backward reaches the block, its forward pass runs again. You save memory and pay
+# with time.
 #
-# Here is a tower of eight blocks, of the kind that transformers have.
+# Here is a tower of eight blocks like those in transformers.
 
 
 # %%
@@ -329,15 +323,14 @@ tower = Tower(nn.ModuleList(Block(64) for _ in range(8)))
 rows = torch.randn(512, 64)
 
 # %% [markdown]
-# **Predict:** for each row, a block keeps about 640 numbers, and 64 go into it. If you checkpoint each block, by how
-# much does the peak of a step fall? And if you wrap all eight blocks into *one* checkpoint? (What is alive while its
-# backward pass runs?)
+# **Predict:** for each row, a block keeps about 640 numbers, and its input has 64. If you checkpoint each block, by how
+# much does the peak drop? And if you wrap all eight blocks in *one* checkpoint? (What is alive while its backward pass
+# runs?)
 #
-# **Exercise 4.5.** Write the `forward` of a tower that keeps less. `torch.utils.checkpoint.checkpoint`, which the first
-# cell has imported, calls something as described: give it what to call, then what to call it on, and
-# `use_reentrant=False`, for the older of its two ways loses gradients where the input asks for none.
-# (`help(checkpoint)` tells more.) Your tower must return the same and give the same gradients; the peak of a training
-# step must be less than half.
+# **Exercise 4.5.** Write the `forward` of a tower that keeps less. `torch.utils.checkpoint.checkpoint`, imported in the
+# first cell, does this: pass it the function, then its arguments, and `use_reentrant=False`, because the older of its
+# two variants loses gradients if the input does not require them. (See `help(checkpoint)`.) Your tower must return the
+# same result and the same gradients; the peak of a training step must drop below half.
 
 
 # %% answer 4.5
@@ -359,15 +352,15 @@ class CheckpointedTower(nn.Module):
 labs.check("4.5", CheckpointedTower(tower.blocks), plain=tower, rows=rows)
 
 # %% [markdown]
-# One checkpoint around everything would save nothing: its backward pass has to run all eight blocks again before it can
-# begin, and then all that they keep is alive at once.
+# One checkpoint around everything would save nothing: backward has to run all eight blocks again before it can start,
+# and then everything they keep is alive at once.
 #
 # ## 4.6 The price
 #
-# A forward pass is one part of arithmetic, a backward pass two. **Predict:** with each block's forward pass run twice,
-# how many times the arithmetic of before does the step need? And how many times the time?
+# If a forward pass costs one unit of arithmetic, backward costs two. **Predict:** if each block's forward pass runs
+# twice, by what factor do the FLOPs of the step grow? And the time?
 #
-# `tower_step` makes a training step of a tower that returns its loss. (There is no optimizer, so that both towers,
+# `tower_step` creates a training step of a tower that returns its loss. (There is no optimizer, so that both towers,
 # which share their blocks, stay the same.)
 
 
@@ -385,14 +378,14 @@ def tower_step(net):
 # %% [markdown]
 # **Exercise 4.6.** Make three measurements:
 #
-# - `plain` and `checkpointed`: profiles of both steps,
-#   `perfnb.profile_step(tower_step(...), steps=1, warmup=1, traced=1)`, short, for memory and arithmetic only;
+# - `plain` and `checkpointed`: profiles of both steps, `perfnb.profile_step(tower_step(...), steps=1, warmup=1,
+#   traced=1)`, short, for memory and arithmetic only;
 # - `test`: `perfnb.ab_test(a, b, check=1e-3, budget_s=4)` of the plain step (first) and the checkpointed one, for the
 #   time.
 #
-# Then give three ratios, each the checkpointed step by the plain one: `memory`, of their peaks (`peak_bytes` is
-# above); `arithmetic`, of all their FLOPs; `time_ratio`, which is `test.ratio`. The FLOPs stand in the first row of
-# `plain.layers`, that of the whole tower, in three columns: `forward_flops`, `backward_flops`, `recompute_flops`.
+# Then give three ratios, each checkpointed divided by plain: `memory`, of the peaks (`peak_bytes` is above);
+# `arithmetic`, of all FLOPs; `time_ratio`, which is `test.ratio`. The FLOPs are in the first row of `plain.layers`,
+# that of the whole tower, in three columns: `forward_flops`, `backward_flops`, `recompute_flops`.
 
 # %% answer 4.6
 plain = ...
@@ -420,22 +413,22 @@ ratios = {"memory": memory, "arithmetic": arithmetic, "time": time_ratio}
 labs.check("4.6", ratios, plain=plain, checkpointed=checkpointed, test=test)
 
 # %% [markdown]
-# Did you predict 4/3 for the arithmetic, one forward pass more on top of three? That is what textbooks say. Look where
-# the second forward pass was counted:
+# Did you predict 4/3 for the FLOPs, one extra forward pass on top of three? That is what textbooks say. Look where the
+# second forward pass was counted:
 
 # %%
 ways = ["forward_flops", "backward_flops", "recompute_flops"]
 checkpointed.layers[["module", *ways]].iloc[1:7] if hasattr(checkpointed, "layers") else "first solve 4.6"
 
 # %% [markdown]
-# `down` is not computed again. Its own backward pass needs its input; its output nobody needs. torch stops the second
-# forward pass as soon as all that the block keeps is there again. In this block that saves half of it, in others less:
-# count, do not believe.
+# `down` is not recomputed. Its backward pass needs its input, but nobody needs its output. torch stops the second
+# forward pass as soon as everything the block keeps is there again. In this block that saves half of it, in others
+# less: count, don't assume.
 #
 # ## 4.7 A leak
 #
-# The last kind of trouble: the model fits, and fails after an hour, for memory grows from step to step. Here is a
-# training step by somebody who likes to look on. It keeps three things beside the training.
+# The last kind of trouble: the model fits, but fails after an hour, because memory grows from step to step. Here is a
+# training step by someone who likes to monitor things. It keeps three things on the side.
 
 
 # %%
@@ -480,10 +473,10 @@ def train_step():
 
 
 # %% [markdown]
-# **Predict:** which of `losses`, `recent` and `monitor.strengths` makes memory grow, and by about how many bytes a
-# step? Write it down; a good guess needs nothing but 4.3.
+# **Predict:** which of `losses`, `recent` and `monitor.strengths` makes memory grow, and by about how many bytes per
+# step? Write it down; 4.3 is all you need for a good guess.
 #
-# Then let perfnb look. `find_leaks` runs the step again and again and sees what stays.
+# Then let perfnb look. `find_leaks` runs the step repeatedly and watches what is not freed.
 
 # %%
 leaks = perfnb.find_leaks(train_step)
@@ -492,10 +485,10 @@ leaks
 # %% [markdown]
 # **Exercise 4.7.** Two answers:
 #
-# - `layer`: the full name of the layer that made most of what stays;
-# - `kib_per_step`: by how many KiB torch's memory grows in a step.
+# - `layer`: the full name of the layer that allocated most of the leaked memory;
+# - `kib_per_step`: by how many KiB torch's memory grows per step.
 #
-# The frame `leaks.survivors` says it too, in bytes.
+# The frame `leaks.survivors` has it too, in bytes.
 
 # %% answer 4.7
 layer = ...
@@ -509,15 +502,15 @@ kib_per_step = leaks.survivors["bytes_per_step"].sum() / KIB
 labs.check("4.7", {"layer": layer, "kib_per_step": kib_per_step}, leaks=leaks)
 
 # %% [markdown]
-# Each entry of the list is one number, 4 bytes. But `square` has kept its input for a backward pass, as in 4.3; the
-# number remembers how it was made, and through that holds on to the whole output of the layer, 256 rows of 128 numbers.
-# `loss.backward()` frees what *its* graph has kept; of this branch, which leads to no loss, it knows nothing.
+# Each entry of the list is one number, 4 bytes. But `square` keeps its input for a backward pass, as in 4.3; the number
+# remembers how it was computed, and so holds on to the entire output of the layer, 256 rows of 128 numbers.
+# `loss.backward()` frees what *its* graph has kept, but not this branch, which does not lead to the loss.
 #
-# ## 4.8 The leak mended
+# ## 4.8 The leak fixed
 #
 # **Exercise 4.8.** Write the monitor so that memory does not grow. `strengths` must have the same values as before, one
-# for each step, and the network must learn the same. (One number a step is allowed to stay.) The check trains a small
-# network with your monitor, compares, and lets `find_leaks` look.
+# per step, and the network must learn the same. (Keeping one number per step is fine.) The check trains a small network
+# with your monitor, compares, and runs `find_leaks`.
 
 
 # %% answer 4.8
@@ -539,24 +532,22 @@ class QuietMonitor:
 labs.check("4.8", QuietMonitor, leaky=Monitor)
 
 # %% [markdown]
-# There is more than one good answer: `.item()` makes a number of Python, `.detach()` a tensor without a past, and under
-# `torch.no_grad()` it never had one. (`.item()` has a price on a GPU: it waits until everything before it has been
-# computed.)
+# There is more than one good answer: `.item()` gives a Python number, `.detach()` a tensor without a graph, and under
+# `torch.no_grad()` there never was one. (`.item()` has a price on a GPU: it waits until all earlier work is done.)
 #
-# ## What you take with you
+# ## Takeaways
 #
-# - Memory is a **curve**. Only what is alive together adds up, and only the highest point has to fit.
-# - **4 + 4 + 8** bytes hold for each float32 parameter that learns, between the steps. A frozen one has 4, one in
-#   bfloat16 has 2 + 2 + 4.
-# - **Activations** stay because a layer's backward needs them. They grow with the batch, and which tensors stay depends
+# - Memory is a **curve**. Only what is alive at the same time adds up, and only the highest point has to fit.
+# - Between steps, each trained float32 parameter takes **4 + 4 + 8** bytes, a frozen one 4, one in bfloat16 2 + 2 + 4.
+# - **Activations** are kept because backward needs them. They grow with the batch, and which tensors are kept depends
 #   on the layer: its input, its output, or nothing.
-# - Two measurements and a line tell the largest batch, if both lie on the **same** branch of the curve.
-# - **Checkpointing** trades: count what is computed again, and measure the time.
-# - A number that remembers its graph is as large as its graph. `.item()` and `.detach()` let go.
+# - Two measurements and a line give the largest batch, if both lie on the **same** branch of the curve.
+# - **Checkpointing** is a trade: count what is recomputed, and measure the time.
+# - A number that remembers its graph is as large as its graph. `.item()` and `.detach()` let it go.
 #
-# `labs.export("lab_04.json")` writes your answers and what was measured of them, for a teacher. More on the same
-# subject, on a transformer: [the notebook on memory](../memory.ipynb). Next:
-# [lab 5, *Architectures*](05_architectures.ipynb)
+# `labs.export("lab_04.json")` writes your answers and their measurements to a file for your teacher. For more on
+# memory, with a transformer, see [the memory notebook](../memory.ipynb). Next: [lab 5,
+# *Architectures*](05_architectures.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS
