@@ -74,13 +74,16 @@ def significant(value: Any, *, trim: bool = False) -> str:
     return text.rstrip("0").rstrip(".") if trim and "." in text else text
 
 
-def duration(ms: Any) -> str:
-    """A time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms."""
+def duration(ms: Any, *, trim: bool = False) -> str:
+    """A time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms.
+
+    With `trim` zeros after the decimal point are dropped, as on an axis: ``2 s``.
+    """
     number = known(ms)
     if number is None:
         return UNKNOWN
     factor, unit = _time_unit(number)
-    return f"{significant(number * factor)} {unit}"
+    return f"{significant(number * factor, trim=trim)} {unit}"
 
 
 def interval(ms: Any, bounds: tuple[float, float] | None) -> str:
@@ -109,15 +112,29 @@ def share(fraction: Any) -> str:
     return f"{tenths:.1f} %" if abs(tenths) < 10 else f"{significant(round(percent), trim=True)} %"
 
 
-def size(count_of_bytes: Any) -> str:
-    """An amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``."""
+def size(count_of_bytes: Any, *, trim: bool = False) -> str:
+    """An amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``; with `trim`, as an axis has it: ``2 GiB``."""
     number = known(count_of_bytes)
     if number is None:
         return UNKNOWN
+    factor, unit = byte_unit(number)
+    return f"{significant(number / factor, trim=trim or factor == 1)} {unit}"
+
+
+def byte_unit(count_of_bytes: float) -> tuple[int, str]:
+    """The unit to write an amount of memory in, and its bytes: ``(1048576, "MiB")``."""
     step = 0
-    while step < len(_BYTE_UNITS) - 1 and abs(number) >= 1023.5:
-        number, step = number / 1024, step + 1
-    return f"{significant(number, trim=step == 0)} {_BYTE_UNITS[step]}"
+    while step < len(_BYTE_UNITS) - 1 and abs(count_of_bytes) / 1024**step >= 1023.5:
+        step += 1
+    return 1024**step, _BYTE_UNITS[step]
+
+
+def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> str:
+    """How fast memory grows, with its interval in the same unit: ``1.00 MiB per step [0.990, 1.01]``."""
+    ends = [bound for bound in bounds if bound is not None]
+    factor, unit = byte_unit(max(map(abs, (bytes_per_step, *ends))))
+    value, *inside = (significant(one / factor, trim=factor == 1) for one in (bytes_per_step, *ends))
+    return f"{value} {unit} per step" + (f" [{', '.join(inside)}]" if inside else "")
 
 
 def count(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""Memory of a step: what is alive when, and what for."""
+"""Where memory goes: allocations, peaks, leaks, estimates and snapshots."""

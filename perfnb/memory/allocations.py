@@ -1,8 +1,8 @@
-"""Every allocation of the watched steps: whose it is, what for, and how long it lives.
+"""Every allocation of the watched steps: its owner, its purpose, and how long it lives.
 
-What a block is for is known where a live object was seen to have its address: parameters, gradients, optimizer state,
-inputs. The rest follows from its life: made in forward and alive when backward begins, or when the step fails before,
-it is an activation; made and freed within a step, a temporary. What neither tells is ``other``.
+A block's purpose is known if a live object was seen at its address: parameters, gradients, optimizer state, inputs.
+Otherwise it follows from the block's lifetime: made in forward and still alive when backward starts (or when the step
+fails before that), it is an activation; made and freed within a step, a temporary. Anything else is ``other``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT
 
-#: Times of what was made before, or is freed after, all that was watched.
+#: Times of what was allocated before, or freed after, everything watched.
 BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-#: Ops that only fetch memory for the op around them.
+#: Ops that only allocate memory for the op around them.
 _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
-#: Which of several owners of one address counts.
+#: Which of several owners of an address wins.
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
-#: Phases in which a step makes no inputs.
+#: Phases in which a step creates no inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The watched steps and all that was alive in them.
+    """The watched steps and everything alive in them.
 
     Attributes
     ----------
@@ -42,10 +42,10 @@ class Watched:
     attribution : Attribution
         Of those events.
     blocks : DataFrame
-        One row a block of memory: ``bytes``, ``device``, ``address``, ``start`` and ``end`` (`BEFORE` and `AFTER` where
-        it was made or freed outside the watch), ``place`` (its block in the attribution, -1 for none), ``made_in`` and
-        ``freed_in`` (numbers of the steps, -1 for none), ``layer``, ``phase``, ``direction``, ``op``, ``name`` (missing
-        where there is none) and ``category``.
+        One row per block of memory: ``bytes``, ``device``, ``address``, ``start`` and ``end`` (`BEFORE` and `AFTER` if
+        made or freed outside the watched steps), ``place`` (its block in the attribution, -1 for none), ``made_in`` and
+        ``freed_in`` (step numbers, -1 for none), ``layer``, ``phase``, ``direction``, ``op``, ``name`` (missing if
+        none) and ``category``.
     begin, end : int
         Of the counted step, the last one.
     """
@@ -58,7 +58,7 @@ class Watched:
 
 
 def watched_memory(recording: Recording) -> Watched | None:
-    """Pair allocations with frees, and find owner and category of each; ``None`` where memory was not watched."""
+    """Pair allocations with frees and find each one's owner and category; ``None`` if memory was not watched."""
     memory, view = recording.memory, recording.of_memory()
     if memory is None or view is None:
         return None
@@ -72,9 +72,9 @@ def watched_memory(recording: Recording) -> Watched | None:
 
 
 def paired(changes: pd.DataFrame) -> pd.DataFrame:
-    """One row a block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
+    """One row per block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
 
-    ``event`` is that of the allocation, -1 where a free alone was seen.
+    ``event`` is that of the allocation, -1 if only a free was seen.
     """
     order = np.lexsort((np.arange(len(changes)), changes["address"], changes["device"].cat.codes))
     rows = changes.iloc[order]
@@ -82,7 +82,7 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
     size, time = rows["bytes"].to_numpy(), rows["time_ns"].to_numpy()
     next_is_same = np.append((address[1:] == address[:-1]) & (device[1:] == device[:-1]), False)
     made = size > 0
-    # A block that begins where another is alive: that one's free was not seen.
+    # A block starting where another is alive: the free of the other was not seen.
     ends = np.where(next_is_same, np.append(time[1:], AFTER), AFTER)
     follows = np.append(False, next_is_same[:-1] & made[:-1]) if len(rows) else np.zeros(0, dtype=bool)
     orphan = ~made & ~follows
@@ -101,7 +101,7 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
 
 
 def allocation_table(watched: Watched) -> pd.DataFrame:
-    """The frame ``allocations``: what was alive at some time in the counted step, in order of time."""
+    """The frame ``allocations``: everything alive at some time in the counted step, in time order."""
     blocks = watched.blocks[(watched.blocks["start"] < watched.end) & (watched.blocks["end"] > watched.begin)]
     start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
     before, after = start == BEFORE, end >= watched.end
@@ -114,12 +114,13 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """In which of the watched steps each block was made and freed: what `analysis.leaks.leak_report` judges.
+    """The steps in which each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_report`.
 
-    A row a block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
+    One row per block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
     ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
-    after the last one ended). What is freed between two steps belongs to the one before. Of blocks made before the
-    watch only a GPU's are told: torch sees few of the frees on the CPU, and takes some for those of older blocks.
+    after the last one ended). What is freed between two steps belongs to the first of them. Blocks made before watching
+    started are listed only for GPUs: on the CPU torch sees few of their frees, and mistakes some for those of older
+    blocks.
     """
     host = watched.attribution.host.blocks
     starts = np.sort(host.loc[host["kind"] == Kind.STEP, "start"].to_numpy())
@@ -140,7 +141,7 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
 def _made(
     blocks: pd.DataFrame, memory: MemoryRecord, recording: Recording, attribution: Attribution, steps: pd.DataFrame
 ) -> pd.DataFrame:
-    """Add by whom, in which phase and by which op each block was made, and in which steps it was made and freed."""
+    """Add each block's layer, phase and op, and the steps in which it was made and freed."""
     host, cells = attribution.host, attribution.cells
     of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
     of_event[host.rows] = np.arange(len(host.rows))
@@ -162,7 +163,7 @@ def _made(
 
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
-    """Name of the op around each host event: the innermost one that does more than fetch memory, else the outermost."""
+    """The op around each host event: the innermost that does more than allocate, else the outermost."""
     host = attribution.host
     rows = host.rows
     start = host.starts
@@ -177,10 +178,10 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
 
 
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
-    """Give blocks to the live objects that were seen at their addresses.
+    """Assign blocks to the live objects seen at their addresses.
 
-    Objects from before the watch are added where they are seen from the look before the counted step on, for frees of
-    what was made before are not all reported.
+    Objects from before watching started are added if they are seen from the look before the counted step on, because
+    not all frees of earlier blocks are reported.
     """
     devices = sorted({*blocks["device"].unique(), *known["device"].unique()})
     codes = {device: code for code, device in enumerate(devices)}
@@ -210,7 +211,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     matched = found["row"].notna().to_numpy() & (found["until"].fillna(BEFORE).to_numpy() > found["at"].to_numpy())
     computed = blocks["phase"].isin(_COMPUTING).to_numpy()
     claims = found[matched].assign(row=found.loc[matched, "row"].astype("int64"))
-    # Of what was made before the watch torch tells a size that the address had in an earlier one.
+    # For blocks made before watching started, torch reports the size of an earlier block at the address.
     old = claims[(blocks["event"].to_numpy()[claims["row"]] == NONE) & (claims["device"] == "cpu").to_numpy()]
     sizes = blocks["bytes"].to_numpy().copy()
     sizes[old["row"]] = old["bytes"]
@@ -229,9 +230,9 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     sightings = added.groupby(["key", "address"])["at"].agg(["min", "max"])
     added = added.sort_values("rank", kind="stable").drop_duplicates(["key", "address"])
     since, last = sightings.reindex(pd.MultiIndex.from_frame(added[["key", "address"]])).to_numpy(dtype=np.int64).T
-    # What is first seen in the middle, and was not allocated here, came from elsewhere (a loader's shared memory).
+    # First seen mid-step and not allocated here: it came from elsewhere (a loader's shared memory).
     late = (added["rank"] == _CLAIMS.index("inputs")).to_numpy() & (since > first)
-    # Another block that begins at the address: the free was not seen.
+    # Another block starts at the address: the free was not seen.
     later = pd.merge_asof(
         added[["key", "address"]].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
         alive,
@@ -240,7 +241,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
         direction="forward",
     ).sort_values("place")["row"]
     again = later.fillna(NONE).to_numpy(dtype=np.int64)
-    # The look after the step is at all of a model's and an optimizer's: what it does not find is gone.
+    # The look after the step covers everything a model and optimizer hold: what it does not find is gone.
     gone = (
         (added["rank"] < _CLAIMS.index("inputs")).to_numpy() & (last < finish) & (looks.max(initial=BEFORE) >= finish)
     )
@@ -272,7 +273,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
     began = np.sort(attribution.host.blocks.loc[attribution.host.blocks["kind"] == Kind.ENGINE, "start"].to_numpy())
     backward = np.append(began, AFTER)[np.searchsorted(began, start)]
     saved = np.isin(phase, ("forward", "loss")) & (end > backward)
-    if failed:  # before it came to its backward, for which what forward left is kept
+    if failed:  # before backward, for which forward's results are kept
         saved |= np.isin(phase, ("forward", "loss")) & (end == AFTER)
     saved |= recomputed & (end > _end_of_recomputation(blocks["place"].to_numpy(), attribution))
     in_step = (blocks["made_in"] != NONE) & (blocks["made_in"] == blocks["freed_in"])
@@ -286,7 +287,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
 
 
 def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
-    """Where the outermost layer span of a recomputation around each block ends."""
+    """Where the outermost layer span of the recomputation around each block ends."""
     host = attribution.host
     kind, above = host.blocks["kind"].to_numpy(), host.forest.parent
     at = place.copy()
@@ -299,12 +300,12 @@ def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
 
 
 def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Number of the step in which each time lies, -1 for none."""
+    """Number of the step that contains each time, -1 for none."""
     place = np.searchsorted(starts, time, side="right") - 1
     return np.where((place >= 0) & (time <= ends[place]), place, NONE)
 
 
 def _text(values: np.ndarray, known: Bools) -> pd.Series:
-    """Text that is missing where it is empty or nothing is known."""
+    """Text that is missing if it is empty or unknown."""
     text = pd.Series(values, dtype="object")
     return text.mask(~known | (text == ""), pd.NA)

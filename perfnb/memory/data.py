@@ -20,11 +20,11 @@ _NONE = -1
 
 
 def memory_data(summary: MemorySummary) -> dict[str, Any]:
-    """Everything that the memory view shows, ready for JSON.
+    """Everything the memory view shows, ready for JSON.
 
-    Instants are integer nanoseconds and amounts integer bytes. A column named in ``instants`` holds the first value
-    and then differences, ``None`` where it is unknown; a column in which nothing is known is ``None``. Names stand
-    once in ``names``, and columns of names hold places in it, -1 for none.
+    Instants are integer nanoseconds, amounts integer bytes. A column in ``instants`` holds its first value and then
+    differences, ``None`` where unknown; a column in which nothing is known is ``None``. Names are stored once in
+    ``names``; name columns hold places in it, -1 for none.
     """
     names = _Names()
     timeline, largest, owners = summary.timeline, summary.largest, summary.owners.head(MOST_OWNERS)
@@ -102,7 +102,7 @@ def memory_data(summary: MemorySummary) -> dict[str, Any]:
 
 
 class _Names:
-    """Names made plain, each listed once."""
+    """Escaped names, each listed once."""
 
     def __init__(self) -> None:
         self.listed: list[str] = []
@@ -128,13 +128,13 @@ def _categories(values: Iterable[Any]) -> list[int]:
 
 
 def _amounts(values: pd.Series) -> list[int | None] | None:
-    """Bytes as differences; ``None`` where nothing is known, or nothing but zeros."""
+    """Bytes as differences; ``None`` if nothing is known, or everything is zero."""
     amounts = [_whole(value) for value in values]
     return _differences(amounts) if any(amounts) else None
 
 
 def _differences(values: Iterable[int | None]) -> list[int | None]:
-    """Each value less the known one before it."""
+    """Each value minus the previous known one."""
     before, result = 0, list[int | None]()
     for value in values:
         result.append(None if value is None else value - before)

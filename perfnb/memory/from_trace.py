@@ -1,4 +1,4 @@
-"""What a loaded trace tells of memory: how much was allocated after each allocation and free, not what for."""
+"""Memory in a loaded trace: how much was allocated after each allocation and free, but not what for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perfnb.recording.schema import conform
 from perfnb.trace.columns import MISSING
 
 CPU = "cpu"
-#: torch's numbers of the kinds of devices that allocators report.
+#: torch's device type numbers.
 _KINDS = {1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
 
 
 class TotalsOfDevice(NamedTuple):
-    """What a device's allocator had given out and reserved from each time on; -1 where it tells none."""
+    """What a device's allocator had handed out and reserved from each time on; -1 if unknown."""
 
     device: str
     times_ns: Ints
@@ -27,10 +27,10 @@ class TotalsOfDevice(NamedTuple):
 
 
 def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
-    """The totals of each device, the CPU's first; of none whose events carry no totals.
+    """The totals of each device, the CPU first; devices whose events carry no totals are left out.
 
-    Before the first change stands what was allocated until then, from the begin of the trace on. The CPU's totals count
-    from when a profiler first recorded memory in the process, and leave out what was alive then.
+    From the start of the trace to the first change stands what was allocated until then. CPU totals count from when a
+    profiler first recorded memory in the process, and leave out what was alive before.
     """
     changes = recording.trace_memory
     if changes is None:
@@ -56,7 +56,7 @@ def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
 
 
 def trace_memory_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``memory`` of a loaded trace: ``t_ms`` from the begin of its first step, categories missing."""
+    """The frame ``memory`` of a loaded trace: ``t_ms`` from the start of its first step, no categories."""
     lines = memory_of_trace(recording)
     if not lines:
         return conform(pd.DataFrame(), "memory")
@@ -74,13 +74,13 @@ def trace_memory_table(recording: Recording) -> pd.DataFrame:
 
 
 def _first_step(recording: Recording) -> int | None:
-    """When the first step of a loaded trace begins; ``None`` where it holds no event."""
+    """When the first step of a loaded trace starts; ``None`` if it has no events."""
     events = recording.events
     starts = events["start_ns"][events["marks_step"] != MISSING]
     return int(starts.min()) if len(starts) else None
 
 
 def _name(kind: int, index: int) -> str:
-    """As torch calls the device."""
+    """torch's name of the device."""
     word = CPU if kind == 0 else _KINDS.get(kind, f"device of type {kind}")
     return word if index < 0 else f"{word}:{index}"

@@ -1,4 +1,4 @@
-"""Memory over a step as a matplotlib chart: stacked areas, the phases below, the peak marked."""
+"""Memory over a step as a matplotlib chart: stacked areas, phases below, the peak marked."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
     from perfnb.memory.table import MemorySummary
 
-#: A line of another kind of memory is drawn where it does not flatten the areas.
+#: Reserved and process memory are drawn only up to this multiple of the peak, so they do not flatten the areas.
 _MOST_ABOVE_PEAK = 1.7
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-#: Parts of the step that are told apart; in each the instant with most alive is drawn.
+#: Time bins; in each, the instant with most memory alive is drawn.
 _PARTS = 260
 _INCHES_A_CHARACTER = 0.072
 
@@ -33,18 +32,17 @@ def draw_memory(figure: Figure, summary: MemorySummary) -> None:
     times = np.append(timeline["t_ms"].to_numpy(float), end)
     peak = float(summary.peak_bytes)
     highest = max(peak, _areas(above, timeline, times), _lines(above, timeline, times, _MOST_ABOVE_PEAK * peak), 1.0)
-    unit = max(0, int(np.log2(highest) // 10))
     bare(above)
     above.set_xlim(0, end)
     above.set_ylim(0, 1.12 * highest)
     above.yaxis.grid(True, color=LINE, linewidth=0.6)
-    above.set_yticks(_ticks(highest, 1024**unit))
-    above.yaxis.set_major_formatter(lambda value, _: f"{value / 1024**unit:g} {_UNITS[unit]}" if value else "0")
+    above.set_yticks(_ticks(highest, fmt.byte_unit(highest)[0]))
+    above.yaxis.set_major_formatter(lambda value, _: fmt.size(value, trim=True) if value else "0")
     for start in summary.phases["start_ms"].iloc[1:]:
         above.axvline(float(start), color=QUIET, linewidth=0.6, linestyle=":")
     _peak(above, summary, end)
     _phases(below, summary, end, figure.get_size_inches()[0] - 1.0)
-    below.xaxis.set_major_formatter(lambda value, _: _round(fmt.duration(value)) if value else "0")
+    below.xaxis.set_major_formatter(lambda value, _: fmt.duration(value, trim=True) if value else "0")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, handlelength=1.4, columnspacing=1.6)
 
 
@@ -141,9 +139,3 @@ def _ticks(highest: float, unit: int) -> Any:
     power = 10.0 ** np.floor(np.log10(rough))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     return np.arange(0, highest / unit + 1e-9, step) * unit
-
-
-def _round(text: str) -> str:
-    """``2 GiB``, where the rest of the report writes ``2.00 GiB``."""
-    number, _, unit = text.partition(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

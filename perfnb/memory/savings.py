@@ -1,7 +1,7 @@
-"""What would make it fit: how much of the peak some well-known changes would free.
+"""What would make a step fit: how much of the peak some well-known changes would free.
 
-Each change is taken alone. *Computed* follows from sizes alone; *estimated* supposes that the peak stays where it is
-and that activations behave as they usually do.
+Each change is considered on its own. *Computed* savings follow from sizes alone; *estimated* ones assume that the peak
+stays where it is and that activations behave as usual.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 
-#: Bytes of a parameter in single precision.
+#: Bytes of a float32 parameter.
 _WHOLE = 4
 _COLUMNS = ["option", "frees_bytes", "basis", "detail"]
 Option = tuple[str, int, str, str]
@@ -25,12 +25,12 @@ Option = tuple[str, int, str, str]
 def fitting_options(
     alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
 ) -> pd.DataFrame:
-    """The changes that would free memory at the peak, the greatest first.
+    """The changes that would free memory at the peak, largest first.
 
     Parameters
     ----------
     alive : DataFrame
-        The blocks of memory alive at the peak, in the order in which they were made.
+        Blocks alive at the peak, in the order they were allocated.
     by_category : mapping
         Bytes at the peak.
     samples : int or None
@@ -39,7 +39,7 @@ def fitting_options(
     Returns
     -------
     DataFrame
-        ``option``, ``frees_bytes``, ``basis``, ``detail``; what frees nothing is left out.
+        ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free nothing are left out.
     """
     options = [
         *_smaller_batch(by_category, samples),
@@ -60,19 +60,19 @@ def _smaller_batch(by_category: Mapping[str, int], samples: int | None) -> Itera
             "half the batch",
             moving // 2,
             "estimated",
-            f"Activations, inputs and temporaries shrink with the batch{size}; accumulate gradients over two.",
+            f"Activations, inputs and temporaries shrink with the batch{size}; accumulate gradients over two batches.",
         )
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> Iterator[Option]:
-    """Of alike layers beside each other, all activations but each one's last; one's are made again at a time."""
+    """In sibling layers of one class: all activations but each layer's last, one layer recomputed at a time."""
     parent, depth = modules["parent"].to_numpy(), modules["depth"].to_numpy()
     row = {name: place for place, name in enumerate(modules["name"])}
     saved = alive[(alive["category"] == "activations") & alive["layer"].isin(row)]
     at, size = saved["layer"].map(row).to_numpy(dtype=np.int64), saved["bytes"].to_numpy()
     best: tuple[int, int, str] = (0, 0, "")
     for level in range(int(depth.max(initial=0)), 0, -1):
-        at = np.where(depth[at] > level, parent[at], at)  # the layer of this level that each lies in
+        at = np.where(depth[at] > level, parent[at], at)  # the enclosing layer at this level
         here = depth[at] == level
         blocks = pd.DataFrame({"row": at[here], "bytes": size[here]}).groupby("row")["bytes"].agg(["sum", "last"])
         alike = [parent[blocks.index], modules["module"].to_numpy(dtype=object)[blocks.index]]
@@ -84,8 +84,8 @@ def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> Iterator[Optio
             "checkpointing",
             best[0],
             "estimated",
-            f"Keep only the last activation of each of the {best[1]} {best[2]} layers and run their forward again in "
-            "the backward pass (torch.utils.checkpoint).",
+            f"Keep only the last activation of each of the {best[1]} {best[2]} layers and recompute the rest in the "
+            "backward pass (torch.utils.checkpoint).",
         )
 
 
@@ -94,7 +94,7 @@ def _stateless(by_category: Mapping[str, int]) -> Iterator[Option]:
         "an optimizer without state",
         by_category["optimizer_state"],
         "computed",
-        "Plain SGD keeps no state; it may need another learning rate and more steps.",
+        "Plain SGD keeps no state, but may need a different learning rate and more steps.",
     )
 
 
@@ -113,5 +113,5 @@ def _half_precision(by_category: Mapping[str, int], recording: Recording) -> Ite
             "half precision for activations",
             by_category["activations"] // 2,
             "estimated",
-            "Under bfloat16 autocast most activations take half the bytes; copies of the weights are added.",
+            "Under bfloat16 autocast most activations take half the bytes, but copies of the weights are added.",
         )

@@ -1,4 +1,4 @@
-"""Bytes alive at every instant of the counted step, and what a report says of them."""
+"""Memory alive at every instant of the counted step, and the facts that a report shows about it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT
 
-#: Greatest number of instants in a summary's timeline.
+#: Most instants in a summary's timeline.
 INSTANTS = 1500
-#: Of how many of the largest allocations a view can tell at any instant.
+#: Largest allocations a view can list at any instant.
 LARGEST = 8
 
 
@@ -35,31 +35,31 @@ class MemorySummary:
     timeline : DataFrame
         At most `INSTANTS` rows of the frame ``memory``, the peak among them.
     phases : DataFrame
-        ``phase``, ``start_ms``, ``end_ms``, in order of time.
+        ``phase``, ``start_ms``, ``end_ms``, in time order.
     step_ms : float
         Length of the counted step.
     peak_ms, peak_bytes : float, int
-        When most was alive, and how much; where the step failed, this and what follows is of the failure.
+        When most was alive, and how much. If the step failed, these and what follows describe the failure.
     by_category : mapping of str to int
         Bytes at the peak.
     owners : DataFrame
-        At the peak, the largest first: ``category``, ``layer``, ``bytes``, ``count``, ``share``.
+        At the peak, largest first: ``category``, ``layer``, ``bytes``, ``count``, ``share``.
     largest : DataFrame
-        Allocations, among which are the `LARGEST` largest alive at each instant of the timeline: ``bytes``,
-        ``category``, ``layer``, ``phase``, ``op``, ``name``, ``start_ms``, ``end_ms``.
+        Allocations including the `LARGEST` largest at each instant of the timeline: ``bytes``, ``category``, ``layer``,
+        ``phase``, ``op``, ``name``, ``start_ms``, ``end_ms``.
     fits : DataFrame
         What would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated), ``detail``.
     process_peak_bytes, reserved_peak_bytes : int or None
-        Peak of the process's resident memory (CPU), and of what the allocator reserved (CUDA).
+        Peak resident memory of the process (CPU), and peak memory reserved by the allocator (CUDA).
     fragmentation : float or None
-        1 - allocated / reserved at the peak of what was reserved (CUDA).
+        1 - allocated / reserved when most was reserved (CUDA).
     retries, ooms, largest_free_bytes : int or None
-        What the CUDA allocator counts: allocations tried again after emptying its cache, out-of-memory errors, and its
+        The CUDA allocator's counters: allocations retried after emptying its cache, out-of-memory errors, and its
         largest free block after the step.
     incomplete : str or None
-        The error, where the step failed for want of memory.
+        The error, if the step ran out of memory.
     kept_bytes : int or None
-        What each of the two watched steps left behind; ``None`` where only one was watched.
+        What each of the two watched steps left behind; ``None`` if only one was watched.
     kept_by : str or None
         Who made most of that.
     """
@@ -86,7 +86,7 @@ class MemorySummary:
 
 
 def memory_table(watched: Watched) -> pd.DataFrame:
-    """The frame ``memory``: a row at the begin of the counted step and at each change in it, device by device."""
+    """The frame ``memory``: one row at the start of the counted step and at each change, device by device."""
     names = sorted(watched.blocks["device"].unique())
     tables = [_device_table(watched, name) for name in names]
     whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"t_ms": [], "device": []})
@@ -94,12 +94,12 @@ def memory_table(watched: Watched) -> pd.DataFrame:
 
 
 def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = None) -> MemorySummary | None:
-    """What a report shows of the frame ``memory``; ``None`` where nothing was alive.
+    """What a report shows of the frame ``memory``; ``None`` if nothing was alive.
 
     Parameters
     ----------
     samples : int, optional
-        Of a batch, for what a smaller one would free.
+        Samples in a batch, to estimate what a smaller one would free.
     """
     if table.empty:
         return None
@@ -141,7 +141,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
-    """What every watched step left on a device, and who made most of it; empty where one step was watched alone."""
+    """What every watched step left on a device, and who made most of it; empty if only one was watched."""
     host = watched.attribution.host.blocks
     steps = int((host["kind"] == Kind.STEP).sum())
     if steps < 2:
@@ -167,7 +167,7 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
     np.add.at(alive, (place, codes), deltas)
     alive = alive.cumsum(axis=0)
     allocated, reserved = _allocator_totals(watched, device, moments)
-    # What the allocator gave out before the watch, and no live object owns.
+    # Handed out before watching started, and owned by no live object.
     unseen = allocated - alive.sum(axis=1)
     alive[:, CATEGORIES.index("other")] += np.where(allocated == NONE, 0, np.maximum(unseen, 0))
     return pd.DataFrame(
@@ -183,7 +183,7 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
 
 
 def _allocator_totals(watched: Watched, device: str, moments: Ints) -> tuple[Ints, Ints]:
-    """What the device's allocator had given out and reserved at each moment, -1 where it tells nothing."""
+    """What the device's allocator had handed out and reserved at each moment, -1 if unknown."""
     record = watched.recording.memory
     assert record is not None
     changes = record.changes[(record.changes["device"] == device) & (record.changes["allocated"] != NONE)]
@@ -198,7 +198,7 @@ def _allocator_totals(watched: Watched, device: str, moments: Ints) -> tuple[Int
 
 
 def _process_at(watched: Watched, moments: Ints, device: str) -> pd.arrays.IntegerArray:
-    """The process's resident memory as last read at each moment; it is the host's, and missing for other devices."""
+    """The process's resident memory as last read at each moment; missing for devices other than the host."""
     record = watched.recording.memory
     assert record is not None
     times, sizes = record.resident["time_ns"].to_numpy(), np.append(record.resident["bytes"].to_numpy(), 0)
@@ -207,7 +207,7 @@ def _process_at(watched: Watched, moments: Ints, device: str) -> pd.arrays.Integ
 
 
 def _thinned(line: pd.DataFrame, top: int) -> pd.DataFrame:
-    """At most `INSTANTS` rows: of each stretch of time the one in which most is alive, the first and the last."""
+    """At most `INSTANTS` rows: the fullest of each time bin, the first and the last."""
     if len(line) <= INSTANTS:
         return line
     time = line["t_ms"].to_numpy(dtype=float)
@@ -220,7 +220,7 @@ def _thinned(line: pd.DataFrame, top: int) -> pd.DataFrame:
 
 
 def _phases(watched: Watched) -> pd.DataFrame:
-    """The phases of the counted step, neighbours of one phase joined."""
+    """The phases of the counted step, adjacent stretches merged."""
     begin = watched.begin
     rows = [
         (phase, (start - begin) / 1e6, (stop - begin) / 1e6)
@@ -270,7 +270,7 @@ def _peak(values: pd.Series) -> int | None:
 
 
 def activation_bytes(watched: Watched) -> np.ndarray:
-    """Bytes saved for backward by each block of the attribution in the counted step."""
+    """Bytes that each block of the attribution saved for backward in the counted step."""
     blocks = watched.blocks
     saved = (blocks["category"] == "activations") & (blocks["start"] >= watched.begin) & (blocks["place"] != NONE)
     made = saved & (blocks["direction"] != "recompute")
@@ -279,7 +279,7 @@ def activation_bytes(watched: Watched) -> np.ndarray:
 
 
 def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms: np.ndarray) -> Ints:
-    """The most bytes alive on a device during each interval of the counted step."""
+    """Most bytes alive on a device during each interval of the counted step."""
     line = table[table["device"] == device]
     times, total = line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64)
     levels = [total]  # of runs of 1, 2, 4 ... instants

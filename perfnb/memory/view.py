@@ -1,4 +1,4 @@
-"""Memory over a step without scripts: a picture with its figures as tables, and text."""
+"""Memory over a step without scripts: a picture with tables, and text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfnb.memory.picture import draw_memory
 if TYPE_CHECKING:
     from perfnb.memory.table import MemorySummary
 
-#: Greatest number of owners that are listed.
+#: Most owners listed.
 OWNERS_IN_HTML, OWNERS_IN_TEXT = 15, 8
 
 _INCHES = (8.8, 3.7)
@@ -24,7 +24,7 @@ _NO_LAYER = "no layer"
 
 
 def memory_html(summary: MemorySummary) -> str:
-    """The memory view as a picture, with its figures as tables."""
+    """The memory view as a picture and tables."""
     parts = [f"<p><strong>Memory</strong> · {escape.html_sentence(' · '.join(memory_facts(summary)))}</p>"]
     if summary.incomplete is not None:
         parts.append(f"<p><strong>{_FAILED}</strong> {escape.html_sentence(summary.incomplete)}</p>")
@@ -63,12 +63,12 @@ def memory_text(summary: MemorySummary, width: int = 100) -> list[str]:
 
 
 def memory_facts(summary: MemorySummary) -> list[str]:
-    """The sentences of the headline: how much, when, where, and what the allocator says of itself."""
+    """The headline: how much, when, where, and the allocator's own figures."""
     (phase,) = phases_at(summary, np.array([summary.peak_ms]))
     where = f" in {palette.mark(phase).word}" if phase else ""
     what = "peak" if summary.incomplete is None else "at the failure"
     peak = f"{what} {fmt.size(summary.peak_bytes)} at {fmt.duration(summary.peak_ms)}{where}"
-    facts = [f"{peak if summary.peak_bytes else 'no allocation was seen'}, on {summary.device}"]
+    facts = [f"{peak if summary.peak_bytes else 'no allocations seen'}, on {summary.device}"]
     if summary.reserved_peak_bytes is not None:
         unused = "" if summary.fragmentation is None else f", {fmt.share(summary.fragmentation)} of it not in use"
         facts.append(f"reserved {fmt.size(summary.reserved_peak_bytes)}{unused}")
@@ -86,12 +86,12 @@ def memory_facts(summary: MemorySummary) -> list[str]:
 
 
 def instant_word(summary: MemorySummary) -> str:
-    """The instant that is told in full: the peak, or where the step failed the failure."""
+    """The instant described in full: the peak, or the failure if the step failed."""
     return "peak" if summary.incomplete is None else "failure"
 
 
 def phases_at(summary: MemorySummary, instants_ms: np.ndarray) -> list[str | None]:
-    """The phase that the step was in at each of some instants."""
+    """The phase of the step at each of some instants."""
     phases = summary.phases
     begin, end = (phases[name].to_numpy(dtype=float) for name in ("start_ms", "end_ms"))
     inside = (begin <= instants_ms[:, None]) & (instants_ms[:, None] < end)
@@ -99,11 +99,11 @@ def phases_at(summary: MemorySummary, instants_ms: np.ndarray) -> list[str | Non
     return [names[row.argmax()] if row.any() else None for row in inside]
 
 
-_FAILED = "Incomplete, the step failed; shown is what was alive up to then:"
+_FAILED = "Incomplete: the step failed. Shown is the memory alive until then:"
 
 
 def _held(summary: MemorySummary) -> list[tuple[str, int]]:
-    """Categories that hold something at the peak, in their order."""
+    """The categories that hold memory at the peak, in order."""
     return [(name, int(size)) for name, size in summary.by_category.items() if size > 0] if summary.peak_bytes else []
 
 
@@ -150,7 +150,7 @@ def _fits_html(summary: MemorySummary) -> str:
 
 
 def _fits_head(summary: MemorySummary) -> str:
-    return f"What would make it fit? (each option alone, at the instant of the {instant_word(summary)})"
+    return f"What would make it fit? (each option on its own, at the {instant_word(summary)})"
 
 
 def _freed(summary: MemorySummary, row: Any) -> tuple[str, str]:
@@ -159,13 +159,13 @@ def _freed(summary: MemorySummary, row: Any) -> tuple[str, str]:
 
 
 def _curve(summary: MemorySummary, width: int) -> list[str]:
-    """The most that was alive in each part of the step, and the phases below."""
+    """Most memory alive in each part of the step, and the phases below."""
     if len(summary.timeline) < 2 or summary.step_ms <= 0:
         return []
     times = summary.timeline["t_ms"].to_numpy(float)
     totals = summary.timeline["total"].to_numpy(float, na_value=0.0)
     edges = np.linspace(0, summary.step_ms, width + 1)
-    # What is alive lasts until the next instant: a part begins with what the one before left alive.
+    # Levels last until the next instant: a part starts with what the previous one left alive.
     first = np.maximum(np.searchsorted(times, edges[:-1], side="right") - 1, 0)
     last = np.maximum(np.searchsorted(times, edges[1:], side="left"), first + 1)
     most = [totals[a:b].max() if times[a] < end else 0.0 for a, b, end in zip(first, last, edges[1:], strict=True)]

@@ -12,7 +12,7 @@ import pytest
 
 from perfnb.draw import escape
 from perfnb.memory.leaks.judge import LeakReport
-from perfnb.memory.leaks.view import growth, leak_sentence, leaks_html, leaks_text
+from perfnb.memory.leaks.view import leak_sentence, leaks_html, leaks_text, slope_words
 from perfnb.stats.slope import Slope
 from tests import summaries
 
@@ -90,15 +90,15 @@ def test_a_leak_is_said_where_it_is_the_verdict_and_nowhere_else(name):
 @pytest.mark.parametrize(
     ("slope", "text"),
     [
-        (KEPT, "1.00 MiB a step [1.00, 1.00]"),
-        (NOISY, "0 B a step [-700, 900]"),
-        (Slope(-3 * MIB, -4 * MIB, 1000, 40), "-3.00 MiB a step [-4.00, 0.000954]"),
-        (Slope(1023.9, 0, 1024, 40), "1.00 KiB a step [0, 1.00]"),
-        (Slope(2048, None, None, 5), "2.00 KiB a step"),
+        (KEPT, "1.00 MiB per step [1.00, 1.00]"),
+        (NOISY, "0 B per step [-700, 900]"),
+        (Slope(-3 * MIB, -4 * MIB, 1000, 40), "-3.00 MiB per step [-4.00, 0.000954]"),
+        (Slope(1023.9, 0, 1024, 40), "1.00 KiB per step [0, 1.00]"),
+        (Slope(2048, None, None, 5), "2.00 KiB per step"),
     ],
 )
 def test_growth_is_told_in_one_unit(slope, text):
-    assert growth(slope) == text
+    assert slope_words(slope) == text
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

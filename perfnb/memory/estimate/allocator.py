@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
+from perfnb.arguments import shown
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate.numbers import KnownNumbers
 from perfnb.memory.estimate.scratch import scratch_bytes, untold_bytes
 
 #: CUDA's caching allocator hands out multiples of so many bytes.
@@ -38,6 +40,40 @@ class Made(NamedTuple):
     phase: str
     recorded: bool  # while a graph for backward was being recorded
     scratch: bool
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What the simulated allocator saw in a steady step.
+
+    Attributes
+    ----------
+    changes : list of Change
+        Every allocation and its end within the step.
+    resident : dict of str to int
+        Bytes alive all through the step: ``parameters``, ``inputs``, ``optimizer_state``.
+    category : dict of int to str
+        The category of each allocation in `changes`.
+    buffers : int
+        Bytes of buffers among the parameters.
+    optimizer : str or None
+        Class of the optimizer.
+    model : str
+        Class of the model.
+    training : bool
+        Whether the step has a backward pass.
+    never_stepped : str or None
+        Class of an optimizer whose parameters get gradients and that did not step in any simulated call.
+    """
+
+    changes: list[Change]
+    resident: dict[str, int]
+    category: dict[int, str]
+    buffers: int
+    optimizer: str | None
+    model: str
+    training: bool
+    never_stepped: str | None = None
 
 
 class SimulatedAllocator(TorchDispatchMode):
@@ -165,6 +201,45 @@ class SimulatedAllocator(TorchDispatchMode):
         return -(-size // self._grain) * self._grain
 
 
+_Allocator = TypeVar("_Allocator", bound=SimulatedAllocator)
+
+
+def allocator_of(device: torch.device, kind: type[_Allocator]) -> tuple[_Allocator, torch.device]:
+    """An allocator of a class like that of a device, and where its tensors pretend to be."""
+    # Autograd has no cuda queue where there is no cuda: then sizes come from the CPU's kernels.
+    cuda = device.type == "cuda"
+    place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
+    return kind(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda), place
+
+
+def kind_of(made: Made, saved: bool, training: bool) -> str:
+    """The category of an allocation that no live object owns, by where it was made and whether backward needs it."""
+    if made.scratch or made.phase == "optimizer":
+        return "temporaries"
+    if made.phase == "backward":
+        return "activations" if made.recorded else "temporaries"  # recorded again: a checkpoint's recomputation
+    return "activations" if saved or not training else "temporaries"
+
+
+def device_of(model: nn.Module, wanted: str | torch.device | None) -> torch.device:
+    """The device to simulate: `wanted`, or the parameters' own; models without one, or on ``meta``, are for the CPU."""
+    return device_among((t for group in (model.parameters(), model.buffers()) for t in group), wanted)
+
+
+def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
+    """The device to simulate: `wanted`, or the first one on which data lies, else the CPU."""
+    if wanted is None:
+        device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
+    else:
+        try:
+            device = torch.device(wanted)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"device must be cpu or cuda, not {shown(wanted)}.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise CaptureError(f"memory is estimated for cpu and cuda, not for {device.type}: give one of them as device.")
+    return device
+
+
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
     try:
         return tensor.untyped_storage()
@@ -184,3 +259,79 @@ def _refuse_strangers(arguments: list[Any]) -> None:
                 f"the step uses a tensor of {shape} that requires a gradient and belongs neither to the model nor to "
                 "the loss: make it a parameter of the model, or pass the loss as a module that holds it."
             )
+
+
+#: Tensors with more elements than this are not followed.
+_MOST = 2**20
+#: What makes numbers out of nothing.
+_MAKERS = {"arange", "full", "zeros", "ones", "scalar_tensor"}
+
+
+class KnownNumbers:
+    """Follows whole numbers and truth values from the inputs through the operators, at the size of the user's batch."""
+
+    def __init__(self) -> None:
+        self._of: Any = WeakIdKeyDictionary()
+        self._sizes: tuple[int, int] | None = None  # samples that are simulated, and that the numbers are of
+
+    def __contains__(self, fake: Tensor) -> bool:
+        return fake in self._of
+
+    def item(self, fake: Tensor) -> Any:
+        """The one number in a tensor."""
+        with unset_fake_temporarily():
+            return self._of[fake].item()
+
+    def tell(self, fake: Any, real: Any) -> None:
+        """`fake` stands for `real`."""
+        if isinstance(real, Tensor) and real.device.type != "meta" and _small(real):
+            with unset_fake_temporarily():
+                self._of[fake] = real.detach().cpu()
+            if real.dim() and fake.shape[0] != real.shape[0]:
+                self._sizes = int(fake.shape[0]), int(real.shape[0])
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Compute for the known numbers what the operator did with their stand-ins."""
+        if not self._of:
+            return
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if func._schema.is_mutable:
+            for changed in tensors:
+                self._forget(changed)
+            return
+        maker = not tensors and func._schema.name.rpartition("::")[2] in _MAKERS
+        if not isinstance(result, Tensor) or not _small(result) or not (maker or tensors):
+            return
+        if any(t not in self._of for t in tensors):
+            return
+        real_args, real_kwargs = tree_map_only(Tensor, self._of.__getitem__, (args, dict(kwargs)))
+        if "device" in real_kwargs:
+            real_kwargs["device"] = torch.device("cpu")
+        for arguments in ((real_args, real_kwargs), self._at_size_held((real_args, real_kwargs))):
+            try:
+                with unset_fake_temporarily():
+                    numbers = func(*arguments[0], **arguments[1])
+            except (RuntimeError, IndexError, NotImplementedError):
+                continue  # sizes of the estimated batch where those of the user's are held
+            if self._corresponds(result, numbers):
+                self._of[result] = numbers
+                return
+
+    def _at_size_held(self, arguments: Any) -> Any:
+        """Arguments with the number of samples that is held where the simulated one stands, as in ``x.view(n, -1)``."""
+        simulated, held = self._sizes or (None, None)
+        return tree_map_only(int, lambda n: held if n == simulated and type(n) is int else n, arguments)
+
+    def _corresponds(self, fake: Tensor, numbers: Tensor) -> bool:
+        """Whether numbers have the shape of what they stand behind, the number of samples apart."""
+        pairs = zip(fake.shape, numbers.shape, strict=False)
+        return fake.dim() == numbers.dim() and all(a == b or (a, b) == self._sizes for a, b in pairs)
+
+    def _forget(self, changed: Tensor) -> None:
+        memory = changed.untyped_storage()._cdata
+        for fake in [fake for fake in self._of if fake.untyped_storage()._cdata == memory]:
+            del self._of[fake]
+
+
+def _small(tensor: Tensor) -> bool:
+    return tensor.numel() <= _MOST and not (tensor.is_floating_point() or tensor.is_complex())

@@ -191,8 +191,9 @@ def estimate_memory(
     import torch
 
     from perfnb.arguments import require_flag, shown
+    from perfnb.memory.estimate.allocator import device_of
     from perfnb.memory.estimate.batches import one_batch, resized, samples_in
-    from perfnb.memory.estimate.model_simulation import StepPlan, device_of, simulate
+    from perfnb.memory.estimate.model_simulation import StepPlan, simulate
     from perfnb.memory.estimate.step_simulation import OwnStep, simulate_step
     from perfnb.step.given import require_loss, require_step
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 
 from perfnb.errors import CaptureError
+from perfnb.step.device import random_state, set_random_state
+from perfnb.step.guard import room_to_nest
 from perfnb.step.namespace import is_installed
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
@@ -24,6 +29,19 @@ _ASKS_FOR_NUMBERS = ("data pointer", ".numpy() is not supported", ".tolist() is 
 #: What asks for the number in one tensor.
 _ASKS_FOR_ONE = ".item(), float() or an if"
 _TOO_LARGE = ("Storage size calculation overflowed", "overflow", "numel: integer multiplication")
+
+
+@contextmanager
+def pretending() -> Iterator[None]:
+    """Within this context operators make fake tensors, and the random numbers are put back at its end."""
+    with ExitStack() as stack:
+        stack.enter_context(room_to_nest())
+        stack.enter_context(_random_numbers_kept())
+        stack.enter_context(_no_log())
+        stack.enter_context(_no_fused_layers())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
 
 
 @contextmanager
@@ -87,3 +105,34 @@ def _line(traceback: TracebackType | None) -> str:
             inside = f"{type(running).__name__}, which is called in "
         traceback = traceback.tb_next
     return inside + place
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
+
+
+@contextmanager
+def _no_fused_layers() -> Iterator[None]:
+    """Torch's transformer layers run inference as one operator, of which a fake kernel shows only the result."""
+    kept = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(kept)
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """Torch logs each error of a fake kernel with a traceback; the error itself is enough."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    kept, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = kept

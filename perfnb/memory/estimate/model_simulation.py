@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate.allocator import CUDA_GRAIN, Change, Made, SimulatedAllocator
-from perfnb.memory.estimate.fake_mode import explained
+from perfnb.memory.estimate.allocator import Change, SimulatedAllocator, Simulation, allocator_of, kind_of
+from perfnb.memory.estimate.fake_mode import explained, pretending
 from perfnb.memory.estimate.model_step import call_model, loss_and_held
 from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping
-from perfnb.step.device import random_state, set_random_state
-from perfnb.step.guard import room_to_nest
 
 
 @dataclass(frozen=True)
@@ -52,59 +48,6 @@ class StepPlan:
     autocast: torch.dtype | None
 
 
-@dataclass(frozen=True)
-class Simulation:
-    """What the simulated allocator saw in a steady step.
-
-    Attributes
-    ----------
-    changes : list of Change
-        Every allocation and its end within the step.
-    resident : dict of str to int
-        Bytes alive all through the step: ``parameters``, ``inputs``, ``optimizer_state``.
-    category : dict of int to str
-        The category of each allocation in `changes`.
-    buffers : int
-        Bytes of buffers among the parameters.
-    optimizer : str or None
-        Class of the optimizer.
-    model : str
-        Class of the model.
-    training : bool
-        Whether the step has a backward pass.
-    never_stepped : str or None
-        Class of an optimizer whose parameters get gradients and that did not step in any simulated call.
-    """
-
-    changes: list[Change]
-    resident: dict[str, int]
-    category: dict[int, str]
-    buffers: int
-    optimizer: str | None
-    model: str
-    training: bool
-    never_stepped: str | None = None
-
-
-def device_of(model: nn.Module, wanted: str | torch.device | None) -> torch.device:
-    """The device to simulate: `wanted`, or the parameters' own; models without one, or on ``meta``, are for the CPU."""
-    return device_among((t for group in (model.parameters(), model.buffers()) for t in group), wanted)
-
-
-def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
-    """The device to simulate: `wanted`, or the first one on which data lies, else the CPU."""
-    if wanted is None:
-        device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
-    else:
-        try:
-            device = torch.device(wanted)
-        except (RuntimeError, TypeError):
-            raise ValueError(f"device must be cpu or cuda, not {shown(wanted)}.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise CaptureError(f"memory is estimated for cpu and cuda, not for {device.type}: give one of them as device.")
-    return device
-
-
 def simulate(plan: StepPlan) -> Simulation:
     """Run one step of `plan` on fake tensors.
 
@@ -132,30 +75,6 @@ def simulate(plan: StepPlan) -> Simulation:
         stack.enter_context(allocator)
         stack.enter_context(torch.set_grad_enabled(plan.training))
         return _Step(plan, allocator, own, stand_ins.all()).run(batch, optimizer)
-
-
-_Allocator = TypeVar("_Allocator", bound=SimulatedAllocator)
-
-
-def allocator_of(device: torch.device, kind: type[_Allocator]) -> tuple[_Allocator, torch.device]:
-    """An allocator of a class like that of a device, and where its tensors pretend to be."""
-    # Autograd has no cuda queue where there is no cuda: then sizes come from the CPU's kernels.
-    cuda = device.type == "cuda"
-    place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
-    return kind(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda), place
-
-
-@contextmanager
-def pretending() -> Iterator[None]:
-    """Within this context operators make fake tensors, and the random numbers are put back at its end."""
-    with ExitStack() as stack:
-        stack.enter_context(room_to_nest())
-        stack.enter_context(_random_numbers_kept())
-        stack.enter_context(_no_log())
-        stack.enter_context(_no_fused_layers())
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        yield
 
 
 class _Step:
@@ -272,15 +191,6 @@ def _plain(batch: Any) -> Any:
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def kind_of(made: Made, saved: bool, training: bool) -> str:
-    """The category of an allocation that no live object owns, by where it was made and whether backward needs it."""
-    if made.scratch or made.phase == "optimizer":
-        return "temporaries"
-    if made.phase == "backward":
-        return "activations" if made.recorded else "temporaries"  # recorded again: a checkpoint's recomputation
-    return "activations" if saved or not training else "temporaries"
-
-
 def _optimizer(plan: StepPlan, stand_ins: StandIns, stack: ExitStack, foreach: bool) -> torch.optim.Optimizer | None:
     wanted = plan.optimizer
     if wanted is None:
@@ -314,34 +224,3 @@ def _factory(wanted: Any) -> Callable[[list[nn.Parameter]], Any]:
             f"not {type(wanted).__name__}."
         )
     return wanted  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    state = random_state()
-    try:
-        yield
-    finally:
-        set_random_state(state)
-
-
-@contextmanager
-def _no_fused_layers() -> Iterator[None]:
-    """Torch's transformer layers run inference as one operator, of which a fake kernel shows only the result."""
-    kept = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(kept)
-
-
-@contextmanager
-def _no_log() -> Iterator[None]:
-    """Torch logs each error of a fake kernel with a traceback; the error itself is enough."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    kept, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = kept

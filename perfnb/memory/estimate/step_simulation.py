@@ -25,10 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from perfnb.interrupts import InterruptGate
-from perfnb.memory.estimate.allocator import SimulatedAllocator
+from perfnb.memory.estimate.allocator import SimulatedAllocator, Simulation, allocator_of, device_among, kind_of
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
-from perfnb.memory.estimate.fake_mode import explained
-from perfnb.memory.estimate.model_simulation import Simulation, allocator_of, device_among, kind_of, pretending
+from perfnb.memory.estimate.fake_mode import explained, pretending
 from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping, variables_replaced
 from perfnb.step.live_objects import living
 from perfnb.step.namespace import is_installed, reachable

@@ -1,1 +1,1 @@
-"""Memory that grows from step to step, and who leaks it."""
+"""Memory that grows from step to step, and what leaks it."""

@@ -1,4 +1,4 @@
-"""`find_leaks`: does memory grow from step to step, and who makes what stays?"""
+"""`find_leaks`: does memory grow from step to step, and what leaks it?"""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Shown
 from perfnb.memory.allocations import allocations_by_step, watched_memory
 from perfnb.memory.leaks.judge import LeakReport, leak_report
-from perfnb.memory.leaks.view import growth, leak_sentence, leaks_html, leaks_text
+from perfnb.memory.leaks.view import leak_sentence, leaks_html, leaks_text, slope_words
 from perfnb.stats.slope import Slope
 
 if TYPE_CHECKING:
     from torch import nn
 
-#: Steps run before the ones that are watched: caches fill and optimizers make their state.
+#: Warm-up steps before watching starts: caches fill, optimizers create their state.
 WARMUP = 10
 
 
 class Leaks(Shown):
-    """What many steps leave behind. Shows itself in a notebook; its tables are pandas frames of their own."""
+    """What many steps leak. Shows itself in a notebook; its tables are pandas frames."""
 
     def __init__(self, report: LeakReport, name: str = "step") -> None:
         self._report, self._name = report, name
@@ -39,7 +39,7 @@ class Leaks(Shown):
 
     @property
     def allocator(self) -> Slope | None:
-        """Growth per step of the memory that torch's allocators gave out; ``None`` if unknown."""
+        """Growth per step of the memory handed out by torch's allocators; ``None`` if unknown."""
         return self._report.allocator
 
     @property
@@ -49,7 +49,7 @@ class Leaks(Shown):
 
     @property
     def survivors(self) -> pd.DataFrame:
-        """Layer, phase and op that make, step after step, what stays; the heaviest first."""
+        """Layer, phase and op of allocations that outlive their step, most bytes first."""
         return self._report.survivors.copy()
 
     @property
@@ -62,7 +62,7 @@ class Leaks(Shown):
 
     def _line(self) -> str:
         slope = self.process if self._report.reason in ("outside", "shapes") else self.allocator or self.process
-        return self.verdict if slope is None else f"{self.verdict}, {growth(slope)}"
+        return self.verdict if slope is None else f"{self.verdict}, {slope_words(slope)}"
 
     def _html(self) -> str:
         return leaks_html(self._report, self._name)
@@ -77,35 +77,39 @@ def find_leaks(
     model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None = None,
     name: str | None = None,
 ) -> Leaks:
-    """Run a step many times and find out whether memory grows, and what stays behind of each step.
+    """Run a step many times and find out whether memory grows, and what leaks it.
 
-    After the warm-up the step runs `steps` times while only the process is looked at, and `steps` times with every
-    allocation recorded (fewer, but 15 at least, where the process grows by more than 256 MiB meanwhile).
+    After warm-up, the step runs `steps` times with only the process's memory read, then `steps` times with every
+    allocation recorded (fewer, but at least 15, if the process meanwhile grows by more than 256 MiB).
 
-    A leak is said only where the 95 % interval of the growth excludes 0. Growth of the process alone, while batches of
-    new shapes keep coming, is not called one.
+    A leak is reported only if the 95 % interval of the growth excludes 0. Growth of the process alone while batches
+    arrive in new shapes is not reported as one.
 
     Parameters
     ----------
     step : callable
-        One step: ``step()``, or ``step(batch)`` where there are `batches`.
+        One step: ``step()``, or ``step(batch)`` with `batches`.
     batches : iterable, optional
-        Batches for the steps; begun again when they run out.
+        Batches for the steps; restarted when they run out.
     steps : int
-        Steps to watch; 15 at least, 40 or more to see a leak among levels that vary.
+        Steps to watch: at least 15, and 40 or more to see a leak if memory varies between steps.
     warmup : int, optional
-        Steps to run before those, 10 by default.
+        Steps to run before watching, 10 by default.
     model : Module, list of Module, or dict of name to Module, optional
-        The models to break into layers; by default every module that the step calls.
+        The models to break down into layers; by default every module that the step calls.
     name : str, optional
         Title.
+
+    Returns
+    -------
+    Leaks
 
     Raises
     ------
     TypeError
-        If `step` is none or `batches` are one batch, or one does not fit the other.
+        If `step` is not callable, `batches` is a single batch, or one does not fit the other.
     CaptureError
-        Inside another profiler, with batches that run out, or where the step profiles itself.
+        Inside another profiler, if `batches` run out, or if the step runs a profiler itself.
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """

@@ -1,4 +1,4 @@
-"""Does memory grow from step to step, and what stays behind of each?"""
+"""Does memory grow from step to step, and what does each step leave behind?"""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from perfnb.stats.slope import Slope, memory_slope
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-#: Growth of the process per step that is no leak: the interpreter's own book-keeping, in pages.
+#: Process growth per step that is not a leak: the interpreter's own bookkeeping, in pages.
 PROCESS_FLOOR_BYTES = 16 * 1024
 
 #: What `LeakReport.verdict` can be.
 LEAK, NO_LEAK, INCONCLUSIVE = "leak", "no leak seen", "inconclusive"
 
 _OWNER = ["device", "layer", "phase", "op"]
-#: Share of the growth that survivors must account for, that it may be called theirs.
+#: Survivors explain the growth if they account for at least this share of it.
 _EXPLAINED = 0.5
-#: Least growth between the ends of the watched steps for which an owner is looked at on its own.
+#: Owners that grow less than this from first to last watched step are not examined.
 _WORTH_A_LOOK = 1024
 
 
@@ -36,24 +36,23 @@ class LeakReport:
     verdict : str
         ``leak``, ``no leak seen`` or ``inconclusive``.
     reason : str
-        What the verdict rests on: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
-        (the process grows, torch's allocator does not), ``shapes`` (the same while new shapes kept coming),
-        ``garbage`` (what stays is reference cycles that wait for the collector), ``unseen`` (the process does not grow
-        with the allocator: frees of what was made before the watch are not seen), ``unexplained`` (the allocator grows
-        and nothing that was watched stays), ``hidden`` (allocations survive, the spread of the levels hides whether
-        that adds up), ``few`` (too few steps), ``unknown`` (nothing was measured) or ``steady``.
+        What the verdict is based on: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
+        (the process grows, torch's allocator does not), ``shapes`` (the same, while new shapes kept arriving),
+        ``garbage`` (the rest is reference cycles awaiting collection), ``unseen`` (the process does not grow with the
+        allocator: frees of older allocations are not seen), ``unexplained`` (the allocator grows, but nothing watched
+        survives), ``hidden`` (allocations survive, but memory varies too much to tell whether they add up), ``few``
+        (too few steps), ``unknown`` (nothing was measured) or ``steady``.
     allocator, process : Slope or None
-        Growth of the bytes that torch's allocators gave out, and of the process's resident memory.
+        Growth of the bytes handed out by torch's allocators, and of the process's resident memory.
     beyond_bytes : float or None
-        Growth of the process per step beyond torch's allocator on the CPU; ``None`` where that is not certain.
+        Growth of the process per step beyond torch's CPU allocator; ``None`` if uncertain.
     survivors : DataFrame
-        Owners of what stays, the heaviest first: device, layer, phase, op, `bytes_per_step`, `count_per_step`,
-        `steps` (in how many it was made), and `kind`: ``kept`` or ``growing``.
+        Owners of surviving allocations, most bytes first: device, layer, phase, op, `bytes_per_step`, `count_per_step`,
+        `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
     garbage_bytes : float
-        Bytes that a garbage collection after the last step freed, per watched step: what automatic collections left.
+        Bytes per watched step that a garbage collection after the last step freed.
     per_step : DataFrame
-        `step`, `allocated_bytes` (beyond those at the first step's begin, so that it may be negative) and
-        `process_bytes`.
+        `step`, `allocated_bytes` (relative to the start of the first step, so possibly negative) and `process_bytes`.
     """
 
     verdict: str
@@ -74,7 +73,7 @@ def leak_report(
     Parameters
     ----------
     allocations : DataFrame or None
-        A row an allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
+        One row per allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
         `freed_in_step` (``NA``: still alive; `steps` or above: by a garbage collection after the last step).
     process_bytes : sequence of number, optional
         Resident memory after each step, not necessarily of the same steps: a profiler's own memory grows while it
@@ -110,17 +109,17 @@ def leak_report(
 
 
 def levels_by_step(allocations: pd.DataFrame, steps: int) -> Integers:
-    """Bytes alive at each step's end, beyond those alive when the first began."""
+    """Bytes alive at the end of each step, relative to the start of the first."""
     return _levels(allocations, np.zeros(len(allocations), dtype=np.int64), 1, steps).ravel()
 
 
 def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) -> pd.DataFrame:
-    """Who makes, step after step, what stays.
+    """Who makes allocations that survive, step after step.
 
-    Not listed is what each step replaces (the last gradients, a loss that a variable holds), what a step made once
-    (a cache, an optimizer's state), and what the last fifth of the steps made, for it may still go. An owner whose
-    allocations are all replaced, each time by larger ones, is ``growing``. Unless `recurring`, an owner that made
-    what stays in one step only is listed too, as where each step has a layer of its own.
+    Left out: what each step replaces (the last gradients, a loss held in a variable), what a step made once (a cache,
+    an optimizer's state), and what the last fifth of the steps made, since it may still be freed. An owner whose
+    allocations are all replaced, each time by larger ones, is ``growing``. Without `recurring`, owners that made
+    survivors in a single step are listed too, for steps that each have their own layer.
     """
     owners, keys = _owners(allocations)
     kept = _kept(allocations, owners, steps, recurring)
@@ -132,10 +131,10 @@ def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) 
 
 
 def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Who left something behind in every one of a few steps, the heaviest first.
+    """Who left something behind in every one of a few steps, most bytes first.
 
-    What one step makes once (an optimizer's state, a cache), what the next one replaces (an output that a variable
-    holds, of whatever size), and what waits for the garbage collector is not listed.
+    Left out: what a step makes once (an optimizer's state, a cache), what the next one replaces (an output held in a
+    variable, whatever its size), and what waits for the garbage collector.
 
     Returns
     -------
@@ -158,7 +157,7 @@ def _no_survivors() -> pd.DataFrame:
 
 
 def _owners(allocations: pd.DataFrame) -> tuple[Integers, pd.DataFrame]:
-    """The number of each allocation's owner, and the owners."""
+    """Each allocation's owner number, and the owners."""
     names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # one kind of missing
     numbers = names.groupby(_OWNER, dropna=False, sort=False, observed=True).ngroup()
     first = ~numbers.duplicated()
@@ -204,7 +203,7 @@ def _growing(
 
 
 def _levels(allocations: pd.DataFrame, owners: np.ndarray[Any, Any], count: int, steps: int) -> Integers:
-    """A row an owner, a column a step: bytes alive at its end, beyond those before the first."""
+    """One row per owner, one column per step: bytes alive at its end, relative to before the first."""
     size = allocations["bytes"].to_numpy(dtype=np.int64)
     change = np.zeros((count, steps), dtype=np.int64)
     for column, sign in (("made_in_step", 1), ("freed_in_step", -1)):
@@ -225,7 +224,7 @@ def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
 
 
 def _new_shapes_keep_coming(allocations: pd.DataFrame, steps: int) -> bool:
-    """Whether later steps asked for memory in amounts not seen before: what they keep is left out of that."""
+    """Whether later steps allocated in amounts not seen before, counting only what they freed."""
     passing = allocations[allocations["freed_in_step"].notna() & allocations["made_in_step"].notna()]
     totals = passing.groupby(passing["made_in_step"].astype("int64"))["bytes"].sum()
     totals = totals[(totals.index >= 0) & (totals.index < steps - 1)]
@@ -264,14 +263,14 @@ def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
 
 
 def _contradicted(cpu: Slope | None, process: Slope | None) -> bool:
-    """Whether the process surely grows by less than half of what torch's allocator on the CPU seems to."""
+    """Whether the process certainly grows by less than half of what torch's CPU allocator seems to."""
     if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
         return False
     return process.ci_high < _EXPLAINED * cpu.bytes_per_step
 
 
 def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
-    """Growth of the process that torch's allocator on the CPU does not explain, where the intervals lie apart."""
+    """Process growth not explained by torch's CPU allocator, if the intervals do not overlap."""
     if process is None or process.ci_low is None or cpu is None or cpu.ci_high is None:
         return None
     apart = process.ci_low > cpu.ci_high + PROCESS_FLOOR_BYTES
