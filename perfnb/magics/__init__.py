@@ -1,4 +1,4 @@
-"""IPython magics: parse, call, display."""
+"""The IPython magics: parse the line, call the public function, display."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NAMES = ("profile_step", "gpuwatch")
 
 
 def register(shell: Any) -> None:
-    """Put perfnb's magics and their completion into an IPython shell."""
+    """Add perfnb's magics and their completion to an IPython shell."""
     from perfnb.magics.gpuwatch import GpuWatchMagics
     from perfnb.magics.older_ipython import COMPLETES
     from perfnb.magics.profile_step import ProfileStepMagics
@@ -22,7 +22,7 @@ def register(shell: Any) -> None:
 
 
 def unregister(shell: Any) -> None:
-    """Take them out again, and end what they have started."""
+    """Remove them again, and end what they started."""
     from perfnb.magics.gpuwatch import GpuWatchMagics
     from perfnb.magics.older_ipython import COMPLETES
 

@@ -11,15 +11,15 @@ from perfnb.magics.gpuwatch import GpuWatchMagics
 from perfnb.magics.options import option_names, parser_of
 from perfnb.magics.profile_step import ProfileStepMagics
 
-#: Magics whose options complete, and the words that do.
+#: The magics whose options complete.
 _MAGICS: dict[str, Any] = {"profile_step": ProfileStepMagics.profile_step, "gpuwatch": GpuWatchMagics.gpuwatch}
-#: An option as far as it is typed.
+#: A partly typed option.
 _TYPED = re.compile(rf"(^|=)\s*%%?(?P<magic>{'|'.join(_MAGICS)})\s(.*\s)?(?P<typed>-[\w-]*)$")
 
 
 @context_matcher()
 def match_options(context: Any) -> Any:
-    """The options that fit what has been typed of one, and nothing else beside them."""
+    """The options that match what has been typed, and no other completions."""
     match = _TYPED.search(context.text_until_cursor)
     if match is None:
         return {"completions": []}

@@ -17,7 +17,7 @@ _WORDS = ("start", "stop", "status")
 
 @magics_class
 class GpuWatchMagics(Magics):
-    """The magics around `perfnb.watch`."""
+    """The magics for `perfnb.watch`."""
 
     shell: Any
     _running: Any = None
@@ -26,30 +26,30 @@ class GpuWatchMagics(Magics):
     @no_var_expand
     @line_cell_magic
     @magic_arguments("%gpuwatch")
-    @argument("--interval", metavar="SECONDS", type=float, default=0.5, help="Seconds between readings (0.5).")
+    @argument("--interval", metavar="SECONDS", type=float, default=0.5, help="Seconds between readings (default 0.5).")
     @argument(
         "--metrics",
         metavar="WORDS",
-        help="Draw only these, with commas between: cpu, throttled, memory, gpu, gpu-memory, power, temperature, "
+        help="Show only these, separated by commas: cpu, throttled, memory, gpu, gpu-memory, power, temperature, "
         "clocks, pcie, disk, network.",
     )
-    @argument("--into", metavar="NAME", help="Bind the watch to this variable.")
-    @argument("command", nargs="*", help="start (if nothing is said), stop or status.")
+    @argument("--into", metavar="NAME", help="Assign the watch to this variable.")
+    @argument("command", nargs="*", help="start (the default), stop or status.")
     def gpuwatch(self, line: str, cell: str | None = None) -> Any:
-        """Show what the machine does, live, and keep its history: GPUs, CPU, memory, disk, network.
+        """Show hardware telemetry live and record it: GPUs, CPU, memory, disk, network.
 
-        On a line it opens a panel below the cell, which goes on until it is stopped:
+        As a line magic it opens a panel below the cell, which runs until it is stopped:
 
             %gpuwatch --into w
             %gpuwatch status
             %gpuwatch stop
 
-        In a cell it watches that cell from start to end:
+        As a cell magic it watches that cell from start to end:
 
             %%gpuwatch --interval 0.1 --into w
             train(model, loader)
 
-        The history is a frame: w.samples, w.summary(), w.plot(). Cells are marked in it by their numbers.
+        The history is a DataFrame: w.samples; see also w.summary() and w.plot(). Cells are marked by their numbers.
         """
         __tracebackhide__ = True
         first, _, behind = line.strip().partition(" ")
@@ -61,11 +61,11 @@ class GpuWatchMagics(Magics):
             return self._watch_cell(cell, options)
         command = rest or "start"
         if command not in _WORDS:
-            raise UsageError(f"%gpuwatch knows start, stop and status, not {rest!r}; %%gpuwatch watches a cell.")
+            raise UsageError(f"%gpuwatch takes start, stop or status, not {rest!r}; %%gpuwatch watches a cell.")
         if command == "start":
             watch = self._start(options)
             if self._stop() is not None:
-                print("The watch that ran before was stopped.")
+                print("The previous watch was stopped.")
             self._running = watch
             self._bind(options, self._running)
             self._running._ipython_display_()
@@ -73,7 +73,7 @@ class GpuWatchMagics(Magics):
         return self._status() if command == "status" else self._stopped(options)
 
     def end(self) -> None:
-        """Stop what runs and forget it; for the extension's unloading."""
+        """Stop the running watch; called when the extension is unloaded."""
         self._stop()
 
     def _watch_cell(self, cell: str, options: Any) -> Any:
@@ -107,7 +107,7 @@ class GpuWatchMagics(Magics):
         if watch is None:
             raise UsageError("no watch is running: %gpuwatch starts one.")
         self._bind(options, watch)
-        print(f"{watch!r} Its history stands below the cell that started it.")
+        print(f"{watch!r} Its history is below the cell that started it.")
 
     def _status(self) -> None:
         from perfnb.telemetry.watcher import running
@@ -115,5 +115,5 @@ class GpuWatchMagics(Magics):
         watch = self._running
         own = watch is not None and watch.running
         others = running() - own
-        more = f" {others} more, started by perfnb.watch()." if others else ""
-        print((repr(watch) if own else "No watch of %gpuwatch is running.") + more)
+        more = f" {others} more started by perfnb.watch()." if others else ""
+        print((repr(watch) if own else "No watch started by %gpuwatch is running.") + more)

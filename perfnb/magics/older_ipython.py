@@ -1,4 +1,4 @@
-"""What IPython 7, as Colab has it, lacks: options do not complete there, and a trailing ; silences nothing."""
+"""What IPython 7, as on Colab, lacks: options do not complete, and a trailing ; silences nothing."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from IPython.core import completer, magic
 #: Whether options can be completed.
 COMPLETES = hasattr(completer, "context_matcher")
 
-#: Decorates a magic whose value a trailing ; silences.
+#: Decorator of a magic whose value a trailing ; silences.
 can_be_silenced: Any = getattr(magic, "output_can_be_silenced", lambda function: function)

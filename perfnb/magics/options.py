@@ -1,4 +1,4 @@
-"""A magic's line: options first, then text that belongs to Python and is left as it is."""
+"""A magic's line: options first, then Python code, which is left as it is."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _OPTION = re.compile(r"(--[A-Za-z][\w-]*)(=?)")
 _SHORT = re.compile(r"-[A-Za-z][\w-]*")
 _VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
 
-#: What values of options are, in words.
+#: The kinds of option values, in words.
 _KINDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, str]:
-    """Parse the options that a line begins with; what follows them is returned untouched.
+    """Parse the options at the start of a line; return the rest untouched.
 
     Raises
     ------
     UsageError
-        For an option that does not exist, lacks its value, or has a wrong one.
+        For an unknown option, or one with a missing or wrong value.
     """
     words: list[str] = []
     rest = line.strip()
@@ -47,12 +47,7 @@ def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Nam
 
 
 def refuse_short(clause: str, parser: argparse.ArgumentParser) -> None:
-    """Refuse a clause that begins with an option of one dash.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Raise a UsageError for a clause that starts with a one-dash option."""
     if match := _SHORT.match(clause):
         meant = [name for name in option_names(parser) if name.startswith(f"-{match[0]}")]
         hint = f"did you mean {meant[0]}?" if len(meant) == 1 else _listed(parser)
@@ -60,14 +55,9 @@ def refuse_short(clause: str, parser: argparse.ArgumentParser) -> None:
 
 
 def require_name(name: str | None) -> None:
-    """Refuse an ``--into`` that is no variable's name.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Raise a UsageError for an ``--into`` that is not a variable name."""
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
-        raise UsageError(f"--into needs a variable's name, not {name!r}.")
+        raise UsageError(f"--into needs a variable name, not {name!r}.")
 
 
 def parser_of(magic: Any) -> argparse.ArgumentParser:
@@ -97,7 +87,7 @@ def _listed(parser: argparse.ArgumentParser) -> str:
 
 
 def _checked(value: str, option: str, kind: Any) -> str:
-    """The text of an option's value, if it is of its kind."""
+    """The text of an option's value, if it has the right type."""
     if kind in _KINDS:
         try:
             kind(value)
@@ -110,5 +100,5 @@ def _unquoted(value: str, option: str) -> str:
     if value[0] not in "\"'":
         return value
     if len(value) == 1 or value[0] != value[-1]:
-        raise UsageError(f"the value of {option} begins with a quote that does not end: {value}")
+        raise UsageError(f"the value of {option} has no closing quote: {value}")
     return value[1:-1]

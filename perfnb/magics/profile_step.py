@@ -16,7 +16,7 @@ from perfnb.magics.options import parser_of, refuse_short, require_name, split_l
 
 @magics_class
 class ProfileStepMagics(Magics):
-    """The magics around `perfnb.profile_step`."""
+    """The magics for `perfnb.profile_step`."""
 
     shell: Any
 
@@ -24,24 +24,26 @@ class ProfileStepMagics(Magics):
     @no_var_expand
     @line_cell_magic
     @magic_arguments("%profile_step")
-    @argument("--into", metavar="NAME", help="Bind the profile to this variable.")
-    @argument("--name", metavar="TITLE", help="Title of the profile; in quotes if it has spaces.")
-    @argument("--steps", metavar="N", type=int, help="Steps to time; by default as many as their spread asks for.")
-    @argument("--warmup", metavar="N", type=int, help="Steps to warm up; by default until the step time is steady.")
-    @argument("--budget", metavar="SECONDS", type=float, default=30.0, help="Seconds for all steps together (30).")
-    @argument("--model", metavar="MODELS", help="Break only these models into layers: names, with commas between.")
-    @argument("--no-memory", action="store_true", help="Do not run the steps in which every allocation is recorded.")
-    @argument("--no-flops", action="store_true", help="Do not run the step in which every operator is counted.")
-    @argument("--watch", action="store_true", help="Read the machine's meters meanwhile: GPUs, CPU, memory, disk.")
-    @argument("--quiet", action="store_true", help="Show no progress and, in a cell with --into, no report.")
+    @argument("--into", metavar="NAME", help="Assign the profile to this variable.")
+    @argument("--name", metavar="TITLE", help="Title of the profile, in quotes if it has spaces.")
+    @argument("--steps", metavar="N", type=int, help="Steps to time; by default as many as their variation requires.")
+    @argument("--warmup", metavar="N", type=int, help="Warm-up steps; by default until the step time is steady.")
     @argument(
-        "code", nargs="*", help="In a cell: for TARGET in ITERABLE, or nothing. On a line: the statement to profile."
+        "--budget", metavar="SECONDS", type=float, default=30.0, help="Time limit for all steps together (default 30)."
+    )
+    @argument("--model", metavar="MODELS", help="Break down only these models into layers: names separated by commas.")
+    @argument("--no-memory", action="store_true", help="Skip the steps that record every allocation.")
+    @argument("--no-flops", action="store_true", help="Skip the step that counts every operator's FLOPs.")
+    @argument("--watch", action="store_true", help="Record hardware telemetry during the run: GPUs, CPU, memory, disk.")
+    @argument("--quiet", action="store_true", help="Show no progress bar and, in a cell with --into, no report.")
+    @argument(
+        "code", nargs="*", help="Cell magic: for TARGET in ITERABLE, or nothing. Line magic: the statement to profile."
     )
     def profile_step(self, line: str, cell: str | None = None) -> Any:
-        """Run a step again and again and show where its time goes, layer by layer, forward and backward.
+        """Run a step repeatedly and show where its time goes, layer by layer, forward and backward.
 
-        In a cell the body is one step; ``for TARGET in ITERABLE`` on the magic's line feeds it batches, and waiting
-        for them becomes a phase of its own:
+        As a cell magic, the cell is one step. ``for TARGET in ITERABLE`` on the magic's line feeds it batches and
+        measures the wait for data as a phase of its own:
 
             %%profile_step --steps 20 --into p for x, y in loader
             optimizer.zero_grad()
@@ -49,12 +51,12 @@ class ProfileStepMagics(Magics):
             loss.backward()
             optimizer.step()
 
-        On a line the statement is the step:
+        As a line magic, the statement is the step:
 
             %profile_step train_step(batch)
 
         The profile is the cell's value; a trailing ; silences it. The code runs in this notebook and changes its
-        variables, as often as the report says.
+        variables; the report says how often it ran.
         """
         __tracebackhide__ = True
         from perfnb.step.budget import Plan
@@ -72,7 +74,7 @@ class ProfileStepMagics(Magics):
             raise UsageError("--" + str(error).replace("budget_s", "budget")) from None
         require_name(options.into)
         if options.quiet and cell is not None and options.into is None:
-            raise UsageError("--quiet shows no report, so a cell needs --into NAME beside it.")
+            raise UsageError("--quiet shows no report, so a cell also needs --into NAME.")
         profile = self._profile(rest, cell, options, plan)
         if options.into is not None:
             self.shell.user_ns[options.into] = profile
@@ -108,7 +110,7 @@ class ProfileStepMagics(Magics):
         )
 
     def _variables(self) -> dict[str, Any]:
-        """What the user has bound, without what IPython put there."""
+        """The user's variables, without IPython's own."""
         hidden = self.shell.user_ns_hidden
         return {name: value for name, value in self.shell.user_ns.items() if name not in hidden}
 
@@ -126,10 +128,10 @@ class ProfileStepMagics(Magics):
                 if not chosen:
                     raise TypeError("it is empty")
             except SyntaxError:
-                raise UsageError(f"--model {text!r} cannot be read: write names with commas between, as a,b.") from None
+                raise UsageError(f"--model {text!r} cannot be read: write names separated by commas, as a,b.") from None
             except Exception as error:  # whatever the user's expression raises
                 words = str(error).rstrip(".") or type(error).__name__
-                raise UsageError(f"--model {name!r} is no torch module in this notebook: {words}.") from None
+                raise UsageError(f"--model {name!r} is not a torch module in this notebook: {words}.") from None
             keys = [f"[{key!r}]" for key in (value if isinstance(value, dict) else range(len(chosen)))]
             models |= (
                 {name: value}

@@ -1,4 +1,4 @@
-"""The machine's and the process's meters, beside what processes know of themselves."""
+"""Telemetry of the host and the process, compared with what processes know of themselves."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_what_one_process_does_is_in_the_machines_figures(
 ) -> None:
     sums, cpu_s, source = watched
     missing = cpu_s - sums["cpu_percent"] / 100
-    figure("CPU seconds of a process that the machine's meters miss", missing, at_most=0.1, unit="s")
+    figure("CPU seconds of a process that the host's sensors miss", missing, at_most=0.1, unit="s")
     assert source.notes == [] or sys.platform != "linux"
     mounts = {Path(each.mountpoint): each.device for each in psutil.disk_partitions(all=True)}
     device = next((mounts[folder] for folder in (tmp_path, *tmp_path.parents) if folder in mounts), "")
     if os.path.basename(device) in host_sensors._whole_disks:
         seen = sums["disk_write_bytes_per_s"] / 1e8
-        figure("of 100 MB written, seen by the machine's meters", seen, at_least=0.9, unit="%")
+        figure("of 100 MB written, seen by the host's sensors", seen, at_least=0.9, unit="%")
 
 
 def test_what_is_measured_of_this_machine_is_what_psutil_says(figure: Figures) -> None:

@@ -75,7 +75,7 @@ def test_a_traceback_goes_through_the_users_functions_only(kernel: Kernel) -> No
     [
         ("for x, y, z in loader", "ValueError", "not enough values to unpack (expected 3, got 2)"),
         ("for x, y in lost", "NameError", "name 'lost' is not defined"),
-        ("for x in 3", "UsageError", "'for x in 3' gives no batches: int is not iterable."),
+        ("for x in 3", "UsageError", "'for x in 3' yields no batches: int is not iterable."),
     ],
 )
 def test_an_error_in_the_clause_shows_the_clause(kernel: Kernel, clause: str, error: str, message: str) -> None:

@@ -29,7 +29,7 @@ def test_a_watch_goes_on_until_it_is_stopped(kernel: Kernel) -> None:
     status = kernel.ok("%gpuwatch status").text()
     assert re.fullmatch(r"<perfnb\.Watch: running, every 0\.05 s, [\d,]+ readings>\n", status)
     kernel.ok("%gpuwatch stop")
-    assert kernel.ok("%gpuwatch status").text() == "No watch of %gpuwatch is running.\n"
+    assert kernel.ok("%gpuwatch status").text() == "No watch started by %gpuwatch is running.\n"
 
     cells = kernel.value("w.marks['name'].tolist()")
     numbers = [int(name.removeprefix("cell ")) for name in cells]
@@ -81,15 +81,15 @@ def test_only_some_charts(kernel: Kernel) -> None:
     ("code", "message"),
     [
         ("%gpuwatch stop", "no watch is running: %gpuwatch starts one."),
-        ("%gpuwatch go", "%gpuwatch knows start, stop and status, not 'go'; %%gpuwatch watches a cell."),
+        ("%gpuwatch go", "%gpuwatch takes start, stop or status, not 'go'; %%gpuwatch watches a cell."),
         ("%gpuwatch --interval 0", "--interval must be between 0.02 and 3600 seconds, not 0."),
         ("%gpuwatch --interval x", "--interval must be a number, not 'x'."),
-        ("%gpuwatch --into 3", "--into needs a variable's name, not '3'."),
+        ("%gpuwatch --into 3", "--into needs a variable name, not '3'."),
         ("%gpuwatch --intervall 3", "there is no option --intervall: did you mean --interval?"),
         ("%gpuwatch --help", "there is no option --help: %gpuwatch? shows the help."),
         ("%%gpuwatch stop\n1", "%%gpuwatch takes options only, not 'stop'."),
         ("%%gpuwatch\n# nothing", "the cell is empty: there is nothing to watch."),
-        ("%%gpuwatch\nf(", "the cell is no Python."),
+        ("%%gpuwatch\nf(", "the cell is not valid Python."),
     ],
 )
 def test_what_is_refused(kernel: Kernel, code: str, message: str) -> None:
@@ -160,12 +160,12 @@ def test_of_many_places_the_last_ones_are_live(kernel: Kernel) -> None:
 def test_options_may_stand_behind_the_word(kernel: Kernel) -> None:
     kernel.ok("%gpuwatch start --interval 0.3 --into w")
     assert kernel.value("w.meta['interval_s']") == 0.3
-    assert kernel.ok("%gpuwatch").text() == "The watch that ran before was stopped.\n"
+    assert kernel.ok("%gpuwatch").text() == "The previous watch was stopped.\n"
     kernel.ok("%gpuwatch stop")
 
 
 def test_the_status_tells_of_watches_that_were_started_otherwise(kernel: Kernel) -> None:
     kernel.ok("import perfnb; v = perfnb.watch()")
-    expected = "No watch of %gpuwatch is running. 1 more, started by perfnb.watch().\n"
+    expected = "No watch started by %gpuwatch is running. 1 more started by perfnb.watch().\n"
     assert kernel.ok("%gpuwatch status").text() == expected
     kernel.ok("v.stop()")

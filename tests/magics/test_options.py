@@ -31,38 +31,38 @@ LINES = [
     ("--budget -3 train()", "--budget must be a number of seconds above 0, not -3.0."),
     ("--budget nan train()", "--budget must be a number of seconds above 0, not nan."),
     ("--budget soon train()", "--budget must be a number, not 'soon'."),
-    ("--into a.b train()", "--into needs a variable's name, not 'a.b'."),
-    ("--into for train()", "--into needs a variable's name, not 'for'."),
-    ('--name "two words train()', 'the value of --name begins with a quote that does not end: "two'),
+    ("--into a.b train()", "--into needs a variable name, not 'a.b'."),
+    ("--into for train()", "--into needs a variable name, not 'for'."),
+    ('--name "two words train()', 'the value of --name has no closing quote: "two'),
     ("--quiet=3 train()", "--quiet takes no value."),
     (
         "--model lost train()",
-        "--model 'lost' is no torch module in this notebook: name 'lost' is not defined.",
+        "--model 'lost' is not a torch module in this notebook: name 'lost' is not defined.",
     ),
     (
         "--model model,x train()",
-        "--model 'x' is no torch module in this notebook: "
+        "--model 'x' is not a torch module in this notebook: "
         "model must be a torch module, a list of modules or a dict of names to modules, not Tensor.",
     ),
     (
         '--model "model x" train()',
-        "--model 'model x' cannot be read: write names with commas between, as a,b.",
+        "--model 'model x' cannot be read: write names separated by commas, as a,b.",
     ),
     ("", "there is nothing to profile: write a statement after %profile_step."),
     ("--steps 3", "there is nothing to profile: write a statement after %profile_step."),
 ]
 CLAUSES = ["for x", "x in loader", "for x in", "while x", "loader", "for x in loader: pass", "for f() in loader",
            "for x in loader for y in x", "for x in await g()", "async for x in loader", "for x in loader]"]  # fmt: skip
-AWAITS = "the step cannot use await at its top level: put the call that awaits into a function."
+AWAITS = "the step cannot use await at its top level: put it into a function."
 BODIES = [
     ("   \n\n", "the step is empty: there is nothing to profile."),
     ("# only a comment\n", "the step is empty: there is nothing to profile."),
     ("await g()", AWAITS),
     ("async with g(): pass", AWAITS),
     ("if True:\n    a = [await g()]", AWAITS),
-    ("ran = 1\nf(x", 'the step is no Python.\n  File "Cell In[{n}]", line 2\n    f(x\n'),
-    ("ran = 1\nreturn 1", 'the step is no Python.\n  File "Cell In[{n}]", line 2\nSyntaxError: '),
-    ("  a = 1\n b = 2", 'the step is no Python.\n  File "Cell In[{n}]"'),
+    ("ran = 1\nf(x", 'the step is not valid Python.\n  File "Cell In[{n}]", line 2\n    f(x\n'),
+    ("ran = 1\nreturn 1", 'the step is not valid Python.\n  File "Cell In[{n}]", line 2\nSyntaxError: '),
+    ("  a = 1\n b = 2", 'the step is not valid Python.\n  File "Cell In[{n}]"'),
 ]  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_a_bad_body(kernel: Kernel, body: str, message: str) -> None:
 def test_quiet_wants_a_name(kernel: Kernel) -> None:
     reply = kernel.run("%%profile_step --quiet\ntrain()")
 
-    assert reply.message == "--quiet shows no report, so a cell needs --into NAME beside it."
+    assert reply.message == "--quiet shows no report, so a cell also needs --into NAME."
 
 
 @pytest.mark.slow
