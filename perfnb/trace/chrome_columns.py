@@ -15,18 +15,18 @@ from msgspec import Raw
 from perfnb.trace.chrome_json import NO_ARGS, NO_TEXT, AnyEvent, Args, Event, Loose, Piece, Time, odd_time
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, plain_floats, plain_ints
 
-#: Below this many microseconds a float64 tells neighbouring nanoseconds apart.
+#: Below this many microseconds a float64 distinguishes neighbouring nanoseconds.
 _FINE_US = 2.0**43
 _LEAST_NS, _MOST_NS = -(2**63), 2**63 - 1
 _MOST_WHOLE_US = _MOST_NS // 1000
 _FAR_US = Decimal(10**17)
-#: Above this many microseconds a float64 moves in quarters, which some writers shorten to one decimal.
+#: Above this many microseconds a float64 moves in quarters, which some writers round to one decimal.
 _COARSE_US = 2**50
 _QUARTERS_NS = np.array([0, 200, 250, 500, 750, 800])
 
 
 def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
-    """Exact nanoseconds of times as int, float or text, or ``None`` where only `exact_nanoseconds` can tell."""
+    """Convert times given as int, float or text exactly; ``None`` if only `exact_nanoseconds` can."""
     whole = plain_ints(microseconds)
     if whole is not None:
         fits = not len(whole) or -_MOST_WHOLE_US <= whole.min() <= whole.max() <= _MOST_WHOLE_US
@@ -45,18 +45,18 @@ def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
 
 
 def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
-    """Nanoseconds of times that kept every digit; below a nanosecond they are rounded.
+    """Convert times that kept every digit to nanoseconds, rounding below that.
 
     Raises
     ------
     ValueError
-        If a time is no number or does not fit into int64; it is the error's only argument.
+        If a time is not a number or does not fit in int64; it is the error's only argument.
     """
     times = []
     with localcontext(Context(prec=60)):
         for value in microseconds:
             try:
-                inside = -_FAR_US < value < _FAR_US  # asked before it is made an int, which could have a million digits
+                inside = -_FAR_US < value < _FAR_US  # before it becomes an int, of perhaps a million digits
             except InvalidOperation:
                 inside = False
             time = round(value * 1000) if inside else _MOST_NS + 1
@@ -67,7 +67,7 @@ def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
 
 
 def resolution(*columns: Ints) -> int:
-    """The resolution of a file's times in ns: 1 for full digits, 1000 where all are whole microseconds."""
+    """Return the resolution of a file's times in ns: 1 for full digits, 1000 if all are whole microseconds."""
     unit = 1000
     for times in columns:
         if unit > 1 and len(times):
@@ -80,10 +80,10 @@ def resolution(*columns: Ints) -> int:
 
 #: An allocation or a free, as an instant; torch's slower exporter gives it a meaningless duration.
 MEMORY, INSTANT = "[memory]", "cpu_instant_event"
-#: Category of intervals that perfnb derived from the events of the trace, and finds anew.
+#: Category of intervals that perfnb derived from the trace's events, and derives again.
 DERIVED = "perfnb"
 _NOT_TIMED = ("Trace", INSTANT, DERIVED)
-#: A text that is a number, and of no more digits than any that fits.
+#: Text that is a number, with no more digits than any that fits.
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
 _COLUMNS = (
     *("name", "category", "start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation"),
@@ -103,7 +103,7 @@ _BLANKS = re.compile(r"\s+")
 
 
 class Codes(dict[Any, int]):
-    """Numbers keys in the order in which they are first asked for, from 0 up."""
+    """Number keys from 0 in the order in which they are first looked up."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = code = len(self)
@@ -111,7 +111,7 @@ class Codes(dict[Any, int]):
 
 
 class Texts(dict[bytes, int]):
-    """Numbers JSON values by the text that they spell, however they are spaced or quoted."""
+    """Number JSON values by the text they spell, however they are spaced or quoted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Texts(dict[bytes, int]):
 
 
 class Ids(dict[Any, int]):
-    """Numbers of processes and threads: their own, or from -2 down for names and for numbers above int64."""
+    """Number processes and threads: their own numbers, or from -2 down for names and for numbers above int64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,14 +139,14 @@ class Ids(dict[Any, int]):
 
 
 class _Column:
-    """A column in the making."""
+    """A column being built."""
 
     def __init__(self) -> None:
         self._parts: list[Ints] = []
-        self._unsaid = 0  # events at its end that carry no value
+        self._unsaid = 0  # trailing events without a value
 
     def add(self, values: Ints | None, length: int) -> None:
-        """The values of as many events, ``None`` where none carries one."""
+        """Add the values of `length` events, ``None`` if none of them has one."""
         if values is None:
             self._unsaid += length
         else:
@@ -154,7 +154,7 @@ class _Column:
             self._parts.append(values)
 
     def taken(self) -> Ints:
-        """All values in one array; the column is empty then."""
+        """Return all values in one array, and empty the column."""
         self._say()
         whole = np.concatenate([_NOTHING, *self._parts])
         self._parts.clear()
@@ -167,7 +167,7 @@ class _Column:
 
 
 class EventColumns:
-    """The columns of the complete events and of the memory's, as far as they were added.
+    """The columns of the complete events and the memory events added so far.
 
     Attributes
     ----------
@@ -191,12 +191,12 @@ class EventColumns:
         self._memory = {name: _Column() for name in _MEMORY_COLUMNS}
 
     def add(self, piece: Piece) -> None:
-        """Take the columns of a piece's events.
+        """Add the events of a piece.
 
         Raises
         ------
         TraceError
-            If a time is no number, or too long for int64 nanoseconds.
+            If a time is not a number, or does not fit in int64 nanoseconds.
         """
         timed = _timed(piece.events)
         others = [] if len(timed) == len(piece.events) else _not_timed(piece.events)
@@ -285,18 +285,18 @@ class EventColumns:
         return codes
 
     def timed(self) -> dict[str, Ints]:
-        """The columns of the complete events."""
+        """Return the columns of the complete events."""
         return {name: column.taken() for name, column in self._timed.items()}
 
     def memory(self) -> MemoryColumns:
-        """The columns of the allocations and frees, in order of time."""
+        """Return the columns of the allocations and frees, in time order."""
         columns = {name: column.taken() for name, column in self._memory.items()}
         order = np.argsort(columns["time_ns"], kind="stable")
         return MemoryColumns(**{name: values[order] for name, values in columns.items()})
 
 
 def whole_number(value: Any) -> int | None:
-    """The int64 that `value` is or spells, ``None`` for all else."""
+    """Return the int64 that `value` is or spells, ``None`` for anything else."""
     if isinstance(value, str):
         value = int(value) if _WHOLE.fullmatch(value) else None
     elif isinstance(value, float):
@@ -305,7 +305,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def text_of(json: bytes) -> str:
-    """The text that a JSON value spells: a string's own, and anything else as it stands, evenly spaced."""
+    """Return the text that a JSON value spells: a string's own, anything else as it is, evenly spaced."""
     try:
         text = msgspec.json.decode(json, type=str) if json.startswith(b'"') else json.decode()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -316,7 +316,7 @@ def text_of(json: bytes) -> str:
 
 
 def _timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:
-    # Written out, because a call for each of millions of events would take twice the time.
+    # Written out, because a call for each of millions of events would double the time.
     return [event for event in events if event.ph == "X" and event.cat not in _NOT_TIMED]
 
 
@@ -329,7 +329,7 @@ def _memory(events: Iterable[Event[Time]]) -> list[Event[Time]]:
 
 
 def _numbers(values: Sequence[Loose]) -> Ints | None:
-    """Whole numbers; `MISSING` for what is no int64, ``None`` where no event carries one."""
+    """Return whole numbers: `MISSING` for anything that is not an int64, ``None`` if no event has one."""
     if _all_are(MISSING, values):
         return None
     numbers = plain_ints(values)
@@ -339,13 +339,13 @@ def _numbers(values: Sequence[Loose]) -> Ints | None:
 
 
 def _unsigned(values: Sequence[Loose]) -> Ints | None:
-    """As `_numbers`, where some writers print -1 as an unsigned number of 32 bits."""
+    """As `_numbers`, for arguments of which some writers print -1 as an unsigned number of 32 bits."""
     numbers = _numbers(values)
     return None if numbers is None else np.where(numbers == _MINUS_ONE, MISSING, numbers)
 
 
 def _first_of(values: Ints, others: Ints) -> Ints:
-    """The values, and where they are missing the others."""
+    """Return the values, and the others where they are missing."""
     return np.where(values == MISSING, others, values)
 
 
@@ -360,7 +360,7 @@ def _texts(codes: Texts, values: Sequence[Raw]) -> Ints | None:
 
 
 def _by_field(struct: type[msgspec.Struct], values: Sequence[msgspec.Struct]) -> dict[str, Sequence[Any]]:
-    """The values of each field: of millions of objects far faster than a look-up for each."""
+    """Return the values of each field: for millions of objects far faster than an attribute access each."""
     fields = struct.__struct_fields__
     return dict(
         zip(fields, zip(*map(msgspec.structs.astuple, values), strict=True) if values else repeat(()), strict=False)

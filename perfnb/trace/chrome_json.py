@@ -1,8 +1,8 @@
-"""The JSON of a Chrome trace, decoded piece by piece: exactly what decoding the whole gives, in far less memory.
+"""The JSON of a Chrome trace, decoded piece by piece: the result of decoding it whole, in far less memory.
 
-A piece ends where an event seems to end and another to begin. Whether it truly does, the decoder proves: the state of
-a JSON parser follows from the text before, so if the piece, closed by a bracket, is a list, then the list stood open
-between two of its elements at this place of the whole text too. If it is not, a longer piece is tried.
+A piece ends where one event seems to end and another to start. The decoder proves whether it does: the state of a JSON
+parser follows from the text before, so if the piece, closed by a bracket, is a list, then the list was open between two
+of its elements at this place of the whole text too. If it is not, a longer piece is tried.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import numpy as np
 from msgspec import UNSET, Raw, UnsetType
 
 from perfnb.errors import TraceError
+from perfnb.quantities import size
 from perfnb.trace.columns import MISSING
 from perfnb.trace.trace_file import Limits
 
 Time = TypeVar("Time")
-#: Under this key a part of the events is decoded together with what stands before or after them in the file.
+#: The key under which a part of the events is decoded with what precedes or follows them in the file.
 INNER_KEY = "perfnb: events"
-#: What a number may look like in a trace that went through other programs.
+#: What a number can look like in a trace that went through other programs.
 Loose = int | float | str | None
-#: Stands for a text that the event does not carry.
+#: Text that an event does not have.
 NO_TEXT = Raw(b"")
 
 
-#: The argument under which perfnb writes what it calls an event that bears a readable name.
+#: The argument in which perfnb keeps its own name of an event that it writes under a readable one.
 OWN_NAME = "perfnb name"
 
 
@@ -70,7 +71,7 @@ NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, Generic[Time], gc=False):
-    """An event; its times are microseconds."""
+    """An event, with times in microseconds."""
 
     ph: str = ""
     cat: str = ""
@@ -88,7 +89,7 @@ AnyEvent = Event[Quick] | Event[Decimal]
 
 
 class Top(msgspec.Struct, Generic[Time]):
-    """What stands around the events, or a trace as a whole."""
+    """What surrounds the events, or a whole trace."""
 
     events: list[Event[Time]] | UnsetType = msgspec.field(default=UNSET, name=INNER_KEY)
     whole: list[Event[Time]] | UnsetType = msgspec.field(default=UNSET, name="traceEvents")
@@ -114,86 +115,86 @@ _RAW_LIST, _RAW_TOP = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Deco
 
 
 def is_open(error: Exception) -> bool:
-    """Whether the text ended inside a value."""
+    """Return whether the text ended inside a value."""
     return str(error).startswith("Input data was truncated")
 
 
 def is_beyond(error: Exception) -> bool:
-    """Whether the text went on after the value."""
+    """Return whether the text continued after the value."""
     return "trailing characters" in str(error)
 
 
 def fault(source: str, error: Exception, text: bytes | bytearray, place: int, *, exact: bool = False) -> TraceError:
-    """What `error` of the decoder means; `text` begins at byte `place` of the file's text."""
+    """Explain an error of the decoder; `text` starts at byte `place` of the file's text."""
     if is_open(error):
         return _no_trace(source, f"it is cut off after byte {place + len(text):,}", _AGAIN)
     if found := _BYTE.fullmatch(str(error)):
         byte = int(found[2])
         if name := _NOT_A_NUMBER.match(text, byte):
-            return _no_trace(source, f"{name[0].decode()} at byte {place + byte:,} is no JSON", "write null instead")
+            return _no_trace(source, f"{name[0].decode()} at byte {place + byte:,} is not JSON", "write null instead")
         advice = "if a name in it holds a quote or a line break, rename it and record again"
-        return _no_trace(source, f"at byte {place + byte:,} it is no JSON ({found[1]})", advice)
+        return _no_trace(source, f"at byte {place + byte:,} it is not JSON ({found[1]})", advice)
     event = _first_fault(text, _EXACT if exact else _QUICK)
     if event is None:
         return _no_trace(source, _plain(error), _AGAIN)
     byte, error = event
-    return _no_trace(source, f"the event at byte {place + byte:,} is none: {_plain(error)}", _AGAIN)
+    return _no_trace(source, f"the event at byte {place + byte:,} is invalid: {_plain(error)}", _AGAIN)
 
 
-def no_json(source: str, begin: bytes, length: int) -> TraceError:
-    """What else a text may be that begins with neither an object nor a list."""
-    if not begin.strip(b" \t\r\n"):
-        return _no_trace(source, "it holds nothing but blanks" if length else "it is empty", "record it again")
-    letters = begin.replace(b"\0", b"")
+def no_json(source: str, start: bytes, length: int) -> TraceError:
+    """Say what a text is that starts with neither an object nor a list."""
+    if not start.strip(b" \t\r\n"):
+        return _no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
+    letters = start.replace(b"\0", b"")
     if not letters:
-        return _no_trace(source, "it holds null bytes instead of text", _AGAIN)
-    marked = begin.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if marked or (letters[0] in b"{[ \t\r\n" and len(letters) < len(begin)):
+        return _no_trace(source, "it contains null bytes instead of text", _AGAIN)
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if marked or (letters[0] in b"{[ \t\r\n" and len(letters) < len(start)):
         return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
-    return _no_trace(source, f"it begins with {ascii(begin)[1:]}, which is no JSON object or list", "name another file")
+    return _no_trace(source, f"it starts with {ascii(start)[1:]}, not a JSON object or list", "give another file")
 
 
 def no_events(source: str) -> TraceError:
     """JSON without a list of events."""
-    return _no_trace(source, "it is JSON without a list called traceEvents", "name another file")
+    return _no_trace(source, "it is JSON without a list called traceEvents", "give another file")
 
 
 def other_program(source: str, categories: Sequence[str]) -> TraceError:
-    """Events none of which is of a kind that torch.profiler writes."""
+    """None of the events is of a kind that torch.profiler writes."""
     found = [ascii(name)[:40] for name in categories if name][:3]
     said = f"categories such as {', '.join(found)}" if found else "no categories"
     return TraceError(
-        f"{source} is no trace of torch.profiler: its events have {said}, and none that torch.profiler writes; name a "
-        "file that its export_chrome_trace wrote."
+        f"{source} is not a trace of torch.profiler: its events have {said}, none of which torch.profiler writes; give "
+        "a file that its export_chrome_trace wrote."
     )
 
 
 def twice(source: str, name: str) -> TraceError:
-    """A key that must be there once."""
-    return _no_trace(source, f"{name} stands in it twice", "keep the right one and remove the other")
+    """A key occurs more than once."""
+    return _no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def recursion(source: str) -> TraceError:
-    """Python's own limit, which was lower than the reader's."""
-    return _no_trace(source, "its values are nested deeper than Python's recursion limit", "name another file")
+    """Python's recursion limit was lower than the reader's."""
+    return _no_trace(source, "its values are nested deeper than Python's recursion limit", "give another file")
 
 
 def beyond(source: str, what: str, limit: str) -> TraceError:
-    """A trace beyond one of the limits."""
+    """A trace exceeds one of the limits."""
     return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
 
 
 def no_end(source: str, place: int, most: int) -> TraceError:
-    """No place between two events where there must be one."""
+    """Two events should have met, and did not."""
     return TraceError(
-        f"{source} was not read: no event ends within {most / 2**20:.0f} MiB after byte {place:,}, so it seems to be "
-        "no trace; if it is one, raise max_event_bytes in limits=."
+        f"{source} was not read: no event ends within {size(most)} after byte {place:,}, so it does not "
+        "look like a trace; if it is one, raise max_event_bytes in limits=."
     )
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:
-    """A time that is no number, or that int64 nanoseconds cannot hold."""
-    return _no_trace(source, f"{what} is no time that perfnb can hold: {time}", _AGAIN)
+    """A time is not a number, or does not fit in int64 nanoseconds."""
+    return _no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
 
 
 def _no_trace(source: str, why: str, advice: str) -> TraceError:
@@ -208,7 +209,7 @@ def _plain(error: Exception) -> str:
 
 
 def _first_fault(text: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> tuple[int, Exception] | None:
-    """Where the first event begins that cannot be decoded, and why not."""
+    """Find where the first event starts that cannot be decoded, and why."""
     try:
         if text.startswith(b"["):
             raws = _RAW_LIST.decode(text)
@@ -229,11 +230,11 @@ def _first_fault(text: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) ->
     return None
 
 
-#: Bytes of a piece: so few that even a million empty events in it need little memory.
+#: Bytes of a piece: small enough that even a million empty events in it need little memory.
 _PIECE = 2**19
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
-_BEGIN_OF_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-#: Places where the events may begin that are tried; the text is decoded whole if none is right.
+_START_OF_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+#: How many places where the events may start are tried; if none is right, the text is decoded whole.
 _TRIES = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
@@ -252,14 +253,14 @@ _STEPS = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x00")
 
 @dataclass(frozen=True)
 class Piece:
-    """Some of the events, and the JSON that they were decoded from, which begins at byte `place` of the text."""
+    """Some of the events, and the JSON they were decoded from, which starts at byte `place` of the text."""
 
     events: list[Event[Quick]]
     text: bytes
     place: int
 
     def exactly(self, source: str) -> list[Event[Decimal]]:
-        """The same events with every digit of their times."""
+        """Return the same events with every digit of their times."""
         try:
             if self.text.startswith(_BARE):
                 return _EXACT_LIST.decode(self.text)
@@ -269,20 +270,20 @@ class Piece:
 
 
 class ChromeJson:
-    """The events of a trace, piece by piece, and then what stands around them.
+    """The events of a trace, piece by piece, and then what surrounds them.
 
     Parameters
     ----------
     blocks : iterable of bytes-like
         The text.
     source : str
-        What errors call it.
+        What errors call the text.
     limits : Limits
 
     Attributes
     ----------
     facts : dict
-        What the trace says beside its events, by the fields of `Top`; whole after the last piece.
+        What the trace says besides its events, by the fields of `Top`; complete after the last piece.
     """
 
     def __init__(self, blocks: Iterable[bytes | memoryview], source: str, limits: Limits) -> None:
@@ -290,19 +291,19 @@ class ChromeJson:
         self._source = source
         self._limits = limits
         self._blocks = iter(blocks)
-        self._text = bytearray()  # what is read and not decoded yet
-        self._place = 0  # where it begins in the text
+        self._text = bytearray()  # read and not decoded yet
+        self._place = 0  # where it starts in the text
         self._ended = False
-        self._around = 0  # how many values stand around a piece and are not in its JSON
+        self._around = 0  # number of values around a piece that are not in its JSON
         self._events = 0
 
     def pieces(self) -> Iterator[Piece]:
-        """The events in their order.
+        """Decode the events in order.
 
         Raises
         ------
         TraceError
-            If the text is no trace, or beyond the limits.
+            If the text is not a trace, or exceeds the limits.
         """
         opening = self._open()
         if opening != _WHOLE:
@@ -323,7 +324,7 @@ class ChromeJson:
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
-        """Go to the first event; what makes JSON of the rest when it stands before it."""
+        """Go to the first event; return what has to precede the rest to make it JSON."""
         self._fill(_PIECE)
         if self._text.startswith(_BYTE_ORDER_MARK):
             self._drop(len(_BYTE_ORDER_MARK))
@@ -336,10 +337,10 @@ class ChromeJson:
             return _BARE
         while True:
             tries = 0
-            # In a copy, since the search would keep the text from being cut.
-            for begin in islice(_BEGIN_OF_EVENTS.finditer(bytes(self._text)), _TRIES):
+            # In a copy, because the search would prevent the text from being cut.
+            for found in islice(_START_OF_EVENTS.finditer(bytes(self._text)), _TRIES):
                 tries += 1
-                start, end = begin.span()
+                start, end = found.span()
                 head = self._text[:start] + _INNER + b"]}"
                 try:
                     self._take(self._decode(_QUICK_TOP, head), is_part=True)
@@ -386,7 +387,7 @@ class ChromeJson:
         return Piece(events, text, place)
 
     def _take(self, top: Top[Quick], *, is_part: bool) -> None:
-        """Keep what `top` says of the trace."""
+        """Keep what `top` says about the trace."""
         if is_part and top.whole is not UNSET:
             raise twice(self._source, "traceEvents")
         if not is_part and top.whole is UNSET:
@@ -399,7 +400,7 @@ class ChromeJson:
                 self.facts[fact.name] = value
 
     def _fill(self, least: int | None) -> None:
-        """Read on until `least` bytes of text are there, or all that there is."""
+        """Read on until at least `least` bytes of text are available, or all of it."""
         most = max(self._limits.max_event_bytes, 2 * _PIECE)
         while not self._ended and (least is None or len(self._text) < least):
             if len(self._text) > most:
@@ -415,11 +416,11 @@ class ChromeJson:
         self._place += count
 
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded:
-        # What is left of a run of backslashes escapes what follows; only a quote matters here.
+        # The rest of a run of backslashes escapes what follows; only a quote matters here.
         plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
         # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
         steps = np.frombuffer(plain.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
-        # How many quotes stood before, modulo 256, which tells as well as their number whether it was even.
+        # The number of quotes so far, modulo 256, which is as good as the number for telling odd from even.
         outside_strings = np.cumsum(steps == 0, dtype=np.uint8) & 1 ^ 1
         depth = np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0)
         most = self._limits.max_depth

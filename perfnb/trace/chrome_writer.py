@@ -1,4 +1,4 @@
-"""Chrome traces written: the JSON that chrome://tracing and Perfetto open, as torch.profiler's, piece by piece."""
+"""Write Chrome traces, piece by piece: the JSON of torch.profiler, which chrome://tracing and Perfetto open."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 
 from perfnb.trace.columns import MISSING, Ints
 
-#: So many events are written at once.
+#: Events that are written at once.
 _CHUNK = 20_000
 _GZIP, _LEVEL = 31, 6
 
 
 class Labels(NamedTuple):
-    """A column of text: what the codes stand for, and a code for each event, -1 for none."""
+    """A column of text: the labels, and a code for each event, -1 for none."""
 
     texts: Sequence[str]
     codes: Ints
 
 
 class Json(NamedTuple):
-    """As `Labels`, of texts that spell JSON values, which are written as they stand; others as text."""
+    """As `Labels`, with texts that spell JSON values: valid JSON is written as it is, anything else as text."""
 
     texts: Sequence[str]
     codes: Ints
 
 
 class Flow(NamedTuple):
-    """Where arrows begin or end, or instants are: process, thread and nanoseconds of each."""
+    """Where arrows start or end, or where instants are: process, thread and nanoseconds of each."""
 
     process: Ints
     thread: Ints
@@ -50,13 +50,13 @@ def slices(
     thread: Ints,
     args: Mapping[str, Column],
 ) -> Iterator[str]:
-    """Complete events (``ph: X``); of `args` an event has those that are not -1."""
+    """Write complete events (``ph: X``); an event gets those of `args` that are not -1."""
     for first in range(0, len(start_ns), _CHUNK):
         part = slice(first, first + _CHUNK)
         fields = zip(
             _written(name, part),
             _written(category, part),
-            # Viewers put what has no thread anywhere: -1, as torch writes it, stays.
+            # Viewers put events without a thread anywhere: -1, as torch writes it, stays.
             _ids("pid", process[part], None),
             _ids("tid", thread[part], None),
             _microseconds(start_ns[part]),
@@ -71,7 +71,7 @@ def slices(
 
 
 def instants(name: str, category: str, places: Flow, args: Mapping[str, Column]) -> Iterator[str]:
-    """Events of one name without duration (``ph: i``); of `args` an event has those that are not -1."""
+    """Write events of one name without duration (``ph: i``); an event gets those of `args` that are not -1."""
     words = f'"cat":{_text(category)},"name":{_text(name)}'
     for first in range(0, len(places.time_ns), _CHUNK):
         part = slice(first, first + _CHUNK)
@@ -82,19 +82,19 @@ def instants(name: str, category: str, places: Flow, args: Mapping[str, Column])
         yield ",\n".join(f'{{"ph":"i","s":"t",{words},{pid}{tid}"ts":{ts}{rest}}}' for pid, tid, ts, rest in fields)
 
 
-def flows(category: str, begins: Flow, ends: Flow, first: int = 1) -> Iterator[str]:
-    """Arrows from events to later ones (``ph: s`` and ``f``), numbered from `first` on."""
+def flows(category: str, starts: Flow, ends: Flow, first: int = 1) -> Iterator[str]:
+    """Write arrows from events to later ones (``ph: s`` and ``f``), numbered from `first`."""
     word = _text(category)
-    numbers = range(first, first + len(begins.time_ns))
-    for phase, (process, thread, times) in (('"ph":"s"', begins), ('"ph":"f","bp":"e"', ends)):
+    numbers = range(first, first + len(starts.time_ns))
+    for phase, (process, thread, times) in (('"ph":"s"', starts), ('"ph":"f","bp":"e"', ends)):
         fields = zip(numbers, _ids("pid", process), _ids("tid", thread), _microseconds(times), strict=True)
         lines = [f'{{{phase},"id":{n},"cat":{word},"name":{word},{pid}{tid}"ts":{ts}}}' for n, pid, tid, ts in fields]
-        for start in range(0, len(lines), _CHUNK):
-            yield ",\n".join(lines[start : start + _CHUNK])
+        for at in range(0, len(lines), _CHUNK):
+            yield ",\n".join(lines[at : at + _CHUNK])
 
 
 def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) -> Iterator[str]:
-    """A curve (``ph: C``) that holds each value from its time on."""
+    """Write a curve (``ph: C``) that holds each value from its time on."""
     word, key = _text(name), _text(unit)
     fields = zip(_microseconds(times_ns), values.tolist(), strict=True)
     lines = [f'{{"ph":"C","name":{word},"pid":{process},"ts":{ts},"args":{{{key}:{value}}}}}' for ts, value in fields]
@@ -103,26 +103,26 @@ def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) ->
 
 
 def process_name(process: int, name: str, place: int | None = None) -> Iterator[str]:
-    """What a process is called, and where it stands among the others."""
+    """Name a process, and give its place among the others."""
     yield _metadata("process_name", process, None, {"name": name})
     if place is not None:
         yield _metadata("process_sort_index", process, None, {"sort_index": place})
 
 
 def process_labels(process: int, labels: str) -> Iterator[str]:
-    """What a process is, beside its name."""
+    """Describe a process, besides its name."""
     yield _metadata("process_labels", process, None, {"labels": labels})
 
 
 def thread_name(process: int, thread: int, name: str, place: int | None = None) -> Iterator[str]:
-    """What a thread is called, and where it stands among the others."""
+    """Name a thread, and give its place among the others."""
     yield _metadata("thread_name", process, thread, {"name": name})
     if place is not None:
         yield _metadata("thread_sort_index", process, thread, {"sort_index": place})
 
 
 def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]:
-    """The whole text: what is said of the trace, then its events."""
+    """Write the whole text: the facts about the trace, then its events."""
     head = msgspec.json.encode({"schemaVersion": 1, "displayTimeUnit": "ms", **facts})
     yield head[:-1] + b',"traceEvents":[\n'
     between = ""
@@ -133,7 +133,7 @@ def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]
 
 
 def gzipped(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes compressed as a gzip file without name and time."""
+    """Compress bytes as a gzip file without name and time."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
     for part in parts:
         yield packer.compress(part)
@@ -167,7 +167,7 @@ def _codes(column: Column) -> Ints:
 
 
 def _written(column: Labels | Json, part: slice) -> list[str]:
-    """Each event's text as JSON, empty for none; a text is encoded once for a part."""
+    """Return each event's text as JSON, empty for none; each text is encoded once per part."""
     used, place = np.unique(column.codes[part], return_inverse=True)
     encode = _json if isinstance(column, Json) else _text
     texts = ["" if code == MISSING else encode(column.texts[code]) for code in used.tolist()]
@@ -191,7 +191,7 @@ def _ids(key: str, values: Ints, left_out: int | None = MISSING) -> list[str]:
 
 
 def _microseconds(times_ns: Ints) -> list[str]:
-    """Microseconds with three decimals, exactly."""
+    """Format microseconds with three decimals, exactly."""
     whole, rest = np.divmod(np.abs(times_ns), 1000)
     signs = np.where(times_ns < 0, "-", "").tolist()
     return [f"{sign}{a}.{b:03d}" for sign, a, b in zip(signs, whole.tolist(), rest.tolist(), strict=True)]

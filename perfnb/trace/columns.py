@@ -1,4 +1,4 @@
-"""What the reader of Chrome traces gives: columns of numbers, with the texts that their codes stand for."""
+"""What a trace reader returns: columns of numbers, and the texts that their codes stand for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Stands in an integer column for a value that the event does not carry.
+#: In an integer column, a value that the event does not have.
 MISSING = -1
 
 Ints = npt.NDArray[np.int64]
 
 
 def plain_ints(values: Sequence[Any]) -> Ints | None:
-    """The values as an array, ``None`` unless each is an int that fits: far faster than asking each."""
+    """Return the values as an array, ``None`` unless each is an int that fits: far faster than checking each."""
     try:
         return np.frombuffer(struct.pack(f"{len(values)}q", *values), dtype=np.int64)
     except struct.error:
@@ -25,7 +25,7 @@ def plain_ints(values: Sequence[Any]) -> Ints | None:
 
 
 def plain_floats(values: Sequence[Any]) -> npt.NDArray[np.float64] | None:
-    """As `plain_ints`, of floats and ints."""
+    """As `plain_ints`, for floats and ints."""
     try:
         return np.frombuffer(struct.pack(f"{len(values)}d", *values), dtype=np.float64)
     except (struct.error, OverflowError):
@@ -34,18 +34,18 @@ def plain_floats(values: Sequence[Any]) -> npt.NDArray[np.float64] | None:
 
 @dataclass(frozen=True)
 class MemoryColumns:
-    """The allocations and frees (``[memory]``) of a trace, column by column, in order of time.
+    """The allocations and frees (``[memory]``) of a trace, column by column, in time order.
 
     Attributes
     ----------
     time_ns, process, thread : ndarray of int64
-        When, and where; numbers as in `TraceColumns`.
+        Time and place; numbers as in `TraceColumns`.
     address, bytes : ndarray of int64
-        Of the block; `bytes` is negative where it is freed.
+        Of the block; `bytes` is negative for a free.
     device_type, device : ndarray of int64
-        torch's number of the kind of device (0 is the CPU, 1 CUDA), and the device's own.
+        torch's number for the kind of device (0 is the CPU, 1 CUDA), and the number of the device.
     allocated, reserved : ndarray of int64
-        The allocator's totals in bytes after the event. The CPU's counts from the begin of the session, and reserves
+        The allocator's totals in bytes after the event. The CPU's count from the start of the session, and reserve
         nothing.
     """
 
@@ -65,24 +65,24 @@ class MemoryColumns:
 
 @dataclass(frozen=True)
 class TraceColumns:
-    """The complete events (``ph: X``) of a trace, column by column, in the order of the file.
+    """The complete events (``ph: X``) of a trace, column by column, in file order.
 
-    Every column is an array of int64, with `MISSING` where the event carries none.
+    Every column is an array of int64, with `MISSING` for values that an event does not have.
 
     Attributes
     ----------
     names, categories : list of str
-        What the codes stand for. Categories have today's names, also in a trace of 2021.
+        The labels of the codes. Categories have their current names, also in a trace from 2021.
     name, category : ndarray of int64
         Codes.
     start_ns, duration_ns : ndarray of int64
-        Nanoseconds; `start_ns` counts from `base_ns`. No duration is negative; see `negative_durations`.
+        Nanoseconds; `start_ns` counts from `base_ns`. No duration is negative: see `negative_durations`.
     thread, process : ndarray of int64
-        Names, and numbers above int64, have numbers of their own from -2 down, the same in both columns.
+        Names, and numbers above int64, get numbers from -2 down, the same in both columns.
     device, stream, correlation, sequence, forward_thread : ndarray of int64
-        As the event's arguments say.
+        From the event's arguments.
     external_id : ndarray of int64
-        Number of the operator that the event belongs to; also ``external id``, as older traces write it.
+        Number of the operator that the event belongs to; older traces write ``external id``.
     python_id, python_parent : ndarray of int64
         Of a Python call, and of the call around it.
     shapes, collective, group : ndarray of int64
@@ -90,30 +90,29 @@ class TraceColumns:
     wait_stream, wait_correlation : ndarray of int64
         What a synchronisation waits for: the stream, and the correlation of the call that recorded the event.
     bytes : ndarray of int64
-        What a copy or fill on a device moves.
+        Moved by a copy or fill on a device.
     memory : MemoryColumns
-        What was allocated and freed, where the profiler recorded it.
+        What was allocated and freed, if the profiler recorded it.
     shape_texts : list of str
         Shapes of an operator's inputs, such as ``[[8, 16], [16, 4]]``.
     collective_names, group_names : list of str
         Such as ``allreduce``; name and ranks of a process group, such as ``0 [0, 1]``.
     base_ns : int
-        What to add to `start_ns` to have nanoseconds since 1970.
+        Add this to `start_ns` for nanoseconds since 1970.
     unit_ns : int
-        Resolution of the file's times in ns: 1, 1000 where all are whole microseconds, 250 where they went through
-        float64.
+        Resolution of the file's times in ns: 1, 1000 if all are whole microseconds, 250 if they went through float64.
     negative_durations : int
-        Events that ended before they began according to the file. Their duration here is 0.
+        Events that end before they start according to the file. Their duration here is 0.
     devices : list of dict
-        The GPUs as the trace describes them.
+        The GPUs, as the trace describes them.
     rank, world_size : int or None
         From the trace's description of the distributed job.
     process_names, process_labels : dict of int to str
-        Name of each process, by its number in `process`.
+        By number in `process`.
     thread_names : dict of (int, int) to str
-        Name of each thread, by its numbers in `process` and `thread`.
+        By numbers in `process` and `thread`.
     perfnb : object
-        What perfnb wrote beside the events, as it stands in the file, if it did.
+        What perfnb wrote beside the events, as it is in the file.
     """
 
     names: list[str]

@@ -1,4 +1,4 @@
-"""Chrome traces as torch.profiler's Kineto writes them, read into columns."""
+"""Chrome traces as torch.profiler (Kineto) writes them, read into columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, blocks_of_by
 
 __all__ = ["MISSING", "Ints", "Limits", "MemoryColumns", "Progress", "TraceColumns", "decode", "read"]
 
-#: What categories were called in 2021, and since.
+#: Names of categories in 2021, and their current ones.
 _TODAYS_NAME = {
     "Operator": "cpu_op",
     "Kernel": "kernel",
@@ -27,7 +27,7 @@ _TODAYS_NAME = {
     "Memset": "gpu_memset",
     "Runtime": "cuda_runtime",
 }
-#: The categories of what torch.profiler writes as events with a duration, on whatever device.
+#: The categories that torch.profiler gives to events with a duration, on any device.
 _WRITTEN = {
     *("cpu_op", "user_annotation", "python_function", "overhead", "collective_comm", "glow_runtime", "hpu_op"),
     *("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime", "cuda_driver", "cuda_sync"),
@@ -38,23 +38,23 @@ _MOST_RANKS = 2**31
 
 
 def read(path: str | Path, limits: Limits = LIMITS, progress: Progress | None = None) -> TraceColumns:
-    """Read a trace file, plain or compressed with gzip, whatever it is called.
+    """Read a trace file, plain or compressed with gzip, whatever its name.
 
-    The text is unpacked and decoded piece by piece and never held whole.
+    The text is unpacked and decoded piece by piece, never held whole.
 
     Parameters
     ----------
     path : str or Path
     limits : Limits
-        What the file may ask for.
+        What the file may ask for before it is refused.
     progress : callable, optional
-        Called with the bytes of the file done so far and its size, a few times a second from the third second on.
+        Called with the bytes of the file done so far and its size, a few times a second after two seconds.
 
     Raises
     ------
     TraceError
-        If the file cannot be read, is no trace, is of another program than torch.profiler, is not whole, or is beyond
-        a limit; the message names the file.
+        If the file cannot be read, is not a trace, comes from a program other than torch.profiler, is incomplete, or
+        exceeds a limit; the message names the file.
     """
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
         trace = _columns(blocks, str(path), limits)
@@ -69,21 +69,21 @@ def decode(data: bytes, source: str = "the trace") -> TraceColumns:
     Raises
     ------
     TraceError
-        If `data` is no such JSON; the message names `source` and, where known, the byte.
+        If `data` is not such JSON; the message names `source` and, if known, the byte.
     """
     return _columns(blocks_of_bytes(data), source, LIMITS)
 
 
 def _columns(blocks: Iterable[bytes | memoryview], source: str, limits: Limits) -> TraceColumns:
     collecting = gc.isenabled()
-    gc.disable()  # millions of small objects and no cycles: collecting would only walk them
+    gc.disable()  # millions of small objects and no cycles: collection would only traverse them
     try:
         text, columns = ChromeJson(blocks, source, limits), EventColumns(source)
         for piece in text.pieces():
             columns.add(piece)
         return _trace(columns, text.facts, source)
     except MemoryError as error:
-        raise TraceError(f"{source} was not read: it needs more memory than there is.") from error
+        raise TraceError(f"{source} was not read: there is not enough memory for it.") from error
     finally:
         if collecting:
             gc.enable()
@@ -134,7 +134,7 @@ def _count(job: Any, key: str) -> int | None:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Whether a file may be JSON in any encoding, empty or damaged: `read` says what is wrong with it."""
+    """Accept anything that might be JSON in some encoding, empty or damaged: `read` says what is wrong with it."""
     text = head.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
     text = text.replace(b"\0", b"").lstrip(b" \t\r\n")
     return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)

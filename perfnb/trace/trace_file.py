@@ -1,4 +1,4 @@
-"""A trace file as blocks of text: plain or unpacked on the way, never more than its caps allow."""
+"""A trace file as blocks of text, plain or unpacked on the fly, within its limits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import BinaryIO
 
 from perfnb.errors import TraceError
 from perfnb.files import open_regular
+from perfnb.quantities import size
 
 #: Called with the bytes of the file done so far, and its size.
 Progress = Callable[[int, int], None]
 
 _BLOCK = 2**20
-#: Progress is told from this long after the begin, and this often.
+#: Progress is reported after this long, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
-#: Real traces unpack to 15 to 30 times their size. What unpacks to more than this, and would pass the cap, is refused
-#: before it does; where `max_ratio` is passed after more than so many bytes, whatever the cap.
+#: Real traces unpack to 15 to 30 times their size. A file that unpacks to more than the first and would exceed the
+#: limit is refused early; one above `max_ratio` is refused after the last number of bytes, whatever the limit.
 _BOMB_RATIO, _BOMB_FROM, _RATIO_FROM = 200, 4 * 2**20, 32 * 2**20
 GZIP = b"\x1f\x8b"
-#: So many bytes of a compressed file give a block of text, or it is none: twice what they take that do not compress.
+#: A compressed file yields a block of text after at most this many bytes: twice what incompressible text takes.
 _MOST_FOR_A_BLOCK = 2 * _BLOCK
 #: First bytes of files that are no text, and what such a file is.
 PACKED = {
@@ -39,7 +40,7 @@ PACKED = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reader refuses to go beyond.
+    """What a file may ask for before a reader refuses it.
 
     Attributes
     ----------
@@ -50,11 +51,11 @@ class Limits:
     max_events : int
         Of any kind.
     max_event_bytes : int
-        Of one event, or of all that stands before or after the events. So much text is held in memory.
+        Of one event, or of everything before or after the events: this much text is held in memory.
     max_depth : int
-        Of values inside values. Python's own recursion limit stays above it.
+        Of values inside values. Python's own recursion limit is higher.
     max_ratio : int
-        How many times its size a compressed file may unpack to, once that is more than 32 MiB.
+        How many times its size a compressed file may unpack to, checked above 32 MiB.
     """
 
     max_bytes: int = 8 * 2**30
@@ -69,13 +70,13 @@ LIMITS = Limits()
 
 
 def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
-    """The blocks of a text in memory."""
+    """Return the blocks of a text in memory."""
     view = memoryview(data)
-    return (view[begin : begin + _BLOCK] for begin in range(0, len(view), _BLOCK))
+    return (view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK))
 
 
 def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None) -> Generator[bytes, None, None]:
-    """The blocks of a file's text, unpacked where it is compressed with gzip.
+    """Read the blocks of a file's text, unpacked if it is compressed with gzip.
 
     Raises
     ------
@@ -90,25 +91,25 @@ def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None)
         why = "its compressed data is cut off" if cut else f"its compressed data is damaged ({error})"
         raise TraceError(f"{path} cannot be read as a trace: {why}; copy or record it again.") from error
     except IsADirectoryError as error:
-        raise TraceError(f"{path} cannot be read as a trace: it is a folder; name a file in it.") from error
+        raise TraceError(f"{path} cannot be read as a trace: it is a folder; give a file in it.") from error
     except FileNotFoundError as error:
-        raise TraceError(f"{path} cannot be read as a trace: there is no such file.") from error
+        raise TraceError(f"{path} cannot be read as a trace: the file does not exist.") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         raise TraceError(f"{path} cannot be read as a trace: {why}.") from error
 
 
 def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | None) -> Iterator[bytes]:
-    begin = told = time.monotonic()
-    size = os.fstat(file.fileno()).st_size
+    start = told = time.monotonic()
+    length = os.fstat(file.fileno()).st_size
     head = file.peek(16) if hasattr(file, "peek") else b""
     for magic, what in PACKED.items():
         if head.startswith(magic):
             raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
     packed = head.startswith(GZIP)
     most, limit = (limits.max_packed_bytes, "max_packed_bytes") if packed else (limits.max_bytes, "max_bytes")
-    if size > most:
-        raise TraceError(f"{path} was not read: it is {_size(size)}, above {_size(most)}; raise {limit} in limits=.")
+    if length > most:
+        raise TraceError(f"{path} was not read: it is {size(length)}, above {size(most)}; raise {limit} in limits=.")
     counted = _Counted(file, path)
     text = gzip.GzipFile(fileobj=counted, mode="rb") if packed else file  # type: ignore[call-overload]
     done = 0
@@ -120,50 +121,41 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
         place = file.tell()
         if done > limits.max_bytes:
             does = "would unpack to" if packed else "is"
-            raise _too_large(path, f"{does} more than {_size(limits.max_bytes)}")
+            raise _too_large(path, f"{does} more than {size(limits.max_bytes)}")
         if packed and done >= max(_BOMB_FROM, _BOMB_RATIO * place):
-            expected = done * size // place
+            expected = done * length // place
             if expected > limits.max_bytes:
-                much = f"about {_size(expected)}, {done // place:,} times its size"
-                raise _too_large(path, f"would unpack to more than {_size(limits.max_bytes)}: {much}")
+                much = f"about {size(expected)}, {done // place:,} times its size"
+                raise _too_large(path, f"would unpack to more than {size(limits.max_bytes)}: {much}")
         if packed and done > max(_RATIO_FROM, limits.max_ratio * place):
             raise TraceError(
-                f"{path} was not read: it unpacks to {done // place:,} times its size, as no trace does; if you trust "
-                "it, raise max_ratio in limits=."
+                f"{path} was not read: it unpacks to {done // place:,} times its size, more than any trace; if you "
+                "trust it, raise max_ratio in limits=."
             )
         yield block
         now = time.monotonic()
-        if progress is not None and now - begin >= QUIET_S and (now - told >= _EVERY_S or place == size):
+        if progress is not None and now - start >= QUIET_S and (now - told >= _EVERY_S or place == length):
             told = now
-            progress(place, size)
+            progress(place, length)
 
 
 class _Counted:
-    """A compressed file that is refused where much of it unpacks to nothing: a header or a row of empty parts that does
-    not end."""
+    """A compressed file, refused if much of it unpacks to nothing: an endless header, or endless empty parts."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
         self._path = path
         self.since_block = 0
 
-    def read(self, size: int = -1) -> bytes:
-        """So many bytes at most."""
-        data = self._file.read(size)
+    def read(self, count: int = -1) -> bytes:
+        """Read at most `count` bytes."""
+        data = self._file.read(count)
         self.since_block += len(data)
         if self.since_block > _MOST_FOR_A_BLOCK:
-            why = f"more than {_size(_MOST_FOR_A_BLOCK)} of its compressed data unpack to nothing"
+            why = f"more than {size(_MOST_FOR_A_BLOCK)} of its compressed data unpack to nothing"
             raise TraceError(f"{self._path} cannot be read as a trace: {why}; copy or record it again.")
         return data
 
 
 def _too_large(path: Path, how: str) -> TraceError:
     return TraceError(f"{path} {how}, so it was not read; if you trust it, raise max_bytes in limits=.")
-
-
-def _size(count: int) -> str:
-    """A number of bytes with a binary unit."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"

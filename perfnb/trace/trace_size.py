@@ -1,7 +1,7 @@
-"""What no trace of a real run has: so many threads, streams, devices or steps, or events so deep in each other.
+"""Limits that no trace of a real run exceeds: threads, streams, devices, steps, and events inside each other.
 
-The views of a profile give each of them a line or a level, so that a small file of millions would keep a report busy
-for hours or fill the memory. `perfnb.trace.trace_file.Limits` caps what a file may take to read.
+A report gives each of them a row or a level, so a small file with millions of them would keep it busy for hours or
+fill the memory. `perfnb.trace.trace_file.Limits` bounds what reading a file takes.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MOST_THREADS = 2_000
 MOST_STREAMS = 2_000
 MOST_DEVICES = 256
 MOST_STEPS = 5_000
-#: Steps times devices: each pair has a row of its own in the tables of GPUs.
+#: Steps times devices: each pair has a row in the GPU tables.
 MOST_STEPS_OF_DEVICES = 20_000
-#: Events on one thread that run inside each other: Python itself allows about 1,000 calls.
+#: Events on one thread inside each other: Python itself allows about 1,000 calls.
 MOST_NESTED = 2_000
-#: Layers inside each other, and letters of the names of all layers, in which those around each one are repeated.
+#: Layers inside each other, and letters in the names of all layers: each name repeats those around it.
 MOST_LAYERS_NESTED = 500
 MOST_LETTERS = 32 * 2**20
 
 
 def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
-    """Refuse a trace with more of something than a real run has.
+    """Refuse a trace that has more of something than a real run.
 
     Raises
     ------
     TraceError
-        With what it has too much of; the message names `source`.
+        With what there is too much of; the message names `source`.
     """
     on_device = is_in(trace, DEVICE_EVENTS)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
@@ -57,7 +57,7 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
 
 
 def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
-    """As `refuse_odd_trace`, of layers that lie so deep in each other, whose names have so many letters together."""
+    """Refuse layers nested too deeply, or whose names have too many letters in all; as `refuse_odd_trace`."""
     levels = max(depth, default=-1) + 1
     if levels > MOST_LAYERS_NESTED:
         raise TraceError(_odd(source, f"{levels:,} layers inside each other", MOST_LAYERS_NESTED))
@@ -67,22 +67,22 @@ def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
 
 def _odd(source: str, what: str, most: int) -> str:
     return (
-        f"{source} was not read: it has {what}, and {most:,} is the most that perfnb shows; record fewer steps, or cut "
-        "it into parts."
+        f"{source} was not read: it has {what}, and perfnb shows at most {most:,}; record fewer steps, or split "
+        "it."
     )
 
 
 def _numbered(*keys: Ints) -> tuple[Ints, int]:
-    """A number for each row's combination of keys, and how many there are."""
+    """Number each row's combination of keys, and count the combinations."""
     codes = pd.DataFrame(dict(enumerate(keys))).groupby(list(range(len(keys))), sort=False).ngroup().to_numpy()
     return codes.astype(np.int64), int(codes.max(initial=-1)) + 1
 
 
 def _deepest(thread: Ints, start: Ints, duration: Ints) -> int:
-    """The most events that are open at once on a thread."""
-    # An end and a begin at one time do not overlap; what takes no time does so for a nanosecond.
+    """Return the most events that are open at once on a thread."""
+    # An end and a start at the same time do not overlap; an event without duration lasts a nanosecond here.
     time = np.concatenate([start, start + np.maximum(duration, 1)])
     opens = np.repeat([1, -1], len(start))
     order = np.lexsort((opens, time, np.tile(thread, 2)))
-    # What a thread opens it closes, so that the sum is 0 where the next thread begins.
+    # A thread closes what it opens, so the sum is 0 where the next thread starts.
     return int(np.cumsum(opens[order]).max(initial=0))

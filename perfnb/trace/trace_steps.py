@@ -1,4 +1,4 @@
-"""Which steps a trace marks, and which of its events belong to them."""
+"""The steps that a trace marks, and the events that belong to them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 @dataclass(frozen=True)
 class TraceSteps:
-    """The steps of a trace, in order of time; no two overlap.
+    """The steps of a trace, in time order; no two overlap.
 
     Attributes
     ----------
     rows : ndarray
-        Place in the trace of the event that marks each; -1 for a step that stands for the whole trace.
+        Position in the trace of the event that marks each; -1 for a step that stands for the whole trace.
     numbers : ndarray
-        As their marks say: ``ProfilerStep#12`` is 12.
+        From their marks: ``ProfilerStep#12`` is 12.
     starts, ends : ndarray
         Nanoseconds.
     process, thread : int
         Where they ran.
     ignored : int
-        Marks of other threads, and marks inside other ones.
+        Marks on other threads or inside other marks.
     """
 
     rows: Ints
@@ -45,33 +45,33 @@ class TraceSteps:
 
 
 def is_in(trace: TraceColumns, categories: tuple[str, ...]) -> Bools:
-    """Whether each event is of one of the categories."""
+    """Return whether each event is in one of the categories."""
     return np.isin(np.array(trace.categories, dtype=object), categories)[trace.category]
 
 
 def numbered_spans(trace: TraceColumns, label: str, categories: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """The events of some categories that are called `label` and a number: their places, and their numbers."""
+    """Find events of some categories named `label` and a number: their positions, and their numbers."""
     of_names = np.array([number_behind(label, name) for name in trace.names], dtype=np.int64)
     numbers = of_names[trace.name]
     rows = np.flatnonzero((numbers != MISSING) & is_in(trace, categories))
     return rows, numbers[rows]
 
 
-def inside(times: Ints, begins: Ints, ends: Ints) -> Bools:
-    """Whether each time lies in one of the disjoint windows."""
-    if len(begins) == 0:
+def inside(times: Ints, starts: Ints, ends: Ints) -> Bools:
+    """Return whether each time lies in one of the disjoint windows."""
+    if len(starts) == 0:
         return np.zeros(len(times), dtype=bool)
-    order = np.argsort(begins)
-    place = np.searchsorted(begins[order], times, side="right") - 1
+    order = np.argsort(starts)
+    place = np.searchsorted(starts[order], times, side="right") - 1
     return (place >= 0) & (times < ends[order][place])
 
 
 def steps_of(trace: TraceColumns) -> TraceSteps:
-    """The steps that a trace marks; where it marks none, all of it is one step.
+    """Find the steps that a trace marks; without marks, the whole trace is one step.
 
-    Marks count on the thread that has the most of them. A step that stands for the whole trace reaches from the begin
-    of the first event on the host to the end of the last, and runs on the thread with the most events that are not part
-    of a backward pass; where nothing is from the host, it spans what ran on devices.
+    Marks count on the thread with the most of them. A step that stands for the whole trace lasts from the start of the
+    first host event to the end of the last, and runs on the thread with the most events outside a backward pass;
+    without host events it spans what ran on devices.
     """
     for label, categories in STEP_MARKS.items():
         rows, numbers = numbered_spans(trace, label, categories)
@@ -81,10 +81,10 @@ def steps_of(trace: TraceColumns) -> TraceSteps:
 
 
 def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
-    """Whether each event is part of a step.
+    """Return whether each event is part of a step.
 
-    What runs on the host is, by its begin; what runs on a device, by that of the call that launched it, and by its own
-    where the trace does not hold the call.
+    A host event belongs to the step in which it starts; a device event to that of the call that launched it, or to the
+    one in which it starts if the trace lacks the call.
     """
     if not steps.marked:
         return np.ones(len(trace), dtype=bool)
@@ -107,7 +107,7 @@ def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceSteps:
     starts = trace.start_ns[chosen]
     ends = starts + trace.duration_ns[chosen]
     reached = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
-    # Rounding lets a step end a little after the next one's begin; one that begins earlier than that is inside another.
+    # Rounding can let a step end just after the next one starts; one that starts earlier than that is inside another.
     apart = starts >= reached - max(trace.unit_ns, 1)
     chosen, numbers, starts, ends = chosen[apart], numbers[apart], starts[apart], ends[apart]
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
@@ -120,14 +120,14 @@ def _whole(trace: TraceColumns) -> TraceSteps:
     if len(rows) == 0:
         none = np.array([], dtype=np.int64)
         return TraceSteps(none, none, none, none, MISSING, MISSING)
-    begin, end = trace.start_ns[rows], trace.start_ns[rows] + trace.duration_ns[rows]
+    start, end = trace.start_ns[rows], trace.start_ns[rows] + trace.duration_ns[rows]
     process, thread = _main_thread(trace, host) if len(host) else (MISSING, MISSING)
     one = np.array([0], dtype=np.int64)
-    return TraceSteps(one - 1, one, begin.min(keepdims=True), end.max(keepdims=True), process, thread)
+    return TraceSteps(one - 1, one, start.min(keepdims=True), end.max(keepdims=True), process, thread)
 
 
 def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
-    """The thread with the most events outside the nodes of a backward pass."""
+    """Return the thread with the most events outside the nodes of a backward pass."""
     is_node = np.array([name.startswith(BACKWARD_NODE) for name in trace.names], dtype=bool)[trace.name[host]]
     start, end = trace.start_ns[host], trace.start_ns[host] + trace.duration_ns[host]
     which, threads = _threads(trace, host)
@@ -145,7 +145,7 @@ def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
 
 
 def _threads(trace: TraceColumns, rows: Ints) -> tuple[Ints, Ints]:
-    """A number for the thread of each of the rows, and process and thread that it stands for, in their order."""
+    """Number the thread of each of the rows, and return the process and thread of each number."""
     processes, process = np.unique(trace.process[rows], return_inverse=True)
     threads, thread = np.unique(trace.thread[rows], return_inverse=True)
     pairs, which = np.unique(process * len(threads) + thread, return_inverse=True)

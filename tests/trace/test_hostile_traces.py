@@ -98,7 +98,7 @@ def test_text_of_wider_characters_is_told_as_such(code: str, text: str) -> None:
 
 
 def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
-    with pytest.raises(TraceError, match=r"it begins with '\\x80\\x04\\x00x', which is no JSON"):
+    with pytest.raises(TraceError, match=r"it starts with '\\x80\\x04\\x00x', not a JSON"):
         decode(b"\x80\x04\0x")
     with pytest.raises(TraceError, match=r"null bytes"):
         decode(bytes(40))
@@ -107,7 +107,7 @@ def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
 def test_a_span_that_int64_just_holds_is_read() -> None:
     trace = decode(b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.9,"dur":0.003}]')
     assert int(trace.start_ns.max() - trace.start_ns.min()) == 2**63 - 4
-    with pytest.raises(TraceError, match=r"the span of its events is no time that perfnb can hold: from -9\.2e\+15"):
+    with pytest.raises(TraceError, match=r"the span of its events is not a time that perfnb can hold: from -9\.2e\+15"):
         decode(BROKEN["a span above int64"])
 
 

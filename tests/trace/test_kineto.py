@@ -248,7 +248,7 @@ def test_too_little_memory_is_the_one_error(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("perfnb.trace.chrome_columns.EventColumns.add", fail)
 
-    with pytest.raises(TraceError, match=r"^the trace was not read: it needs more memory than there is\.$"):
+    with pytest.raises(TraceError, match=r"^the trace was not read: there is not enough memory for it\.$"):
         columns_of({})
 
 
