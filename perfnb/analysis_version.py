@@ -1,4 +1,4 @@
-"""Which analysis this is: what was computed by another must not be taken for its results."""
+"""The version of the analysis: tables computed by another must not be mistaken for its results."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-#: The rooms in which the tables are computed.
+#: The rooms that compute tables.
 ROOMS = ("trace", "recording", "stats", "attribution", "memory", "roofline", "gpu", "timeline", "findings", "profile")
 
 
 @cache
 def analysis_version(package: Path = Path(__file__).parent) -> str | None:
-    """A digest of the code that computes tables, which changes whenever that does; ``None`` where it cannot be read.
+    """Return a digest of the code that computes tables, ``None`` if it cannot be read.
 
-    A number to be raised by hand would one day be forgotten.
+    A version number would have to be raised by hand, and one day would not be.
     """
     digest = hashlib.sha256()
     for room in ROOMS:

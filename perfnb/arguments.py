@@ -1,4 +1,4 @@
-"""Numbers that the user gives: seconds, counts, shares. One that makes no sense is refused in a sentence."""
+"""Arguments that the user gives: one that makes no sense is refused in a sentence."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-#: Nothing is run more often, or for more seconds, than this.
+#: Nothing runs more often, or for more seconds, than this.
 MOST = 10**9
 _LONGEST_SHOWN = 60
 
 
 def finite(value: object) -> float | None:
-    """The value as a float; ``None`` if it is no number, or one that no float can hold."""
+    """Return the value as a float; ``None`` if it is not a number, or no float can hold it."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
@@ -23,7 +23,7 @@ def finite(value: object) -> float | None:
 
 
 def require_flag(name: str, value: object) -> None:
-    """Refuse what is neither true nor false; 0 and 1 pass.
+    """Refuse anything but true and false; 0 and 1 pass.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number from `least` to `MOST`.
+    """Refuse anything but a whole number from `least` to `MOST`.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def require_count(name: str, value: object, least: int) -> None:
 
 
 def require_seconds(name: str, value: object) -> None:
-    """Refuse what is no number of seconds above 0, or more than `MOST`.
+    """Refuse anything but a number of seconds above 0 and up to `MOST`.
 
     Raises
     ------
@@ -61,10 +61,10 @@ def require_seconds(name: str, value: object) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as an error quotes it, shortened."""
+    """Quote a value in an error, shortened."""
     try:
         text = repr(value)
-    except Exception:  # a whole number of thousands of digits has no text, and anything may be given
+    except Exception:  # an integer of thousands of digits has no text, and anything may be given
         return f"such a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 10]}…{text[-9:]}"
 

@@ -7,11 +7,11 @@ class PerfnbError(Exception):
     """Base of every error that perfnb raises on purpose."""
 
     def __str__(self) -> str:
-        # A sentence may quote the name of a file, a layer or an operator, and ends in a terminal.
+        # A sentence may quote the name of a file, a layer or an operator, and ends up in a terminal.
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows instead of a traceback through perfnb's own code."""
+        """Return what IPython shows instead of a traceback through perfnb's own code."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -32,8 +32,8 @@ class TraceError(PerfnbError):
 
 
 class RecordingError(PerfnbError):
-    """A saved profile cannot be written or read; the message names the path and what is wrong."""
+    """Something saved cannot be written or read; the message names the path and what is wrong."""
 
 
 class LabError(PerfnbError):
-    """No such exercise, a file of results that cannot be read, a trace that cannot be had; the message names it."""
+    """An exercise, a file of results or a trace of a lab is missing or unreadable; the message names it."""

@@ -1,4 +1,4 @@
-"""Frames and facts on disk: a folder of Parquet files and one JSON file, open to any tool, whole or not at all."""
+"""Frames and facts on disk: a folder of Parquet files and one JSON file, open to any tool, written all or nothing."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from perfnb.files import new_folder, read_regular, sweep, usable
 from perfnb.recording.raw_columns import ROWS_NUMBERED, Columns, Odd, check_file, check_frame, is_text
 from perfnb.recording.text import TEXT, with_text
 
-#: Version of the form on disk; a reader refuses a newer one.
+#: Version of the format on disk; a reader refuses newer ones.
 VERSION = 1
 FORMAT = "perfnb"
-#: Bytes of a file below which starting threads to decode it takes longer than they save.
+#: Bytes of a file below which starting threads to decode it costs more than it saves.
 _THREADS_PAY = 4 * 2**20
-#: No file of a frame, and none of facts, is larger: bytes. Facts of 100 devices and 2,000 threads take some 100 kB.
+#: Largest file of a frame and of facts, in bytes. Facts of 100 devices and 2,000 threads take about 100 kB.
 _LARGEST, _LARGEST_META = 4 * 2**30, 16 * 2**20
-#: Brackets, commas and colons in a file of facts: each may stand before a value, which takes up to 75 bytes of memory.
+#: Brackets, commas and colons in a file of facts: each may precede a value, which takes up to 75 bytes of memory.
 _MOST_MARKS = 1_000_000
-#: Rows of a frame: at most so many, and no more than a byte of the file each, beyond what is little anyway. Events take
-#: some 10 bytes each. And how many times its size a file may unpack to, beyond what is little.
+#: A frame may have this many rows, and one per byte of its file beyond a free number (events take about 10 bytes each).
+#: A file may unpack to this many times its size beyond a free size.
 _MOST_ROWS, _ROWS_OF_ANY = 50_000_000, 1_000_000
 _MOST_RATIO, _SIZE_OF_ANY = 200, 64 * 2**20
-#: Bytes of a column of text: a file need not repeat a text that many rows have, and memory must.
+#: Bytes of a text column: a file can store once what many rows repeat in memory.
 _MOST_TEXT = 2**30
-#: What pyarrow and pandas raise for a file that was altered.
+#: What pyarrow and pandas raise for an altered file.
 _FAULTS = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, NotImplementedError),
     *(RecursionError, MemoryError, pa.ArrowException),
@@ -44,18 +44,18 @@ _FAULTS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What is saved in such a folder.
+    """A kind of saved folder.
 
     Attributes
     ----------
     word : str
-        What it is called: ``profile``.
+        Its name: ``profile``.
     frames : frozenset of str
-        The frames that it may hold, one file each.
+        The frames it may hold, one file each.
     needs : frozenset of str
-        Facts without which it is not whole.
+        Facts without which it is incomplete.
     facts : type
-        What the facts are, as msgspec checks it.
+        The type of the facts, as msgspec checks it.
     """
 
     word: str
@@ -65,7 +65,7 @@ class Kind:
 
     @property
     def meta(self) -> str:
-        """The file that holds the facts, by which the folder is known."""
+        """The file with the facts, by which the folder is recognised."""
         return f"{self.word}.json"
 
     def stands_at(self, path: str | Path) -> bool:
@@ -74,12 +74,12 @@ class Kind:
 
 
 def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a folder, whole or not at all; an earlier one of the same kind there is replaced.
+    """Write a folder, all or nothing; an earlier one of the same kind is replaced.
 
     Raises
     ------
     RecordingError
-        If something else stands at `path`, or it cannot be written.
+        If something else is at `path`, or it cannot be written.
     """
     target = usable(path)
     sweep(target.parent)
@@ -94,7 +94,7 @@ def save_all(
     path: str | Path,
     frames: Mapping[str, pd.DataFrame] | None = None,
 ) -> Path:
-    """Write a folder of folders, each with its frames and facts; as `save`.
+    """Write a folder of folders, each with its frames and facts; errors as in `save`.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def save_all(
 
 def _write(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], fresh: Path) -> None:
     for name, frame in frames.items():
-        # Times and numbers seldom repeat: their differences take less room and time than a dictionary of them.
+        # Times and numbers rarely repeat: their differences take less space and time than a dictionary.
         numbers = [column for column in frame if pd.api.types.is_integer_dtype(frame[column].dtype)]
         frame.to_parquet(
             fresh / f"{name}.parquet",
@@ -151,7 +151,7 @@ def _put(kind: Kind, target: Path, may_replace: bool, write: Callable[[Path], No
 
 
 def _may_replace(kind: Kind, target: Path) -> bool:
-    """Whether nothing but an earlier one of the kind, or nothing at all, stands in a folder."""
+    """Return whether a folder contains an earlier one of the kind and nothing else, or nothing at all."""
     if not target.is_dir() or target.is_symlink():
         return False
     names = {entry.name for entry in target.iterdir()}
@@ -167,7 +167,7 @@ def _may_replace(kind: Kind, target: Path) -> bool:
 
 
 def has_frame(name: str, source: Path) -> bool:
-    """Whether a folder holds a frame."""
+    """Return whether a folder contains a frame."""
     return _file(name, source).exists()
 
 
@@ -185,7 +185,7 @@ def load_frame(name: str, columns: Columns, source: Path) -> pd.DataFrame:
 
 
 def read(name: str, source: Path) -> bytes:
-    """The file of a frame; as `load_frame`."""
+    """Read the file of a frame; errors as in `load_frame`."""
     try:
         return read_regular(_file(name, source), _LARGEST)
     except OSError as error:
@@ -193,12 +193,12 @@ def read(name: str, source: Path) -> bytes:
 
 
 def check(name: str, columns: Columns, source: Path, data: bytes | None) -> bool:
-    """Refuse a file that is missing, not whole, or whose columns are others; as `load_frame`.
+    """Refuse a file that is missing or incomplete, or has other columns; errors as in `load_frame`.
 
     Returns
     -------
     bool
-        Whether the file tells enough of its columns. If not, decoding it checks the rest.
+        Whether the file describes its columns fully. If not, decoding it checks the rest.
     """
     if data is None:
         raise RecordingError(f"{_file(name, source)} cannot be read: it is missing.")
@@ -207,7 +207,7 @@ def check(name: str, columns: Columns, source: Path, data: bytes | None) -> bool
 
 
 def rows(name: str, source: Path, data: bytes) -> int:
-    """How many rows the frame has that a file holds; as `load_frame`."""
+    """Return the number of rows in the file of a frame; errors as in `load_frame`."""
     with _faults_told(name, source):
         return int(_opened(data).metadata.num_rows)
 
@@ -215,32 +215,32 @@ def rows(name: str, source: Path, data: bytes) -> int:
 def decoded(
     name: str, columns: Columns | None, source: Path, data: bytes, only: Iterable[str] | None = None
 ) -> pd.DataFrame:
-    """The frame that a file holds; as `load_frame`.
+    """Decode the file of a frame; errors as in `load_frame`.
 
-    Without `columns` they are as they stand in the file, `only` those of these names.
+    Without `columns`, those named in `only` are returned as they are in the file.
     """
     with _faults_told(name, source):
-        # As pandas.read_parquet, without the imports of Arrow's data sets, which take longer than a small file.
+        # Like pandas.read_parquet without importing Arrow's data sets, which takes longer than a small file.
         threads = len(data) >= _THREADS_PAY
         table = _table(data, columns if only is None else only, threads)
         frame: pd.DataFrame = table.to_pandas(use_threads=threads)
         frame = with_text(frame, [field.name for field in table.schema if is_text(field.type)])
-        if not len(frame):  # of a frame without rows Parquet keeps no categories
+        if not len(frame):  # Parquet keeps no categories for a frame without rows
             empty = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
             kept = (table.schema.pandas_metadata or {}).get("columns", [])
             frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
         for column in frame.select_dtypes("category"):
-            if not len(frame[column].cat.categories):  # Parquet does not tell of what type nothing is
+            if not len(frame[column].cat.categories):  # Parquet keeps no type for no values
                 frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype=TEXT))
         return frame if columns is None else check_frame(frame, columns, ROWS_NUMBERED.get(name))
 
 
 def _table(data: bytes, wanted: Iterable[str] | None, threads: bool) -> pa.Table:
-    """The columns of a file that are wanted, all of them without; others may be as large as they like."""
+    """Read the wanted columns of a file, all by default; others may be as large as they like."""
     schema = _opened(data).schema_arrow
     names = schema.names if wanted is None else [name for name in schema.names if name in set(wanted)]
     texts = [name for name in names if is_text(schema.field(name).type)]
-    # A text that many rows have stands once in the file, and stays so until it is known how much they are together.
+    # The file stores repeated text once; keep it so until the total size is known.
     table = _opened(data, texts).read(columns=names, use_threads=threads)
     for name in texts:
         place, field = table.schema.get_field_index(name), schema.field(name)
@@ -254,10 +254,10 @@ def _table(data: bytes, wanted: Iterable[str] | None, threads: bool) -> pa.Table
 
 
 def _opened(data: bytes, as_dictionary: list[str] | None = None) -> pq.ParquetFile:
-    """A Parquet file whose rows and columns take no more memory than a file of its size may ask for."""
+    """Open a Parquet file whose rows and columns need no more memory than a file of its size may ask for."""
     file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=as_dictionary)
     lists = [leaf.path for leaf in map(file.schema.column, range(len(file.schema))) if leaf.max_repetition_level]
-    if lists:  # rows do not tell how many values they hold
+    if lists:  # the number of rows does not bound their values
         raise Odd(f"its column {lists[0].partition('.')[0]!r} holds lists")
     about = file.metadata
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
@@ -272,7 +272,7 @@ def _opened(data: bytes, as_dictionary: list[str] | None = None) -> pq.ParquetFi
 
 @contextmanager
 def _faults_told(name: str, source: Path) -> Iterator[None]:
-    """Whatever pyarrow or pandas find wrong with a file, in a sentence."""
+    """Turn whatever pyarrow or pandas raise for a file into a sentence."""
     try:
         yield
     except Odd as error:
@@ -295,7 +295,7 @@ def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
     Raises
     ------
     RecordingError
-        If there is none of the kind, or it is damaged or of a newer form.
+        If it is not of the kind, is damaged, or was saved by a newer version.
     """
     meta = _meta(kind, source)
     try:
@@ -306,28 +306,30 @@ def load_meta(kind: Kind, source: Path) -> dict[str, Any]:
 
 
 def _meta(kind: Kind, source: Path) -> dict[str, Any]:
-    """The facts of a folder, as they stand there."""
+    """Read the facts of a folder as they are."""
     file = source / kind.meta
     if not source.exists():
         raise RecordingError(f"{source} does not exist.")
     if not file.is_file():
-        raise RecordingError(f"{source} is no saved perfnb {kind.word}: it is not a folder with a {kind.meta}.")
+        raise RecordingError(f"{source} is not a saved perfnb {kind.word}: it is not a folder with a {kind.meta}.")
     try:
         data = read_regular(file, _LARGEST_META)
         if sum(map(data.count, (b"[", b"{", b",", b":"))) > _MOST_MARKS:
-            raise ValueError("it holds more values than any that perfnb writes")
+            raise ValueError("it contains more values than perfnb ever writes")
         content = json.loads(data.decode("utf-8"))
         version, meta = content["version"], content["meta"]
         if content["format"] != FORMAT:
-            raise ValueError("it is not perfnb's")
+            raise ValueError("perfnb did not write it")
         if not isinstance(version, int) or not isinstance(meta, dict):
-            raise ValueError("its version or meta is of another type")
+            raise ValueError("its version or meta has the wrong type")
         if version <= VERSION and not kind.needs <= meta.keys():
             raise ValueError(f"it has no {min(kind.needs - meta.keys())}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RecordingError(f"{file} is damaged: {error!r}.") from error
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise RecordingError(f"{file} is damaged: {why}.") from error
     if version > VERSION:
         raise RecordingError(
-            f"{source} was saved by a newer perfnb (form {str(version)[:20]}, this one reads {VERSION}): update perfnb."
+            f"{source} was saved by a newer perfnb (format {str(version)[:20]}, this one reads {VERSION}); "
+            "update perfnb."
         )
     return meta

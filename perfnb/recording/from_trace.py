@@ -28,24 +28,24 @@ from perfnb.trace_names import (
     number_behind,
 )
 
-#: Columns of whole numbers, -1 where an event carries none.
+#: Columns of whole numbers, -1 for missing values.
 NUMBERS = (
     *("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id"),
     *("sequence", "forward_thread", "wait_stream", "wait_correlation", "bytes"),
 )
-#: Columns of text, missing where an event carries none.
+#: Columns of text, missing for events without one.
 TEXTS = ("shapes", "collective", "group")
 
 
 def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd.DataFrame:
-    """The events at some places of a trace: names, times, and what each carries; see `Recording.events`.
+    """Make the frame of some of a trace's events; see `Recording.events`.
 
     Parameters
     ----------
     trace : TraceColumns
     rows : ndarray
     span : ndarray, optional
-        Number of the layer span that each of the rows is; -1 for those that are none.
+        Number of the layer span that each row is, -1 for other events.
     """
     names, _ = span_names(trace)
     texts = {"shapes": trace.shape_texts, "collective": trace.collective_names, "group": trace.group_names}
@@ -62,23 +62,26 @@ def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd
 
 
 def span_names(trace: TraceColumns) -> tuple[list[str], Ints]:
-    """Names with the layer spans' numbers taken off, and the number of the span that each name code stands for."""
+    """Return the names without the numbers of layer spans, and the span number of each name, -1 for others."""
     numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
     names = [LAYER_SPAN if number != MISSING else name for name, number in zip(trace.names, numbers, strict=True)]
     return names, numbers
 
 
 def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
-    """Codes with their labels, missing where below 0; equal labels become one, unused ones go."""
+    """Make categories of codes and labels, missing below 0; equal labels are merged, unused ones dropped."""
     used = np.flatnonzero(np.bincount(codes[codes != MISSING], minlength=len(labels))) if len(codes) else codes
     unique, merged = np.unique(np.array([labels[code] for code in used], dtype=object), return_inverse=True)
-    place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last is for what is missing
+    place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last is for missing values
     place[used] = merged
     return pd.Categorical.from_codes(place[codes], categories=pd.Index(unique, dtype=TEXT))
 
 
 def with_places(trace: TraceColumns) -> TraceColumns:
-    """The trace with the device and stream of ranges that carry neither: those of work of the same pid and tid."""
+    """Give device ranges without a device and stream those of work with the same pid and tid.
+
+    torch writes such ranges beside their work without saying which stream they are on.
+    """
     lost = np.flatnonzero(is_in(trace, DEVICE_RANGES) & (trace.device == MISSING) & (trace.stream == MISSING))
     known = np.flatnonzero(is_in(trace, DEVICE_WORK) & (trace.device != MISSING) & (trace.stream != MISSING))
     if len(lost) == 0 or len(known) == 0:
@@ -98,16 +101,16 @@ def _pairs(trace: TraceColumns, rows: Ints) -> Ints:
     return np.stack([trace.process[rows], trace.thread[rows]], axis=1)
 
 
-#: Category of an event that is none of the trace's: the step that stands for all of it.
+#: Category of an event that is not in the trace: the step that stands for all of it.
 WHOLE_TRACE = "whole trace"
-#: Of so many threads are the names kept.
+#: Names are kept of this many threads.
 _MOST_NAMES = 1000
 
 
 def recording_of_trace(
     trace: TraceColumns, name: str, rank: int | None = None, caveats: Sequence[str] = ()
 ) -> Recording:
-    """The recording of a trace, without layers but those that perfnb wrote into it.
+    """Make the recording of a trace, with no layers except those that perfnb wrote into it.
 
     Parameters
     ----------
@@ -115,7 +118,7 @@ def recording_of_trace(
     name : str
         Of the file.
     rank : int, optional
-        Where the trace itself tells none.
+        Used if the trace has none.
     caveats : sequence of str
         What its format cannot tell.
     """
@@ -150,7 +153,7 @@ def recording_of_trace(
 
 
 def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:
-    """The events after one that stands for the whole trace."""
+    """Put an event that stands for the whole trace before the others."""
     whole = pd.DataFrame({column: [MISSING] for column in events.columns if events[column].dtype == np.int64})
     whole["start_ns"], whole["duration_ns"] = steps.starts, steps.ends - steps.starts
     whole["process"], whole["thread"], whole["marks_step"] = steps.process, steps.thread, steps.numbers
@@ -185,7 +188,7 @@ def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
 
 
 def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
-    """Milliseconds that each step waited for a data loader of torch's, on its own thread; a mark may cut a wait."""
+    """Return how many ms each step waited for a torch data loader on its own thread; a mark may cut a wait."""
     is_wait = np.array([name.startswith(LOADER) for name in trace.names], dtype=bool)
     if not is_wait.any():
         return np.zeros(len(steps.starts))
@@ -195,13 +198,13 @@ def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
     if len(rows) == 0:
         return np.zeros(len(steps.starts))
     reached = np.maximum.accumulate(trace.start_ns[rows] + trace.duration_ns[rows])
-    outside = np.append(True, trace.start_ns[rows][1:] >= reached[:-1])  # a wait may lie inside another
-    begins, durations = trace.start_ns[rows][outside], trace.duration_ns[rows][outside]
+    outside = np.append(True, trace.start_ns[rows][1:] >= reached[:-1])  # a wait may be inside another
+    starts, durations = trace.start_ns[rows][outside], trace.duration_ns[rows][outside]
     before = np.concatenate([[0], np.cumsum(durations)])
 
     def waited_until(time: Ints) -> Ints:
-        place = np.searchsorted(begins, time, side="right") - 1
-        within = np.minimum(time - begins[place], durations[place])
+        place = np.searchsorted(starts, time, side="right") - 1
+        within = np.minimum(time - starts[place], durations[place])
         return np.where(place >= 0, before[place] + within, 0)
 
     return np.asarray((waited_until(steps.ends) - waited_until(steps.starts)) / 1e6)
@@ -249,9 +252,9 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
 
 
 def _gpus(trace: TraceColumns) -> list[str]:
-    """Names of the devices that something ran on, as far as the trace tells them.
+    """Return the names of the devices that something ran on, as far as the trace tells them.
 
-    The numbers in the trace are not always those of the list; where all in the list are of one kind, its name is right.
+    Device numbers in the trace are not always those of its list; if all devices in the list have one name, it is right.
     """
     used = np.unique(trace.device[is_in(trace, DEVICE_EVENTS)]) if len(trace) else np.array([], dtype=np.int64)
     by_number: dict[Any, Any] = {device.get("id"): device.get("name") for device in trace.devices if _plain(device)}
@@ -265,7 +268,7 @@ def _plain(device: dict[str, Any]) -> bool:
 
 
 def rows_of_trace(events: pd.DataFrame) -> Ints:
-    """Places of the events that the trace holds: all but the step that stands for it."""
+    """Return the positions of the events in the trace: all but the step that stands for it."""
     if "marks_step" not in events:
         return np.arange(len(events))
     stands_for_it = (events["category"] == WHOLE_TRACE) & (events["marks_step"] != MISSING)

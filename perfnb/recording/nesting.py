@@ -12,36 +12,36 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: Parent of an interval that lies in no other.
+#: Parent of an interval that is inside no other.
 NONE = -1
-#: How often ends are cut before what still crosses stays as it is.
+#: How often ends are cut before what still overlaps is left as it is.
 _CUTS = 8
 
 
 class Forest(NamedTuple):
-    """Intervals as trees: position of the parent (`NONE` for a root) and number of ancestors of each."""
+    """Intervals as trees: the position of each one's parent (`NONE` for a root), and its number of ancestors."""
 
     parent: Ints
     depth: Ints
 
     def by_depth(self) -> list[Ints]:
-        """Positions level by level, roots first."""
+        """Return the positions level by level, roots first."""
         order = np.argsort(self.depth, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(self.depth[order])) + 1) if len(order) else []
 
 
 def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
-    """The smallest interval around each interval of the same thread.
+    """Find the smallest interval around each interval of the same thread.
 
-    Intervals of a thread nest, as those of a call stack do. Of two equal intervals the one that comes first in the
-    arrays is outside. An interval that begins where another ends lies beside it.
+    Intervals of a thread nest, like those of a call stack. Of two equal intervals the first in the arrays is the outer.
+    An interval that starts where another ends is beside it.
     """
     forest = Forest(np.full(len(start), NONE, dtype=np.int64), np.zeros(len(start), dtype=np.int64))
-    # An empty interval takes a nanosecond here, so that it lies in what begins with it.
+    # An empty interval lasts a nanosecond here, so that it is inside the one that starts with it.
     end = np.maximum(end, start + 1)
     order = np.lexsort((-end, start, thread))
     for members in np.split(order, np.flatnonzero(np.diff(thread[order])) + 1):
-        # Open intervals at a start: those that began before it less those that ended by then.
+        # Open intervals at a start: those that started earlier, less those that ended by then.
         ended = np.searchsorted(np.sort(end[members]), start[members], side="right")
         forest.depth[members] = np.arange(len(members)) - ended
         level = Forest(members, forest.depth[members]).by_depth()
@@ -51,9 +51,9 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
 
 
 def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
-    """As `nest`, of intervals that may end a little after the one around them, and the ends that make them nest.
+    """As `nest`, for intervals that may end just after their parent; also return the ends that make them nest.
 
-    Times that a file rounds do so. What ends too late is cut to the end of what it began in.
+    Rounded times in a file do that. An end that is too late is cut to the end of the interval it started in.
     """
     forest = nest(thread, start, end)
     for _ in range(_CUTS):
@@ -69,7 +69,7 @@ def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
 
 
 def forest_of(parent: Ints) -> Forest:
-    """The forest of given parents."""
+    """Make a forest from parents."""
     depth = np.zeros(len(parent), dtype=np.int64)
     above = parent
     while (above != NONE).any():
@@ -79,7 +79,7 @@ def forest_of(parent: Ints) -> Forest:
 
 
 def innermost(forest: Forest, marked: Bools) -> Ints:
-    """Position of the nearest marked ancestor of each interval, itself not counted; `NONE` where there is none."""
+    """Find the nearest marked ancestor of each interval, excluding itself; `NONE` without one."""
     result = np.full(len(marked), NONE, dtype=np.int64)
     for level in forest.by_depth()[1:]:
         above = forest.parent[level]
@@ -88,7 +88,7 @@ def innermost(forest: Forest, marked: Bools) -> Ints:
 
 
 def outermost(forest: Forest, marked: Bools) -> Ints:
-    """Position of the farthest marked ancestor-or-self of each interval."""
+    """Find the farthest marked ancestor of each interval, including itself."""
     result = np.where(marked, np.arange(len(marked)), NONE)
     for level in forest.by_depth()[1:]:
         above = result[forest.parent[level]]
@@ -97,7 +97,7 @@ def outermost(forest: Forest, marked: Bools) -> Ints:
 
 
 def subtree_sums(forest: Forest, values: Floats) -> Floats:
-    """Sum of `values` over each node and all below it."""
+    """Sum `values` over each node and everything below it."""
     sums = values.astype(np.float64).copy()
     for level in reversed(forest.by_depth()[1:]):
         np.add.at(sums, forest.parent[level], sums[level])
@@ -105,6 +105,6 @@ def subtree_sums(forest: Forest, values: Floats) -> Floats:
 
 
 def children_sums(parent: Ints, values: Floats) -> Floats:
-    """Sum of `values` over the direct children of each node."""
+    """Sum `values` over the direct children of each node."""
     has = parent != NONE
     return np.bincount(parent[has], weights=values[has], minlength=len(parent)).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Which columns a saved frame must have, of which type and in which range: a file may have been altered by anyone.
+"""The columns that a saved frame must have, with their types and ranges: anyone may have altered a file.
 
-What a Parquet file tells of its columns is looked at before they are decoded, and the columns themselves afterwards,
-for a file may tell what is not so.
+A Parquet file's own description of its columns is checked before they are decoded, and the columns themselves
+afterwards, because the description may be false.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from perfnb.recording.text import TEXT
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds.
+    """What a column must hold.
 
     Attributes
     ----------
     kind : str
-        ``whole`` and ``count`` (int64, and int64 that may be missing), ``number`` (float64), ``label`` (a category of
+        ``whole`` and ``count`` (int64, and int64 with missing values), ``number`` (float64), ``label`` (a category of
         text), ``text``, ``flag``.
     missing : bool
         Whether values may be missing.
     low, high : float or None
-        Least and greatest value.
+        Smallest and largest value.
     needed : bool
-        Whether a file without it is damaged.
+        Whether a file without the column is damaged.
     """
 
     kind: str
@@ -50,12 +50,12 @@ _FAR = 2**62
 _WHOLE, _FROM_NONE = Column("whole"), Column("whole", low=-1)
 _LENGTH = Column("whole", low=0)
 _LABEL, _MAYBE_LABEL = Column("label"), Column("label", missing=True)
-#: What earlier versions did not write.
+#: Columns that earlier versions did not write.
 _OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
 _OLD_LABEL = replace(_MAYBE_LABEL, needed=False)
 _COUNT = Column("count", missing=True, low=0, high=_FAR)
 _MS = Column("number", low=0, high=1e15)
-#: An index, which is no column of the file where it counts from 0.
+#: An index, which is not a column of the file if it counts from 0.
 _NUMBER_OF_ROW = Column("whole", low=0, needed=False)
 
 EVENTS: Columns = {
@@ -136,21 +136,21 @@ LOSSES: Columns = {
     **dict.fromkeys(("candidate", "baseline", "limit"), Column("number", missing=True)),
 }
 
-#: Frames whose rows have a number each, and the column of it, which is their index.
+#: Frames with numbered rows, and the column of numbers, which is their index.
 ROWS_NUMBERED = MappingProxyType({"spans": "span", "arithmetic_calls": "number"})
 
 
 class Odd(ValueError):
-    """A column that is not what it must be."""
+    """A column is not as it must be."""
 
 
 def check_file(file: pq.ParquetFile, columns: Columns) -> bool:
-    """Refuse a file whose columns cannot be what they must be; whether it tells enough to believe it is.
+    """Refuse a file whose columns cannot be right; return whether it describes all of them.
 
     Raises
     ------
     Odd
-        With the column and what is wrong.
+        With the column and what is wrong with it.
     """
     schema, rows = file.schema_arrow, file.metadata.num_rows
     for name, column in columns.items():
@@ -173,14 +173,14 @@ def check_file(file: pq.ParquetFile, columns: Columns) -> bool:
 
 
 def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None) -> pd.DataFrame:
-    """The frame with the columns that are known, each of which is what it must be; as `check_file`.
+    """Return the known columns of a frame after checking them; errors as in `check_file`.
 
-    Of a frame without rows Parquet does not keep the types: it gets them.
+    Parquet does not keep the types of a frame without rows: they are set here.
 
     Parameters
     ----------
     index : str, optional
-        The column of numbers that is its index.
+        The column of numbers that is the index.
     """
     if index is not None:
         frame = frame.reset_index()
@@ -217,7 +217,7 @@ def _is(kind: pa.DataType, column: Column) -> bool:
         return bool(pa.types.is_float64(kind))
     if column.kind == "flag":
         return bool(pa.types.is_boolean(kind))
-    if pa.types.is_null(kind):  # what has no value has no type
+    if pa.types.is_null(kind):  # a column without values has no type
         return column.missing
     if column.kind == "label":
         return bool(pa.types.is_dictionary(kind)) and (column.missing or is_text(kind.value_type))
@@ -229,7 +229,7 @@ def _is_null(schema: pa.Schema, name: str) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of a file is text."""
+    """Return whether a column of a file is text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -262,7 +262,7 @@ _NUMBER = (int, float, np.number)
 
 
 def _told(metadata: pq.FileMetaData) -> dict[str, tuple[int, object, object]]:
-    """Number of missing values, the least and the greatest of each column that tells them for all its parts."""
+    """Return the missing count, minimum and maximum of each column for which every part of the file has them."""
     told: dict[str, tuple[int, object, object]] = {}
     silent = set()
     for group in range(metadata.num_row_groups):

@@ -1,4 +1,4 @@
-"""Reading trace files into recordings, several at once in other processes where that pays."""
+"""Read trace files into recordings, several at once in other processes if that pays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perfnb.trace.trace_size import refuse_odd_layers, refuse_odd_trace
 
 Thing = TypeVar("Thing")
 
-#: Bytes of files from which on they are read by processes of their own.
+#: Bytes of files from which processes of their own read them.
 _PAYS = 16 * 2**20
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _FAILED = 3
@@ -35,14 +35,14 @@ _FAILED = 3
 def read_recording(
     path: str | Path, limits: Limits, rank: int | None = None, progress: Progress | None = None
 ) -> Recording:
-    """The recording of a trace file, without layers.
+    """Read a trace file as a recording without layers.
 
     Parameters
     ----------
     path : str or Path
     limits : Limits
     rank : int, optional
-        Where the trace tells none.
+        Used if the trace has none.
 
     Raises
     ------
@@ -64,15 +64,15 @@ def read_recording(
 def read_recordings(
     paths: Sequence[Path], limits: Limits, executor: Executor | None, progress: Progress | None = None
 ) -> list[Recording]:
-    """The recordings of trace files of one job, in the order of their ranks.
+    """Read the trace files of one job as recordings, in rank order.
 
-    A rank is that of the trace, else that in the file's name (``rank3``), else the file's place. Where two files would
-    have one rank, the places count for all.
+    A rank is the number in the trace, else in the file's name (``rank3``), else the file's position. If two files would
+    have the same rank, all get their positions.
 
     Parameters
     ----------
     executor : Executor, optional
-        Reads the files. By default processes do if there is much to read.
+        Reads the files. By default, processes do if there is much to read.
     progress : callable, optional
         As `perfnb.trace.readers.Reader.read` takes it; of all files together.
 
@@ -108,7 +108,7 @@ def read_recordings(
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """The trace files in a folder, in the order of the numbers in their names."""
+    """List the trace files in a folder, in the order of the numbers in their names."""
     endings = tuple(ending for reader in readers() for ending in reader.endings)
     files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(endings)]
     return sorted(
@@ -117,7 +117,7 @@ def trace_files(folder: Path) -> list[Path]:
 
 
 def rank_of_name(name: str) -> int | None:
-    """The rank that a file's name tells: 3 of ``job_rank3.json.gz``."""
+    """Return the rank in a file's name: 3 for ``job_rank3.json.gz``."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
 
@@ -127,7 +127,7 @@ def _with_rank(recording: Recording, rank: int) -> Recording:
 
 
 def _read_or_say(path: str, limits: Limits, rank: int | None) -> Recording | str:
-    """`read_recording` for an executor. What is wrong is said: some make errors of their own of what is raised."""
+    """`read_recording` for an executor. An error is returned as text: some executors wrap what is raised."""
     try:
         return read_recording(path, limits, rank)
     except TraceError as error:
@@ -141,25 +141,25 @@ def _or_raise(answer: Recording | str) -> Recording:
 
 
 class _Together:
-    """How far the reading of several files has got, in bytes."""
+    """Progress of reading several files, in bytes."""
 
     def __init__(self, sizes: Sequence[int], progress: Progress | None) -> None:
         self.total = sum(sizes)
         self._sizes = sizes
         self._progress = progress
         self._done = 0
-        self._begin = time.monotonic()
+        self._start = time.monotonic()
 
     def each(self, things: Sequence[Thing]) -> Iterator[Thing]:
-        """One thing a file, in their order; when the next is asked for, the file is done."""
+        """Yield one thing per file, in order; asking for the next marks the file as done."""
         for thing, size in zip(things, self._sizes, strict=True):
             yield thing
             self._done += size
-            if time.monotonic() - self._begin >= QUIET_S:
+            if time.monotonic() - self._start >= QUIET_S:
                 self._tell(self._done)
 
     def of_one(self, done: int, size: int) -> None:
-        """Take the progress of the file that is being read."""
+        """Report progress in the current file."""
         self._tell(self._done + done)
 
     def _tell(self, done: int) -> None:
@@ -171,13 +171,13 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # reading it will say what is wrong
+        return 0  # reading it will report what is wrong
 
 
 def _read_apart(
     paths: Sequence[Path], limits: Limits, ranks: Sequence[int | None], together: _Together
 ) -> list[Recording]:
-    """Read each file in a Python process of its own, which runs nothing of the caller's."""
+    """Read each file in a Python process of its own, which runs none of the caller's code."""
     with tempfile.TemporaryDirectory(prefix="perfnb-") as work, ThreadPoolExecutor(os.cpu_count()) as threads:
         folders = [Path(work) / str(place) for place in range(len(paths))]
         asked = [
@@ -192,7 +192,7 @@ def _read_apart(
                 while task in pending:
                     done, pending = wait(pending, return_when=FIRST_COMPLETED)
                     for one in done:
-                        one.result()  # what is wrong with any is told at once
+                        one.result()  # raise the first error at once
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -202,7 +202,7 @@ def _read_apart(
 
 
 class _Processes:
-    """Processes that read a file each, until they are stopped."""
+    """Processes that each read a file, until they are stopped."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -237,7 +237,7 @@ class _Processes:
             raise TraceError(f"{path} was not read: the process that read it ended with code {process.returncode}.")
 
     def stop(self) -> None:
-        """End what runs, and begin no more."""
+        """Kill what runs, and start nothing more."""
         with self._lock:
             self._stopped = True
             for process in self._running:

@@ -1,4 +1,4 @@
-"""From a watch to its frames: the samples, and the marks that name stretches of them."""
+"""From a watch to frames: the samples, and the marks that name stretches of time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 
 
 def watch_record(columns: Columns, marks: Sequence[Mark], shift_s: float = 0.0) -> WatchRecord:
-    """The frames of a watch.
+    """Make the frames of a watch.
 
     Parameters
     ----------
@@ -48,13 +48,13 @@ def _device_frame(device: str, columns: Mapping[str, NDArray[np.float64]]) -> pd
         words = {bits: ", ".join(throttle_words(int(bits))) for bits in set(columns["throttle_reasons"]) if bits >= 0}
         frame["throttle_reasons"] = pd.Series([words.get(bits) for bits in columns["throttle_reasons"]], dtype=TEXT)
     numbers = [name for name in frame.columns if name not in ("throttle_reasons", "t_s")]
-    # What was not read is missing, whatever pandas holds for a number that is none.
+    # Missing readings are NA, however pandas represents a float that is not a number.
     frame[numbers] = frame[numbers].astype("Float64").mask(frame[numbers].isna())
     return frame.assign(device=device)
 
 
 def _mark_at(times: NDArray[np.float64], marks: Sequence[Mark]) -> NDArray[np.object_]:
-    """The name of the innermost mark at each time."""
+    """Return the name of the innermost mark at each time."""
     order = np.argsort(times, kind="stable")
     ordered = times[order]
     names = np.full(len(times), None, dtype=object)

@@ -1,6 +1,6 @@
-"""What the facts beside saved frames are: their types and ranges, by which msgspec checks a file that was altered.
+"""The facts saved with frames: their types and ranges, by which msgspec checks a file that may have been altered.
 
-Keys that are not named here are kept as they stand.
+Keys that are not listed here are kept as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Plain = bool | Whole | Number | str | None
 
 
 class Noise(TypedDict, total=False):
-    """What went on beside steps, as `perfnb.step.conditions` finds it."""
+    """What happened beside the steps, as `perfnb.step.conditions` reports it."""
 
     cpus: Count | None
     load_before: Amount
@@ -54,7 +54,7 @@ class Environment(TypedDict, total=False):
 
 
 class Options(TypedDict, total=False):
-    """What a profile was asked for."""
+    """The options of a profile."""
 
     warmup: Count | None
     steps: Count | None
@@ -65,14 +65,14 @@ class Options(TypedDict, total=False):
 
 
 class Cost(TypedDict, total=False):
-    """Nanoseconds that tracing costs."""
+    """Cost of tracing in nanoseconds."""
 
     op_ns: Amount
     call_ns: Amount
 
 
 class Ceilings(TypedDict, total=False):
-    """What the machine can do."""
+    """Peak rates of the machine."""
 
     on: Required[str]
     device: Required[str]
@@ -99,7 +99,7 @@ class Optimizer(Struct):
 
 
 class Loader(Struct):
-    """Name and settings of what feeds the step."""
+    """Name and settings of the step's data loader."""
 
     name: str | None
     class_: str = field(name="class")
@@ -115,21 +115,21 @@ class Loader(Struct):
 
 
 class Parts(TypedDict, total=False):
-    """What the user calls the parts of the step."""
+    """The user's names of the parts of the step."""
 
     optimizers: list[Optimizer]
     loader: Loader | None
 
 
 class Threads(TypedDict):
-    """The trial with as many threads as there are cores."""
+    """The trial with one thread per core."""
 
     threads: Count
     steps_ms: list[Amount]
 
 
 class Allocator(TypedDict, total=False):
-    """What CUDA's allocator counts of a device."""
+    """Statistics of CUDA's allocator on a device."""
 
     retries: Count | None
     ooms: Count | None
@@ -137,7 +137,7 @@ class Allocator(TypedDict, total=False):
 
 
 class Sum(TypedDict):
-    """Figures of a metric over all readings of a watch, as `perfnb.telemetry.history.Exact`."""
+    """A metric over all readings of a watch, as `perfnb.telemetry.history.Exact`."""
 
     max: Number
     integral: Annotated[float, Meta(ge=-1e30, le=1e30)]  # bytes by seconds: a week of a terabyte is near 1e18
@@ -146,7 +146,7 @@ class Sum(TypedDict):
 
 
 class Device(TypedDict, total=False):
-    """What a watched device has, as its sampler tells it."""
+    """A watched device, as the sampler describes it."""
 
     name: str | None
     cpus: Count | None
@@ -157,7 +157,7 @@ class Device(TypedDict, total=False):
 
 
 class WatchFacts(TypedDict, total=False):
-    """Of a watch."""
+    """A watch."""
 
     running: bool
     interval_s: Required[Above0]
@@ -173,7 +173,7 @@ class WatchFacts(TypedDict, total=False):
 
 
 class TraceFacts(TypedDict, total=False):
-    """Of a trace that was loaded."""
+    """A loaded trace."""
 
     file: Required[str]
     rank_known: Required[bool]
@@ -201,7 +201,7 @@ class Looped(TypedDict):
 
 
 class ProfileFacts(TypedDict, total=False):
-    """Of a profile."""
+    """A profile."""
 
     name: Required[str]
     rank: Rank

@@ -1,8 +1,8 @@
-"""The frames' schema: which columns each table has, of which type, and what they mean.
+"""The frames' schema: the columns of each table, their types, and what they mean.
 
-Names and units are a public contract. Times of events are int64 nanoseconds; times in
-summaries are float milliseconds per step. What could not be measured is ``NA``, never 0; in
-columns of text and of categories pandas shows it as ``NaN``, and ``isna()`` finds both.
+Names and units are a public contract. Times of events are int64 nanoseconds; times in summaries are float milliseconds
+per step. What could not be measured is ``NA``, never 0; in text and category columns pandas shows it as ``NaN``, and
+``isna()`` finds both.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ import pandas as pd
 
 from perfnb.recording.text import TEXT, with_text
 
-#: Phases of a step, in the order in which a step usually goes through them.
+#: Phases of a step, in their usual order.
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "other")
 
-#: The passes in which a step is executed; ``lead_in`` opens the trace and is not analysed;
-#: ``trial`` runs with as many threads as there are cores, where torch uses other numbers.
+#: The passes in which a step is executed. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
+#: thread per core if torch uses another number.
 PASSES = ("warmup", "timed", "trial", "lead_in", "traced", "counted")
 
-#: What memory is for. Parameters include buffers.
+#: What memory is used for. Parameters include buffers.
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
 
-#: Rows of ``layers`` that are no module: time of the backward pass that no layer owns.
+#: Rows of ``layers`` that are not modules: time in the backward pass that belongs to no layer.
 LOSS_ROW = "(loss)"
 ACCUMULATION_ROW = "(gradient accumulation)"
 ENGINE_ROW = "(autograd engine)"
 UNATTRIBUTED_ROW = "(unattributed)"
 SPECIAL_ROWS = (LOSS_ROW, ACCUMULATION_ROW, ENGINE_ROW, UNATTRIBUTED_ROW)
 
-#: Row of ``diff_ops`` for work on the GPU that no operator is known to have launched.
+#: Row of ``diff_ops`` for GPU work whose operator is unknown.
 NO_OP_ROW = "(no known op)"
 
 _TEXT, _INT, _FLOAT, _CATEGORY = TEXT, "Int64", "Float64", "category"
 
-#: What an operator that was looked for in two traces is, and how it was found.
+#: An operator matched between two traces, and how it was matched.
 _MATCHED = {**dict.fromkeys(("op", "shapes", "layer"), _TEXT), "phase": _CATEGORY, "matched": _CATEGORY}
 
 
 def _both(dtype: Any, *names: str) -> dict[str, Any]:
-    """Columns of what two runs have: ``<name>_a`` and ``<name>_b``."""
+    """Columns of two runs: ``<name>_a`` and ``<name>_b``."""
     return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
 
 
-#: How much more time b takes, on the measure in use and on each, and how many times as much.
+#: How much longer b takes, by the measure in use and by each, and their ratio.
 _GREW = dict.fromkeys(("grew_ms", "grew_host_ms", "grew_gpu_ms", "ratio"), _FLOAT)
 
-#: What is read of the machine: metrics of ``samples``. ``_per_s`` and ``_percent`` are means since the reading before,
-#: except a GPU's ``busy_percent``, over a time that the driver chooses; the others are as read.
+#: Telemetry in ``samples``. ``_per_s`` and ``_percent`` are means since the last reading, except a GPU's
+#: ``busy_percent``, whose window the driver chooses; the others are as read.
 METRICS = (
     *("cpu_percent", "throttled_percent", "load", "processes", "memory_bytes"),
     *("disk_read_bytes_per_s", "disk_write_bytes_per_s"),
@@ -66,7 +66,7 @@ _GPU_TIMES = {
     "kernel_ms": _FLOAT,
 }
 
-#: Column types of every frame, by frame and column, in the order of the columns.
+#: Column types of every frame, by frame and column, in column order.
 SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "layers": {
@@ -260,7 +260,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-#: Name of the index of each frame that has one with a meaning.
+#: Name of the index of each frame that has a meaningful one.
 INDEX = MappingProxyType(
     {
         **{"layers": "layer", "phases": "phase", "ops": "op", "launches": "op"},
@@ -270,9 +270,9 @@ INDEX = MappingProxyType(
 
 
 def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
-    """A copy of `frame` with exactly the columns, order and types that `table` has.
+    """Copy `frame` with exactly the columns, order and types of `table`.
 
-    Columns that `frame` lacks are added as ``NA``; a column that the schema does not know is an error.
+    Missing columns are added as ``NA``; an unknown column is an error.
     """
     columns = SCHEMA[table]
     unknown = [name for name in frame.columns if name not in columns]
@@ -287,7 +287,7 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
 
 
 def _typed(frame: pd.DataFrame, name: str, dtype: Any) -> Any:
-    """The values of a column as `dtype`; without an index, which would be compared with that of each other column."""
+    """Return the values of a column as `dtype`, without the index, to save comparing it with every other column's."""
     if name not in frame.columns:
         return _missing(len(frame), dtype)
     return frame[name].astype(dtype).array

@@ -20,16 +20,16 @@ from perfnb.recording.saved_facts import ProfileFacts
 from perfnb.recording.schema import INDEX, SCHEMA, conform
 from perfnb.trace.columns import MISSING
 
-#: The frames of a recording and the columns that they must have.
+#: The frames of a recording, and the columns they must have.
 _FRAMES: dict[str, Columns] = {
     "events": raw_columns.EVENTS,
     "steps": raw_columns.STEPS,
     "modules": raw_columns.MODULES,
     "spans": raw_columns.SPANS,
 }
-#: Of a loaded trace alone, which may lack them.
+#: Frames of a loaded trace, which it may lack.
 _OF_TRACE: dict[str, Columns] = {"outside": raw_columns.EVENTS, "trace_memory": raw_columns.TRACE_MEMORY}
-#: Those of its parts that may be absent, by the part's name.
+#: The optional parts of a recording, by name.
 _PARTS: dict[str, tuple[type, dict[str, Columns]]] = {
     "memory": (
         MemoryRecord,
@@ -43,9 +43,9 @@ _PARTS: dict[str, tuple[type, dict[str, Columns]]] = {
     "arithmetic": (ArithmeticRecord, {"events": raw_columns.EVENTS, "calls": raw_columns.CALLS}),
     "watch": (WatchRecord, {"samples": raw_columns.SAMPLES, "marks": raw_columns.MARKS}),
 }
-#: Frames that may be long: what their files tell of them is believed until they are decoded.
+#: Frames that may be long: their files' statistics are trusted until they are decoded.
 _LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
-#: Tables that may be saved finished, beside the frames that they were computed from.
+#: Tables that may be saved with the frames they were computed from.
 TABLES = ("events", "layers", "phases", "ops", "layer_ops", "kernels", "gpu_time")
 _TABLE, _MADE_BY = "table_{}", "tables_made_by"
 
@@ -65,9 +65,9 @@ PROFILE = Kind(
 def content(
     recording: Recording, tables: Mapping[str, pd.DataFrame], made_by: str | None
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
-    """The frames and facts that are written of a recording."""
+    """Return the frames and facts that are written for a recording."""
     if tables.keys() - set(TABLES):
-        raise ValueError(f"tables that are not saved: {sorted(tables.keys() - set(TABLES))}")
+        raise ValueError(f"tables that cannot be saved: {sorted(tables.keys() - set(TABLES))}")
     finished = {_TABLE.format(name): table for name, table in tables.items()} if made_by else {}
     return recording.frames() | finished, {**recording.meta, **({_MADE_BY: made_by} if finished else {})}
 
@@ -106,7 +106,7 @@ def load(path: str | Path) -> Recording:
 class SavedProfile:
     """What `save` wrote, held as stored and decoded when it is asked for.
 
-    What becomes of the folder meanwhile does not matter.
+    Later changes to the folder do not matter.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ class SavedProfile:
         return needed | {name: columns for name, columns in _OF_TRACE.items() if name in self._files}
 
     def _check_facts(self) -> None:
-        """Refuse facts that lack others which they need."""
+        """Refuse facts that lack others they need."""
         needed = [
             *(("options.warmup", "options.budget_s") if "trace" not in self.meta else ()),
             *(("failed_in",) if "failure" in self.meta else ()),
@@ -164,7 +164,7 @@ class SavedProfile:
                 raise RecordingError(f"{self._source / PROFILE.meta} is damaged: it has no meta.{name}.")
 
     def _check_places(self) -> None:
-        """Refuse rows that point to none."""
+        """Refuse rows that point nowhere."""
         modules, spans = self._decoded["modules"], self._decoded["spans"]
         parent, depth = (modules[name].to_numpy() for name in ("parent", "depth"))
         self._require("modules", "parent", (parent < np.arange(len(modules))).all())
@@ -180,11 +180,11 @@ class SavedProfile:
     def _require(self, frame: str, column: str, holds: bool | np.bool_) -> None:
         if not holds:
             raise RecordingError(
-                f"{self._source / f'{frame}.parquet'} is damaged: its column {column!r} names a row that there is not."
+                f"{self._source / f'{frame}.parquet'} is damaged: its column {column!r} refers to a missing row."
             )
 
     def recording(self) -> Recording:
-        """All that was recorded.
+        """Return everything that was recorded.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class SavedProfile:
         return Recording(**frames, meta=self.meta)
 
     def table(self, name: str, made_by: str) -> pd.DataFrame | None:
-        """A finished table, ``None`` if none was saved, or not by the same analysis."""
+        """Return a finished table, ``None`` if none was saved, or by a different analysis."""
         file = _TABLE.format(name)
         if self._made_by != made_by or file not in self._files:
             return None
@@ -209,12 +209,12 @@ class SavedProfile:
         try:
             names = [*columns, *filter(None, [INDEX.get(name)])]
             table = folder.decoded(file, None, self._source, self._files[file], names)
-            if not len(table):  # Parquet does not tell of what type nothing is
+            if not len(table):  # Parquet keeps no type for no values
                 table = table.drop(columns=[column for column, kind in columns.items() if kind == "category"])
                 table = conform(table, name)
         except (RecordingError, KeyError, ValueError, TypeError):
             return None  # it can be computed again
-        # Another pandas may read types in its own way.
+        # Another pandas may read types differently.
         same = list(table.columns) == list(columns) and all(table[c].dtype == t for c, t in columns.items())
         return table if same and table.index.name == INDEX.get(name) else None
 
@@ -225,7 +225,7 @@ class SavedProfile:
 
 
 def watch_of(read: WatchRecord) -> WatchRecord:
-    """What was read of a watch's frames in the form that a watch has, infinite figures missing."""
+    """Return a watch's frames, as read from disk, in the form that a watch has, with infinite figures missing."""
     tables = {"samples": read.samples, "marks": read.marks}
     frames = {name: conform(frame, name) for name, frame in tables.items()}
     for frame in frames.values():

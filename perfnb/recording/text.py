@@ -1,7 +1,7 @@
-"""Text in frames: one type for it under every pandas, in which a missing text is ``NaN`` and stays missing.
+"""Text in frames: one type under every pandas, in which missing text is ``NaN`` and stays missing.
 
-That type is pandas 3's ``str``. In pandas 2 the same word means Python objects: there ``None``, ``NaN`` and ``NA``
-stand side by side, and a conversion turns each into a word. It has the type under another name, which needs pyarrow.
+The type is pandas 3's ``str``. In pandas 2 that name means Python objects, in which ``None``, ``NaN`` and ``NA`` mix
+and a conversion turns each into a word; the same type exists there under another name, and needs pyarrow.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def _text_type() -> Any:
         return pd.StringDtype("pyarrow_numpy")
 
 
-#: The type of a column or an index of text: for ``dtype=`` and for ``astype()``.
+#: The type of a text column or index, for ``dtype=`` and ``astype()``.
 TEXT: Any = _text_type()
 
 
 def with_text(frame: pd.DataFrame, columns: Collection[str] = ()) -> pd.DataFrame:
-    """The frame with these columns, or its index of that name, and all categories that are objects, as text.
+    """Convert these columns, or an index of that name, and all categories that are objects, to text.
 
-    A frame that another pandas wrote says for itself of what type they are.
+    A frame written by another pandas has that pandas's types.
     """
     typed: dict[Any, Any] = {name: TEXT for name in columns if name in frame.columns}
     for name in frame.select_dtypes("category"):

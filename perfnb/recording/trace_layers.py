@@ -1,8 +1,9 @@
-"""Layers of a trace that was loaded: the module calls that it holds become layer spans, as those of a live profile.
+"""Layers of a loaded trace: its module calls become layer spans, like those of a live profile.
 
-torch records a call of a module, where it records Python calls (``with_stack=True``), as ``nn.Module: Linear_3``: the
-fourth `Linear` that the program called. Lightning's profiler marks calls by the module's own name, as
-``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have numbers alone.
+With ``with_stack=True`` torch records a module call as ``nn.Module: Linear_3``: the fourth `Linear` that the program
+called. Lightning's profiler marks calls with the module's own name, as
+``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have only numbers; perfnb writes the
+names of its layers beside the events.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _LOSS = re.compile(r"Loss$")
 
 
 def with_module_layers(recording: Recording) -> Recording:
-    """The recording of a trace with the layers that its module calls tell; the same where it holds none.
+    """Add the layers that a trace's module calls imply; without any, return the recording unchanged.
 
-    A module is one layer however often it is called, and lies in the one that first called it. Its name is the way to
-    it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own where Lightning tells it. Of perfnb's own
-    spans, whose modules the trace does not name, those at the same place in each step are one layer, ``call_0.call_2``.
-    A module whose class is called a loss, called by no other, is the loss.
+    A module is one layer however often it is called, inside the layer that called it first. Its name is the path to it,
+    such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own name from Lightning. perfnb's own spans without
+    names become one layer per position in a step, ``call_0.call_2``. A top-level module whose class name ends in
+    ``Loss`` is the loss.
     """
     if len(recording.modules):
-        return recording  # perfnb wrote the trace, and told of its layers
+        return recording  # perfnb wrote the trace, with its layers
     events = recording.events
     is_call = of_labels(events["name"], lambda name: name.startswith(_CALL))
     named = is_call & is_one_of(events["category"], PYTHON_CALLS)
@@ -73,7 +74,7 @@ def _of_modules(recording: Recording, rows: Ints) -> Recording:
 
 
 def _of_places(recording: Recording, rows: Ints) -> Recording:
-    """Layers of spans without names: a place in the tree of a step's calls is a layer."""
+    """Make layers of spans without names: each position in the tree of a step's calls is a layer."""
     events = recording.events
     calls, forest, order = _calls(events, rows)
     marks = np.sort(events["start_ns"].to_numpy()[(events["marks_step"] != NONE).to_numpy()])
@@ -98,7 +99,7 @@ def _of_places(recording: Recording, rows: Ints) -> Recording:
 
 
 def _calls(events: pd.DataFrame, rows: Ints) -> tuple[pd.DataFrame, Forest, Ints]:
-    """The calls, how they nest, and their order: by begin, what is outside first."""
+    """Return the calls, how they nest, and their order: by start, outer first."""
     calls = pd.DataFrame({"name": events["name"].array[rows], "start": events["start_ns"].to_numpy()[rows]})
     calls["process"] = events["process"].to_numpy()[rows] if "process" in events else 0
     threads = pd.DataFrame({"process": calls["process"], "thread": events["thread"].to_numpy()[rows]})
@@ -120,9 +121,9 @@ def _with_layers(
     forest: Forest,
     whole_names: bool = False,
 ) -> Recording:
-    """The recording with these layers; where `whole_names`, a label is the way to a layer already."""
+    """Add these layers to the recording; if `whole_names`, a label is already the full path of a layer."""
     for level in forest.by_depth()[1:]:
-        loss[level] |= loss[forest.parent[level]]  # what runs inside a loss is loss
+        loss[level] |= loss[forest.parent[level]]  # what runs inside a loss is part of it
     kept = np.unique(module[~loss])
     place = np.full(len(label) + 1, NONE, dtype=np.int64)
     place[kept] = np.arange(len(kept))
@@ -150,7 +151,7 @@ def _with_layers(
 
 
 def _depth(label: list[str], parent: list[int], whole: bool, recording: Recording) -> list[int]:
-    """How deep each layer lies, unless their names would fill the memory: each has all those around it in it."""
+    """Return the depth of each layer; refuse names that would fill the memory, since each repeats those around it."""
     depth: list[int] = []
     letters: list[int] = []
     for text, above in zip(label, parent, strict=True):  # parents come first
@@ -161,7 +162,7 @@ def _depth(label: list[str], parent: list[int], whole: bool, recording: Recordin
 
 
 def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
-    """The way to each layer; those of several processes are told apart by a number."""
+    """Return the path to each layer; layers of several processes are told apart by a number."""
     names: list[str] = []
     taken: dict[str, int] = {}
     for text, above in zip(label, parent, strict=True):
@@ -171,14 +172,14 @@ def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
     return names
 
 
-#: Under this key it stands beside the events.
+#: The key beside the events under which perfnb writes layers.
 KEY = "perfnb"
 _VERSION = 1
 _MOST = 2**31
 
 
 def layers_written(recording: Recording) -> dict[str, Any]:
-    """The layers and spans of a recording, ready for JSON."""
+    """Return the layers and spans of a recording, ready for JSON."""
     modules, spans = recording.modules, recording.spans
     unknown = modules[["parameters", "parameter_bytes"]].astype("Int64")
     return {
@@ -199,7 +200,7 @@ def layers_written(recording: Recording) -> dict[str, Any]:
 
 
 def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-    """The frames ``modules`` and ``spans`` of a recording; ``None`` where this is not what perfnb writes."""
+    """Return the frames ``modules`` and ``spans`` of a recording, ``None`` if this is not what perfnb writes."""
     try:
         if written["version"] != _VERSION:
             return None
@@ -238,14 +239,14 @@ def _modules(columns: Any) -> pd.DataFrame:
 def _spans(columns: Any) -> pd.DataFrame:
     numbers = _list(columns["span"], int)
     if len(set(numbers)) < len(numbers):
-        raise ValueError("a span is told of twice")
+        raise ValueError("a span occurs twice")
     layer = np.array(_list(columns["layer"], int), dtype=np.int64)
     loss = np.array(_list(columns["loss"], bool), dtype=bool)
     return pd.DataFrame({"layer": layer, "loss": loss}, index=pd.Index(numbers, dtype="int64", name="span"))
 
 
 def _list(values: Any, *kinds: type) -> list[Any]:
-    """The values, each of which must be of one of the types, and small if it is a number."""
+    """Check that every value has one of the types, and is small if it is a number."""
     if not isinstance(values, list) or not all(type(value) in kinds for value in values):
         raise TypeError("not a list of that")
     if int in kinds and not all(value is None or -_MOST < value < 2**62 for value in values):

@@ -66,10 +66,7 @@ def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
 
 
 def _odd(source: str, what: str, most: int) -> str:
-    return (
-        f"{source} was not read: it has {what}, and perfnb shows at most {most:,}; record fewer steps, or split "
-        "it."
-    )
+    return f"{source} was not read: it has {what}, and perfnb shows at most {most:,}; record fewer steps, or split it."
 
 
 def _numbered(*keys: Ints) -> tuple[Ints, int]:

@@ -340,6 +340,6 @@ def test_errors_are_one_sentence_that_says_where() -> None:
     )
     with pytest.raises(TraceError) as error:
         decode(snapshots.dumped([1, 2, 3])[:-3], "a.pickle")
-    assert str(error.value).startswith("a.pickle was not read: it breaks off or is damaged at byte ")
-    with pytest.raises(TraceError, match="does not begin as a pickle of protocol 2 to 5 does"):
+    assert str(error.value).startswith("a.pickle was not read: it is truncated or damaged at byte ")
+    with pytest.raises(TraceError, match="does not start like a pickle of protocol 2 to 5"):
         decode(pickle.dumps([1], protocol=0))

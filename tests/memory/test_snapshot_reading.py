@@ -143,16 +143,16 @@ def changed(*path: Any, to: Any) -> Any:
         ({}, "no segments"),
         ("text", "no segments"),
         (changed("segments", to="text"), "segments is a str and not a list"),
-        (changed("segments", to=[1]), "segments holds something else than dicts"),
+        (changed("segments", to=[1]), "segments holds something other than dicts"),
         (changed("segments", 0, "blocks", to={}), "blocks is a dict"),
-        (changed("segments", 0, "blocks", 0, "size", to="1"), "size of a block is no whole number"),
-        (changed("segments", 0, "blocks", 0, "size", to=True), "size of a block is no whole number"),
-        (changed("segments", 0, "blocks", 0, "size", to=1.0), "size of a block is no whole number"),
+        (changed("segments", 0, "blocks", 0, "size", to="1"), "size of a block is not a whole number"),
+        (changed("segments", 0, "blocks", 0, "size", to=True), "size of a block is not a whole number"),
+        (changed("segments", 0, "blocks", 0, "size", to=1.0), "size of a block is not a whole number"),
         (changed("segments", 0, "blocks", 0, "size", to=-5), "size of a block is out of range"),
         (changed("segments", 0, "blocks", 0, "size", to=None), "a block has no size"),
         (changed("segments", 0, "blocks", 0, "size", to=2**70), "size of a block is out of range"),
         (changed("segments", 0, "blocks", 0, "state", to=None), "a block has no state"),
-        (changed("segments", 0, "blocks", 0, "state", to=[]), "is no text"),
+        (changed("segments", 0, "blocks", 0, "state", to=[]), "is not text"),
         (changed("segments", 0, "blocks", 0, "address", to=-1), "address of a block is out of range"),
         (changed("segments", 0, "blocks", 0, "frames", to=3), "frames is a int"),
         (changed("segments", 0, "device", to=10**9), "device of a segment is out of range"),
@@ -161,7 +161,7 @@ def changed(*path: Any, to: Any) -> Any:
         (changed("device_traces", 0, to={}), "device_traces is a dict"),
         (changed("device_traces", 0, 0, "time_us", to=10**17), "time_us of an entry of device_traces is out of range"),
         (changed("device_traces", 0, 0, "action", to=None), "has no action"),
-        (snapshot([segment(ADDRESS, [block(ADDRESS, 2**50)]) for _ in range(3000)]), "more than any machine's memory"),
+        (snapshot([segment(ADDRESS, [block(ADDRESS, 2**50)]) for _ in range(3000)]), "exceeds any machine's memory"),
     ],
 )
 def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
@@ -169,7 +169,7 @@ def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
         decode(dumped(data), "b.pickle")
 
     text = str(error.value)
-    assert text.startswith("b.pickle is no CUDA memory snapshot that perfnb can read: ")
+    assert text.startswith("b.pickle is not a CUDA memory snapshot that perfnb can read: ")
     assert why in text
     assert text.endswith("; dump it again with torch.cuda.memory._dump_snapshot.")
     assert "\n" not in text
@@ -180,7 +180,7 @@ def test_rows_that_are_shared_without_end_are_refused() -> None:
     blocks = [block(ADDRESS, 512)] * 10_000
     segments = [dict(segment(ADDRESS, []), blocks=blocks) for _ in range(10_000)]
 
-    with pytest.raises(TraceError, match="blocks repeats the same few rows without end"):
+    with pytest.raises(TraceError, match="blocks repeats the same few rows endlessly"):
         decode(dumped(snapshot(segments)))
 
 
@@ -203,7 +203,7 @@ def test_too_many_different_stacks_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(stacks, "MOST_STACKS", 3)
     trace = [entry("alloc", ADDRESS, 512, i, [frame("a.py", i, "f")]) for i in range(5)]
 
-    with pytest.raises(TraceError, match="more than 3 different call stacks"):
+    with pytest.raises(TraceError, match="more than 3 distinct call stacks"):
         decode(dumped(snapshot([], trace)))
 
 
@@ -248,13 +248,13 @@ def test_files_that_are_none_give_one_error(tmp_path: Path) -> None:
     large.write_bytes(dumped(snapshots.small()))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "directory"), (pipe, "it is not a file")):
+    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "directory"), (pipe, "it is a pipe or a device")):
         with pytest.raises(TraceError, match=why):
             read(path)
-    with pytest.raises(TraceError, match="is the most; record fewer entries"):
+    with pytest.raises(TraceError, match="perfnb reads at most 100 B; record"):
         read(large, max_bytes=100)
     large.write_bytes(large.read_bytes()[:-10])
-    with pytest.raises(TraceError, match=r"large\.pickle was not read: it breaks off"):
+    with pytest.raises(TraceError, match=r"large\.pickle was not read: it is truncated"):
         read(large)
 
 
@@ -264,7 +264,7 @@ def test_an_enormous_file_is_refused_by_its_size_without_being_read(tmp_path: Pa
         file.write(b"\x80\x04")
         file.truncate(1 << 40)  # a hole that takes no room on disk
 
-    with pytest.raises(TraceError, match="MiB is the most"):
+    with pytest.raises(TraceError, match=r"perfnb reads at most 1\.00 GiB"):
         read(path)
 
 

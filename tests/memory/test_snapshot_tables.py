@@ -153,7 +153,7 @@ def test_what_a_snapshot_without_history_cannot_tell_is_unknown() -> None:
     assert memory["total"].tolist() == [MIB]
     assert allocation_table(data)[["start_ns", "end_ns"]].isna().all(axis=None)
     assert fragmentation_table(data)["ooms"].isna().all()
-    assert summarize_snapshot(data, "a").notes[0].startswith("The snapshot holds no history")
+    assert summarize_snapshot(data, "a").notes[0].startswith("The snapshot has no history")
 
 
 def test_a_history_that_does_not_fit_the_final_state_is_said_and_not_shown_as_negative() -> None:
@@ -165,7 +165,7 @@ def test_a_history_that_does_not_fit_the_final_state_is_said_and_not_shown_as_ne
     assert memory["reserved"].isna().tolist() == [False, False]
     gone = columns(snapshot([], [entry("free_requested", ADDRESS, MIB, 0), entry("alloc", ADDRESS, MIB, 1)]))
     assert memory_table(gone)["total"].isna().tolist() == [True, False]
-    assert any("does not fit" in note for note in summarize_snapshot(gone, "a").notes)
+    assert any("does not match" in note for note in summarize_snapshot(gone, "a").notes)
 
 
 def test_an_empty_snapshot_gives_empty_tables_of_the_same_columns() -> None:

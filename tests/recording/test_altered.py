@@ -351,8 +351,8 @@ def test_a_file_is_read_in_no_more_memory_than_it_has_bytes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("[" + "[]," * 1_000_000 + "[]]", "it holds more values than any that perfnb writes"),
-        ("[" + "{}," * 1_000_000 + "{}]", "it holds more values than any that perfnb writes"),
+        ("[" + "[]," * 1_000_000 + "[]]", "it contains more values than perfnb ever writes"),
+        ("[" + "{}," * 1_000_000 + "{}]", "it contains more values than perfnb ever writes"),
         ('"' + "x" * 17_000_000 + '"', "it is larger than 16,777,216 bytes"),
     ],
     ids=["lists", "mappings", "text"],

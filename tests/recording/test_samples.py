@@ -82,7 +82,7 @@ def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(loaded.samples, record.samples)
     pd.testing.assert_frame_equal(loaded.marks, record.marks)
     assert facts == meta
-    with pytest.raises(RecordingError, match="is no saved perfnb profile"):
+    with pytest.raises(RecordingError, match="is not a saved perfnb profile"):
         storage.load(path)
     (path / "samples.parquet").write_bytes(b"PAR1")
     with pytest.raises(RecordingError, match=r"samples\.parquet cannot be read"):

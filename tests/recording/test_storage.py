@@ -225,7 +225,7 @@ def test_a_newer_form_asks_for_a_newer_perfnb(saved: Path) -> None:
     (saved / "profile.json").write_text(json.dumps(content | {"version": 99}))
 
     with pytest.raises(
-        RecordingError, match=r"saved by a newer perfnb \(form 99, this one reads 1\): update perfnb\.$"
+        RecordingError, match=r"saved by a newer perfnb \(format 99, this one reads 1\); update perfnb\.$"
     ):
         perfnb.load(saved)
 

@@ -1,4 +1,4 @@
-"""Allocations pieced together from the entries of an allocator's history and the blocks that are left at its end."""
+"""Allocations reconstructed from an allocator's history and the blocks left at its end."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import pandas as pd
 
 from perfnb.memory.snapshot.reading import MISSING, Addresses, Ints, SnapshotColumns
 
-#: States of an allocation: of its block where that is still there.
+#: States of an allocation: that of its block if it still exists.
 ALLOCATED, AWAITING_FREE, FREED, UNKNOWN = range(4)
 STATES = ("active_allocated", "active_awaiting_free", "freed", "unknown")
-#: States of blocks that cannot be given out.
+#: States of blocks that cannot be handed out.
 ACTIVE = STATES[:2]
 
-#: The allocator rounds a request up to a multiple of this, at least; a block may be larger.
+#: The allocator rounds a request up at least to a multiple of this; a block may be larger.
 _ROUNDING = 512
 
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """One row an allocation; those that the history saw in its order, then the others.
+    """One row per allocation: those in the history in its order, then the others.
 
     Attributes
     ----------
     device, stream, size, requested, state, segment, stack, start_us, end_us : ndarray of int64
-        `MISSING` for what is not known. `state` is a code of `STATES`. `size` is that of the block, where that is gone
-        the least that it had.
+        `MISSING` if unknown. `state` is a code of `STATES`. `size` is that of the block, or the least it had if it no
+        longer exists.
     address : ndarray of uint64
     change : ndarray of int64
-        For each entry of the history, by how many bytes it changed what is allocated.
+        For each entry of the history, the change of the allocated bytes.
     """
 
     device: Ints
@@ -49,9 +49,9 @@ class Lifetimes:
 
 
 def lifetimes_of(snapshot: SnapshotColumns) -> Lifetimes:
-    """Pair each allocation of the history with its end, and with its block where it is still there.
+    """Pair each allocation of the history with its end, and with its block if that still exists.
 
-    An address is used again and again: between two allocations at one address lies the end of the first.
+    Addresses are reused: between two allocations at one address lies the end of the first.
     """
     events, blocks, segments = snapshot.events, snapshot.blocks, snapshot.segments
     entry, opening, end, is_last = _pairs(snapshot)
@@ -68,7 +68,7 @@ def lifetimes_of(snapshot: SnapshotColumns) -> Lifetimes:
     there = pd.MultiIndex.from_arrays([events.device[entry[lasts]], events.address[entry[lasts]]])
     place = there.get_indexer(pd.MultiIndex.from_arrays([segments.device[blocks.segment[held]], blocks.address[held]]))
     candidate = np.append(lasts, MISSING)[place]
-    # What is allocated has no end yet; what waits to be free has one.
+    # An allocated block has no end yet; one waiting to be freed has.
     fits = (candidate != MISSING) & ((np.append(end, MISSING)[candidate] == MISSING) == (block_state == ALLOCATED))
     fits &= ~pd.Series(candidate).duplicated().to_numpy()
     mine, seen, alone = candidate[fits], held[fits], held[~fits]
@@ -102,27 +102,27 @@ def lifetimes_of(snapshot: SnapshotColumns) -> Lifetimes:
 
 
 def words(labels: Sequence[str | None], codes: Ints) -> npt.NDArray[np.object_]:
-    """The label of each code, ``None`` where it is `MISSING`."""
+    """Return the label of each code, ``None`` for `MISSING`."""
     return np.array([*labels, None], dtype=object)[codes]
 
 
 def _pairs(snapshot: SnapshotColumns) -> tuple[Ints, Ints, Ints, npt.NDArray[np.bool_]]:
-    """One row an allocation: the entry that shows it, those that begin and end it, and whether it is its place's last.
+    """One row per allocation: the entry that shows it, its start and end, and whether it is the last at its address.
 
-    An allocation older than the history shows itself by its end alone.
+    An allocation older than the history shows only as its end.
     """
     events = snapshot.events
     actions = words(events.actions, events.action)
-    begins = actions == "alloc"
-    rows = np.flatnonzero(begins | (actions == "free_requested"))
-    # By place, and at one place in the order of the history.
+    starts = actions == "alloc"
+    rows = np.flatnonzero(starts | (actions == "free_requested"))
+    # By address, and at one address in the order of the history.
     rows = rows[np.lexsort((rows, events.address[rows], events.device[rows]))]
-    begin, device, address = begins[rows], events.device[rows], events.address[rows]
+    start, device, address = starts[rows], events.device[rows], events.address[rows]
     goes_on = np.append((device[1:] == device[:-1]) & (address[1:] == address[:-1]), False)[: len(rows)]
-    closed_by_next = begin & goes_on & ~np.append(begin[1:], True)[: len(rows)]
+    closed_by_next = start & goes_on & ~np.append(start[1:], True)[: len(rows)]
     is_own_end = np.insert(closed_by_next, 0, False)[: len(rows)]
-    shown = np.flatnonzero(begin | ~is_own_end)
+    shown = np.flatnonzero(start | ~is_own_end)
     after = np.append(shown[1:], len(rows)) - 1  # its end, or itself
     following = np.append(rows[1:], MISSING)[: len(rows)]
-    end = np.where(begin, np.where(closed_by_next, following, MISSING), rows)[shown]
-    return rows[shown], np.where(begin[shown], rows[shown], MISSING), end, ~goes_on[after[: len(shown)]]
+    end = np.where(start, np.where(closed_by_next, following, MISSING), rows)[shown]
+    return rows[shown], np.where(start[shown], rows[shown], MISSING), end, ~goes_on[after[: len(shown)]]

@@ -1,11 +1,10 @@
 """Pickles of plain data, decoded without `pickle`: nothing in the file can be looked up, called or built.
 
-A pickle is a program for a small stack machine. This one knows only the instructions that make dicts, lists, tuples,
-text, bytes, numbers, booleans and ``None``; any other, and first of all those that name, call or rebuild something,
-ends the reading. What is read is measured as it grows, for a few bytes may ask for gigabytes. It is our own machine,
-and not a scan before `pickle.loads`, for two reasons: there is no second reader that could see the file differently,
-and what `pickle` permits inside an allowed instruction (a memo index of two billion, a key nested until hashing it
-overflows the stack) is not there at all. Runs of look-ups in the memo, four fifths of a snapshot, are taken at once.
+This small stack machine knows only the instructions that make dicts, lists, tuples, text, bytes, numbers, booleans and
+``None``; any other ends the reading, and memory is counted as it grows. `pickle.Unpickler` with a ``find_class`` that
+refuses everything cannot promise as much: nothing limits what its instructions allocate (a memo index of two billion
+takes its memory at once), and hashing a deeply nested key overflows the stack. A scan for such things before unpickling
+would be a second reader, which may see the file differently.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ class Limits:
     Attributes
     ----------
     memory_bytes : int
-        Memory of all that is decoded, as estimated while it grows.
+        Memory of everything decoded, estimated as it grows.
     text_bytes : int
         Length of one text.
     open_values : int
-        Values that wait to be put into a container, which bounds nesting too; picklers write them 1,000 at a time.
+        Values waiting to be put into a container, which bounds nesting too; picklers write them 1,000 at a time.
     depth : int
-        Containers being filled at one time.
+        Containers being filled at the same time.
     """
 
     memory_bytes: int = 6 << 30
@@ -51,23 +50,23 @@ PROTOCOLS = range(2, 6)
 _NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
 _SHORT_GETS = re.compile(rb"(?:h.){0,1000}", re.DOTALL)
 _LONG_GETS = re.compile(rb"(?:j.{4}){0,1000}", re.DOTALL)
-#: Bytes that containers and their members take, rounded up.
+#: Bytes taken by containers and their members, rounded up.
 _LIST, _DICT, _TUPLE, _ITEM, _PAIR, _NUMBER, _MEMO = 72, 240, 56, 9, 60, 40, 9
-#: Instructions between two looks at the limits.
+#: Instructions between two checks of the limits.
 _STRETCH = 4096
 
 
 class _Damaged(Exception):
-    """The bytes are no pickle of plain data; says how."""
+    """The bytes are not a pickle of plain data; says why."""
 
 
 def decode(data: bytes, source: str = "the pickle", limits: Limits = LIMITS) -> Plain:
-    """The plain data that `data`, a pickle of protocol 2 to 5, holds.
+    """Decode a pickle of protocol 2 to 5 that holds plain data.
 
     Raises
     ------
     TraceError
-        If it holds anything else, is cut short or damaged, or asks for more than `limits`; the message names `source`.
+        If it holds anything else, is truncated or damaged, or asks for more than `limits`; the message names `source`.
     """
     try:
         return _Machine(data, limits).run()
@@ -86,23 +85,23 @@ class _Machine:
     def run(self) -> Plain:
         data = self.data
         if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
-            raise _Damaged("it does not begin as a pickle of protocol 2 to 5 does; give the file as torch dumped it")
+            raise _Damaged("it does not start like a pickle of protocol 2 to 5; give the file as torch dumped it")
         try:
             return self._run()
         except (IndexError, struct.error) as error:
             raise _Damaged(
-                f"it breaks off or is damaged at byte {self.at:,} of {len(data):,}; copy or dump it again"
+                f"it is truncated or damaged at byte {self.at:,} of {len(data):,}; copy or dump it again"
             ) from error
         except UnicodeDecodeError as error:
-            raise _Damaged(f"the text at byte {self.at:,} is no UTF-8; copy or dump it again") from error
+            raise _Damaged(f"the text at byte {self.at:,} is not UTF-8; copy or dump it again") from error
 
     def _run(self) -> Plain:
-        """Run the instructions. One loop with everything in local names: a snapshot has a million of them and more."""
+        """Run the instructions, in one loop over local names: a snapshot has millions of them."""
         data, end, limits = self.data, len(self.data), self.limits
         stack: list[Plain] = []
         memo: list[Plain] = []
         marks: list[int] = []  # where in the stack each open mark stands
-        floor = 0  # below it lies what an open mark protects
+        floor = 0  # what is below belongs to an open mark
         spent, at = 0, 2
         short_gets, long_gets, unpacked = _SHORT_GETS.match, _LONG_GETS.match, struct.iter_unpack
         push, lookup, memoize = stack.append, memo.__getitem__, memo.append
@@ -177,7 +176,7 @@ class _Machine:
                     keys = items[::2]
                     if not {*map(type, keys)} <= {str}:
                         raise _Damaged(
-                            f"at byte {at - 1:,} a dict has a key that is not text, as no memory snapshot has"
+                            f"at byte {at - 1:,} a dict has a key that is not text, unlike any memory snapshot"
                         )
                     target.update(zip(keys, items[1::2], strict=True))  # type: ignore[arg-type]
                     spent += _PAIR * len(keys)
@@ -208,7 +207,7 @@ class _Machine:
                     if size > end - at:
                         raise IndexError
                     if size > limits.text_bytes:
-                        raise _Damaged(f"the text at byte {at:,} is {size:,} bytes long, as in no memory snapshot")
+                        raise _Damaged(f"the text at byte {at:,} is {size:,} bytes long, unlike any memory snapshot")
                     chunk = data[at : at + size]
                     value = chunk if op in _BYTES else chunk.decode("utf-8", "surrogatepass")
                     push(value)
@@ -237,7 +236,7 @@ class _Machine:
                     elif index < len(memo):
                         memo[index] = stack[-1]
                     else:
-                        raise _Damaged(f"at byte {at:,} it numbers its values with gaps, as no pickler does")
+                        raise _Damaged(f"at byte {at:,} it numbers its values with gaps, unlike any pickler")
                 elif op == 0x47:  # BINFLOAT
                     push(float64(data, at)[0])
                     at += 8
@@ -256,16 +255,16 @@ class _Machine:
                     raise _refused(op, at - 1)
 
 
-#: Width of the size that comes before the bytes, by instruction: texts, then bytes.
+#: Width of the size before the bytes, by instruction: texts, then bytes.
 _SIZED = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
 _BYTES = (0x43, 0x42, 0x8E)
-#: Number of values in the tuple, by instruction; 0x74 takes all from the last mark.
+#: Number of values in a tuple, by instruction; 0x74 takes everything after the last mark.
 _TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3, 0x74: 0}
 
 
 def _refused(op: int, at: int) -> _Damaged:
     if op not in _NAMES:
-        return _Damaged(f"the byte {op:#04x} at {at:,} is no instruction of a pickle; copy or dump it again")
+        return _Damaged(f"the byte {op:#04x} at {at:,} is not a pickle instruction; copy or dump it again")
     return _Damaged(
         f"the instruction {_NAMES[op]} at byte {at:,} makes more than plain data, which a memory snapshot never needs "
         "and which could run a program; nothing in it was run, and you should not open it by other means"

@@ -1,7 +1,7 @@
-"""Snapshots of the CUDA allocator as ``torch.cuda.memory._dump_snapshot`` writes them, decoded into columns.
+"""Snapshots of the CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes them, decoded into columns.
 
-They are untrusted pickles. `perfnb.memory.snapshot.plain_pickle` decodes them without running anything; only the fields
-that the format names are read here, to a fixed depth, and each value must have its one type and lie in its range.
+They are untrusted pickles, decoded by `perfnb.memory.snapshot.plain_pickle` without running anything. Only the fields
+of the format are read, to a fixed depth, and each value must have the right type and range.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from perfnb import quantities as fmt
 from perfnb.errors import TraceError
 from perfnb.files import open_regular
 from perfnb.memory.snapshot import plain_pickle, stacks
 
-#: Stands in an integer column for a value that the snapshot does not hold.
+#: In an integer column, a value that the snapshot does not have.
 MISSING = -1
-#: Greatest size of a file that is read.
+#: Largest file that is read.
 MAX_BYTES = 1 << 30
 
 Ints = npt.NDArray[np.int64]
@@ -30,16 +31,16 @@ Addresses = npt.NDArray[np.uint64]
 
 _MOST_LABELS = 1000
 _MOST_DEVICES = 1024
-#: 2 PiB, and the greatest sum of sizes that is still exact.
+#: 2 PiB, and the largest sum of sizes that is still exact.
 _LARGEST_SIZE, _LARGEST_SUM = 1 << 51, 1 << 61
-#: Longest time since 1970 that fits into nanoseconds.
+#: Latest time since 1970 that fits in nanoseconds.
 _LATEST_US = 9 * 10**15
 _ADVICE = "dump it again with torch.cuda.memory._dump_snapshot"
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Memory that the allocator got from the device, one row a segment.
+    """Memory that the allocator got from the device, one row per segment.
 
     `address` is unsigned; `kind` and `pool` are codes of `kinds` and `pools`; `expandable` is 1, 0 or `MISSING`.
     """
@@ -57,10 +58,10 @@ class Segments:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the segments are split into, one row a block; `segment` is the segment's row, `stack` that of the stacks.
+    """The blocks of the segments, one row per block; `segment` is the segment's row, `stack` the stack's.
 
-    `state` is a code of `states`: ``active_allocated``, ``active_awaiting_free``, ``inactive``. `requested` is what
-    was asked for, which is at most `size`.
+    `state` is a code of `states`: ``active_allocated``, ``active_awaiting_free``, ``inactive``. `requested` is the
+    requested size, at most `size`.
     """
 
     segment: Ints
@@ -74,10 +75,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Events:
-    """What the allocator did, one row an entry of its history, device by device and each in order of time.
+    """What the allocator did, one row per entry of its history, by device and in time order.
 
-    `action` is a code of `actions`. `size` is what was requested. `time_us` counts from 1970 and is `MISSING` in
-    snapshots of old versions; so is `address` where the entry is out of memory.
+    `action` is a code of `actions`. `size` is the requested size. `time_us` counts from 1970 and is `MISSING` in
+    snapshots of old versions, as is `address` in out-of-memory entries.
     """
 
     device: Ints
@@ -99,9 +100,9 @@ class SnapshotColumns:
     segments, blocks, events
         Each a few arrays of equal length.
     ops, made_at : list of str or None
-        By the number of a stack: the operator that asked for the memory, and the user's line that led there.
+        By stack number: the operator that asked for the memory, and the user's line that led there.
     settings : dict
-        The allocator's settings, texts and numbers only.
+        The allocator's settings, only texts and numbers.
     """
 
     segments: Segments
@@ -121,14 +122,14 @@ def read(
     ----------
     path : str or Path
     max_bytes : int
-        Size of the file above which it is refused.
+        Largest file that is read.
     limits : Limits
         How much memory and nesting its content may ask for.
 
     Raises
     ------
     TraceError
-        If it cannot be read, is too large, or is no snapshot; the message names the file. Nothing in it is ever run.
+        If it cannot be read, is too large, or is not a snapshot; the message names the file. Nothing in it is run.
     """
     try:
         with open_regular(path) as file:
@@ -139,8 +140,8 @@ def read(
         raise TraceError(f"{path} cannot be read: {error.strerror or error}; check the path.") from error
     if size > max_bytes:
         raise TraceError(
-            f"{path} was not read: it is {size / 2**20:,.3g} MiB, and {max_bytes / 2**20:,.3g} MiB is the most; "
-            "record fewer entries (max_entries of torch.cuda.memory._record_memory_history)."
+            f"{path} was not read: it is {fmt.size(size)}, and perfnb reads at most {fmt.size(max_bytes)}; record "
+            "fewer entries (max_entries of torch.cuda.memory._record_memory_history)."
         )
     return decode(data, source=str(path), limits=limits)
 
@@ -153,11 +154,11 @@ def decode(
     Raises
     ------
     TraceError
-        If `data` is no such pickle; the message names `source`.
+        If `data` is not such a pickle; the message names `source`.
     """
     collecting = gc.isenabled()
     try:
-        gc.disable()  # many small objects and no cycles: collecting would only walk them
+        gc.disable()  # many small objects and no cycles: collection would only traverse them
         return _Reader(source, len(data)).columns(plain_pickle.decode(data, source, limits))
     finally:
         if collecting:
@@ -165,7 +166,7 @@ def decode(
 
 
 def looks_like_snapshot(path: str | Path) -> bool:
-    """Does the file at `path` begin as a pickle does? Reads two bytes and runs nothing."""
+    """Return whether the file at `path` starts like a pickle: reads two bytes and runs nothing."""
     try:
         with open_regular(path) as file:
             head = file.read(2)
@@ -175,11 +176,11 @@ def looks_like_snapshot(path: str | Path) -> bool:
 
 
 class _Reader:
-    """Walks the decoded snapshot, never deeper than the format goes."""
+    """Walks the decoded snapshot, never deeper than the format."""
 
     def __init__(self, source: str, size: int) -> None:
         self.source = source
-        self.most_rows = size // 12  # an honest row takes more bytes of the file; one that is shared takes one or two
+        self.most_rows = size // 12  # a real row takes more bytes of the file; a shared one takes one or two
         self.stacks = stacks.Stacks(source)
 
     def columns(self, whole: Any) -> SnapshotColumns:
@@ -240,11 +241,11 @@ class _Reader:
         segment = np.repeat(np.arange(len(segments), dtype=np.int64), counts)
         address = self.addresses([row.get("address") for row in rows], what)
         unknown = np.array(["address" not in row for row in rows], dtype=bool)
-        if unknown.any():  # old versions: blocks follow one another from the segment's begin
-            begins = self.addresses([row.get("address") for row in segments], "a segment")
+        if unknown.any():  # old versions: blocks are adjacent from the start of the segment
+            starts = self.addresses([row.get("address") for row in segments], "a segment")
             before = np.cumsum(size) - size
             of_segment = before - np.append(before, 0)[np.cumsum([0, *counts])[:-1]][segment]
-            address = np.where(unknown, begins[segment] + of_segment.astype(np.uint64), address)
+            address = np.where(unknown, starts[segment] + of_segment.astype(np.uint64), address)
         return Blocks(
             segment=segment,
             address=address,
@@ -272,7 +273,7 @@ class _Reader:
         )
 
     def first_in_history(self, block: Any) -> Mapping[str, Any]:
-        """What versions before 2.1 say of a block's contents."""
+        """Return what versions before 2.1 say about the contents of a block."""
         history = self.list_of(block.get("history"), "history")
         return history[0] if history and type(history[0]) is dict else {}
 
@@ -289,9 +290,9 @@ class _Reader:
     def rows(self, value: Any, name: str, beside: int = 0) -> list[Any]:
         rows = self.list_of(value, name)
         if len(rows) + beside > self.most_rows:
-            self.refuse(f"{name} repeats the same few rows without end")
+            self.refuse(f"{name} repeats the same few rows endlessly")
         if not {*map(type, rows)} <= {dict}:
-            self.refuse(f"{name} holds something else than dicts")
+            self.refuse(f"{name} holds something other than dicts")
         return rows
 
     def sizes(self, rows: list[Any], key: str, what: str, optional: bool = False) -> Ints:
@@ -299,7 +300,7 @@ class _Reader:
         if not optional and (result == MISSING).any():
             self.refuse(f"{what} has no {key}")
         if float(result.sum(dtype=np.float64)) > _LARGEST_SUM:
-            self.refuse(f"{key} of all together is more than any machine's memory")
+            self.refuse(f"the sum of all {key} exceeds any machine's memory")
         return result
 
     def streams(self, rows: list[Any], what: str) -> Ints:
@@ -320,14 +321,14 @@ class _Reader:
 
     def check(self, values: list[Any], key: str, what: str, least: int, most: int) -> None:
         if not {*map(type, values)} <= {int}:
-            self.refuse(f"{key} of {what} is no whole number")
+            self.refuse(f"{key} of {what} is not a whole number")
         if values and not (least <= min(values) and max(values) <= most):
             self.refuse(f"{key} of {what} is out of range")
 
     def codes(self, values: list[Any], what: str) -> tuple[Ints, list[str]]:
-        """Few texts as codes, `MISSING` for none."""
+        """Turn a few texts into codes, `MISSING` for none."""
         if not {*map(type, values)} <= {str, type(None)}:
-            self.refuse(f"a state, type or action of {what} is no text")
+            self.refuse(f"a state, type or action of {what} is not text")
         labels = [text for text in dict.fromkeys(values) if text is not None]
         if len(labels) > _MOST_LABELS:
             self.refuse(f"{what} has one of {len(labels):,} states, types or actions")
@@ -336,7 +337,7 @@ class _Reader:
         return codes, [stacks.clean(text) for text in labels]
 
     def refuse(self, why: str) -> NoReturn:
-        raise TraceError(f"{self.source} is no CUDA memory snapshot that perfnb can read: {why}; {_ADVICE}.")
+        raise TraceError(f"{self.source} is not a CUDA memory snapshot that perfnb can read: {why}; {_ADVICE}.")
 
 
 def _flag(value: Any) -> int:
@@ -344,14 +345,14 @@ def _flag(value: Any) -> int:
 
 
 def _pool(value: Any) -> str | None:
-    """The two numbers of a memory pool as text."""
+    """Format the two numbers of a memory pool."""
     if type(value) not in (tuple, list) or len(value) != 2 or not {*map(type, value)} <= {int}:
         return None
     return None if max(map(abs, value)) >= 2**64 else f"{value[0]}, {value[1]}"
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """The allocator's settings as far as they are texts and numbers; one of them is a dict of such."""
+    """Keep the allocator's settings that are texts and numbers; one of them is a dict of such."""
     if type(value) is not dict:
         return {}
     settings: dict[str, Any] = {}

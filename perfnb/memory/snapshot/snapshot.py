@@ -21,8 +21,8 @@ from perfnb.recording.loaders import Loader
 class MemorySnapshot(Shown):
     """Memory of the CUDA allocator at one instant, and as far back as its history goes.
 
-    Shows itself in a notebook; each access to a table gives a frame of its own. Names in them come from the file and
-    are text to distrust.
+    Displays itself in a notebook; each access to a table returns a new frame. Names in them come from the file: do not
+    trust them.
     """
 
     def __init__(self, columns: SnapshotColumns, name: str = "snapshot") -> None:
@@ -30,7 +30,7 @@ class MemorySnapshot(Shown):
 
     @property
     def allocations(self) -> pd.DataFrame:
-        """Every allocation that is alive or that the history saw: its bytes, where it was made, and its life time.
+        """Every allocation that is alive or in the history: its size, where it was made, and its lifetime.
 
         ``start_ns`` and ``end_ns`` count from the first entry of the history (``meta["base_ns"]``).
         """
@@ -43,17 +43,17 @@ class MemorySnapshot(Shown):
 
     @property
     def segments(self) -> pd.DataFrame:
-        """The segments that the allocator holds, with what is free in them."""
+        """The allocator's segments, and the free memory in them."""
         return segment_table(self._columns)
 
     @property
     def fragmentation(self) -> pd.DataFrame:
-        """Per device: reserved, allocated, active and free bytes, and how broken up the free ones are."""
+        """Per device: reserved, allocated, active and free bytes, and how fragmented the free ones are."""
         return fragmentation_table(self._columns)
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Name of the file, the allocator's settings, entries of the history, and what is known to be missing."""
+        """Name of the file, the allocator's settings, number of history entries, and notes on what is missing."""
         return {
             "name": self._name,
             "settings": deepcopy(self._columns.settings),
@@ -82,7 +82,7 @@ def load_snapshot(path: str | Path) -> MemorySnapshot:
     Raises
     ------
     TraceError
-        If it cannot be read, holds anything but plain data, is cut short or asks for too much; the message names it.
+        If it cannot be read, holds anything but plain data, is truncated or asks for too much; the message names it.
     """
     return MemorySnapshot(reader.read(path), Path(path).name)
 

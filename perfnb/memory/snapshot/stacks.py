@@ -1,4 +1,4 @@
-"""Call stacks of an allocator's history: which operator asked for memory, and which line of the user's led there."""
+"""Call stacks of an allocator's history: the operator that asked for memory, and the user's line that led there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from array import array
 from hashlib import blake2b
 from typing import Any
 
+from perfnb.arguments import storable
 from perfnb.errors import TraceError
 
-#: Characters kept of a text from a snapshot: a long one may be shared by a million rows.
+#: Characters kept of a text: a million rows may share a long one.
 MAX_TEXT = 160
-#: Different stacks that are told apart.
+#: Most distinct stacks.
 MOST_STACKS = 500_000
 
 _OP = re.compile(r"at::_ops::(\w{1,100})::")
-#: The overload at the end of an operator's name, such as ``_Tensor``, where it can be told from the name.
+#: The overload at the end of an operator's name, such as ``_Tensor``, if the name shows where it starts.
 _OVERLOAD = re.compile(r"_[A-Z].*")
 _LIBRARY_PATH = re.compile(
     r"<frozen |/(site|dist)-packages/|/lib/python\d[\d.]*/"
@@ -25,12 +26,12 @@ _NOTHING, _LIBRARY, _USER = "", "library", "user"
 
 
 def clean(text: Any) -> str:
-    """The begin of `text`, without surrogates, which could not be stored."""
-    return _storable(text[:MAX_TEXT]) if type(text) is str else ""
+    """Return the start of `text`, without surrogates, which cannot be stored."""
+    return storable(text[:MAX_TEXT]) if type(text) is str else ""
 
 
 def clean_value(value: Any) -> Any:
-    """A text cleaned, a number of ordinary size or a boolean as it is; ``None`` for all else."""
+    """Clean a text; keep booleans and ordinary numbers; ``None`` for anything else."""
     if type(value) is str:
         return clean(value)
     if type(value) is int:
@@ -39,15 +40,15 @@ def clean_value(value: Any) -> Any:
 
 
 class Stacks:
-    """Numbers the different stacks and says of each its operator and its line.
+    """Numbers the distinct stacks, and finds the operator and line of each.
 
     Attributes
     ----------
     ops : list of str or None
-        The operator, such as ``aten::mm``: the outermost below the last Python function. Only stacks recorded with
-        C++ frames hold it.
+        The operator, such as ``aten::mm``: the outermost one below the last Python function. Only stacks recorded with
+        C++ frames have it.
     made_at : list of str or None
-        ``file:line function`` of the user's innermost Python function; of a library's where there is none.
+        ``file:line function`` of the user's innermost Python function, or else of a library's.
     """
 
     def __init__(self, source: str) -> None:
@@ -59,7 +60,7 @@ class Stacks:
         self._kinds: dict[int, str] = {}
 
     def number(self, frames: list[Any]) -> int:
-        """The number of a stack, innermost frame first. The frames must live as long as this object is used.
+        """Number a stack, innermost frame first. The frames must live as long as this object.
 
         Each list is walked once, however many rows share it.
         """
@@ -71,7 +72,7 @@ class Stacks:
             if found == len(self.ops):
                 if found == MOST_STACKS:
                     raise TraceError(
-                        f"{self._source} was not read: it has more than {MOST_STACKS:,} different call stacks; record "
+                        f"{self._source} was not read: it has more than {MOST_STACKS:,} distinct call stacks; record "
                         "fewer entries."
                     )
                 op, made_at = self._read(frames)
@@ -98,7 +99,7 @@ class Stacks:
 
 
 def _kind_of(frame: Any) -> str:
-    """Whose frame it is, or the name of the operator that it runs."""
+    """Return whose frame it is, or the name of the operator that it runs."""
     if type(frame) is not dict or not type(frame.get("name")) is type(frame.get("filename")) is str:
         return _NOTHING
     file = frame["filename"][-MAX_TEXT:].replace("\\", "/")
@@ -111,8 +112,4 @@ def _kind_of(frame: Any) -> str:
 def _line(frame: dict[str, Any]) -> str:
     line = frame.get("line")
     number = f":{line}" if type(line) is int and 0 <= line < 2**31 else ""
-    return f"{_storable(frame['filename'][-MAX_TEXT:])}{number} {clean(frame['name'])}"
-
-
-def _storable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return f"{storable(frame['filename'][-MAX_TEXT:])}{number} {clean(frame['name'])}"

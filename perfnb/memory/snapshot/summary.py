@@ -1,4 +1,4 @@
-"""What the report of a snapshot of the CUDA allocator shows, as data."""
+"""What a snapshot's report shows, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.memory.snapshot.lifetimes import ACTIVE, words
 from perfnb.memory.snapshot.reading import MISSING, SnapshotColumns
 from perfnb.memory.snapshot.tables import KNOWN_ACTIONS, allocation_table, fragmentation_table, memory_table
 
-#: Live allocations that a report lists.
+#: Number of live allocations in a report.
 LARGEST = 8
 
 
@@ -31,13 +31,13 @@ class SnapshotSummary:
     largest : DataFrame
         The largest live allocations, as in `allocation_table`.
     live : int
-        How many allocations are alive.
+        Number of live allocations.
     events : int
-        Entries of the history.
+        Number of history entries.
     span_ms : float or None
         Time from the first to the last of them.
     notes : tuple of str
-        What must be known to read the figures rightly.
+        Caveats.
     """
 
     name: str
@@ -54,7 +54,7 @@ class SnapshotSummary:
 
 
 def summarize_snapshot(snapshot: SnapshotColumns, name: str) -> SnapshotSummary:
-    """The facts of the report of `snapshot`."""
+    """Collect the facts for the report of `snapshot`."""
     allocations = allocation_table(snapshot)
     live = allocations[allocations["state"].isin(ACTIVE)]
     times = snapshot.events.time_us[snapshot.events.time_us != MISSING]
@@ -72,7 +72,7 @@ def summarize_snapshot(snapshot: SnapshotColumns, name: str) -> SnapshotSummary:
 
 
 def first_ns(snapshot: SnapshotColumns) -> int | None:
-    """Time of the history's first entry in nanoseconds since 1970; ``None`` if there is none or it carries no time."""
+    """Return the time of the first history entry in nanoseconds since 1970, ``None`` if unknown."""
     times = snapshot.events.time_us[snapshot.events.time_us != MISSING]
     return int(times.min()) * 1000 if len(times) else None
 
@@ -82,22 +82,22 @@ def _notes(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
     nowhere = int(live[["op", "made_at"]].isna().all(axis=1).sum())
     if not len(events.size):
         yield (
-            "The snapshot holds no history, so memory over time is not known; call "
-            "torch.cuda.memory._record_memory_history before what you want to see."
+            "The snapshot has no history, so memory over time is unknown; to record it, call "
+            "torch.cuda.memory._record_memory_history first."
         )
     elif (events.time_us[np.isin(words(events.actions, events.action), list(KNOWN_ACTIONS))] == MISSING).any():
-        yield "Entries of the history carry no time, as in snapshots of old versions of torch."
+        yield "History entries have no times, as in snapshots of old torch versions."
     if nowhere:
         yield (
-            f"Where {nowhere:,} of {len(live):,} live allocations were made is not known: they are older than the "
-            "recording, or their stacks were not recorded."
+            f"{nowhere:,} of {len(live):,} live allocations have no known origin: they are older than the recording, "
+            "or their stacks were not recorded."
         )
     if memory_table(snapshot)[["total", "reserved"]].isna().any(axis=None):
         yield (
-            "The history does not fit the final state, as where only one memory pool was dumped: figures of memory "
-            "over time are missing in part."
+            "The history does not match the final state, as when only one memory pool was dumped: some figures of "
+            "memory over time are missing."
         )
     if actions := sorted(set(events.actions) - KNOWN_ACTIONS):
-        yield f"The history holds entries that perfnb does not know and leaves out: {', '.join(actions[:5])}."
+        yield f"History entries of unknown kinds were skipped: {', '.join(actions[:5])}."
     if states := sorted(set(snapshot.blocks.states) - {*ACTIVE, "inactive"}):
-        yield f"Some blocks are in a state that perfnb does not know, neither active nor free: {', '.join(states[:5])}."
+        yield f"Some blocks are in an unknown state, neither active nor free: {', '.join(states[:5])}."

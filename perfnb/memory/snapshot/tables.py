@@ -1,8 +1,8 @@
-"""What a snapshot of the CUDA allocator says: who holds memory, how it came to that, and how broken up the rest is.
+"""Tables of a snapshot: who holds memory, how it came to that, and how fragmented the rest is.
 
-The final state is known block by block. What was before follows backwards from it through the allocator's history,
-as far back as that reaches. The history tells what was asked for, not how large the block was that it got: of memory
-that is freed, the least that the allocator gives for the request is counted.
+The final state is known block by block; earlier states follow backwards from it through the allocator's history, as far
+as that goes. The history has requested sizes, not block sizes: memory that was freed counts as the least the allocator
+gives for the request.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from perfnb.recording.text import TEXT
 
 _GROWS = ("segment_alloc", "segment_map")
 _SHRINKS = ("segment_free", "segment_unmap")
-#: Entries of a history; others are left out.
+#: Known entries of a history; others are skipped.
 KNOWN_ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "oom", "snapshot", *_GROWS, *_SHRINKS})
 
 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row a segment: its sizes in bytes, its largest free block, and ``fragmentation`` (1 - allocated / total)."""
+    """One row per segment: sizes in bytes, largest free block, and ``fragmentation`` (1 - allocated / total)."""
     segments, blocks = snapshot.segments, snapshot.blocks
     count = len(segments.size)
     states = words(blocks.states, blocks.state)
@@ -57,10 +57,10 @@ def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row a device: what is reserved and how much of it is in use.
+    """One row per device: reserved memory, and how much of it is in use.
 
-    ``fragmentation`` is 1 - allocated / reserved; ``inactive_split_bytes`` are free blocks beside others in their
-    segment, which cannot be given back to the device; ``ooms`` counts the errors in the history.
+    ``fragmentation`` is 1 - allocated / reserved; ``inactive_split_bytes`` are free blocks that share a segment with
+    others and so cannot go back to the device; ``ooms`` counts out-of-memory errors in the history.
     """
     segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
     table = segment_table(snapshot)
@@ -99,11 +99,11 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row an allocation: those alive in the snapshot, and those that its history saw.
+    """One row per allocation alive in the snapshot or seen in its history.
 
-    ``start_ns`` and ``end_ns`` count from the first entry of the history; ``NA`` stands for an allocation made before
-    it, and for one that is still alive. ``bytes`` is the size of its block, of a freed one the least that it had.
-    A snapshot knows no categories, layers, phases and names: these are ``NA``.
+    ``start_ns`` and ``end_ns`` count from the first history entry, with ``NA`` for allocations made before it and for
+    live ones. ``bytes`` is the size of the block, or the least it had if it was freed. A snapshot knows no categories,
+    layers, phases or names: these are ``NA``.
     """
     life = lifetimes_of(snapshot)
     segments, first = snapshot.segments, _first_us(snapshot)
@@ -133,10 +133,10 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row an instant at which a device's allocated or reserved memory changed, in bytes after the change.
+    """One row per change of a device's allocated or reserved memory, with the bytes after it.
 
-    A device without history has one row, its final state, with ``t_ms`` ``NA``. Where the history contradicts the
-    final state (it would have had less than nothing) the figure is ``NA``.
+    A device without history has one row, its final state, with ``t_ms`` ``NA``. Figures are ``NA`` if the history
+    contradicts the final state (they would be negative).
     """
     events, segments = snapshot.events, snapshot.segments
     actions = words(events.actions, events.action)
@@ -173,7 +173,7 @@ def _instants(times: pd.arrays.IntegerArray, device: str, total: Ints, reserved:
 
 
 def _backwards(final: int, changes: Ints) -> Ints:
-    """What there was after each change, of which the last led to `final`; `final` alone where there is none."""
+    """Return the amount after each change, the last of which led to `final`; only `final` without changes."""
     if not len(changes):
         return np.array([final], dtype=np.int64)
     after = np.cumsum(changes)
@@ -196,7 +196,7 @@ def _one_minus(part: Ints, whole: Ints) -> pd.arrays.FloatingArray:
 
 
 def _devices(numbers: Ints) -> npt.NDArray[np.object_]:
-    """The devices' names as torch writes them."""
+    """Return the devices' names as torch writes them."""
     different, place = np.unique(numbers, return_inverse=True)
     return np.array([f"cuda:{number}" for number in different], dtype=object)[place]
 
@@ -206,5 +206,5 @@ def _integers(values: Ints) -> pd.arrays.IntegerArray:
 
 
 def _text(values: npt.NDArray[np.object_] | pd.Series) -> pd.Series:
-    """Texts, missing where there is none."""
+    """Return texts, missing where there is none."""
     return pd.Series(values, dtype=object).astype(TEXT)

@@ -1,4 +1,4 @@
-"""A snapshot of the CUDA allocator, as text and as HTML without scripts: what is reserved, and who holds it."""
+"""A snapshot of the CUDA allocator as text and as HTML without scripts: what is reserved, and who holds it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header
 from perfnb.memory.snapshot.summary import SnapshotSummary
 
-#: Least width in which the columns have room.
+#: Least width for the columns.
 MIN_WIDTH = 80
 
 
 def snapshot_line(summary: SnapshotSummary) -> str:
-    """The figures in one line, for a repr."""
+    """Return the figures in one line, for a repr."""
     return (
         f"<perfnb.MemorySnapshot {escape.plain(summary.name, 60)!r}: {fmt.size(summary.active_bytes)} active of "
         f"{fmt.size(summary.reserved_bytes)} reserved, {summary.segments:,} segments, {summary.blocks:,} blocks>"
@@ -22,7 +22,7 @@ def snapshot_line(summary: SnapshotSummary) -> str:
 
 
 def snapshot_text(summary: SnapshotSummary, width: int = 100) -> str:
-    """The report as text for a terminal, a log or a notebook without HTML."""
+    """Return the report as text, for a terminal, a log or a notebook without HTML."""
     width = max(MIN_WIDTH, width)
     title = escape.shorten(f"perfnb · memory snapshot · {escape.plain(summary.name, width // 2)}", width)
     parts = [[title, *escape.wrapped(_history(summary), width)]]
@@ -36,7 +36,7 @@ def snapshot_text(summary: SnapshotSummary, width: int = 100) -> str:
 
 
 def snapshot_html(summary: SnapshotSummary) -> str:
-    """The report as tables without scripts."""
+    """Return the report as tables without scripts."""
     devices = [
         [escape.html(name), *(escape.html(value) for _, value in _figures(row))]
         for name, row in summary.fragmentation.iterrows()
@@ -64,7 +64,7 @@ def _history(summary: SnapshotSummary) -> str:
 
 
 def _figures(row: Any) -> list[tuple[str, str]]:
-    """What is said of a device, each a word and a figure."""
+    """Return the figures of a device, each with its label."""
     return [
         ("reserved", fmt.size(row.get("reserved_bytes"))),
         ("active", fmt.size(row.get("active_bytes"))),
@@ -94,7 +94,7 @@ def _device_lines(name: str, row: Any, width: int) -> list[str]:
 
 def _caption(summary: SnapshotSummary) -> str:
     if summary.live <= len(summary.largest):
-        return "Live allocations, the largest first"
+        return "Live allocations, largest first"
     return f"The largest {len(summary.largest)} of {summary.live:,} live allocations"
 
 
