@@ -311,12 +311,12 @@ def _comparison(given: Any) -> ArchitectureComparison:
 
 
 EXERCISES = (
-    Exercise("5.1", "As many parameters", measure_width, judge_width),
+    Exercise("5.1", "The same number of parameters", measure_width, judge_width),
     Exercise("5.2", "How often a weight is used", measure_uses, judge_uses),
     Exercise("5.3", "Time by arithmetic", measure_decomposition, judge_decomposition),
     Exercise("5.4", "What was learned", measure_accuracy, judge_accuracy),
     Exercise("5.5", "Arithmetic of a block", measure_block, judge_block),
     Exercise("5.6", "Attention's share", measure_share, judge_share, doubts=doubts_of_share),
-    Exercise("5.7", "A size held out", measure_held_out, judge_held_out, timed=True),
+    Exercise("5.7", "A held-out size", measure_held_out, judge_held_out, timed=True),
     Exercise("5.8", "A law that knows more", measure_law, judge_law),
 )

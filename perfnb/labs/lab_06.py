@@ -369,6 +369,6 @@ EXERCISES = (
     Exercise("6.4", "Copies", measure_copies, judge_copies),
     Exercise("6.5", "One index for a batch", measure_at_once, judge_at_once, timed=True),
     Exercise("6.6", "Enough workers", measure_workers, judge_workers),
-    Exercise("6.7", "Out of a file", measure_file, judge_file),
+    Exercise("6.7", "From a file", measure_file, judge_file),
     Exercise("6.8", "Did it help?", measure_helped, judge_helped, timed=True),
 )

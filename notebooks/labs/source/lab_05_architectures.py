@@ -1,18 +1,19 @@
 # %% [markdown]
 # # Lab 5 · Architectures
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
-# for about a minute. It helps to have done [lab 3](03_counting.ipynb) before, but you need not.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# about a minute. It helps to have done [lab 3](03_counting.ipynb), but it is not required.
 #
 # **Afterwards you can**
 #
-# - compare an MLP, a CNN and a transformer fairly: say what is held equal, and what follows if something else is;
-# - take a difference in time apart: more arithmetic, or slower arithmetic?
-# - say which share of a transformer attention takes, *and at which length*, by counting and by measuring;
-# - fit a law to sizes that you measured, test it on one that it has not seen, and see where it ends.
+# - compare an MLP, a CNN and a transformer fairly: say what is held equal, and how the result changes if something else
+#   is;
+# - break down a difference in time: more arithmetic, or slower arithmetic?
+# - say what share of a transformer attention takes, *and at which length*, by counting and by measuring;
+# - fit a law to measured sizes, test it on one it has not seen, and see where it breaks down.
 #
-# **Predict** before each measurement, on paper or in the cell. `labs.check` tries your answers on this machine; it
-# tells what is wrong, never the answer, and you may try as often as you like.
+# **Predict** before each measurement, on paper or in the cell. `labs.check` tests your answers on this machine; it says
+# what is wrong, never the answer, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -36,7 +37,7 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 # %% [markdown]
 # ## The task, and three models
 #
-# 1,797 handwritten digits of 8 × 8 pixels: which digit is it? We train on 1,297 of them, and hold 500 back.
+# 1,797 handwritten digits of 8 × 8 pixels: which digit is it? We train on 1,297 of them and hold out 500.
 
 # %%
 digits = load_digits()
@@ -48,9 +49,9 @@ test_images, test_labels = every_image[1297:], every_label[1297:]
 train_images.shape, test_images.shape
 
 # %% [markdown]
-# The **MLP** sees 64 numbers in a row. The **CNN** sees a picture, and looks at it through kernels of 3 × 3. The
-# **transformer** cuts it into 16 patches of 2 × 2 pixels, and lets each look at all others. Read `Attention.forward`
-# with care: you will count it later.
+# The **MLP** sees 64 numbers in a row. The **CNN** sees an image through 3 × 3 kernels. The **transformer** cuts it
+# into 16 patches of 2 × 2 pixels, each of which attends to all others. Read `Attention.forward` carefully: you will
+# count it later.
 
 
 # %%
@@ -121,13 +122,13 @@ cnn, transformer = make_cnn(), Transformer()
 print(f"cnn {count(cnn):,}, transformer {count(transformer):,}")
 
 # %% [markdown]
-# ## 5.1 As many parameters
+# ## 5.1 The same number of parameters
 #
 # Three models can be compared with the same number of parameters, the same arithmetic, the same time, or the same
-# quality. They are four different comparisons. We begin with the first, as most people do.
+# quality. These are four different comparisons. We start with the first, as most people do.
 #
-# **Exercise 5.1.** Which width gives the MLP a number of parameters as near as can be to that of the CNN? Find it on
-# paper, or by a loop; `make_mlp` shows the layers, and `nn.Linear(a, b)` has `a × b` weights and `b` biases.
+# **Exercise 5.1.** Which width brings the MLP's number of parameters as close as possible to the CNN's? Find it on
+# paper or with a loop; `make_mlp` shows the layers, and `nn.Linear(a, b)` has `a × b` weights and `b` biases.
 
 # %% answer 5.1
 width = ...
@@ -146,12 +147,13 @@ models = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
 # %% [markdown]
 # ## 5.2 How often a weight is used
 #
-# As many weights; as much work? A weight of the MLP meets each picture once: one product, one addition. But the CNN
-# moves its kernels over the picture, and the transformer uses its weights once for each of its 16 patches.
+# The same number of weights; the same amount of work? Each weight of the MLP is used once per image: one product, one
+# addition. But the CNN slides its kernels over the image, and the transformer uses its weights once for each of its 16
+# patches.
 #
-# **Predict:** which model takes longest for a training step, which is next? And by which factor, about?
+# **Predict:** which model takes longest for a training step, and which is next? By roughly what factor?
 #
-# The models take turns, in random order, on the same 64 images, forward and backward:
+# The models are interleaved in random order, on the same 64 images, forward and backward:
 
 # %%
 images, labels = train_images[:64], train_labels[:64]
@@ -159,8 +161,8 @@ comparison = perfnb.compare_architectures(models, (images, labels), loss=nn.func
 comparison
 
 # %% [markdown]
-# **Look at** the times with their intervals, and at the ratios with theirs (below the bars). Is an order certain, or
-# do the intervals overlap? Then at *arithmetic*, and at *achieved*, the arithmetic in each second.
+# **Look at** the times with their intervals, and at the ratios with theirs (below the bars). Is the order certain, or
+# do the intervals overlap? Then at *arithmetic*, and at *achieved*, the FLOP/s.
 #
 # **Exercise 5.2.** For each model: how often does it use a parameter, on average, for **one image** in a **forward**
 # pass? A use is a product and an addition, that is, two FLOPs. `comparison.table` has the columns `parameters` and
@@ -180,22 +182,22 @@ uses = (table["forward_flops"] / 2 / table["parameters"] / len(images)).to_dict(
 labs.check("5.2", uses, comparison=comparison, images=images)
 
 # %% [markdown]
-# The MLP comes out at a little less than 1, for biases are added and never multiplied. The transformer comes out near
-# its 16 positions. The number of parameters says how much a model must *store*; it says next to nothing about how much
-# it must *compute*.
+# The MLP is slightly below 1, because biases are added but never multiplied. The transformer is close to its 16
+# positions. The number of parameters says how much a model must *store*; it says next to nothing about how much it must
+# *compute*.
 #
 # ## 5.3 More arithmetic, or slower arithmetic?
 #
-# A step takes longer because it computes more, or because it takes longer for each FLOP; and
+# A step takes longer because it computes more, or because each FLOP takes longer:
 #
-#     times as long = times as much arithmetic × times as long for each FLOP
+#     time ratio = FLOP ratio × ratio of time per FLOP
 #
-# Of CNN and transformer, which computes more, and which takes longer? You have seen both figures. **Predict:** in which
-# of the two does a FLOP take longer, and how many times?
+# Which computes more, CNN or transformer, and which takes longer? You have seen both figures. **Predict:** in which of
+# the two does a FLOP take longer, and by what factor?
 #
-# **Exercise 5.3.** Three numbers, each *transformer by CNN*: `time` (by the medians of `comparison.table`, or from
-# `comparison.ratios`), `arithmetic` (the FLOPs of a training step, which is forward **and** backward), and `per_flop`,
-# the time for each FLOP, which follows from the two.
+# **Exercise 5.3.** Three numbers, each *transformer divided by CNN*: `time` (by the medians of `comparison.table`, or
+# from `comparison.ratios`), `arithmetic` (the FLOPs of a training step, which is forward **and** backward), and
+# `per_flop`, the time per FLOP, which follows from the two.
 
 # %% answer 5.3
 time_ratio = ...
@@ -213,28 +215,28 @@ numbers = {"time": time_ratio, "arithmetic": arithmetic, "per_flop": per_flop}
 labs.check("5.3", numbers, comparison=comparison)
 
 # %% [markdown]
-# Why would a FLOP take longer in one model than in another? Two columns tell:
+# Why would a FLOP take longer in one model than in another? Two columns give a clue:
 
 # %%
 comparison.table[["launches_or_ops", "intensity", "achieved_flops_per_s"]].astype(float).round(1)
 
 # %% [markdown]
 # **Look at** `launches_or_ops`, the operators that a step calls, and at `intensity`, the FLOPs for each byte moved. A
-# convolution is one operator that does much with each number that it fetches. The transformer's step calls about a
-# thousand small ones, and many of them (softmax, normalisation, GELU, copies) compute next to nothing and move
-# everything. On two cores of an AMD EPYC, the transformer computed less than the CNN, and took about one and a half
-# times as long. So neither parameters nor FLOPs are a time. *Measure.*
+# convolution is a single operator that does a lot with each number it fetches. The transformer's step calls about a
+# thousand small ones, and many of them (softmax, normalisation, GELU, copies) compute next to nothing but move
+# everything. On two cores of an AMD EPYC, the transformer computed less than the CNN and took about one and a half
+# times as long. Neither parameters nor FLOPs are time. *Measure.*
 #
 # ## 5.4 What was learned
 #
-# A fast model that learns nothing is worth nothing. What is learned must be measured on images that the model has not
-# seen, and in evaluation mode: in training mode, dropout throws numbers away, and normalisation learns from what you
-# only wanted to ask.
+# A fast model that learns nothing is worthless. Accuracy must be measured on images the model has not seen, and in
+# evaluation mode: in training mode, dropout discards activations, and batch normalisation updates its statistics from
+# your test data.
 #
 # **Exercise 5.4.** Write `accuracy(model, images, labels)`: the share of images, from 0 to 1, for which the largest of
-# the model's outputs is that of the label. It asks the model in evaluation mode, leaves no gradients, and leaves the
-# model in the mode in which it was. (`model.training` tells the mode, `model.eval()` and `model.train(mode)` set it.
-# Under `with torch.no_grad():` no gradients are kept, and `outputs.argmax(1)` tells where each row is largest.)
+# the model's outputs is that of the label. It runs the model in evaluation mode, leaves no gradients behind, and
+# restores the model's mode. (`model.training` is the mode, `model.eval()` and `model.train(mode)` set it. Under `with
+# torch.no_grad():` no gradients are kept, and `outputs.argmax(1)` is the position of the largest value in each row.)
 
 
 # %% answer 5.4
@@ -254,10 +256,10 @@ def accuracy(model, images, labels):
 labs.check("5.4", accuracy)
 
 # %% [markdown]
-# Now each model learns: 100 steps of 64 images with Adam, and every ten steps your function looks at the 500 images
-# held back.
+# Now each model trains: 100 steps of 64 images with Adam, and every ten steps your function evaluates the 500 held-out
+# images.
 #
-# **Predict:** which is best after as many *steps*? Which is best after as much *time*?
+# **Predict:** which is best after the same number of *steps*? Which is best after the same *time*?
 
 
 # %%
@@ -296,25 +298,24 @@ else:
     print("first solve 5.4")
 
 # %% [markdown]
-# **Look at** both pictures. They are the same runs, and they may name different winners. "Better" has no meaning until
-# you say what was held equal. And do not make too much of them: it is one run of each, one learning rate, and 500
-# images, which cannot tell 97 % from 98 % (the standard error of a share *p* is √(*p*(1−*p*)/500), here more than half
-# a percent).
+# **Look at** both pictures. They show the same runs but may have different winners. "Better" means nothing until you
+# say what was held equal. And do not read too much into them: one run each, one learning rate, and 500 images, which
+# cannot tell 97 % from 98 % (the standard error of a share *p* is √(*p*(1−*p*)/500), here more than half a percent).
 #
 # ## 5.5 Arithmetic of a block
 #
-# *"Attention takes 73 % of the compute."* Whoever says so must say at which length. Take one `Block` of the
+# *"Attention takes 73 % of the compute."* That statement is meaningless without a length. Take one `Block` of the
 # transformer, and a sequence of `length` positions, each a vector of `width` numbers. Forward pass, a batch of one:
 #
 # - four **linear layers**, at each position: `qkv` (width → 3 width), `out` (width → width), and the two of the MLP
 #   (width → 4 width → width);
 # - two **products** in each head: `query @ key` (every position with every other), and `scores @ value`. The heads
-#   share the width among themselves, so all heads together compute as much as a single one of full width.
+#   split the width, so all heads together compute as much as a single one of full width.
 #
 # A product of an *a × b* and a *b × c* matrix is 2 *a b c* FLOPs. (Bias, softmax, GELU and normalisation are not
 # counted.)
 #
-# **Predict:** if the length doubles, by which factor does each of the two parts grow?
+# **Predict:** if the length doubles, by what factor does each of the two parts grow?
 #
 # **Exercise 5.5.** Write `block_flops(length, width)`: two numbers, the FLOPs of the linear layers and the FLOPs of the
 # two products. They are compared with torch's counter.
@@ -340,16 +341,16 @@ for length in (16, 64, 256, 512, 4096):
     print(f"length {length:5}: {words}")
 
 # %% [markdown]
-# At which length are both parts equal? Your formula says it: at six times the width. With the 64 of this block that is
-# 384; for a model with a width of 12,288, such as GPT-3, it is 73,728. Much of what is said about "the square of the
-# length" begins where few models work.
+# At which length are both parts equal? Your formula says: at six times the width. For this block's width of 64 that is
+# 384; for a model of width 12,288, such as GPT-3, it is 73,728. Most of what is said about "quadratic attention"
+# applies to lengths that few models reach.
 #
 # ## 5.6 Attention's share
 #
-# That was counted. Now measure. The attention *layer* is more than the two products: `qkv` and `out` belong to it, and
-# softmax, and copies.
+# You have counted; now measure. The attention *layer* is more than the two products: it includes `qkv`, `out`, softmax,
+# and copies.
 #
-# **Predict:** which share of the time will the attention layer take at 64 positions, and at 512? Will its share of the
+# **Predict:** what share of the time will the attention layer take at 64 positions, and at 512? Will its share of the
 # *time* be larger than its share of the *arithmetic*, or smaller?
 
 # %%
@@ -361,10 +362,10 @@ shares = at_lengths.shares.query("by == 'kind' and part == 'attention'").set_ind
 shares.round(3).to_frame("share of the time in attention")
 
 # %% [markdown]
-# (Each share comes from a few traced steps. If a row falls out of line, other programs disturbed it: run the cell
-# again. The check says so too: *inconclusive*.)
+# (Each share comes from a few traced steps. If a row looks out of place, other programs interfered: run the cell again.
+# The check will also say *inconclusive*.)
 #
-# Each of the four also has a whole profile. Here is that of the longest:
+# Each of the four also has a full profile. Here is the longest:
 
 # %%
 longest = at_lengths.profiles["512"].layers
@@ -376,7 +377,7 @@ longest[["module", "forward_flops", "backward_flops", "total_ms", "ops"]]
 # - `time`: the share of the time in attention, as in the table above;
 # - `arithmetic`: the share of the block's FLOPs in the attention **layer**, forward and backward (from the frame, or by
 #   your `block_flops`);
-# - `per_flop`: how many times as long a FLOP takes inside attention as one in the **rest** of the block.
+# - `per_flop`: how many times as long a FLOP takes inside attention as in the **rest** of the block.
 #
 # For the last, note that attention takes `time` and the rest `1 - time`, with `arithmetic` and `1 - arithmetic`.
 
@@ -397,10 +398,10 @@ labs.check("5.6", numbers, comparison=at_lengths)
 
 # %% [markdown]
 # **Look at** what happens to the scores, 512 × 512 numbers in each of four heads: they are written, read, divided,
-# written, and read again by the softmax, which writes as many; and the backward pass does all that once more. In FLOPs
-# the division and the softmax count for nothing. Of the bytes that the operators of this step must move they are nearly
-# half (`at_lengths.profiles["512"].ops` has them by operator). A fused attention, such as torch's
-# `scaled_dot_product_attention`, gives the same result without writing the scores down. Here are all four lengths:
+# written, and read again by the softmax, which writes as many; and the backward pass does all that again. Division and
+# softmax hardly count in FLOPs, but they are almost half of the bytes that the operators of this step must move
+# (`at_lengths.profiles["512"].ops` lists them by operator). Fused attention, such as torch's
+# `scaled_dot_product_attention`, gives the same result without storing the scores. Here are all four lengths:
 
 # %%
 counted = {}
@@ -411,11 +412,11 @@ pd.DataFrame({"share of arithmetic": pd.Series(counted), "share of time": shares
 
 # %% [markdown]
 #
-# ## 5.7 A size held out
+# ## 5.7 A held-out size
 #
-# Can the time at 512 be foretold from shorter lengths? `perfnb.scaling_study` measures several sizes side by side, fits
-# a **power law**, time = factor × size ^ exponent (with a constant beside it, where the data show one), and foretells
-# any size. A law always fits what it was fitted to. The test is a size that it has **not** seen.
+# Can the time at 512 be predicted from shorter lengths? `perfnb.scaling_study` measures several sizes interleaved, fits
+# a **power law**, time = factor × size ^ exponent (plus a constant, if the data show one), and predicts any size. A law
+# always fits the data it was fitted to. The test is a size it has **not** seen.
 
 
 # %%
@@ -433,14 +434,14 @@ def make_step(length):
 FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
 
 # %% [markdown]
-# **Predict:** the two parts grow with the length and with its square. What exponent will a single power get? And will
-# it foretell too much for the longer sequence, or too little?
+# **Predict:** the two parts grow with the length and with its square. What exponent will a single power law get? And
+# will its prediction for the longer sequence be too high or too low?
 #
 # **Exercise 5.7.** Bind to `study` a `perfnb.scaling_study(make_step, sizes, budget_s=4)` of the sizes `FITTED`, and to
 # `held_out` a `perfnb.time_step(step, budget_s=2)` of the step of size `HELD_OUT`. Then give
 #
-# - `off_by`: by which share of the **foretold** time the measured one is more (0.1 for 10 % more, negative for less);
-#   `study.predict(size)` has `median_ms` and `ci_ms`, the timing has `median_ms`;
+# - `off_by`: by what fraction of the **predicted** time the measured one is longer (0.1 for 10 % longer, negative if
+#   shorter); `study.predict(size)` has `median_ms` and `ci_ms`, the timing has `median_ms`;
 # - `inside`: whether the measured median lies in the interval `ci_ms` of the prediction (`True` or `False`).
 
 # %% answer 5.7
@@ -465,28 +466,28 @@ labs.check("5.7", {"off_by": off_by, "inside": inside}, study=study, held_out=he
 # %% [markdown]
 # **Look at** the law, at the column *off by*, and at the interval of your prediction. One of two things has happened.
 #
-# - The study took a single power. Then its exponent is below 1, since most of a short step is the cost of its calls;
-#   the residuals bend, and the study may warn that one law does not hold. Beyond the sizes that it knows it foretells
-#   far too little: we saw a half of what was measured.
-# - The study saw that a constant stands beside the power. Then it fits within a few percent, and foretells better; but
-#   its interval is wide, for five sizes cannot pin three numbers down. Wide, and honest.
+# - The study chose a single power law. Then its exponent is below 1, because a short step is mostly call overhead; the
+#   residuals bend, and the study may warn that one law does not hold. Beyond the sizes it knows, its predictions are
+#   far too low: we saw half of the measured time.
+# - The study found a constant in addition to the power law. Then it fits within a few percent and predicts better, but
+#   its interval is wide, because five sizes cannot pin down three numbers. Wide, but honest.
 #
-# (The study and the timing ran one after the other: part of `off_by` may be a machine that has changed meanwhile.)
+# (The study and the timing ran back to back: part of `off_by` may be a change of the machine.)
 #
 # ## 5.8 A law that knows more
 #
-# You know more than the power law does: there is a cost of the call, whatever the length, a part that grows with the
-# length, and one that grows with its square.
+# You know more than the power law does: there is call overhead, whatever the length, a part that grows with the length,
+# and one that grows with its square.
 #
 #     time = constant + a × length + b × length²
 #
-# **Exercise 5.8.** Write `foretell(lengths, times_ms, length)`: fit this law to the times at `lengths`, and return what
-# it foretells for `length`. It is tried on made-up steps whose law is known, some with times that deviate by 3 %. Two
-# things make it hold beyond the measured range:
+# **Exercise 5.8.** Write `foretell(lengths, times_ms, length)`: fit this law to the times at `lengths`, and return its
+# prediction for `length`. It is tested on made-up steps with a known law, some with 3 % noise. Two things make it work
+# beyond the measured range:
 #
-# - no part of a time is negative: `nnls(rows, wanted)[0]` gives the factors, none below 0, with which `rows @ factors`
-#   comes nearest to `wanted`;
-# - each size should count by its *relative* deviation: divide each row by its measured time, and want 1 for each.
+# - no part of a time is negative: `nnls(rows, wanted)[0]` gives the factors, none below 0, for which `rows @ factors`
+#   is closest to `wanted`;
+# - each size should count by its *relative* error: divide each row by its measured time, and want 1 for each.
 #
 # (`np.column_stack([a, b, c])` makes rows of three columns. Turn `lengths` and `times_ms` into arrays of float first.)
 
@@ -506,7 +507,7 @@ def foretell(lengths, times_ms, length):
 labs.check("5.8", foretell)
 
 # %% [markdown]
-# Now both laws on your machine, fitted to the same five lengths. **Predict:** which comes nearer at 512? And at 1,024?
+# Now both laws on your machine, fitted to the same five lengths. **Predict:** which is closer at 512? And at 1,024?
 
 # %%
 if isinstance(study, perfnb.ScalingStudy) and isinstance(held_out, perfnb.Timing):
@@ -519,27 +520,27 @@ else:
     print("first solve 5.7")
 
 # %% [markdown]
-# **Look at** the last row too. Where this was written (an AMD EPYC, three runs, time of the processor), a single power
-# foretold a half of the time at 512 and an eighth at 1,024. The law above was 3 to 30 % off at 512; and at 1,024 the
-# step took two to two and a half times what it foretold. Why? At 1,024 the scores of four heads are 16 MiB, and each
-# step handed pieces of that size back to the operating system and asked for them anew: some 18,000 pages in every step,
-# where at 256 it was none. Your law knows arithmetic and calls; of memory it knows nothing. Every law ends where
-# something begins to matter that did not matter where it was fitted. So hold a size out, test, and trust a law no
-# farther than it was tested.
+# **Look at** the last row too. On the machine where this was written (an AMD EPYC, three runs, CPU time), a single
+# power law predicted half of the time at 512 and an eighth at 1,024. The law above was 3 to 30 % off at 512, and at
+# 1,024 the step took two to two and a half times as long as predicted. Why? At 1,024 the scores of four heads are 16
+# MiB, and each step returned blocks of that size to the operating system and requested them again: about 18,000 pages
+# per step, compared with none at 256. Your law knows about arithmetic and calls but not about memory. Every law ends
+# where something starts to matter that did not matter where it was fitted. So hold out a size, test, and trust a law no
+# further than it was tested.
 #
-# The *scaling laws* of large models are fitted in the same way, the loss against parameters, data and compute instead
-# of time against length; and they stand and fall by the same test.
+# The *scaling laws* of large models are fitted in the same way, loss against parameters, data and compute instead of
+# time against length, and they must pass the same test.
 #
-# ## What you take with you
+# ## Takeaways
 #
 # - "Compared" means: *something* was held equal. Parameters, arithmetic, time or quality? Say which.
-# - Parameters are not FLOPs, and FLOPs are not time. Times as long = times as much × times as long for each.
-# - Attention's share is a function of the length: tell both. Its share of the time is larger than that of the
-#   arithmetic, for moving the scores takes time and counts for nothing.
-# - A law is tested on what it has not seen. What you know of the cost makes a better law than a better fit does.
+# - Parameters are not FLOPs, and FLOPs are not time. Time ratio = work ratio × ratio of time per unit of work.
+# - Attention's share depends on the length: always state both. Its share of the time is larger than its share of the
+#   FLOPs, because moving the scores takes time but counts as no FLOPs.
+# - Test a law on data it has not seen. Knowing where the cost comes from gives a better law than a better fit does.
 #
-# `labs.export("lab_05.json")` writes your answers and what was measured of them, for a teacher. Next:
-# [lab 6, *Feeding the model*](06_feeding_the_model.ipynb)
+# `labs.export("lab_05.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 6,
+# *Feeding the model*](06_feeding_the_model.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS

@@ -2,18 +2,18 @@
 # # Lab 6 · Feeding the model
 #
 # **Runs on** Linux or macOS: two CPU cores, 2 GB of memory, no GPU. **Takes** 50 to 60 minutes; the cells themselves
-# run for about a minute (where each worker begins empty and imports torch anew, as on macOS, for about two). It helps
-# to have done [lab 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
+# take about a minute (about two where each worker starts empty and imports torch again, as on macOS). It helps to have
+# done [lab 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
 #
 # **Afterwards you can**
 #
-# - find out by trial whether a step waits for its data, and what a perfect loader would bring, before you write one;
-# - make a batch cheaper without changing what the model learns from: parse once, copy less, take many rows at once;
-# - say how many workers a loader needs, which loaders they do not help, and leave none behind;
-# - read samples out of a file that is larger than the memory.
+# - test whether a step is input-bound, and what a perfect loader would save, before you write one;
+# - make a batch cheaper without changing the training data: parse once, copy less, fetch many rows at once;
+# - say how many workers a loader needs, when they do not help, and leave none behind;
+# - read samples from a file that is larger than memory.
 #
-# **Predict** before each measurement, on paper or in your head. `labs.check` tries your answers on this machine; it
-# tells what is wrong, never the answer, and you may try as often as you like.
+# **Predict** before each measurement, on paper or in your head. `labs.check` tests your answers on this machine; it
+# says what is wrong, never the answer, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -46,17 +46,16 @@ sys.path.insert(0, folder.name)
 # %% [markdown]
 # ## Two data sets
 #
-# `Text` holds lines of text: a label and 256 readings of a sensor, with commas between. The sensor may have begun at
-# any moment, so each time a sample is asked for, its readings are shifted (rolled around) by a number that is drawn
-# anew; the model never sees quite the same twice. `Far` stands for a store at the other end of a network: each sample
-# takes 8 ms to arrive.
+# `Text` holds lines of text: a label and 256 comma-separated sensor readings. The sensor may have started at any time,
+# so each time a sample is fetched, its readings are shifted (rolled) by a new random number; the model never sees
+# exactly the same sample twice. `Far` simulates remote storage: each sample takes 8 ms to arrive.
 #
-# They are written to a file, `lab_06_data.py`, and imported from there. That is not for order's sake. A loader's
-# **workers** are processes of their own. Linux *forks* them (before Python 3.14), and they know all that the notebook
-# knows; on macOS, and on Linux from Python 3.14 on, they begin empty, and import what they need. From a file they can,
-# but not out of a notebook: a data set whose class was defined in a cell then ends in `Can't get attribute ...` and
-# `DataLoader worker exited unexpectedly`. (Windows does the same; perfnb does not support it.) In this lab, what goes
-# to workers comes out of a file; the data sets that you write in cells run without workers.
+# They are written to a file, `lab_06_data.py`, and imported from there, for a reason. A loader's **workers** are
+# separate processes. Linux *forks* them (before Python 3.14), so they know everything the notebook knows; on macOS, and
+# on Linux from Python 3.14 on, they start empty and import what they need. They can import from a file but not from a
+# notebook: a data set whose class was defined in a cell fails with `Can't get attribute ...` and `DataLoader worker
+# exited unexpectedly`. (Windows does the same; perfnb does not support it.) In this lab, everything workers use comes
+# from a file; the data sets you write in cells run without workers.
 
 # %%
 # %%writefile {folder.name}/lab_06_data.py
@@ -116,8 +115,8 @@ def step(batch):
 # %% [markdown]
 # ## 6.1 Three stopwatches
 #
-# **Predict:** which share of a step will be waiting for its batch: a tenth, a half, nine tenths? The magic's line feeds
-# the cell from the loader, and so makes the waiting a phase of its own, `data`.
+# **Predict:** what share of a step is spent waiting for its batch: a tenth, a half, nine tenths? The magic's line feeds
+# the cell from the loader, which makes waiting a phase of its own, `data`.
 
 # %%
 # %%profile_step --into p --name "readings from text" --steps 10 --budget 6 --no-flops for x, y in loader
@@ -127,12 +126,11 @@ loss.backward()
 optimizer.step()
 
 # %% [markdown]
-# **Look at** the bar of phases, and at the verdict in the first lines: what bounds this step?
+# **Look at** the phases, and at the verdict at the top: what limits this step?
 #
-# A phase tells where the step *stood*. Whether a better loader would help is another question: on a GPU, or with
-# workers, loading and computing go on at the same time, and the two cannot be told apart by where the step waits. So
-# one *tries*. The old test is to put a **trivial model** in the place of the true one, and then a batch that is kept
-# in memory in the place of the loader.
+# A phase shows where the step *waited*. Whether a better loader would help is another question: on a GPU, or with
+# workers, loading and computing overlap, and where the step waits does not tell them apart. So you *try it*. The
+# classic test is to replace the real model by a **trivial** one, and then the loader by a batch kept in memory.
 #
 # **Exercise 6.1.** Write `three_times(loader, step)`: a dictionary with the milliseconds **a batch** of
 #
@@ -140,8 +138,8 @@ optimizer.step()
 # - `loader`: an epoch of the loader, and nothing done with the batches;
 # - `model`: `step` on one batch that you keep (`next(iter(loader))` gives one), `len(loader)` times.
 #
-# It is tried on a loader and a step of make-believe that sleep for known times; and on one that already makes the next
-# batch while the step runs.
+# It is tested on a simulated loader and step that sleep for known times, and on a loader that prepares the next batch
+# while the step runs.
 
 
 # %% answer 6.1
@@ -167,7 +165,7 @@ def three_times(loader, step):
 labs.check("6.1", three_times)
 
 # %% [markdown]
-# And on the true loader and step:
+# And on the real loader and step:
 
 # %%
 three_times(loader, step)
@@ -175,11 +173,11 @@ three_times(loader, step)
 # %% [markdown]
 # ## 6.2 A perfect loader
 #
-# You have timed three blocks one after the other, and know from lab 1 what a restless machine does to that.
-# `perfnb.confirm_input_bound` runs the same three (and two more) in short blocks that take turns in random order. It
-# puts the trivial model in by itself, also behind a loader with workers, and puts the weights back when it ends.
+# You timed three blocks back to back, and know from lab 1 what a noisy machine does to that.
+# `perfnb.confirm_input_bound` runs the same three (and two more) in short interleaved blocks in random order. It
+# substitutes the trivial model by itself, even behind a loader with workers, and restores the weights at the end.
 #
-# **Predict:** how many times as fast would the step be if the *loader* took no time? And if the *model* took none?
+# **Predict:** how many times as fast would the step be if the *loader* took no time? And if the *model* took no time?
 
 # %%
 t = perfnb.confirm_input_bound(step, loader, model, budget_s=4)
@@ -187,8 +185,8 @@ t
 
 # %% [markdown]
 # **Exercise 6.2.** From `t.times["median_ms"]`, whose rows are `together`, `loader`, `model` and two more: how many
-# times as fast (2.0 is twice as fast) would the step be with a `perfect_loader`, so that the *model alone* is left?
-# And with a `perfect_model`, so that the *loader alone* is left?
+# times as fast (2.0 is twice as fast) would the step be with a `perfect_loader`, so that the *model alone* is left? And
+# with a `perfect_model`, so that the *loader alone* is left?
 
 # %% answer 6.2
 perfect_loader = ...
@@ -203,8 +201,8 @@ perfect_model = median["together"] / median["loader"]
 labs.check("6.2", {"perfect_loader": perfect_loader, "perfect_model": perfect_model}, test=t)
 
 # %% [markdown]
-# The second figure is what all the work on the model could bring here: a faster optimizer, a smaller network, a GPU.
-# Whoever begins there works for nothing.
+# The second figure is all that any work on the model could gain here: a faster optimizer, a smaller network, a GPU. If
+# you start there, you work for nothing.
 #
 # ## 6.3 Parse once
 #
@@ -225,12 +223,12 @@ for what, work in {
     print(f"{what:18} {statistics.median(times):6.1f} µs")
 
 # %% [markdown]
-# The same line gives the same numbers each time that it is parsed. So parse all lines once, when the data set is
-# made (in `__init__`), and keep the tensors.
+# Parsing the same line always gives the same numbers. So parse all lines once, when the data set is created (in
+# `__init__`), and keep the tensors.
 #
-# **Exercise 6.3.** Write `Parsed`, a data set like `Text`: the same length, labels and readings, and still a shift that
-# is **drawn anew** each time that a sample is asked for; but an item takes less than half of the time. It is tried on
-# other lines than yours. (As long as nothing stands in it, it *is* a `Text`.)
+# **Exercise 6.3.** Write `Parsed`, a data set like `Text`: the same length, labels and readings, and still a **new
+# random** shift each time a sample is fetched; but an item takes less than half the time. It is tested on other lines
+# than yours. (As long as it is empty, it *is* a `Text`.)
 
 
 # %% answer 6.3
@@ -257,10 +255,10 @@ class Parsed(Text):
 labs.check("6.3", Parsed, slow=Text)
 
 # %% [markdown]
-# Whoever remembers the sample *after* the shift is faster still, and trains on 1,024 frozen samples instead of ever new
-# ones: another training, and no stopwatch tells. **What is random must stay random.**
+# Caching the sample *after* the shift would be even faster, but it trains on 1,024 frozen samples instead of ever new
+# ones: a different training run, and no stopwatch will tell you. **What is random must stay random.**
 #
-# Did the step become faster? Two loaders, each with its step; neither has workers, so turns are fair.
+# Did the step become faster? Two loaders, each with its step; neither has workers, so interleaving is fair.
 
 
 # %%
@@ -280,15 +278,15 @@ perfnb.ab_test(fed(loader), fed(DataLoader(Parsed(lines), batch_size=32, shuffle
 # %% [markdown]
 # ## 6.4 Copies
 #
-# What is left is less visible: the numbers of a batch are **copied**. From a tensor to a new one, from samples to a
-# batch, from a worker to the trainer, from there to a GPU. Each copy takes memory and time.
+# The rest is less visible: the numbers of a batch are **copied**, from one tensor to the next, from samples to a batch,
+# from a worker to the trainer, from there to a GPU. Each copy takes memory and time.
 #
-# Go back to `Text` and its loader. Follow one number on its way: from its line, into a tensor, and on until it stands
-# in `x`. The loader puts a batch together with `torch.stack`.
+# Go back to `Text` and its loader. Follow one number on its way: from its line into a tensor, and on until it is in
+# `x`. The loader assembles a batch with `torch.stack`.
 #
-# **Exercise 6.4.** By hand, before you look: `batch_bytes`, how many bytes the `x` of a batch of 32 has (readings are
-# float32); and `written`, how many times each number is written into a *new tensor* until it stands in `x`, that one
-# included.
+# **Exercise 6.4.** By hand, before you look: `batch_bytes`, the number of bytes in the `x` of a batch of 32 (readings
+# are float32); and `written`, how many times each number is written to a *new tensor* until it is in `x`, including
+# that one.
 
 # %% answer 6.4
 batch_bytes = ...
@@ -302,11 +300,10 @@ written = 3  # parsed, rolled, stacked
 labs.check("6.4", {"batch_bytes": batch_bytes, "written": written}, profile=p)
 
 # %% [markdown]
-# The profile has recorded every allocation of one step, and in which phase it was made. Here are those of the phase
-# `data`, by size. **Look at** the 64 of 1,024 bytes: two for each sample. (The smaller ones are the labels, and the
-# numbers by which to shift; if an epoch began in this step, its order was drawn as well, by `randperm`. What was made
-# before the step began is left out: the batch of the step before lives on until `x` gets the next one, so that there
-# are two at a time.)
+# The profile recorded every allocation of one step and its phase. Here are those of the `data` phase, by size. **Look
+# at** the 64 of 1,024 bytes: two per sample. (The smaller ones are the labels and the shifts; if an epoch started in
+# this step, its order was drawn too, by `randperm`. Allocations from before the step are left out: the previous batch
+# lives on until `x` gets the next one, so there are two at a time.)
 
 # %%
 made = p.allocations.query("phase == 'data' and start_ns >= 0")
@@ -315,9 +312,10 @@ made.groupby(["bytes", "op"], observed=True).size().rename("allocations").reset_
 # %% [markdown]
 # ## 6.5 One index for a batch
 #
-# The samples of a test set are not shifted: they can lie in memory as two tensors, ready to use. What could be faster?
+# The samples of a test set are not shifted: they can be kept in memory as two tensors, ready to use. What could be
+# faster?
 #
-# **Predict:** which share of the step will waiting for data be now?
+# **Predict:** what share of the step will waiting for data take now?
 
 # %%
 readings, labels = torch.tensor(numbers), torch.arange(1024) % 10
@@ -334,16 +332,16 @@ q = perfnb.profile_step(evaluate, test_loader, name="a test set", steps=10, budg
 print(f"waiting for data: {q.phases.loc['data', 'share']:.0%}")
 
 # %% [markdown]
-# The loader takes 64 rows one by one, makes 64 pairs of them, and puts these together again, where *one* index,
+# The loader fetches 64 rows one by one, makes 64 pairs, and stacks them again, although a *single* index,
 # `readings[rows]`, gives the whole batch.
 #
-# **Exercise 6.5.** Write `at_once(dataset, batch_size)`: from a `TensorDataset`, a loader that can be run through again
-# and again. Each epoch gives every sample once, in an order that is **drawn anew**, in batches of `batch_size` (the
-# last may be smaller), as `DataLoader(dataset, batch_size, shuffle=True)` does, in less than half of its time.
+# **Exercise 6.5.** Write `at_once(dataset, batch_size)`: from a `TensorDataset`, a loader that can be iterated
+# repeatedly. Each epoch gives every sample once, in a **new random** order, in batches of `batch_size` (the last may be
+# smaller), as `DataLoader(dataset, batch_size, shuffle=True)` does, in less than half its time.
 #
-# What may help: `dataset[rows]`, with a list or tensor of row numbers, is one index for all of them. Write a class
-# whose `__iter__` draws an order and cuts it into batches, or look up in `help(DataLoader)` what it asks the data set
-# for where `batch_size=None`, and what it takes from its `sampler`.
+# Useful: `dataset[rows]`, with a list or tensor of row numbers, indexes all of them at once. Write a class whose
+# `__iter__` draws an order and cuts it into batches, or look up in `help(DataLoader)` what it requests from the data
+# set with `batch_size=None`, and what it takes from its `sampler`.
 
 
 # %% answer 6.5
@@ -359,8 +357,8 @@ def at_once(dataset, batch_size):
 labs.check("6.5", at_once)
 
 # %% [markdown]
-# The profile `q` has a finding on this. Compare its recommendation with your loader: it keeps the order of the loader
-# that it was given, and yours has to shuffle.
+# The profile `q` has a finding about this. Compare its recommendation with your loader: it keeps the order of the
+# loader it was given, while yours has to shuffle.
 
 # %%
 for finding in q.findings.head(1).to_dict("records"):
@@ -369,12 +367,12 @@ for finding in q.findings.head(1).to_dict("records"):
 # %% [markdown]
 # ## 6.6 Enough workers
 #
-# A loader with `num_workers=2` has two processes that make batches while the step goes on. **Predict** for each of our
-# two data sets, one that *parses* and one that *waits*: what will 1 and 3 workers bring on this machine?
+# A loader with `num_workers=2` has two processes that prepare batches while the step runs. **Predict** for each of our
+# two data sets, one that *parses* and one that *waits*: what will 1 and 3 workers gain on this machine?
 #
-# The step below only sleeps, for 10 ms. That is what a CPU does while a GPU computes, and so the workers have the cores
-# for themselves. Here a step that computes would compete with them. `perfnb.watch` reads meanwhile how many percent of
-# a core this process and its workers take. (torch warns of more workers than cores; the cell leaves the warning out.)
+# The step below only sleeps, for 10 ms. That is what a CPU does while a GPU computes, so the workers have the cores to
+# themselves. A step that computes here would compete with them. Meanwhile `perfnb.watch` records how many percent of a
+# core this process and its workers use. (torch warns about more workers than cores; the cell suppresses the warning.)
 
 # %%
 warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -411,13 +409,13 @@ table = pd.DataFrame({"ms a step": pd.Series(found), "CPU %": pd.Series(cpu, dty
 table.rename_axis(["data set", "workers"])
 
 # %% [markdown]
-# **Look at** both columns. `Text` takes CPU, and more of it with each worker, up to the cores that are free; it cannot
-# become faster than these allow, and more workers than cores bring nothing. `Far` takes hardly any: its workers wait,
-# and may be more than there are cores. The remedy for the first is a cheaper batch (6.3), for the second more workers.
+# **Look at** both columns. `Text` uses CPU, more with each worker, up to the number of free cores; it cannot get faster
+# than these allow, and more workers than cores gain nothing. `Far` uses hardly any: its workers wait, and there may be
+# more of them than cores. The cure for the first is a cheaper batch (6.3), for the second more workers.
 #
-# How many? Without workers a step takes `make + use`. With *n* workers a batch comes every `make / n`, and the step
-# takes that or `use`, whichever is longer. Here is that law beside the times of `Far`. (On a busy machine the measured
-# ones lie above it, for every batch that is handed over waits for a core as well.)
+# How many? Without workers a step takes `make + use`. With *n* workers a batch arrives every `make / n`, and the step
+# takes that or `use`, whichever is longer. Here is that law next to the times of `Far`. (On a busy machine the measured
+# times are above it, because every batch also waits for a core.)
 
 # %%
 make_ms = found["Far", 0] - 10
@@ -429,13 +427,13 @@ for workers in (0, 1, 3):
 # **Exercise 6.6.** Write `make_loader(dataset, batch_size, make_ms, use_ms)` for data that *waits*: a `DataLoader`
 #
 # - that shuffles, and gives every sample once in each epoch;
-# - with as many workers as are needed so that the step need not wait (at least one; one more than needed is fine, for
-#   the times are not even, but not twice as many: each is a process with memory of its own);
-# - that **keeps** its workers from one epoch to the next (`feeder` shows by which option);
-# - and whose workers end when nobody holds the loader any more.
+# - with as many workers as needed so that the step does not wait (at least one; one more than needed is fine, because
+#   times vary, but not twice as many: each is a process with its own memory);
+# - that **keeps** its workers from one epoch to the next (`feeder` shows the option);
+# - and whose workers end when nothing refers to the loader any more.
 #
-# It is asked for loaders of several paces, runs two epochs of each, counts the processes that made the batches, lets
-# go of the loader, and counts the processes that are left.
+# The check requests loaders for several speeds, runs two epochs of each, counts the processes that made the batches,
+# drops the loader, and counts the processes that are left.
 
 
 # %% answer 6.6
@@ -451,14 +449,14 @@ def make_loader(dataset, batch_size, make_ms, use_ms):
 labs.check("6.6", make_loader)
 
 # %% [markdown]
-# In a notebook workers are left behind more easily than anywhere else: `it = iter(loader)` in a cell keeps them until
-# `it` is gone, and a loader with `persistent_workers=True` keeps them until the loader is. Each holds what it has
+# Notebooks make it especially easy to leave workers behind: `it = iter(loader)` in a cell keeps them until `it` is
+# gone, and a loader with `persistent_workers=True` keeps them until the loader is gone. Each holds whatever it has
 # loaded. `multiprocessing.active_children()` lists them.
 #
-# ## 6.7 Out of a file
+# ## 6.7 From a file
 #
-# What does not fit into memory stays on a disk. How fast is yours? And is there room for the batches that workers hand
-# over? (They lie in `/dev/shm`, which containers often make small; a *bus error* in a worker is its usual sign.)
+# Data that does not fit in memory stays on disk. How fast is yours? And is there room for the batches that workers pass
+# on? (They go through `/dev/shm`, which is often small in containers; a *bus error* in a worker is the usual symptom.)
 
 # %%
 checks = perfnb.system_check(data=folder.name).checks
@@ -467,11 +465,11 @@ checks[checks["check"].isin(["disk of the data", "read test", "shared memory (/d
 ]
 
 # %% [markdown]
-# **Look at** where the read test says that it read from. A file that was read or written a moment ago lies in the
-# system's *cache*, in memory: whoever reads it twice and times the second time has measured that, and not the disk. So
-# do not time a first epoch by a second one, nor the other way round.
+# **Look at** where the read test says it read from. A recently read or written file is in the system's *cache*, in
+# memory: if you read it twice and time the second read, you measure the cache, not the disk. So do not predict a first
+# epoch from a second one, or the other way round.
 #
-# How much must a disk deliver? For each step the bytes of a batch:
+# How much must the disk deliver? The bytes of one batch per step:
 
 # %%
 in_text = sum(map(len, lines[:32]))
@@ -479,15 +477,16 @@ for what, size in {"as text": in_text, "as float32": 32 * 256 * 4, "as uint8": 3
     print(f"{what:11} {size / 1e3:6.1f} kB a batch of 32; a step of 2 ms needs {size / 2e-3 / 1e6:5.1f} MB/s")
 
 # %% [markdown]
-# An array in an `.npy` file need not be read as a whole: `np.load(path, mmap_mode="r")` *maps* it, and only the pages
-# that you touch are read. `np.array(...)` or `torch.tensor(...)` of a row then makes a copy of that row alone.
+# You do not have to read all of an array in an `.npy` file: `np.load(path, mmap_mode="r")` *maps* it, and only the
+# pages you touch are read. `np.array(...)` or `torch.tensor(...)` of a row then copies only that row.
 #
 # **Exercise 6.7.** Write `FromFile(path)`: a data set of the rows of a two-dimensional float32 array in such a file. An
-# item is a row, as a float32 tensor **of its own** (somebody may write to it). It is tried on a file of 32 MiB, and
+# item is a row as a separate float32 tensor (a **copy**, since someone may write to it). It is tested on a file of 32
+# MiB, and
 #
-# - may take 4 MiB of memory at most to be made and to give a few rows;
-# - must be light when it is sent to a worker that begins empty: what the object *holds* is copied for each of them,
-#   and of a map that it holds, all that is mapped.
+# - may use at most 4 MiB of memory to be created and to return a few rows;
+# - must be cheap to send to a worker that starts empty: everything the object *holds* is copied for each worker, and
+#   for a memory map that is the entire mapped array.
 
 
 # %% answer 6.7
@@ -517,7 +516,7 @@ class FromFile:
 labs.check("6.7", FromFile)
 
 # %% [markdown]
-# **Predict:** from which of the three does a sample come fastest, and from which slowest?
+# **Predict:** which of the three returns a sample fastest, and which slowest?
 
 # %%
 path = Path(folder.name) / "readings.npy"
@@ -531,16 +530,16 @@ for what, dataset in {"Text": text, "Parsed": Parsed(lines), "FromFile": FromFil
     print(f"{what:9} {statistics.median(times):6.1f} µs a sample")
 
 # %% [markdown]
-# `Parsed` keeps everything in memory and shifts; `FromFile` keeps nothing, and does not shift. If yours opens the file
-# for each sample, most of its time is the opening; a data set that opens it at its *first* sample, in the worker, saves
-# that.
+# `Parsed` keeps everything in memory and shifts; `FromFile` keeps nothing and does not shift. If yours opens the file
+# for every sample, opening takes most of the time; a data set that opens it on its *first* sample, in the worker,
+# avoids that.
 #
 # ## 6.8 Did it help?
 #
-# Back to the store far away. A batch of 5 samples is made in 40 ms or a little more, and used in 25. You give the
-# loader **one** worker. The law of 6.6 tells what that brings: **predict** the speed-up.
+# Back to remote storage. Making a batch of 5 samples takes 40 ms or a little more, using it 25 ms. You give the loader
+# **one** worker. The law from 6.6 says what that gains: **predict** the speed-up.
 #
-# Lab 1 has taught you to run the two in turns. Let us do so by hand:
+# Lab 1 taught you to interleave the two. Let's do that by hand:
 
 
 # %%
@@ -562,19 +561,20 @@ for what, each in {"none": none, "one": one}.items():
     print(f"{what:4} worker(s): {statistics.median(times[each]):5.1f} ms")
 
 # %% [markdown]
-# With a worker a step takes little more than 25 ms? The law says 40 or more. Think before you read on: what does
-# the worker do while it is the *other* step's turn?
+# With a worker, a step takes little more than 25 ms? The law says 40 or more. Think before you read on: what does the
+# worker do during the *other* step's turn?
 #
-# It works on. Each time that its step comes round, a batch lies ready that was made in somebody else's time. In a true
-# training no one is so kind. So the steps must run in *blocks*: many turns of the same step in a row, of which the
-# first, those that use up what lies prepared, do not count. `perfnb.ab_test` looks for workers, and then does so.
+# It keeps working. Each time its step comes round, a batch is ready that was prepared on someone else's time. In real
+# training nobody does you that favour. So the steps must run in *blocks*: many runs of the same step back to back,
+# where the first ones, which consume prefetched batches, do not count. `perfnb.ab_test` looks for workers and does this
+# if it finds any.
 #
 # **Exercise 6.8.** Compare `stepper(0)` (first) and `stepper(1)` (second) by `perfnb.ab_test(a, b, budget_s=10)`; bind
 # the result to `test`. Then give
 #
-# - `speedup`: how many times as fast is the second? (`test.ratio` is the second's time by the first's.)
-# - `shown`: has this test *shown* that it is faster (`True` or `False`)? It has if the whole interval of the ratio,
-#   `test.ratio_ci`, lies below 1. On a very busy machine it may not: then say so, or take a larger `budget_s`.
+# - `speedup`: how many times as fast is the second? (`test.ratio` is the time of the second divided by the first.)
+# - `shown`: has this test *shown* that it is faster (`True` or `False`)? It has if the entire interval of the ratio,
+#   `test.ratio_ci`, is below 1. On a very busy machine it may not be: then say so, or use a larger `budget_s`.
 
 # %% answer 6.8
 test = ...
@@ -593,10 +593,10 @@ test
 labs.check("6.8", {"speedup": speedup, "shown": shown}, test=test)
 
 # %% [markdown]
-# **Look at** the line that says how many turns a block has, and hold the ratio against the law, and against the two
-# times by hand. Turns, even in random order, lie if what is compared goes on in the other's turn.
+# **Look at** the line that says how many runs a block has, and compare the ratio with the law and with the two times
+# measured by hand. Interleaving, even in random order, misleads if work continues during the other's turn.
 #
-# At last, leave the machine as you found it:
+# Finally, leave the machine as you found it:
 
 # %%
 del none, one, each, times
@@ -606,22 +606,23 @@ print("workers left:", len(multiprocessing.active_children()))
 # %% [markdown]
 # ## On a GPU
 #
-# One more copy comes in between: from the host's memory to the device. A profile there has a phase `host_to_device`.
-# What is usually tried, and what to measure before you believe it: `pin_memory=True` in the loader (memory from which
-# the device can fetch by itself) with `x.to(device, non_blocking=True)`, so that the copy runs beside the computing;
-# and sending the smaller thing, such as `uint8`, and making floats of it there. None of this was measured in this lab.
+# There is one more copy: from host memory to the device. A profile on a GPU has a phase `host_to_device`. The usual
+# remedies, to be measured before you believe them: `pin_memory=True` in the loader (memory the device can read
+# directly) with `x.to(device, non_blocking=True)`, so that the copy overlaps with computation; and sending something
+# smaller, such as `uint8`, and converting it to float on the device. None of this was measured in this lab.
 #
-# ## What you take with you
+# ## Takeaways
 #
-# - Whether a step waits for its data is **tried**: trivial model, kept batch, both. Do it before you touch the model.
-# - First make a batch **cheaper**: parse once, copy less, one index for many rows. Keep random what is random.
-# - Workers help where making a batch is *waiting*, or where cores are free: `make / use` of them. They are processes:
-#   keep them between epochs, and see that they end.
-# - Map large files. What a data set holds travels to every worker that begins empty.
-# - With workers compare in **blocks**; a step in turns is fed in the other's time.
+# - To find out whether a step is input-bound, **test it**: trivial model, cached batch, both. Do it before you touch
+#   the model.
+# - First make a batch **cheaper**: parse once, copy less, one index for many rows. What is random must stay random.
+# - Workers help if making a batch is mostly *waiting*, or if cores are free: you need `make / use` of them. They are
+#   processes: keep them between epochs, and make sure they end.
+# - Memory-map large files. Everything a data set holds is sent to every worker that starts empty.
+# - With workers, compare in **blocks**: an interleaved step gets its batches on the other's time.
 #
-# `labs.export("lab_06.json")` writes your answers and what was measured of them, for a teacher. Next:
-# [lab 7, *The optimisation loop*](07_the_optimisation_loop.ipynb)
+# `labs.export("lab_06.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 7, *The
+# optimisation loop*](07_the_optimisation_loop.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS
