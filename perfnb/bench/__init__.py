@@ -1,1 +1,1 @@
-"""Timing without instruments: `time_step`, `ab_test`, `confirm_input_bound`, `selfcheck`."""
+"""Timing without instrumentation: `time_step`, `ab_test`, `confirm_input_bound`, `selfcheck`."""

@@ -1,4 +1,4 @@
-"""An experiment of pairs: the verdict in a sentence, and the distribution of the ratio with the band of equivalence."""
+"""An A/B test: the verdict in a sentence, and a histogram of the ratio with the band of equivalence."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _COLOURS = {
     "inconclusive": palette.UNDECIDED,
 }
 _WHO = {
-    "worker processes": "Worker processes prepare batches for a step while the other one runs",
-    "processes": "Other processes may work for a step while the other one runs",
-    "threads": "Threads may work for a step while the other one runs",
-    "something": "A step takes longer in a row than in turns with the other, as if something worked for it then",
+    "worker processes": "Worker processes prefetch batches for one step while the other runs",
+    "processes": "Other processes may work for one step while the other runs",
+    "threads": "Threads may work for one step while the other runs",
+    "something": "A step is slower back to back than interleaved, as if something worked for it while the other runs",
 }
 #: Ratios beyond this many interquartile ranges are drawn at the edge.
 _SHOWN = 6
@@ -44,9 +44,9 @@ def ab_line(figures: ABFigures) -> str:
 
 
 def ab_sentences(figures: ABFigures) -> list[str]:
-    """What was found, what could have been found, and what to know about it."""
+    """The result, what the experiment could detect, and caveats."""
     comparison = figures.comparison
-    sentences = [f"{ab_line(figures)} of the time of {escape.plain(figures.a_name, 40)}."]
+    sentences = [f"{ab_line(figures)} × the time of {escape.plain(figures.a_name, 40)}."]
     if figures.check:
         sentences.insert(0, f"Check: {escape.plain(figures.check, 400)}.")
     elif figures.check is not None:
@@ -54,31 +54,31 @@ def ab_sentences(figures: ABFigures) -> list[str]:
     sentences += _pairs_words(figures)
     if figures.blocks is None and figures.needed > len(figures.a_ms) and figures.verdict == "inconclusive":
         needed = f"more than {MOST_NEEDED:,}" if figures.needed >= MOST_NEEDED else f"{figures.needed:,}"
-        sentences.append(f"The pilot asked for {needed} pairs, more than the budget allowed: raise budget_s.")
+        sentences.append(f"The pilot suggests {needed} pairs, more than the budget allows: raise budget_s.")
     if comparison.correlation:
-        sentences.append("Neighbouring pairs resemble each other, and the interval is wider for it.")
+        sentences.append("Successive pairs are autocorrelated, so the interval is wider.")
     if figures.steady is False:
-        sentences.append("The steps were not steady when the warm-up ended.")
+        sentences.append("The steps had not reached a steady state when the warm-up ended.")
     noise = noise_facts(figures.noise, figures.whole_ms)
     return [*sentences, *(f"{fmt.capital(fact)}." for fact in noise)]
 
 
 def too_few_words(figures: ABFigures) -> str:
-    """Why there are too few pairs for a verdict, and what to do about it."""
+    """Why there are too few pairs for a verdict, and what to do."""
     pairs, blocks = figures.comparison.pairs, figures.blocks
     few = f"{pairs:,} pair{'' if pairs == 1 else 's'}{'' if blocks is None else ' of blocks'}"
     take = ""
     if blocks is not None and blocks.round_s is not None:
-        take = f"take about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
+        take = f"about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
     if blocks is not None and not blocks.lead:
-        needed = f" (6 pairs of them {take})" if take else ""
-        return f"{_WHO[blocks.who]}: only blocks can tell, and there was no time for one{needed}; raise budget_s."
-    needed = f"6 are needed, which {take}" if take else "6 are needed"
-    return f"{few} {'is' if pairs == 1 else 'are'} too few to tell anything ({needed}): raise budget_s."
+        needed = f" (6 pairs take {take})" if take else ""
+        return f"{_WHO[blocks.who]}. Only blocks are fair then, and there was no time for any{needed}: raise budget_s."
+    needed = f"6 are needed, {take}" if take else "6 are needed"
+    return f"{few} {'is' if pairs == 1 else 'are'} too few for a verdict ({needed}): raise budget_s."
 
 
 def _pairs_words(figures: ABFigures) -> list[str]:
-    """How many pairs there were, of what, and what they find."""
+    """How many pairs there are, of what, and what they can detect."""
     comparison, blocks = figures.comparison, figures.blocks
     if blocks is not None and not blocks.lead:
         return [too_few_words(figures)]
@@ -87,16 +87,16 @@ def _pairs_words(figures: ABFigures) -> list[str]:
     if blocks is not None:
         lead, turns = (_count(count, "turn") for count in (blocks.lead, blocks.turns))
         said.append(
-            f"{_WHO[blocks.who]}, so each pair is of two blocks, each of {turns} in a row; {lead} before them use up "
-            "what lay prepared, and do not count."
+            f"{_WHO[blocks.who]}. So each pair consists of two blocks of {turns} back to back, each after {lead} that "
+            "only use up prefetched batches."
         )
         pairs += " of blocks"
     if blocks is not None and comparison.ratio_ci is None:
         return [*said, too_few_words(figures)]
     if math.isfinite(comparison.smallest_detectable):
         found = _apart(comparison.smallest_detectable)
-        return [*said, f"{pairs} in random order; they find a difference of {found} in 9 of 10 runs."]
-    return [*said, f"{pairs} in random order, too few to find anything."]
+        return [*said, f"{pairs} in random order; these detect a difference of {found} in 9 of 10 runs."]
+    return [*said, f"{pairs} in random order, too few to detect anything."]
 
 
 def _count(count: int, thing: str) -> str:
@@ -104,7 +104,7 @@ def _count(count: int, thing: str) -> str:
 
 
 def _apart(difference: float) -> str:
-    """A relative difference; from twice on as a factor."""
+    """A relative difference; as a factor from 2 on."""
     return fmt.share(difference) if difference < 1 else f"a factor of {fmt.significant(1 + difference, trim=True)}"
 
 
@@ -115,8 +115,8 @@ def verdict_words(figures: ABFigures) -> str:
     words = {
         "faster": f"{b} is faster than {a}",
         "slower": f"{b} is slower than {a}",
-        "same": f"{b} and {a} are the same within {band}",
-        "inconclusive": f"inconclusive: no difference between {b} and {a} was found, nor shown to be below {band}",
+        "same": f"{b} and {a} take the same time within {band}",
+        "inconclusive": f"inconclusive: neither a difference between {b} and {a} nor equality within {band} was shown",
     }
     return words[figures.verdict]
 
@@ -145,24 +145,24 @@ def ab_html(figures: ABFigures) -> str:
 
 
 def ab_body(figures: ABFigures) -> str:
-    """The same as a part of another view."""
+    """The experiment as HTML inside another view."""
     first, *rest = ab_sentences(figures)
-    sides = " against ".join(escape.plain(name, 40) for name in (figures.b_name, figures.a_name))
+    sides = " vs ".join(escape.plain(name, 40) for name in (figures.b_name, figures.a_name))
     words = header(sides, "A/B test", first, " ".join(rest)) + ab_picture(figures)
     rows = [[tables.name(name), escape.html(step), escape.html(least)] for name, step, least in _rows(figures)[1:]]
-    return words + tables.table("Step times in the experiment", ["step", "median", "least"], rows)
+    return words + tables.table("Step times in the experiment", ["step", "median", "fastest"], rows)
 
 
 def ab_picture(figures: ABFigures) -> str:
-    """A picture of how the ratios are distributed; nothing for one pair."""
+    """A histogram of the ratios; empty for one pair."""
     if len(figures.a_ms) < 2:
         return ""
-    alt = f"The ratios of the pairs' times, how they are distributed, and the band of equivalence; {ab_line(figures)}"
+    alt = f"Histogram of the ratios of paired times, with the band of equivalence; {ab_line(figures)}"
     return f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
 
 
 def _rows(figures: ABFigures) -> list[tuple[str, str, str]]:
-    rows = [("step", "median", "least")]
+    rows = [("step", "median", "fastest")]
     for name, timing in ((figures.a_name, figures.a), (figures.b_name, figures.b)):
         median = fmt.interval(timing.median_ms, timing.ci_ms) if timing.steps else fmt.UNKNOWN
         rows.append((escape.plain(name, 40), median, fmt.duration(min(timing.samples_ms, default=None))))
@@ -176,7 +176,7 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     low, middle, high = np.percentile(percent, [25, 50, 75])
     reach = max(_SHOWN * (high - low) / 2, 150 * comparison.equal_within, 0.1)
     least, most = min(middle - reach, -150 * comparison.equal_within), middle + reach
-    edges = (max(least, -100.0), max(most, 150 * comparison.equal_within))  # no step takes less than no time
+    edges = (max(least, -100.0), max(most, 150 * comparison.equal_within))  # no step takes less than 0 ms
     band = (100 * (1 / (1 + comparison.equal_within) - 1), 100 * comparison.equal_within)
     colour = _COLOURS[figures.verdict]
     axes.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
@@ -184,7 +184,7 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     bins = min(40, max(10, len(percent) // 4))
     axes.hist(np.clip(percent, *edges), bins=bins, range=edges, color=palette.mark("host_to_device").colour)
     for place, beyond in enumerate(((percent < edges[0]).sum(), (percent > edges[1]).sum())):
-        if beyond:  # they stand in the outermost bar
+        if beyond:  # these are in the outermost bar
             words = f"{beyond:,} beyond →" if place else f"← {beyond:,} beyond"
             where: Any = {"transform": axes.transAxes, "ha": ("left", "right")[place], "va": "top"}
             axes.text(place, 0.84, words, color=QUIET, **where)
@@ -200,7 +200,7 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     strip.set_yticks([])
     strip.set_ylabel("95 %", rotation=0, ha="right", va="center")
     strip.set_xlim(*edges)
-    strip.set_xlabel(f"time of {_short(figures.b_name)} against {_short(figures.a_name)}, %")
+    strip.set_xlabel(f"time of {_short(figures.b_name)} relative to {_short(figures.a_name)}, %")
     for part in (axes, strip):
         part.spines[["top", "right"]].set_visible(False)
 

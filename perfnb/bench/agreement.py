@@ -1,4 +1,4 @@
-"""Whether two steps return the same: tensors and numbers, in whatever nest."""
+"""Compare what two steps return: tensors and numbers, however nested."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-#: Largest difference, relative to the largest value, that rounding in another order explains, by the dtype of what is
-#: compared. What has none of these, such as an integer, has to be equal.
+#: Largest difference, relative to the largest value, that a different order of rounding explains, by dtype. Everything
+#: else, such as integers, must be equal.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
 _COMPLEX = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
-#: A number in Python mostly comes out of a tensor of this dtype.
+#: A Python number usually comes from a tensor of this dtype.
 _OF_NUMBERS = "float32"
 
 
@@ -25,15 +25,15 @@ class Difference(NamedTuple):
     Attributes
     ----------
     relative : float
-        The largest difference by the largest value; infinite where the two cannot be compared.
+        Largest difference divided by the largest value; infinite if structure or type differ.
     words : str
-        What is different.
+        Description of the difference.
     tolerance : float
-        What rounding explains, by the coarser of the two dtypes.
+        Difference that rounding explains, for the coarser of the two dtypes.
     dtype : str
-        That dtype; empty for what has to be equal.
+        That dtype; empty if the values must be equal.
     known : bool
-        Whether the two could be compared at all; else `words` tells why not.
+        Whether the two could be compared; if not, `words` says why.
     """
 
     relative: float
@@ -44,10 +44,10 @@ class Difference(NamedTuple):
 
 
 def disagreement(first: Any, second: Any, tolerance: float, where: str = "the result") -> str:
-    """How `second` differs from `first`, in words; empty where it does not by more than `tolerance`.
+    """Describe how `second` differs from `first`; empty if by no more than `tolerance`.
 
-    Numbers and tensors agree where no element differs by more than `tolerance` times the largest finite magnitude in
-    `first`, and what is not finite is the same; all else has to be equal. What cannot be compared is said too.
+    Numbers and tensors agree if no element differs by more than `tolerance` times the largest finite magnitude in
+    `first` and non-finite values are the same; everything else must be equal. What cannot be compared is reported too.
     """
     parts = list(differences(first, second, where))
     off = [part.words for part in parts if part.known and part.relative > tolerance]
@@ -55,9 +55,9 @@ def disagreement(first: Any, second: Any, tolerance: float, where: str = "the re
 
 
 def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference | None:
-    """The part of two results that lies farthest beyond `tolerance`, by default beyond that of its own dtype.
+    """The part of two results that exceeds `tolerance` the most, by default that of its own dtype.
 
-    Where none lies beyond, a part that could not be compared. ``None`` where neither holds anything to compare.
+    If none exceeds it, a part that could not be compared. ``None`` if there is nothing to compare.
     """
     parts = [
         part if tolerance is None else part._replace(tolerance=tolerance)
@@ -67,24 +67,24 @@ def worst_difference(first: Any, second: Any, tolerance: float | None = None) ->
 
 
 def differences(first: Any, second: Any, where: str) -> Iterator[Difference]:
-    """How each part of `second` differs from that of `first`."""
+    """Compare each part of `second` with that of `first`."""
     try:
         first, second = _as_tensors(first, second)
         if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
             yield _of_tensors(first, second, where)
             return
-    except (RuntimeError, TypeError, ValueError) as error:  # a layout or dtype without these operations
+    except (RuntimeError, TypeError, ValueError) as error:  # a layout or dtype that lacks these operations
         yield _unknown(where, type(error).__name__)
         return
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         if first.keys() != second.keys():
-            yield Difference(math.inf, f"{where} has other keys")
+            yield Difference(math.inf, f"{where} has different keys")
             return
         for key in first:
             yield from differences(first[key], second[key], f"{where}[{key!r}]")
     elif isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         if len(first) != len(second):
-            yield Difference(math.inf, f"{where} has {len(second)} parts instead of {len(first)}")
+            yield Difference(math.inf, f"{where} has {len(second)} elements instead of {len(first)}")
             return
         for place, (a, b) in enumerate(zip(first, second, strict=True)):
             yield from differences(a, b, f"{where}[{place}]")
@@ -104,7 +104,7 @@ def differences(first: Any, second: Any, where: str) -> Iterator[Difference]:
 def _of_others(first: Any, second: Any, where: str) -> Difference:
     kind = type(first).__name__
     if type(first) is not type(second):
-        return Difference(math.inf, f"{where} is {type(second).__name__} and not the same {kind}")
+        return Difference(math.inf, f"{where} has type {type(second).__name__} instead of {kind}")
     if first is second:
         return Difference(0.0, "")
     by_place: Any = object.__eq__
@@ -112,13 +112,13 @@ def _of_others(first: Any, second: Any, where: str) -> Difference:
         return _unknown(where, kind)
     try:
         same = bool(first == second)
-    except Exception:  # whatever it is, it does not tell whether it is equal
+    except Exception:  # it does not support comparison
         return _unknown(where, kind)
-    return Difference(0.0, "") if same else Difference(math.inf, f"{where} is not the same {kind}")
+    return Difference(0.0, "") if same else Difference(math.inf, f"{where} differs ({kind})")
 
 
 def holds_numbers(value: Any) -> bool:
-    """Whether a result holds a tensor or a number to compare."""
+    """Whether a result contains a tensor or a number to compare."""
     if isinstance(value, Mapping):
         return any(map(holds_numbers, value.values()))
     if isinstance(value, (list, tuple)):
@@ -129,7 +129,7 @@ def holds_numbers(value: Any) -> bool:
 
 
 def _as_tensors(first: Any, second: Any) -> tuple[Any, Any]:
-    """Both with arrays of numbers as tensors, also a number beside a tensor of one; all else as it is."""
+    """Convert numeric arrays to tensors, and a number next to a scalar tensor; leave everything else as it is."""
     first, second = _as_tensor(first), _as_tensor(second)
     if isinstance(first, torch.Tensor) and first.dim() == 0 and _is_number(second):
         return first, torch.tensor(second)
@@ -164,7 +164,7 @@ def _unknown(where: str, kind: str) -> Difference:
 
 def _excess(part: Difference) -> float:
     if not part.known:
-        return 1.0  # before what agrees, and after what does not
+        return 1.0  # ranks above what agrees and below what does not
     if part.tolerance > 0:
         return part.relative / part.tolerance
     return math.inf if part.relative > 0 else 0.0
@@ -176,7 +176,7 @@ def _is_number(value: Any) -> bool:
 
 def _of_tensors(first: torch.Tensor, second: torch.Tensor, where: str) -> Difference:
     if first.shape != second.shape:
-        return Difference(math.inf, f"{where} has the shape {tuple(second.shape)} instead of {tuple(first.shape)}")
+        return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")
     dtype = max((_real_name(first), _real_name(second)), key=lambda name: TOLERANCES.get(name, 0.0))
     about = (TOLERANCES.get(dtype, 0.0), dtype if dtype in TOLERANCES else "")
     if first.numel() == 0:
@@ -185,17 +185,17 @@ def _of_tensors(first: torch.Tensor, second: torch.Tensor, where: str) -> Differ
     a, b = (value.detach().to("cpu", wide) for value in (first, second))
     odd = torch.isnan(a) & torch.isnan(b)
     if bool(odd.all()):
-        return Difference(0.0, f"{where} is not a number in both", *about, known=False)
+        return Difference(0.0, f"{where} is NaN in both", *about, known=False)
     finite = torch.isfinite(a) & torch.isfinite(b)
     if other := int((~finite & ~odd & (a != b)).sum()):
         places = "1 place" if other == 1 else f"{other:,} places"
-        return Difference(math.inf, f"{where} differs in {places} where one is infinite or not a number", *about)
-    # What is infinite in both would make everything else look small.
+        return Difference(math.inf, f"{where} differs in {places} where one value is infinite or NaN", *about)
+    # Values infinite in both would make every other difference look small.
     worst, scale = (float(torch.where(finite, value.abs(), 0.0).max()) for value in (a - b, a))
     if scale == 0 and worst > 0:
-        return Difference(math.inf, f"{where} differs by up to {worst:.2g} where the first is 0 throughout", *about)
+        return Difference(math.inf, f"{where} differs by up to {worst:.2g} where the first is all zeros", *about)
     relative = worst / scale if scale > 0 else 0.0
-    return Difference(relative, f"{where} differs by up to {relative:.2g} of the largest value", *about)
+    return Difference(relative, f"{where} differs by up to {relative:.2g} times the largest value", *about)
 
 
 def _real_name(tensor: torch.Tensor) -> str:

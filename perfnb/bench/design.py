@@ -1,6 +1,6 @@
 """Experiment design: how long to warm up, how many rounds or blocks to run, and in which order.
 
-A `Bench` given by the caller runs the steps; nothing here touches torch.
+A `Bench` or `InputTrial` that is passed in runs the steps; nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from perfnb.bench.pairs import Blocks
 from perfnb.stats.intervals import Floats
 from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
 from perfnb.stats.signed_rank import FEWEST_PAIRS
-from perfnb.step.budget import is_steady, require_passing_time, steady_from
+from perfnb.step.budget import FEWEST, is_steady, require_passing_time, steady_from
 
 #: Share of the budget after which the warm-up ends, steady or not, and its greatest number of steps.
 WARMUP_SHARE, MOST_WARMUP = 0.2, 200
@@ -32,8 +32,11 @@ BLOCK_MS, LONGEST_BLOCK, ROUNDS_WANTED, MOST_BLOCKS = 20.0, 64, 12, 40
 #: To detect prefetching that cannot be seen: pairs, parts of a run of turns back to back, its most turns, its share of
 #: the budget, and how many times as long a turn must take back to back.
 ROW_PAIRS, ROW_PARTS, LONGEST_ROW, ROW_SHARE, SLOWER_IN_A_ROW = 8, 4, 64, 0.1, 1.3
-#: Seed of the order within rounds, so that a run can be repeated.
-SEED = 20260101
+#: Seeds of the order within rounds, so that a run can be repeated.
+SEED, INPUT_SEED = 20260101, 20260102
+#: Of a trial of the input: shares of the budget by which the warm-up and the measurement of the loader's pace have
+#: ended, most rounds, most steps of the warm-up, and most steps of a block.
+INPUT_WARMUP_SHARE, PACE_SHARE, MOST_ROUNDS, MOST_INPUT_WARMUP, MOST_STEPS = 0.15, 0.25, 40, 30, 64
 
 
 @dataclass(frozen=True)
@@ -195,3 +198,66 @@ def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Float
         usual = np.maximum(usual, interleaved(SEED + 6 + attempt))
         slower &= row.min(axis=1) > SLOWER_IN_A_ROW * usual
     return (Prefetching("something", half), row.mean(axis=1)) if slower.any() else None
+
+
+def input_rounds(
+    trial: Any, kinds: Sequence[str], begin: float, budget_s: float, progress: Callable[..., object]
+) -> tuple[dict[str, list[float]], int]:
+    """Warm up, choose a block length, and run rounds of one block of each kind in random order.
+
+    Returns
+    -------
+    dict of str to list of float, int
+        By kind, milliseconds a step in each round; and the steps in a block.
+    """
+    __tracebackhide__ = True
+    end = begin + budget_s
+    model_ms = _warm_up_input(trial, begin + INPUT_WARMUP_SHARE * budget_s, progress)
+    pace_ms = trial.find_pace(begin + PACE_SHARE * budget_s)
+    steps = _steps_of_a_block(trial, kinds, model_ms, pace_ms, end)
+    rounds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    started = time.perf_counter()
+    for done, order in enumerate(random_orders(MOST_ROUNDS, len(kinds), INPUT_SEED), start=1):
+        row: dict[str, float] = {}
+        for place in order:
+            if done > 1 and time.perf_counter() > end:
+                return rounds, steps  # an incomplete round does not count
+            row[kinds[place]] = trial.block(kinds[place], steps)
+        for kind in kinds:
+            rounds[kind].append(row[kind])
+        now = time.perf_counter()
+        # The number of rounds depends only on time, never on the results.
+        planned = min(MOST_ROUNDS, done + max(0, int((end - now) / (now - started) * done)))
+        progress("timed", done, planned)
+        if planned == done:
+            break
+    return rounds, steps
+
+
+def _warm_up_input(trial: Any, until: float, progress: Callable[..., object]) -> float:
+    """Run the model until its steps are steady; milliseconds of the last one."""
+    __tracebackhide__ = True
+    times: list[float] = []
+    while len(times) < MOST_INPUT_WARMUP and (len(times) < 2 or time.perf_counter() < until):
+        times.append(trial.block("model", 1))
+        progress("warmup", len(times))
+        if len(times) >= FEWEST and is_steady(times):
+            break
+    require_passing_time(times)
+    return times[-1]
+
+
+def _steps_of_a_block(trial: Any, kinds: Sequence[str], model_ms: float, pace_ms: float, end: float) -> int:
+    """Choose how many steps a block has: a multiple of the loader's workers, which deliver in bursts."""
+    __tracebackhide__ = True
+    workers: int = max(1, trial.workers)
+    pilot, pilot_begin = max(2, workers), time.perf_counter()
+    if pilot_begin + pilot * (3 * model_ms + 5 * pace_ms) / 1e3 > end:
+        return workers  # no time even for the pilot
+    each_ms: dict[str, float] = {kind: trial.block(kind, pilot) for kind in kinds}
+    overhead_s = max(0.0, time.perf_counter() - pilot_begin - pilot * sum(each_ms.values()) / 1e3)
+    round_ms = max(1e-3, sum(each_ms.values()))
+    left_s = max(0.0, end - time.perf_counter())
+    wanted = max(2 * workers, 4, math.ceil(BLOCK_MS / max(1e-3, min(each_ms["together"], BLOCK_MS))))
+    affordable = int(max(0.0, left_s / ROUNDS_WANTED - overhead_s) * 1e3 / round_ms)
+    return max(1, min(wanted, affordable, MOST_STEPS) // workers) * workers

@@ -1,4 +1,4 @@
-"""Two steps side by side: what pairs of their times say."""
+"""What pairs of step times say about two steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from perfnb.stats.step_times import Timing
 
 @dataclass(frozen=True)
 class Blocks:
-    """Turns of a step in a row, where pairs would flatter a step for which something works on meanwhile.
+    """Turns of a step back to back, used when something prefetches for a step while the other runs.
 
     Attributes
     ----------
     who : str
-        What works on: "worker processes", "processes", "threads", or "something" that is not seen and yet was felt.
+        What prefetches: "worker processes", "processes", "threads", or "something" that was not seen.
     lead, turns : int
-        How many turns of each block come before those that count, and how many count.
+        Uncounted turns before each block, and turns that count.
     round_s : float or None
-        Seconds that a round takes, a block of each step; ``None`` where there was no time to find out.
+        Seconds a round takes, with one block of each step; ``None`` if there was no time to find out.
     """
 
     who: str
@@ -37,30 +37,30 @@ class Blocks:
 
 @dataclass(frozen=True)
 class ABFigures:
-    """An experiment of randomised, interleaved pairs: of turns, or of blocks of turns.
+    """An experiment of randomised, interleaved pairs of turns, or of blocks of turns.
 
     Attributes
     ----------
     a_name, b_name : str
-        The steps.
+        Names of the steps.
     a_ms, b_ms : tuple of float
-        Their times a turn; pair by pair, in the order of execution. Where there are `blocks`, the mean of each.
+        Milliseconds a turn, pair by pair, in the order of execution; for blocks, the mean of each.
     comparison : PairedComparison
-        What the pairs say of b against a.
+        Statistics of b against a.
     planned, needed : int
-        How many pairs the pilot allowed within the budget, and how many the aim asked for.
+        How many pairs the budget allowed according to the pilot, and how many the aim required.
     seed : int
         Of the order within the pairs.
     check : str or None
-        How the results of b differ from those of a, in words; empty where they agree, ``None`` where it was not asked.
+        How the results of b differ from those of a; empty if they agree, ``None`` if not checked.
     noise : mapping
-        What went on beside the steps.
+        What may have disturbed the steps.
     steady : bool or None
-        Whether the warm-up ended with both steady.
+        Whether both were steady at the end of the warm-up.
     batch_size : int or None
-        Samples that every step works on; ``None`` where the batches do not tell or differ.
+        Samples in each batch; ``None`` if unknown or not constant.
     blocks : Blocks or None
-        Of what the pairs are, where not of single turns.
+        What the pairs consist of, if not of single turns.
     """
 
     a_name: str
@@ -79,7 +79,7 @@ class ABFigures:
 
     @property
     def whole_ms(self) -> float:
-        """Time of all turns that count."""
+        """Time of all counted turns."""
         return (sum(self.a_ms) + sum(self.b_ms)) * (1 if self.blocks is None else self.blocks.turns)
 
     @property
@@ -89,22 +89,22 @@ class ABFigures:
 
     @property
     def a(self) -> Timing:
-        """The times of a."""
+        """Times of a."""
         return Timing(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     @property
     def b(self) -> Timing:
-        """The times of b."""
+        """Times of b."""
         return Timing(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     @property
     def percent(self) -> Floats:
-        """By how many percent b took longer than a, pair by pair."""
+        """Percent by which b took longer than a, pair by pair."""
         return 100.0 * (np.asarray(self.b_ms, dtype=np.float64) / np.asarray(self.a_ms, dtype=np.float64) - 1.0)
 
 
 def ab_figures(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: float, **rest: Any) -> ABFigures:
-    """Judge pairs of times; the log of their ratio makes b twice as fast as far from 1 as b twice as slow."""
+    """Compare pairs of times by the log of their ratio, so that twice as fast weighs as much as twice as slow."""
     ratios = np.log(np.asarray(b_ms, dtype=float) / np.asarray(a_ms, dtype=float))
     return ABFigures(
         a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=compare_pairs(ratios, equal_within=equal_within), **rest
@@ -112,7 +112,7 @@ def ab_figures(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: fl
 
 
 def detectable_in(figures: ABFigures, seconds: float) -> float | None:
-    """The smallest difference that as many pairs as fit into `seconds` find with a probability of 90 %."""
+    """Smallest difference that the pairs which fit into `seconds` detect with 90 % power."""
     pairs, found = figures.comparison.pairs, figures.comparison.smallest_detectable
     if pairs < 2 or not math.isfinite(found):
         return None

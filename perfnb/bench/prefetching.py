@@ -1,4 +1,4 @@
-"""What works on for a step while another one runs: a loader's workers, threads and processes."""
+"""Find what prefetches for a step while another one runs: a loader's workers, threads and processes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from perfnb.bench.design import Prefetching
 from perfnb.step.namespace import reachable
 
-#: Batches that are taken to lie prepared where nobody can tell how many.
+#: Prefetched batches to assume if their number is unknown.
 UNKNOWN_AHEAD = 16
-#: Packages whose threads fetch nothing: those of a notebook's kernel, of progress bars, and perfnb's own.
+#: Packages whose threads load nothing: the notebook kernel, progress bars, and perfnb itself.
 _OTHER_THREADS = ("ipykernel", "IPython", "zmq", "tornado", "traitlets", "tqdm", "perfnb")
 
 
 def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Prefetching | None:
-    """What works on for one of the steps while another runs; ``None`` where nothing is seen.
+    """Find what prefetches for one of the steps while another runs; ``None`` if nothing is found.
 
-    Looked for are live workers of loaders, processes, threads, and queues that threads fill, which a step can reach,
-    and processes that `multiprocessing` started. To be asked when each step has run: a generator has nothing before.
+    Searches what a step can reach for live loader workers, processes, threads and queues, and then the children of
+    `multiprocessing`. Call it after each step has run: a generator holds nothing before.
 
     Parameters
     ----------
     steps : sequence of callable
     shared : object
-        What gives all steps the same batches: its workers favour none.
+        The source of batches common to all steps: its workers favour none of them.
     """
     found = list({id(value): value for value in reachable([shared])}.values())
     ignored = {id(value) for value in found}
@@ -40,7 +40,7 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
         return Prefetching("worker processes", max(map(_most_ahead, iterators)))
     queues = [value for value in seen if _is_a(value, Queue) or _is_a(value, SimpleQueue)]
     ahead = max((getattr(queue, "maxsize", 0) for queue in queues), default=0)
-    ahead = ahead + 1 if ahead > 0 else UNKNOWN_AHEAD  # one more is in a thread's hands
+    ahead = ahead + 1 if ahead > 0 else UNKNOWN_AHEAD  # one more is held by a thread
     if any(_is_a(value, BaseProcess) and _pids(value) for value in seen):
         return Prefetching("processes", ahead)
     if queues or any(_fetches(value) for value in seen):
@@ -50,9 +50,9 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
 
 
 def prepared(step: Callable[..., Any]) -> int | None:
-    """How many batches lie ready for a step in the loader's queue; ``None`` where nobody can tell.
+    """Number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
 
-    Of several loaders the one with the fewest tells: each turn takes one of each.
+    With several loaders, the smallest number counts: each turn takes one batch from each.
     """
     ready = [_ready(value) for value in reachable([step]) if _is_working(value)]
     known = [count for count in ready if count is not None]
@@ -69,30 +69,30 @@ def _is_working(value: Any) -> bool:
 
 
 def _most_ahead(iterator: Any) -> int:
-    """How many batches a loader's workers prepare at most."""
+    """Most batches that a loader's workers prefetch."""
     workers, factor = getattr(iterator, "_num_workers", None), getattr(iterator, "_prefetch_factor", None)
     return workers * factor if isinstance(workers, int) and isinstance(factor, int) else UNKNOWN_AHEAD
 
 
 def _ready(iterator: Any) -> int | None:
-    """Batches that came from the workers and were not taken: in their queue, or out of turn beside it."""
+    """Batches that workers delivered and nobody took: in the queue, or set aside because out of order."""
     try:
         queues = {id(queue): queue for queue in (iterator._data_queue, iterator._worker_result_queue)}
         waiting = int(sum(queue.qsize() for queue in queues.values()))
         return waiting + sum(len(info) == 2 for info in list(iterator._task_info.values()))
-    except Exception:  # another torch, or macOS, which does not know the size of a queue
+    except Exception:  # another torch version, or macOS, which cannot tell the size of a queue
         return None
 
 
 def _fetches(value: Any) -> bool:
-    """Whether it is a thread that may work for a step."""
+    """Whether this is a thread that may load for a step."""
     if not _is_a(value, threading.Thread) or value in (threading.main_thread(), threading.current_thread()):
         return False
     return value.is_alive() and type(value).__module__.partition(".")[0] not in _OTHER_THREADS
 
 
 def _pids(value: Any) -> list[int]:
-    """The number of a process that lives, and that this one started."""
+    """ID of a live process that this one started."""
     if not _is_a(value, BaseProcess):
         return []
     try:

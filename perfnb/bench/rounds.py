@@ -1,16 +1,20 @@
-"""Steps timed side by side, without any instrument: rounds in which each has its turn, or many, in whatever order."""
+"""Time steps side by side without instruments, in rounds in which each step runs once, or many times back to back."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Self
+
+import numpy as np
+import torch
 
 from perfnb.bench.design import Prefetching
 from perfnb.bench.prefetching import prefetching, prepared
-from perfnb.bench.result_copies import copied
 from perfnb.interrupts import InterruptGate
 from perfnb.step.conditions import Conditions
 from perfnb.step.device import StepClock, random_state, set_random_state, synchronize
@@ -22,26 +26,28 @@ from perfnb.step.steps import BatchSource, common_size
 class Bench:
     """Context manager that runs steps in rounds.
 
-    In a round each step runs once, on the same batch and with the same random numbers, so that no order gives one of
-    them an easier task. The user's interrupts and errors come through after everything installed has been removed.
+    In a round each step runs once, on the same batch and with the same random numbers, so that the order favours none
+    of them. Interrupts and errors propagate after everything perfnb installed has been removed.
 
     Parameters
     ----------
     steps : sequence of callable
-        Called without arguments, or with a batch where there are `batches`.
+        Called without arguments, or with a batch if `batches` are given.
     batches : iterable, or callable returning one, optional
-        Begun again when they run out.
+        Restarted when exhausted.
     progress : callable, optional
-        Told the pass, the rounds done and the rounds planned.
+        Called with the pass, the rounds done and the rounds planned.
+    around : sequence of context manager
+        Entered before the first step and left after the last.
 
     Attributes
     ----------
     conditions : Conditions
-        What went on beside the steps.
+        What may have disturbed the steps.
     sizes : list of (int or None)
         Samples in the batch of each round.
     results : list
-        What each step returned in the last round that kept results, as it was when the step ended.
+        What each step returned in the last round that kept results, as of the end of the step.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Bench:
         steps: Sequence[Callable[..., Any]],
         batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
         progress: Progress | None = None,
+        around: Sequence[AbstractContextManager[Any]] = (),
     ) -> None:
         self.conditions = Conditions()
         self.sizes: list[int | None] = []
@@ -57,6 +64,7 @@ class Bench:
         self._source = None if batches is None else BatchSource(batches)
         self._progress = progress or (lambda *_: None)
         self._gate = InterruptGate()
+        self._around: list[AbstractContextManager[Any]] = [self._gate, exclusive(), *around]
         self._installed = ExitStack()
 
     @property
@@ -64,10 +72,10 @@ class Bench:
         """Number of steps."""
         return len(self._steps)
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(self._gate)
-            stack.enter_context(exclusive())
+            for each in self._around:
+                stack.enter_context(each)
             if self._source is not None:
                 stack.callback(self._source.close)
             stack.enter_context(self.conditions)
@@ -92,18 +100,18 @@ class Bench:
         Parameters
         ----------
         orders : iterable of sequence of int
-            For each round the numbers of the steps in the order in which they run; asked for as they are needed.
+            The order of the steps in each round, as their numbers; consumed as needed.
         until : float, optional
-            Moment (`time.perf_counter`) after which no round begins, but the first.
+            Time (`time.perf_counter`) after which no round starts, except the first.
         keep_results : bool
-            Keep what the steps return, in `results`.
+            Keep what the steps return in `results`.
         repeat : int
-            How often the step runs in a round, timed as one; for one step alone, without batches.
+            How often the step runs in a round, timed as one; only for a single step without batches.
 
         Returns
         -------
         list of list of int
-            For each step its durations in nanoseconds, a value a round.
+            For each step its durations in nanoseconds, one per round.
         """
         __tracebackhide__ = True
         synchronize()
@@ -130,27 +138,27 @@ class Bench:
         planned: int | None = None,
         until: float | None = None,
     ) -> list[list[float]]:
-        """Run rounds in each of which every step runs many times in a row, all on one batch.
+        """Run rounds in each of which every step runs many times back to back, all on one batch.
 
-        What a step's own loader had prepared while others ran is used up first: `lead` turns do not count, and of those
-        that count a batch that lay prepared is taken off, and one that was added to what lies prepared is added, where
-        the loader tells.
+        Batches that a step's own loader prefetched while others ran are used up first: `lead` turns do not count. Where
+        the loader's queue can be read, the count of turns is corrected by how many prefetched batches it gained or
+        lost.
 
         Parameters
         ----------
         orders : iterable of sequence of int
             As for `rounds`.
         lead, turns : int
-            How many turns of each block come before those that count, and how many count.
+            Turns of each block that run first and do not count, and turns that count.
         parts : int
-            How often they count: in so many parts one after the other, each with a value of its own.
+            Number of counted parts of `turns` each, one after the other, each with its own value.
         until : float, optional
-            Moment (`time.perf_counter`) after which no round begins, but the first.
+            As for `rounds`.
 
         Returns
         -------
         list of list of float
-            For each step nanoseconds a turn, a value a block, or part of one.
+            For each step nanoseconds a turn, one value per block or part.
         """
         __tracebackhide__ = True
         synchronize()
@@ -173,11 +181,11 @@ class Bench:
         ]
 
     def prefetching(self) -> Prefetching | None:
-        """What prepares batches for one of the steps while another runs; to be asked when each has run."""
+        """What prefetches batches for one step while another runs; call it once each has run."""
         return prefetching(self._steps, self._source)
 
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
-        """Time turns in a row; how many batches were made for them meanwhile."""
+        """Time turns back to back; return how many batches were made for them in that time."""
         __tracebackhide__ = True
         before = prepared(self._steps[number])
         synchronize()
@@ -189,7 +197,7 @@ class Bench:
         self.conditions.running = False
         after = prepared(self._steps[number])
         drawn = 0 if before is None or after is None else before - after
-        # More than half is never taken off: then what came before was too short to tell.
+        # Never subtract more than half: the lead was then too short to use up what was prefetched.
         return max(turns - drawn, turns / 2)
 
     def _repeat(self, number: int, arguments: tuple[Any, ...], times: int) -> None:
@@ -226,7 +234,7 @@ class Bench:
             clock.begin()
             begin = time.perf_counter_ns()
             if alone:
-                arguments = self._batch()  # the wait for it is part of a step, but cannot be shared out among several
+                arguments = self._batch()  # waiting for it is part of a single step, but cannot be split among several
             result = step(*arguments)
             clock.end(time.perf_counter_ns() - begin)
             self.conditions.running = False
@@ -242,3 +250,36 @@ class Bench:
     def _batch(self) -> tuple[Any, ...]:
         __tracebackhide__ = True
         return () if self._source is None else (self._source.next(),)
+
+
+def copied(result: Any) -> Any:
+    """Copy the tensors and arrays in a result, except parameters of models."""
+    if isinstance(result, torch.Tensor):
+        return result if isinstance(result, torch.nn.Parameter) else result.detach().clone()
+    if isinstance(result, np.ndarray):
+        return result.copy()
+    if type(result) in (list, tuple):
+        return type(result)(map(copied, result))
+    if isinstance(result, tuple) and hasattr(result, "_make"):
+        return result._make(map(copied, result))
+    names = _names_in(result)
+    if not names:
+        return result
+    try:
+        fresh = copy.copy(result)
+        for name in names:
+            if isinstance(fresh, Mapping):
+                fresh[name] = copied(result[name])  # type: ignore[index]
+            else:
+                setattr(fresh, name, copied(getattr(result, name)))
+    except Exception:  # it cannot be changed
+        return result
+    return fresh
+
+
+def _names_in(result: Any) -> list[Any]:
+    """Keys of a mapping, or fields of a data class."""
+    if isinstance(result, Mapping):
+        return list(result)
+    whole = dataclasses.is_dataclass(result) and not isinstance(result, type)
+    return [field.name for field in dataclasses.fields(result)] if whole else []

@@ -1,4 +1,4 @@
-"""`selfcheck`: how small a difference this machine can tell, and what disturbs it."""
+"""`selfcheck`: how small a difference this machine can detect, and what disturbs it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from perfnb.stats.outliers import Outliers
 
 
 class SelfCheck(Shown):
-    """A step against itself on this machine. Shows itself in a notebook."""
+    """A step compared with itself on this machine. Shows itself in a notebook."""
 
     def __init__(self, test: ABTest) -> None:
         self._test = test
 
     @property
     def test(self) -> ABTest:
-        """The experiment: its verdict should be ``same``."""
+        """The experiment; its verdict should be ``same``."""
         return self._test
 
     @property
     def noise_floor(self) -> float:
-        """Spread of the ratio of two equal steps: half of all pairs lie within it; 0.01 is 1 %."""
+        """Spread of the ratio of two equal steps: half of all pairs are within it; 0.01 is 1 %."""
         percent = self._test.pairs["ratio"].sub(1).abs()
         return float(percent.median())
 
     def detectable_in(self, seconds: float) -> float | None:
-        """The smallest relative difference that a test of this length finds in 9 of 10 runs; ``None`` if unknown."""
+        """Smallest relative difference that a test this long detects in 9 of 10 runs; ``None`` if unknown."""
         return detectable_in(self._test._figures, seconds)
 
     @property
     def outliers(self) -> Outliers:
-        """Steps far from the others, by class."""
+        """Outliers among the steps, by class."""
         return self._test.a.outliers
 
     def _text(self) -> str:
@@ -50,14 +50,14 @@ class SelfCheck(Shown):
 
 
 def selfcheck(step: Callable[[], Any] | None = None, *, budget_s: float = 10.0) -> SelfCheck:
-    """Compare a step with itself, to know what a comparison on this machine is worth.
+    """Compare a step with itself, to find out how far comparisons on this machine can be trusted.
 
     Parameters
     ----------
     step : callable, optional
-        By default a training step of a small model, of some milliseconds.
+        By default a training step of a small model, which takes a few milliseconds.
     budget_s : float
-        Seconds that it may take.
+        Seconds that the check may take.
     """
     from perfnb.step.given import require_steps
 

@@ -1,4 +1,4 @@
-"""What a comparison on this machine is worth, in words and as a small table."""
+"""How small a difference this machine can detect, in words and as a small table."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header
 from perfnb.profile.noise import noise_facts
 
-#: Lengths of a test for which the smallest difference is told.
+#: Lengths of a test for which the smallest detectable difference is shown.
 SECONDS = (10, 60)
 
 
-_FALSE_ALARM = "a false alarm, as 1 in 20 may be; if it comes again, trust no comparison here"
+_FALSE_ALARM = "a false positive, as happens in 1 of 20 runs; if it happens again, do not trust comparisons here"
 _MEANING = {
-    "same": "as it should be",
-    "inconclusive": "for the machine is too noisy now to tell more in that time",
+    "same": "as expected",
+    "inconclusive": "because the machine is too noisy at the moment",
     "faster": _FALSE_ALARM,
     "slower": _FALSE_ALARM,
 }
 
 
 def selfcheck_sentences(check: Any) -> list[str]:
-    """What was found, the most important first."""
+    """The results, most important first."""
     test = check.test
     timing, count = test.a, len(test.pairs)
     sentences = [
-        f"A step against itself: {test.verdict}, {_MEANING[test.verdict]}. The ratio is "
-        f"{ratio_words(test.ratio, test.ratio_ci)} in {count:,} pairs of steps of {fmt.duration(timing.median_ms)}.",
-        f"Noise floor: half of the single pairs differ by more than {fmt.share(check.noise_floor)}.",
+        f"A step compared with itself: {test.verdict}, {_MEANING[test.verdict]}.",
+        f"The ratio is {ratio_words(test.ratio, test.ratio_ci)} over {count:,} pairs of steps that take "
+        f"{fmt.duration(timing.median_ms)}.",
+        f"Noise floor: half of all single pairs differ by more than {fmt.share(check.noise_floor)}.",
     ]
     if check.outliers.count:
         sentences.append(f"{check.outliers}.")
     noise = noise_facts(timing.noise, 2 * test.turns * sum(timing.samples_ms))
     switches = timing.noise.get("involuntary_switches")
     if switches:
-        noise.append(f"the system took the CPU away {switches:,} times in {2 * test.turns * count:,} steps")
+        noise.append(f"the system preempted the process {switches:,} times in {2 * test.turns * count:,} steps")
     told = [f"{fmt.capital(fact)}." for fact in noise]
-    return [*sentences, *(told or ["Nothing was seen to disturb it."])]
+    return [*sentences, *(told or ["No disturbance was detected."])]
 
 
 def _rows(check: Any) -> list[tuple[str, str]]:
@@ -50,15 +51,14 @@ def selfcheck_text(check: Any, width: int = 100) -> str:
     """The check as text."""
     lines = [line for sentence in selfcheck_sentences(check) for line in escape.wrapped(sentence, width)]
     found = ", ".join(f"{least} in {seconds}" for seconds, least in _rows(check))
-    return "\n".join([*lines, f"Smallest difference that a test of such a step finds in 9 of 10 runs: {found}."])
+    return "\n".join([*lines, f"Smallest difference that a test of this step detects in 9 of 10 runs: {found}."])
 
 
 def selfcheck_html(check: Any) -> str:
     """The check as sentences, a table, and the experiment behind it."""
-    first, *rest = selfcheck_sentences(check)
-    verdict, _, more = first.partition(". ")
-    words = header("The machine", "self-check", f"{verdict}.", more, " ".join(rest))
+    first, more, *rest = selfcheck_sentences(check)
+    words = header("The machine", "self-check", first, more, " ".join(rest))
     rows = [(escape.html(seconds), escape.html(least)) for seconds, least in _rows(check)]
-    caption = "Smallest difference that a test of such a step finds in 9 of 10 runs"
+    caption = "Smallest difference that a test of this step detects in 9 of 10 runs"
     details = f"<details><summary>The experiment</summary>{ab_body(check.test._figures)}</details>"
     return framed(f"{words}{tables.table(caption, ['length of the test', 'difference'], rows)}{details}")

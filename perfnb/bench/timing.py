@@ -1,4 +1,4 @@
-"""`time_step`: how long a step takes, and how well that is known."""
+"""`time_step`: how long a step takes, and how precisely that is known."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perfnb.profile.timing import Timing, shown
 from perfnb.stats.planning import plan_steps, steps_in_block, still_needed
 from perfnb.stats.step_times import timing_of_batches
 
-#: Steps at the end of the warm-up by which the number of steps is planned.
+#: Last steps of the warm-up, from which the number of steps is planned.
 PILOT = 20
-#: Most times that are taken, whatever the budget: a clock may stand still.
+#: Most samples, whatever the budget: the clock may stand still.
 MOST_SAMPLES = 100_000
 
 
@@ -27,21 +27,21 @@ def time_step(
     steps: int | None = None,
     budget_s: float = 10.0,
 ) -> Timing:
-    """Run a step until it is warm, then until its time is known to 2 % or the budget is spent.
+    """Run a step until it is warm, then until its time is known to within 2 % or the budget is spent.
 
     Steps under 0.1 ms without `batches` are timed in blocks of at least 1 ms.
 
     Parameters
     ----------
     step : callable
-        One step: ``step()``, or ``step(batch)`` where there are `batches`; the wait for a batch counts.
+        One step: ``step()``, or ``step(batch)`` with `batches`; waiting for a batch counts.
     batches : iterable, optional
-        Begun again when they run out.
+        Restarted when exhausted.
     steps : int, optional
-        Steps to time, each by itself. By default as many as put the ends of the interval 2 % from the median.
+        Steps to time individually. By default, enough for an interval within 2 % of the median.
     budget_s : float
-        Seconds that all steps together may take; one step is timed at least. Where they end before the interval is as
-        narrow as that, the result says so.
+        Seconds that all steps together may take; at least one step is timed. If the budget ends before the interval is
+        that narrow, the result says so.
 
     Returns
     -------
@@ -50,13 +50,13 @@ def time_step(
     Raises
     ------
     TypeError
-        If `step` is none or `batches` are one batch, or one does not fit the other.
+        If `step` is not callable, `batches` is a single batch, or the two do not fit.
     ValueError
-        For a number of steps or a budget that makes no sense.
+        For an invalid number of steps or budget.
     CaptureError
-        Inside a profiler, or with batches that run out.
+        Inside a profiler, or if the batches run out.
     Exception
-        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+        Whatever `step` or `batches` raise, after perfnb has removed everything it installed.
     """
     from perfnb.bench.rounds import Bench
     from perfnb.step.budget import FLOOR, FLOOR_GPU, WINDOW, Plan, require_passing_time, steady_from
@@ -64,7 +64,7 @@ def time_step(
     from perfnb.step.given import require_steps
 
     __tracebackhide__ = True
-    Plan(steps=steps, budget_s=budget_s)  # refuses what makes no sense
+    Plan(steps=steps, budget_s=budget_s)  # validates the arguments
     require_steps({"step": step}, batches, "time_step(step, loader)")
     begin = time.perf_counter()
     with Progress() as progress, Bench([step], batches, progress) as bench:
@@ -79,7 +79,7 @@ def time_step(
         warm = len(series) if first is None else first
         end, pilot = begin + budget_s, series[-PILOT:]
         block = steps_in_block(median(pilot) / 1e3) if steps is None and batches is None else 1
-        # What was steady already is a measurement like those that follow, but for blocks.
+        # Steps that were already steady count as samples, except with blocks.
         before = warm if block == 1 else len(series)
         if steps is None:
             samples, wanted = _until_known(bench, series[before:], pilot, end, block)
@@ -105,7 +105,7 @@ def time_step(
 def _until_known(
     bench: Any, samples: list[float], pilot: list[float], end: float, block: int
 ) -> tuple[list[float], int]:
-    """Time until the interval is narrow enough or the time is over; the samples, and how many steps that asks for."""
+    """Time steps until the interval is narrow enough or time is up; the samples, and how many steps are needed."""
     __tracebackhide__ = True
     left_s = max(0.0, end - time.perf_counter())
     needed = count = PILOT
@@ -128,7 +128,7 @@ def _until_known(
 
 
 def _run(bench: Any, count: int, pass_name: str, until: float | None = None, block: int = 1) -> list[float]:
-    """Milliseconds of `count` steps, or of one in each of as many blocks."""
+    """Time `count` steps, or as many blocks; milliseconds a step."""
     __tracebackhide__ = True
     (durations,) = bench.rounds(
         itertools.repeat((0,), count), pass_name=pass_name, planned=count, until=until, repeat=block

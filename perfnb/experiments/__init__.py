@@ -1,1 +1,1 @@
-"""Decisions about changes: `report` and `journal`."""
+"""Decide about changes and keep track of them: `report` and `journal`."""

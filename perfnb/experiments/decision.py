@@ -1,4 +1,4 @@
-"""Whether to take a change: what an experiment of pairs, losses of quality and limits say together."""
+"""Whether to accept a change, given the verdict of an A/B test, quality losses and limits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 ACCEPT, REJECT, INCONCLUSIVE = "accept", "reject", "inconclusive"
 
-#: By how much, relative to the baseline's loss, that of the candidate may be larger where no limit is given.
+#: Without a limit, how much larger the candidate's loss may be, relative to the baseline's.
 SLACK = 1e-3
 
-#: Causes of a decision, the weightiest first.
+#: Causes of a decision, the most important first.
 WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL, UNJUDGED, UNMEASURED, UNSURE, GAIN = (
     *("worse", "over a limit", "slower", "no gain", "cannot tell", "quality unknown", "limit unchecked"),
     *("at a limit", "gain"),
@@ -19,17 +19,17 @@ WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL, UNJUDGED, UNMEASURED, UNSURE, GAIN = 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of quality: smaller is better.
+    """A loss of quality; smaller is better.
 
     Attributes
     ----------
     name : str
     candidate : float
-        What is not finite is worse than any limit: below 0 without end is no loss either.
+        Anything not finite counts as worse than any limit, negative infinity included.
     baseline : float or None
-        The same of the baseline, where it is known.
+        The baseline's loss, if known.
     limit : float or None
-        The largest accepted; ``None`` where nobody gave one.
+        Largest accepted value, if given.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Loss:
 
     @property
     def largest(self) -> float | None:
-        """The largest accepted: the limit, else the baseline's loss and `SLACK` of it; ``None`` if unknown."""
+        """Largest accepted value: the limit, else the baseline's loss plus `SLACK` of it; ``None`` if unknown."""
         if self.limit is not None:
             return self.limit
         if self.baseline is None or not math.isfinite(self.baseline):
@@ -48,7 +48,7 @@ class Loss:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the candidate's answer is worse than accepted."""
+        """Whether the candidate's loss is larger than accepted."""
         if not math.isfinite(self.candidate):
             return True
         return self.largest is not None and self.candidate > self.largest
@@ -56,16 +56,16 @@ class Loss:
 
 @dataclass(frozen=True)
 class Resource:
-    """Something that the candidate uses, and the most that it may use.
+    """Something the candidate uses, and its limit.
 
     Attributes
     ----------
     name : str
     value : float or None
-        ``None`` where it is unknown.
+        ``None`` if unknown.
     limit : float
     bounds : tuple of float, optional
-        95 % interval of the value, where it varies and there are enough steps for one.
+        95 % interval of the value, if it varies and there are enough steps for one.
     """
 
     name: str
@@ -75,28 +75,28 @@ class Resource:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the candidate uses more: where there is an interval, with all of it."""
+        """Whether the candidate uses more than the limit, with its whole interval if there is one."""
         least = self.value if self.bounds is None else self.bounds[0]
         return least is not None and not least <= self.limit
 
     @property
     def unsure(self) -> bool:
-        """Whether the limit lies within the interval, so that nobody can tell."""
+        """Whether the interval contains the limit."""
         return self.bounds is not None and not self.exceeded and self.bounds[1] > self.limit
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a decision rests on.
+    """What a decision is based on.
 
     Attributes
     ----------
     verdict : str
-        Of the experiment, of the candidate against the baseline: faster, slower, same, inconclusive.
+        A/B verdict of the candidate against the baseline: faster, slower, same, inconclusive.
     losses : tuple of Loss
-        Of quality. Without any, quality is unknown.
+        Empty if quality is unknown.
     resources : tuple of Resource
-        Those that have a limit.
+        Those with a limit.
     unmatched : tuple of str
         Limits of losses that were not measured.
     """
@@ -116,9 +116,9 @@ class Decision:
     decision : str
         "accept", "reject" or "inconclusive".
     cause : str
-        The weightiest reason for it.
+        The most important reason.
     about : tuple of str
-        Names of the losses or resources that the cause speaks of.
+        Losses or resources that the cause refers to.
     """
 
     decision: str
@@ -127,11 +127,10 @@ class Decision:
 
 
 def decide(evidence: Evidence) -> Decision:
-    """Accept what is faster, has the right answer and keeps all limits; the weightiest fault decides what is not.
+    """Accept a candidate that is faster, has good enough results and stays within all limits.
 
-    A wrong answer comes before everything, for a gain whose answer is wrong is no gain. What was not measured, be it
-    quality or something that has a limit, never leads to an acceptance; what is rejected without it stays rejected.
-    Where the interval of a time holds its limit, whether it keeps the limit is not known either.
+    Bad results come first, because speed cannot make up for them. Anything unmeasured, be it quality or a limited
+    resource, prevents acceptance but not rejection. A limit inside the interval of a time counts as unmeasured.
     """
     if worse := tuple(loss.name for loss in evidence.losses if loss.exceeded):
         return Decision(REJECT, WORSE, worse)

@@ -1,4 +1,4 @@
-"""`journal`: what was tried, why, and what came of it."""
+"""`journal`: keep what was tried, why, and with what result."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Thing = PerformanceReport | Profile | Timing
 
 
 class Journal(Page, Shown):
-    """What was tried on a step, in a folder that several notebooks may write to. Shows itself in a notebook.
+    """Experiments on a step, in a folder that several notebooks may write to. Shows itself in a notebook.
 
-    `journal` opens one. It is read anew at each access.
+    Opened by `journal`; read again at each access.
     """
 
     def __init__(self, path: Path, equal_within: float) -> None:
-        # As it was given for display; as it is now for use, whatever folder the notebook changes to.
+        # As given, for display; absolute, for use, because the notebook may change its working folder.
         self._given, self._path, self._equal_within = path, path.absolute(), equal_within
         self._warned: set[str] = set()
 
@@ -49,24 +49,24 @@ class Journal(Page, Shown):
 
     @property
     def history(self) -> pd.DataFrame:
-        """A row an entry, in the order of time.
+        """A row per entry, in chronological order.
 
-        ``number``, ``at``, ``kind`` (report, profile, timing), ``name``, ``hypothesis``, ``change``, ``decision`` and
-        ``reason`` (of a report), ``accepted``; the step's time ``median_ms`` with its 95 % interval (of a report the
-        candidate's), and of a report that of its ``baseline`` and, from its pairs, the ``candidate_ratio``.
+        Columns: ``number``, ``at``, ``kind`` (report, profile, timing), ``name``, ``hypothesis``, ``change``,
+        ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms`` with its 95 % interval (of
+        a report, the candidate's), and of a report that of its ``baseline`` and the ``candidate_ratio`` of its pairs.
 
-        ``ratio``, with its interval, ``verdict`` and ``regression``: the entry, of a report its baseline, by what was
-        accepted last before it (``against``) of the same ``name``, machine and batch size. These two were not measured
-        in pairs: what changed on the machine meanwhile is in the ratio, and not in the interval; ``disturbed`` tells
-        what was seen of that. ``also_changed`` is what differs in environment and options and was not named in
-        ``change``; ``two_changes`` tells where more than one thing changed, and ``not_compared`` what keeps the first
-        entry of a machine or batch size from comparison.
+        ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (of a report, its baseline) with
+        the last accepted one before it (``against``) of the same ``name``, machine and batch size. These two were not
+        measured in pairs: changes of the machine in between affect the ratio but not the interval; ``disturbed`` says
+        what was noticed. ``also_changed`` lists differences in environment and options that ``change`` does not name,
+        ``two_changes`` is true if more than one thing changed, and ``not_compared`` says why the first entry of a
+        machine or batch size is not compared.
         """
         return journal_history(self._entries(), self._equal_within)
 
     @property
     def damaged(self) -> dict[str, str]:
-        """Entries that cannot be read, and why; the others are not touched by that."""
+        """Entries that cannot be read, and why; the others still work."""
         return storage.read_entries(self._path)[1]
 
     def add(
@@ -78,41 +78,41 @@ class Journal(Page, Shown):
         name: str = "",
         accepted: bool | None = None,
     ) -> str:
-        """Keep a report, a profile or a timing, with the environment it was made in, whole or not at all.
+        """Add a report, profile or timing with its environment, atomically.
 
-        A report knows its environment. A timing does not: that of now is kept, so add it where it was made. Of a
-        profile host and commit are those of now, unless it was loaded, which leaves them unknown.
+        A report knows its environment. A timing gets the current one, so add it where it was measured. A profile gets
+        the current host and commit, unless it was loaded; then they are unknown.
 
         Parameters
         ----------
         measured : PerformanceReport, Profile or Timing
         hypothesis : str
-            What you expected, and why.
+            What you expect, and why.
         change : str, optional
-            The one thing that was changed; by default that of a report.
+            The one thing you changed; by default that of the report.
         name : str
-            Of the step, where a journal holds several: only entries of one name are compared.
+            Name of the step, if the journal covers several: only entries of the same name are compared.
         accepted : bool, optional
-            Whether later entries are compared with this one; by default where it is a report that accepts.
+            Whether later entries are compared with this one; by default, if it is a report that accepts.
 
         Returns
         -------
         str
-            The entry's name, by which `load` finds it.
+            The entry's name, for `load`.
 
         Raises
         ------
         TypeError
-            For what is none of these.
+            For anything else.
         RecordingError
-            If it cannot be written, or its words are longer than can be read again (about a million letters).
+            If it cannot be written, or its texts are too long (about a million characters).
         """
         given: Any = measured
         if not isinstance(given, (PerformanceReport, Profile, analysis.Timing)):
-            raise TypeError(f"a journal keeps reports, profiles and timings, not {type(measured).__name__}.")
+            raise TypeError(f"a journal takes reports, profiles and timings, not {type(measured).__name__}.")
         words: dict[str, Any] = {"hypothesis": hypothesis, "change": change or "", "name": name}
         if wrong := [key for key, value in words.items() if not isinstance(value, str)]:
-            raise TypeError(f"{wrong[0]} must be words.")
+            raise TypeError(f"{wrong[0]} must be a string.")
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
         thing = given if isinstance(given, (PerformanceReport, Profile, Timing)) else shown(given)
@@ -124,12 +124,12 @@ class Journal(Page, Shown):
         return storage.write_entry(self._path, entry, thing.save)
 
     def load(self, entry: str | int) -> Thing:
-        """What an entry keeps.
+        """Load what was added.
 
         Parameters
         ----------
         entry : str or int
-            Its name, or the begin of it, or its number in `history`; -1 is the last.
+            The entry's name, the start of it, or its number in `history`; -1 is the last.
         """
         entries = self._entries()
         try:
@@ -140,7 +140,7 @@ class Journal(Page, Shown):
         return thing
 
     def plot(self) -> Figure:
-        """The run chart: each entry's step time with its interval, and what was accepted last before it."""
+        """Draw the run chart: each entry's step time with its interval, next to the last accepted one."""
         return journal_figure(self.history)
 
     def _page(self) -> str:
@@ -150,7 +150,7 @@ class Journal(Page, Shown):
         entries, damaged = storage.read_entries(self._path)
         for name in damaged.keys() - self._warned:
             self._warned.add(name)
-            warnings.warn(f"Entry {name} in {self._path} is damaged and left out: {damaged[name]}.", stacklevel=3)
+            warnings.warn(f"Entry {name} in {self._path} is damaged and ignored: {damaged[name]}.", stacklevel=3)
         return entries
 
     def _shown(self) -> tuple[pd.DataFrame, dict[str, str], str]:
@@ -172,9 +172,9 @@ class Journal(Page, Shown):
 
 
 def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
-    """Open a journal of experiments: a folder, which is made when the first entry is added.
+    """Open a journal of experiments: a folder that is created when the first entry is added.
 
-    Several notebooks may write to it at once, a writer that is killed leaves nothing half-written, and it may be moved.
+    Several notebooks may write to it at once, a killed writer leaves nothing half-written, and it can be moved.
 
     Parameters
     ----------
@@ -189,21 +189,19 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
     Raises
     ------
     ValueError
-        For a difference that makes no sense.
+        For an invalid `equal_within`.
     RecordingError
         If `path` is a file.
     """
     if not 0 < equal_within < 1:
-        raise ValueError(
-            f"equal_within must lie between 0 and 1, and 0.02 is 2 %; it is {amounts.shown(equal_within)}."
-        )
+        raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {amounts.shown(equal_within)}.")
     folder = usable(path)
     storage.read_entries(folder)
     return Journal(folder, equal_within)
 
 
 def _facts(thing: Thing) -> Entry:
-    """What an entry says of a thing, without its words."""
+    """The facts of an entry, without the user's texts."""
     from perfnb.step.environment import provenance
 
     at = datetime.now(UTC).isoformat(timespec="microseconds")

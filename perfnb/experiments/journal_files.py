@@ -1,8 +1,8 @@
-"""A journal on disk: a folder with a folder an entry, each of them whole or not there at all.
+"""A journal on disk: a folder with one folder per entry, written atomically.
 
-An entry is written beside the others under a hidden name, and moved to its own in one stroke. Names are made of the
-time and of random digits, so that several processes write without knowing of each other, and nothing refers to a place
-outside its own folder, so that the journal can be moved. There is no index that could be stale, and no lock.
+An entry is written under a hidden name next to the others and then renamed. Names consist of the time and random
+digits, so that processes can write concurrently without a lock, and no entry refers to anything outside its folder, so
+that the journal can be moved. There is no index that could go stale.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from perfnb.errors import RecordingError
 from perfnb.files import new_folder, open_regular, usable
 from perfnb.recording.folder import FORMAT, VERSION
 
-#: What may be an entry's thing, which stands in a folder of that name in the entry.
+#: What an entry may hold, in a subfolder of that name.
 KINDS = ("report", "profile", "timing")
-#: The file that holds an entry's facts.
+#: File with an entry's facts.
 FACTS = "entry.json"
 
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
-#: No entry's facts are longer than this, in bytes.
+#: Largest size of that file, in bytes.
 _LARGEST = 1 << 20
 
-#: What is measured lies between these: milliseconds, ratios, bytes; and the years in which one can have done it.
+#: Plausible range of milliseconds, ratios and bytes; plausible years.
 _LEAST, _MOST = 1e-12, 1e18
 _YEARS = (1970, 2200)
 
@@ -42,7 +42,7 @@ _Bounds = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The facts of one entry; times in milliseconds, intervals of 95 %, ``None`` for what is not known.
+    """The facts of one entry; times in milliseconds, 95 % intervals, ``None`` if unknown.
 
     Attributes
     ----------
@@ -51,27 +51,27 @@ class Entry:
     kind : str
         One of `KINDS`.
     name : str
-        Of the step; only entries of one name are compared.
+        Name of the step; only entries of the same name are compared.
     hypothesis, change : str
-        What was expected, and the one thing that was changed.
+        What was expected, and the one thing that changed.
     accepted : bool
-        Whether what was measured is what later entries are compared with.
+        Whether later entries are compared with this one.
     decision, reason : str or None
         Of a report.
     median_ms, ci_ms : float, tuple of float
-        The step's time; of a report the candidate's.
+        Step time; of a report, the candidate's.
     baseline_ms, baseline_ci_ms : float, tuple of float
         Of a report.
     ratio, ratio_ci : float, tuple of float
-        Of a report, from its pairs: candidate by baseline.
+        Of a report, from its pairs: candidate divided by baseline.
     steps : int
-        Steps, or pairs, that were timed.
+        Timed steps or pairs.
     batch_size : int or None
-        Samples that each of them worked on.
+        Samples per step.
     throughput_per_s, utilisation, peak_memory_bytes
-        As in a report on a change.
+        As in a report.
     disturbed : str
-        What may have disturbed the measurement, in words.
+        What may have disturbed the measurement.
     environment, options : dict
         JSON-able.
     """
@@ -122,15 +122,15 @@ _FILE, _HEAD = msgspec.json.Decoder(_File), msgspec.json.Decoder(_Head)
 
 
 def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object]) -> str:
-    """Add an entry, whole or not at all.
+    """Add an entry, atomically.
 
     Parameters
     ----------
     journal : str or Path
-        The journal's folder, made where it is missing.
+        The journal's folder, created if missing.
     entry : Entry
     save : callable
-        Writes the entry's thing to the folder that it is given.
+        Writes what the entry holds to the folder it is called with.
 
     Returns
     -------
@@ -140,7 +140,7 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
     Raises
     ------
     RecordingError
-        If it cannot be written, or could not be read again.
+        If it cannot be written, or could not be read back.
     """
     target = usable(journal)
     try:
@@ -151,22 +151,22 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
         with new_folder(target / name) as fresh:
             save(fresh / entry.kind)
             (fresh / FACTS).write_text(content, encoding="utf-8")
-    except (OSError, TypeError, ValueError, msgspec.MsgspecError) as error:  # the last three, of facts that are no JSON
+    except (OSError, TypeError, ValueError, msgspec.MsgspecError) as error:  # the last three: not valid JSON
         raise RecordingError(f"The entry cannot be written to {target}: {error}.") from error
     return name
 
 
 def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Every entry by name, in the order of time, and what is wrong with those that cannot be read.
+    """All entries by name in chronological order, and what is wrong with those that cannot be read.
 
     Raises
     ------
     RecordingError
-        If `journal` is no folder, or cannot be listed. One that does not exist yet has no entries.
+        If `journal` is not a folder or cannot be listed. One that does not exist yet has no entries.
     """
     source = usable(journal)
     try:
-        # What begins with a dot is being written, or was when its writer was killed.
+        # Names that start with a dot are being written, or their writer was killed.
         names = [each.name for each in os.scandir(source) if not each.name.startswith(".")]
     except FileNotFoundError:
         return {}, {}
@@ -178,7 +178,7 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
         try:
             entries[name] = _read(source, name)
         except (FileNotFoundError, NotADirectoryError):
-            if _NAME.fullmatch(name):  # else it is something of the user's
+            if _NAME.fullmatch(name):  # otherwise it belongs to the user
                 damaged[name] = f"it has no {FACTS}"
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             damaged[name] = " ".join(str(error).split())
@@ -198,23 +198,23 @@ def _decoded(content: bytes) -> Entry:
     except msgspec.ValidationError:
         head = _HEAD.decode(content)
         if head.version > VERSION:
-            raise ValueError(f"it was written by a newer perfnb (form {head.version}): update perfnb") from None
+            raise ValueError(f"it was written by a newer perfnb (format {head.version}): update perfnb") from None
         raise
     entry = whole.meta
     if whole.format != FORMAT or entry.kind not in KINDS:
-        raise ValueError("it is not perfnb's, or of an unknown kind")
+        raise ValueError("it is not a perfnb entry, or of an unknown kind")
     if whole.version > VERSION:
-        raise ValueError(f"it was written by a newer perfnb (form {whole.version}): update perfnb")
+        raise ValueError(f"it was written by a newer perfnb (format {whole.version}): update perfnb")
     if not all(_LEAST <= ms <= _MOST for ms in _times(entry)):
-        raise ValueError("it holds a time that is none")
+        raise ValueError("it contains an invalid time")
     if not all(0 <= count <= _MOST for count in _counts(entry)):
-        raise ValueError("it holds a number that is out of range")
+        raise ValueError("it contains a number that is out of range")
     try:
         year = entry.time.year
     except OverflowError:
         year = 0
     if not _YEARS[0] <= year <= _YEARS[1]:
-        raise ValueError(f"it was not added at {entry.at[:40]}")
+        raise ValueError(f"its date is invalid: {entry.at[:40]}")
     return entry
 
 
@@ -229,12 +229,12 @@ def _times(entry: Entry) -> list[float]:
 
 
 def entry_of(entries: Mapping[str, Entry], wanted: str | int) -> str:
-    """The name of an entry given by its name, the begin of it, or its number from 1; -1 is the last.
+    """Name of the entry given by its name, the start of it, or its number from 1; -1 is the last.
 
     Raises
     ------
     KeyError
-        With a sentence, if there is none or more than one.
+        With a message, if there is none or more than one.
     """
     names = list(entries)
     if isinstance(wanted, int) and not isinstance(wanted, bool):
@@ -245,4 +245,4 @@ def entry_of(entries: Mapping[str, Entry], wanted: str | int) -> str:
     found = [name for name in names if name == wanted or name.startswith(str(wanted))]
     if len(found) == 1 or (found and found[0] == wanted):
         return found[0]
-    raise KeyError(f"{'more than one entry begins' if found else 'no entry begins'} with {shown(wanted)}.")
+    raise KeyError(f"{'more than one entry starts' if found else 'no entry starts'} with {shown(wanted)}.")

@@ -1,4 +1,4 @@
-"""A journal's entries as a frame: each against the last accepted one before it, and what else was changed."""
+"""A journal's entries as a frame: each compared with the last accepted one, and what else changed."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: What tells one run from the next without bearing on speed; a commit is where the change itself lies.
+#: Differs between runs without affecting speed; a commit contains the change itself.
 _APART = {"at", "commit", "uncommitted"}
-#: Where these differ, times say nothing about the step.
+#: If these differ, the times cannot be compared.
 _DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """What is in effect: the last accepted entry, as it was made, and what it measured."""
+    """What entries are compared with: the last accepted one, and its time."""
 
     entry: str
     ms: float | None
@@ -55,7 +55,7 @@ class _Reference:
     made: Entry
 
     def changed(self, entry: Entry) -> dict[str, tuple[str, str]]:
-        """What is otherwise in a later entry: environment, batch size, and of one of its kind options."""
+        """What differs in a later entry: environment, batch size, and for the same kind, options."""
         found = _changed(self.made.environment, entry.environment)
         sizes = self.made.batch_size, entry.batch_size
         if None not in sizes and sizes[0] != sizes[1]:
@@ -63,27 +63,22 @@ class _Reference:
         return found | (_changed(self.made.options, entry.options) if self.made.kind == entry.kind else {})
 
     def comparable(self, entry: Entry) -> bool:
-        """Whether the times of both say something about the step."""
+        """Whether the two times can be compared."""
         return not self.changed(entry).keys() & set(_DECISIVE)
 
 
 def journal_history(entries: Mapping[str, Entry], equal_within: float = 0.02) -> pd.DataFrame:
-    """A row an entry, in the order of time.
+    """A row per entry, in chronological order; see `Journal.history` for the columns.
 
-    What an entry found the step to take, of a report its baseline, is compared with the last accepted entry before it
-    of the same name, machine and batch size: a report's candidate if it was accepted, or a profile or timing that was.
-    The first that has a time stands in for one. The two were not measured in pairs, so that `ratio` holds whatever
-    changed on the machine meanwhile as well; its interval, of `compare_medians`, does not. ``candidate_ratio`` is of
-    pairs, within one report.
-
-    ``regression`` is where the verdict is "slower". ``also_changed`` names what differs in environment and options but
-    is not in the words of ``change``, and ``two_changes`` tells where that makes more than one. An entry that nothing
-    stands against on its machine and with its batch size is not ``comparable``; ``not_compared`` tells what differs.
+    The step time of an entry (of a report, its baseline) is compared with the last accepted entry of the same name,
+    machine and batch size: an accepted report's candidate, or an accepted profile or timing; before any was accepted,
+    with the first that has a time. The interval of `ratio` is that of `compare_medians`. ``regression`` means that the
+    verdict is "slower". An entry with nothing to compare to on its machine and batch size is not ``comparable``.
     """
     last: dict[str, list[_Reference]] = {}
     records = []
     for number, (name, entry) in enumerate(entries.items(), start=1):
-        known = last.setdefault(entry.name, [])  # at most one of each machine and batch size, the latest last
+        known = last.setdefault(entry.name, [])  # at most one per machine and batch size, the latest last
         reference = next((one for one in reversed(known) if one.comparable(entry)), None)
         against = reference or (known[-1] if known else None)
         records.append(_facts(number, entry) | _against(entry, against, equal_within))
@@ -122,7 +117,7 @@ def _facts(number: int, entry: Entry) -> dict[str, Any]:
 
 
 def _against(entry: Entry, reference: _Reference | None, equal_within: float) -> dict[str, Any]:
-    """How an entry stands to what was in effect before it."""
+    """Compare an entry with its reference."""
     found: dict[str, Any] = dict.fromkeys(
         ("against", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict", "not_compared")
     )
@@ -148,7 +143,7 @@ def _against(entry: Entry, reference: _Reference | None, equal_within: float) ->
 
 
 def _in_effect(name: str, entry: Entry, first: bool) -> _Reference | None:
-    """What is in effect after an entry, if that changes."""
+    """The new reference after an entry; ``None`` if it stays."""
     is_report = entry.kind == "report"
     if entry.accepted or (first and not is_report):
         ms, ci = entry.median_ms, entry.ci_ms
@@ -160,7 +155,7 @@ def _in_effect(name: str, entry: Entry, first: bool) -> _Reference | None:
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """What both tell of and tell otherwise."""
+    """What both contain with different values."""
     both = [key for key in old if key in new and key not in _APART]
     return {key: (_short(old[key]), _short(new[key])) for key in both if old[key] != new[key]}
 
@@ -170,7 +165,7 @@ def _short(value: Any) -> str:
 
 
 def _named(change: str, key: str, new: str) -> bool:
-    """Whether the words of a change speak of it: of `torch`, or of threads as ``num_threads=4``."""
+    """Whether the text of a change mentions it, such as ``torch`` or ``num_threads=4``."""
     words = change.casefold()
     return (
         key.casefold() in words

@@ -1,4 +1,4 @@
-"""A journal as text and as static HTML: what is in effect, what became slower, and the run chart."""
+"""A journal as text, static HTML and a page: the last accepted entry, regressions, and the run chart."""
 
 from __future__ import annotations
 
@@ -6,40 +6,53 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.bench.ab_view import ratio_words
-from perfnb.draw import escape, tables
+from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
-from perfnb.draw.picture import figure_of, picture_html
-from perfnb.experiments.journal_picture import MOST_ENTRIES, draw_journal, inches
-from perfnb.experiments.report_words import SIGNS
+from perfnb.draw.picture import INK, LINE, QUIET, bare, figure_of, halo, picture_html
+from perfnb.experiments.report_view import SIGNS
 from perfnb.profile.page import static_page
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Entries that the table lists, and sentences of one sort; the last ones.
+#: Most entries in the table, and sentences of one kind; the last ones are shown.
 MOST_ROWS, MOST_SENTENCES = 20, 4
-#: Least width in which the columns have room.
+#: Smallest width that fits the columns.
 MIN_WIDTH = 80
 
-HEADS = ("", "added (UTC)", "what", "step", "by the last accepted", "decision")
+HEADS = ("", "added (UTC)", "what", "step", "vs last accepted", "decision")
 _CAUTION = (
-    "Entries were measured in sessions of their own, not in pairs: what changed on the machine between them is in "
-    "their ratio and not in its interval. perfnb.report and perfnb.ab_test compare in pairs."
+    "Entries were measured in separate sessions, not in pairs: changes of the machine in between affect the ratio, but "
+    "not its interval. perfnb.report and perfnb.ab_test compare in pairs."
 )
+#: Most entries in the chart (the last ones), and panels, one per step name.
+MOST_ENTRIES, MOST_PANELS = 60, 4
+_DASHES, _SLOWER = (0, (3, 2)), palette.WORSE
+#: Marker, colour and word of each kind of entry.
+MARKS = {
+    "accept": ("^", palette.BETTER, "report, accepted"),
+    "reject": ("X", palette.WORSE, "report, rejected"),
+    "inconclusive": ("D", palette.UNDECIDED, "report, inconclusive"),
+    "measured": ("o", palette.AS_BEFORE, "profile or timing"),
+    "elsewhere": ("s", palette.UNDECIDED, "not compared"),
+    "baseline": ("_", palette.AS_BEFORE, "baseline of a report"),
+}
 
 
 def journal_line(history: pd.DataFrame, where: str) -> str:
-    """How many entries there are, and where."""
+    """Number of entries, and where they are."""
     entries = "1 entry" if len(history) == 1 else f"{len(history):,} entries"
     return f"{entries} in {escape.plain(where, 80)}"
 
 
 def journal_sentences(history: pd.DataFrame, damaged: Mapping[str, str]) -> list[str]:
-    """What is in effect, what became slower, where more than one thing was changed, and what cannot be read."""
+    """The last accepted entry, regressions, entries with several changes, and damaged entries."""
     said = []
     for name, rows in history.groupby("name", sort=False):
         about = f"{escape.plain(name, 40)}: " if name else ""
@@ -47,9 +60,9 @@ def journal_sentences(history: pd.DataFrame, damaged: Mapping[str, str]) -> list
     if history["ratio"].notna().any():
         said.append(_CAUTION)
     for name, why in list(damaged.items())[:MOST_SENTENCES]:
-        said.append(f"Entry {escape.plain(name, 60)} is damaged and left out: {escape.plain(why, 200)}.")
+        said.append(f"Entry {escape.plain(name, 60)} is damaged and ignored: {escape.plain(why, 200)}.")
     if len(damaged) > MOST_SENTENCES:
-        said.append(f"{len(damaged) - MOST_SENTENCES:,} more entries are damaged and left out.")
+        said.append(f"{len(damaged) - MOST_SENTENCES:,} more entries are damaged and ignored.")
     return said
 
 
@@ -60,7 +73,7 @@ def journal_text(history: pd.DataFrame, damaged: Mapping[str, str], where: str, 
     for sentence in journal_sentences(history, damaged):
         lines += escape.wrapped(sentence, width)
     if not len(history):
-        return "\n".join([*lines, "Nothing was added yet: journal.add(report, hypothesis=..., change=...)."])
+        return "\n".join([*lines, "Nothing added yet: journal.add(report, hypothesis=..., change=...)."])
     several = history["name"].nunique() > 1
     listed = [row for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows()]
     rows = [HEADS, *(_row(row, intervals=False) for row in listed)]
@@ -79,22 +92,22 @@ def journal_text(history: pd.DataFrame, damaged: Mapping[str, str], where: str, 
 
 
 def journal_html(history: pd.DataFrame, damaged: Mapping[str, str], where: str) -> str:
-    """The journal as sentences, a run chart and a table, without scripts."""
+    """The journal as static HTML: sentences, a run chart and a table."""
     head = header(journal_line(history, where), "journal", "", *journal_sentences(history, damaged))
     body = ""
     if len(history):
-        alt = f"Step time of each entry with its interval, and of the last accepted before it; {len(history):,} entries"
+        alt = f"Step time of each entry with its interval, next to the last accepted one; {len(history):,} entries"
         picture = picture_html(functools.partial(draw_journal, history=history), inches(history), alt)
         several = history["name"].nunique() > 1
         rows = [_html_row(row, several) for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows()]
-        heads = [*HEADS[:3], "change, and <em>what was expected</em>", *HEADS[3:]]
+        heads = [*HEADS[:3], "change, <em>hypothesis</em>", *HEADS[3:]]
         caption = " ".join(["Entries", *_left_out(history)])
         body = f"<p>{picture}</p>{tables.table(caption, heads, rows, texts=4, last_texts=2)}"
     return framed(head + body, narrow=True)
 
 
 def journal_page(history: pd.DataFrame, damaged: Mapping[str, str], where: str) -> str:
-    """The journal as one self-contained HTML document."""
+    """The journal as one self-contained HTML page."""
     return static_page(f"journal {where}", journal_html(history, damaged, where))
 
 
@@ -108,33 +121,33 @@ def _of_step(rows: pd.DataFrame) -> list[str]:
     accepted = rows[rows["accepted"]]
     if len(accepted):
         last = accepted.iloc[-1]
-        said.append(f"The last accepted is entry {last['number']}{_about(last)}: {_time(last)}.")
+        said.append(f"Last accepted: entry {last['number']}{_about(last)}, {_time(last)}.")
     else:
         first = rows.iloc[0]
         what = "the baseline of entry" if first["kind"] == "report" else "entry"
-        said.append(f"Nothing was accepted yet; {what} {first['number']} is what the others are compared with.")
+        said.append(f"Nothing accepted yet; the others are compared with {what} {first['number']}.")
     numbers = rows["number"].to_dict()
-    # What was slower before the last acceptance is no news.
+    # Regressions before the last acceptance are old news.
     slower = rows[rows["regression"]]
     since = slower[slower["number"] >= (accepted["number"].iloc[-1] if len(accepted) else 0)]
     for _, row in since.iloc[-MOST_SENTENCES:].iterrows():
         what = "the baseline of entry" if row["kind"] == "report" else "entry"
         doubt = (
-            f", but the environment differs as well ({escape.plain(row['also_changed'], 200)})"
+            f", but the environment also changed ({escape.plain(row['also_changed'], 200)})"
             if _known(row["also_changed"])
             else ""
         )
-        noise = f" (seen meanwhile: {escape.plain(row['disturbed'], 200)})" if _known(row["disturbed"]) else ""
+        noise = f" (noise: {escape.plain(row['disturbed'], 200)})" if _known(row["disturbed"]) else ""
         said.append(
-            f"Regression: {what} {row['number']}{_about(row)} takes {_ratio(row)} of the time of "
+            f"Regression: {what} {row['number']}{_about(row)} takes {_ratio(row)} × the time of "
             f"{_standing(rows.loc[row['against']])}{doubt}{noise}."
         )
     if earlier := len(slower) - min(len(since), MOST_SENTENCES):
         entries = "1 earlier entry was" if earlier == 1 else f"{earlier:,} earlier entries were"
-        said.append(f"{entries} slower than the last accepted before.")
+        said.append(f"{entries} slower than what was last accepted at the time.")
     for _, row in rows[rows["two_changes"] & rows["comparable"]].iloc[-MOST_SENTENCES:].iterrows():
-        named = f"beside the change that was named{_about(row)}, " if row["change"] else ""
-        stands = "; its own pairs stand" if row["kind"] == "report" else ": which of them did it cannot be told"
+        named = f"besides the named change{_about(row)}, " if row["change"] else ""
+        stands = "; its own pairs remain valid" if row["kind"] == "report" else "; which one mattered is unknown"
         said.append(
             f"More than one change at entry {row['number']}: {named}{escape.plain(row['also_changed'], 300)} since "
             f"entry {numbers[row['against']]}{stands}."
@@ -143,20 +156,20 @@ def _of_step(rows: pd.DataFrame) -> list[str]:
     if len(elsewhere):
         last = elsewhere.iloc[-1]
         other = escape.plain(last["not_compared"], 300)
-        count = "" if len(elsewhere) == 1 else f"; so it was with {len(elsewhere) - 1:,} before it"
+        count = "" if len(elsewhere) == 1 else f"; so are {len(elsewhere) - 1:,} entries before it"
         said.append(
-            f"Entry {last['number']} is the first of its machine and batch size, and not compared with entry "
-            f"{numbers[last['against']]}: {other}{count}."
+            f"Entry {last['number']} is the first on its machine and batch size, so it is not compared with entry "
+            f"{numbers[last['against']]} ({other}){count}."
         )
     return said
 
 
 def _standing(reference: Any) -> str:
-    """What an entry is compared with: the first of all need not have been accepted, and of a report is its baseline."""
+    """What an entry is compared with: the last accepted, or else the first, of a report its baseline."""
     number = reference["number"]
     if reference["accepted"]:
-        return f"the last accepted before it, entry {number}"
-    return f"the baseline of entry {number}" if reference["kind"] == "report" else f"the first, entry {number}"
+        return f"entry {number}, the last accepted before it"
+    return f"the baseline of entry {number}" if reference["kind"] == "report" else f"entry {number}, the first"
 
 
 def _row(row: Any, *, intervals: bool) -> tuple[str, ...]:
@@ -170,7 +183,7 @@ def _row(row: Any, *, intervals: bool) -> tuple[str, ...]:
 
 
 def _words(row: Any, several: bool) -> str:
-    """Which step, what was changed, and what was expected, in a line."""
+    """Step, change and hypothesis in one line."""
     about = f"{escape.plain(row['name'], 30)}: " if several and row["name"] else ""
     expected = f"expected: {escape.plain(row['hypothesis'])}" if row["hypothesis"] else ""
     return about + "; ".join(part for part in (escape.plain(row["change"]), expected) if part)
@@ -183,13 +196,13 @@ def _html_row(row: Any, several: bool) -> list[str]:
     words = "<br>".join(part for part in (escape.html(row["change"], 120), expected) if part)
     day, _, moment = added.partition(" ")
     added = f'<span style="white-space:nowrap">{day}</span> {moment}'
-    unbroken = (cell.replace(", ", ",&nbsp;") for cell in rest)  # an interval stays in one line
+    unbroken = (cell.replace(", ", ",&nbsp;") for cell in rest)  # keep an interval on one line
     return [number, added, f"{kind}{name}", f"<bdi>{words}</bdi>", *unbroken]
 
 
 def _verdict(row: Any, intervals: bool) -> str:
     if not _known(row["against"]):
-        return "the first"
+        return "first"
     if not row["comparable"]:
         return "not compared"
     if fmt.known(row["ratio"]) is None:
@@ -202,7 +215,7 @@ def _verdict(row: Any, intervals: bool) -> str:
 def _left_out(history: pd.DataFrame) -> list[str]:
     older = len(history) - MOST_ROWS
     chart = f"; the chart shows the last {MOST_ENTRIES}" if len(history) > MOST_ENTRIES else ""
-    return [f"({older:,} earlier ones are not listed{chart})"] if older > 0 else []
+    return [f"({older:,} earlier entries not listed{chart})"] if older > 0 else []
 
 
 def _about(row: Any) -> str:
@@ -227,3 +240,101 @@ def _bounded(row: Any, column: str, bounds: str) -> str:
 
 def _known(value: Any) -> bool:
     return not pd.isna(value)
+
+
+def inches(history: pd.DataFrame) -> tuple[float, float]:
+    """Width and height of the chart."""
+    return 7.4, 0.5 + 2.3 * len(_names(history))
+
+
+def draw_journal(figure: Figure, history: pd.DataFrame) -> None:
+    """Draw the run chart; entries without a time are left out."""
+    names = _names(history)
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    shown = history.iloc[-MOST_ENTRIES:]
+    for axes, name in zip(panels, names, strict=True):
+        _panel(axes, shown[shown["name"] == name], name)
+    panels[-1].set_xlabel("entry")
+    panels[-1].set_xlim(float(shown["number"].min()) - 0.6, float(shown["number"].max()) + 0.6)
+    _legend(figure, shown)
+
+
+def _names(history: pd.DataFrame) -> list[str]:
+    """Names of the steps with the latest entries."""
+    latest = history["name"].iloc[-MOST_ENTRIES:].drop_duplicates(keep="last")
+    return [str(name) for name in latest][-MOST_PANELS:]
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    bare(axes)
+    axes.grid(axis="y", color=LINE, linewidth=0.5)
+    axes.set_ylabel("step, ms" if not name else f"{escape.chart(name, 24)}, ms")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    last: tuple[float, float] | None = None
+    for kind, row in zip(_kinds(rows), rows.to_dict("records"), strict=True):
+        number, of_report = float(row["number"]), row["kind"] == "report"
+        # For a report, its baseline is compared with what was last accepted.
+        column, bounds, place = (
+            ("baseline_ms", "baseline_ci", number - 0.16) if of_report else ("median_ms", "ci", number)
+        )
+        if of_report:
+            _point(axes, place, row, column, bounds, "baseline")
+        _point(axes, number + 0.1 * of_report, row, "median_ms", "ci", kind)
+        if row["regression"]:
+            _ring(axes, place, row[column])
+            last = (place, row[f"{bounds}_high_ms"])
+        if not pd.isna(row["ratio"]):
+            level = row[column] / row["ratio"]
+            axes.hlines(level, number - 0.5, number + 0.5, color=INK, linewidth=1, linestyle=_DASHES)
+    if last is not None:  # one label explains the rings
+        how: Any = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+        halo(axes.annotate("regression", last, color=_SLOWER, **how))
+    if rows["median_ms"].isna().all():
+        axes.text(0.5, 0.5, "no times", transform=axes.transAxes, ha="center", color=QUIET)
+    axes.margins(x=0.05, y=0.22)
+    axes.set_ylim(bottom=0)  # start at 0, so that twice as high is twice as long
+
+
+def _kinds(rows: pd.DataFrame) -> list[str]:
+    """Marker of each entry."""
+    columns = (rows[name] for name in ("kind", "decision", "comparable", "against"))
+    return [
+        str(decision)
+        if kind == "report" and decision in MARKS
+        else "elsewhere"
+        if not comparable and not pd.isna(against)
+        else "measured"
+        for kind, decision, comparable, against in zip(*columns, strict=True)
+    ]
+
+
+def _ring(axes: Axes, at: float, ms: float) -> None:
+    axes.plot(at, ms, marker="o", color=_SLOWER, markersize=11, markerfacecolor="none", linestyle="none")
+
+
+def _point(axes: Axes, at: float, row: dict[Any, Any], column: str, bounds: str, kind: str) -> None:
+    if pd.isna(row[column]):
+        return
+    marker, colour, _ = MARKS[kind]
+    low, high = row[f"{bounds}_low_ms"], row[f"{bounds}_high_ms"]
+    if not pd.isna(low):
+        axes.vlines(at, low, high, color=colour, linewidth=1.2)
+    size = 8 if kind == "baseline" else 5.5
+    axes.plot(at, row[column], marker=marker, color=colour, markersize=size, linestyle="none")
+
+
+def _legend(figure: Figure, shown: pd.DataFrame) -> None:
+    from matplotlib.lines import Line2D
+
+    kinds = dict.fromkeys(_kinds(shown))
+    if (shown["kind"] == "report").any():
+        kinds["baseline"] = None
+    keys: list[Any] = [
+        Line2D([], [], marker=MARKS[kind][0], color=MARKS[kind][1], linestyle="none", label=MARKS[kind][2])
+        for kind in kinds
+    ]
+    if np.any(shown["ratio"].notna()):
+        keys.append(Line2D([], [], color=INK, linewidth=1, linestyle=_DASHES, label="last accepted"))
+    figure.legend(handles=keys, loc="outside upper left", ncols=3, frameon=False, fontsize=7.5, handletextpad=0.4)

@@ -1,4 +1,4 @@
-"""What a user says of quality: limits, and what the function that judges it returns."""
+"""Validate what the user gives about quality: limits, and the losses that the quality function returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXAMPLE = "{'loss': 0.31}"
 
 
 def require_quality(given: Any) -> None:
-    """Refuse what cannot judge quality, before anything has run.
+    """Reject an invalid quality function before anything runs.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def require_quality(given: Any) -> None:
         raise TypeError(f"quality must be a function of no arguments, not {kind}: pass quality, not quality().")
     try:
         signature = inspect.signature(given)
-    except (TypeError, ValueError):  # of some functions in C nobody knows
+    except (TypeError, ValueError):  # some C functions have no signature
         return
     try:
         signature.bind()
@@ -39,46 +39,44 @@ def require_quality(given: Any) -> None:
 
 
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
-    """The largest accepted values by name, checked as far as they can be before anything has run.
+    """Largest accepted values by name, validated as far as possible before anything runs.
 
     Parameters
     ----------
     given : mapping or None
     judged : bool
-        Whether a function of the user's gives losses, of which nobody knows the names yet.
+        Whether a quality function will return losses, whose names are not known yet.
     profiled : bool
         Whether memory will be measured.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no limit, and for one of something that will not be measured.
+        For invalid limits, and for limits on what will not be measured.
     """
     limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
     for name, limit in limits.items():
         if not math.isfinite(limit):
-            raise ValueError(
-                f"the limit of {shown(name)} is {limit}: give the largest value that is accepted, or no limit."
-            )
+            raise ValueError(f"the limit of {shown(name)} is {limit}: give a finite value, or leave it out.")
         if not judged and name not in (*RESOURCES, DIFFERENCE):
             raise ValueError(
-                f"limits names {shown(name)}, which nothing measures{_near(name, (*RESOURCES, DIFFERENCE))}: without "
-                f"quality the limits are those of {DIFFERENCE!r}, {', '.join(map(repr, RESOURCES))}."
+                f"limits names {shown(name)}, which is not measured{_near(name, (*RESOURCES, DIFFERENCE))}: without "
+                f"quality, limits can be set for {DIFFERENCE!r}, {', '.join(map(repr, RESOURCES))}."
             )
     if not judged and limits.get(DIFFERENCE, 0.0) < 0:
-        raise ValueError(f"the limit of {DIFFERENCE!r} is relative to the largest value and must not be below 0.")
+        raise ValueError(f"the limit of {DIFFERENCE!r} is relative to the largest value and must not be negative.")
     if not profiled and "peak_memory_bytes" in limits:
-        raise ValueError("memory is measured in a profile: leave out profile=False, or the limit 'peak_memory_bytes'.")
+        raise ValueError("memory is measured in a profile: remove profile=False, or the limit 'peak_memory_bytes'.")
     return limits
 
 
 def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """The losses that a function of the user's returned.
+    """The losses that the quality function returned.
 
     Parameters
     ----------
     returned : mapping
-        Names and numbers: losses of the candidate. Or ``baseline`` and ``candidate`` and such a mapping for each.
+        Losses of the candidate by name, or ``baseline`` and ``candidate`` with such a mapping each.
     limits : mapping of str to float
 
     Raises
@@ -90,21 +88,21 @@ def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
     if not isinstance(returned, Mapping):
         raise TypeError(f"{wanted}, not {type(returned).__name__}.")
     if len(only := [name for name in _BOTH if isinstance(returned.get(name), Mapping)]) == 1 == len(returned):
-        raise ValueError(f"quality returns the losses of the {only[0]} only: return {_EXAMPLE}, or those of both.")
+        raise ValueError(f"quality returned losses of the {only[0]} only: return {_EXAMPLE}, or losses of both.")
     baseline: dict[str, float] = {}
     if set(returned) == _BOTH and all(isinstance(part, Mapping) for part in returned.values()):
         baseline = _numbers(returned["baseline"], "quality", wanted)
         candidate = _numbers(returned["candidate"], "quality", wanted)
         if baseline.keys() != candidate.keys():
             odd = sorted(baseline.keys() ^ candidate.keys())[0]
-            raise ValueError(f"quality returns {shown(odd)} for one of the two only: return each loss for both.")
+            raise ValueError(f"quality returned {shown(odd)} for only one of the two: return every loss for both.")
     else:
         candidate = _numbers(returned, "quality", wanted)
     if not candidate:
         raise ValueError(f"quality returned no loss: it must return at least one, such as {_EXAMPLE}.")
     if taken := [name for name in candidate if name in _MEASURED]:
         raise ValueError(
-            f"quality names a loss {shown(taken[0])}, which is a figure that perfnb measures: name it otherwise."
+            f"quality returned a loss named {shown(taken[0])}, which perfnb measures itself: use another name."
         )
     return tuple(Loss(name, value, baseline.get(name), limits.get(name)) for name, value in candidate.items())
 
@@ -118,11 +116,11 @@ def _numbers(given: Any, what: str, wanted: str) -> dict[str, float]:
     numbers = {}
     for name, value in given.items():
         if not isinstance(name, str) or not name:
-            raise TypeError(f"the names in {what} must be words, not {shown(name)}.")
+            raise TypeError(f"names in {what} must be non-empty strings, not {shown(name)}.")
         try:
             if isinstance(value, (str, bytes, bool)):
                 raise TypeError
-            # A tensor of one element is a number too.
+            # A one-element tensor counts as a number.
             numbers[storable(name)] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"{shown(name)} in {what} must be a number, not {type(value).__name__}.") from error

@@ -1,4 +1,4 @@
-"""`report`: did a change help, and is the answer still right?"""
+"""`report`: did a change help, and are the results still right?"""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ from perfnb.experiments.report_table import (
     Side,
     performance_figures,
 )
-from perfnb.experiments.report_view import report_html, report_line, report_markdown, report_page, report_text
-from perfnb.experiments.report_words import reason
+from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
 from perfnb.recording.text import TEXT
 
 #: Shares of the budget that the pairs and each of the two profiles may take.
 PAIRS_SHARE, PROFILE_SHARE = 0.6, 0.2
-#: Steps of each profile: the pairs have warmed both up, and have timed them better than a profile could.
+#: Steps of each profile; few are enough, because the pairs have warmed up and timed both steps.
 _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
-#: What is saved of the experiment and of quality, beside the frames.
+#: What is saved of the experiment and of quality, besides the frames.
 _EXPERIMENT = ("a_name", "b_name", "planned", "needed", "seed", "check", "noise", "steady", "batch_size")
 _QUALITY = ("judged_by", "said", "dtype")
 
 
 class PerformanceReport(Page, Shown):
-    """What a change does to speed, memory and quality, and whether to take it. Shows itself in a notebook.
+    """What a change does to speed, memory and quality, and whether to accept it. Shows itself in a notebook.
 
-    `report` makes one.
+    Made by `report`.
     """
 
     def __init__(
@@ -62,42 +61,42 @@ class PerformanceReport(Page, Shown):
 
     @property
     def reason(self) -> str:
-        """Why, in one sentence."""
+        """The reason for the decision."""
         return reason(self._figures)
 
     @property
     def change(self) -> str:
-        """What the candidate does otherwise, as it was given."""
+        """What changed, as given by the user."""
         return self._figures.change
 
     @property
     def baseline(self) -> Side:
-        """The figures of the baseline: ``median_ms``, ``p95_ms``, ``throughput_per_s`` and so on."""
+        """Figures of the baseline: ``median_ms``, ``p95_ms``, ``throughput_per_s`` and so on."""
         return self._figures.baseline
 
     @property
     def candidate(self) -> Side:
-        """The figures of the candidate."""
+        """Figures of the candidate."""
         return self._figures.candidate
 
     @property
     def table(self) -> pd.DataFrame:
-        """The figures of both, a row a metric.
+        """Figures of both steps, a row per metric.
 
-        Columns: ``unit``, ``baseline``, ``candidate``, ``difference`` (candidate less baseline), ``ratio`` (candidate
-        by baseline; of the times that of the pairs, as in `ab`) with its 95 % interval ``ci_low`` and ``ci_high`` where
-        the metric varies, ``limit`` (the largest value accepted of the candidate).
+        Columns: ``unit``, ``baseline``, ``candidate``, ``difference`` (candidate minus baseline), ``ratio`` (candidate
+        divided by baseline; for times, that of the pairs, as in `ab`) with its 95 % interval ``ci_low`` to ``ci_high``
+        if the metric varies, and ``limit`` (largest accepted value of the candidate).
         """
         return self._figures.table.copy()
 
     @property
     def ab(self) -> ABTest:
-        """The experiment in pairs: the baseline is its a, the candidate its b."""
+        """The A/B test: a is the baseline, b the candidate."""
         return ABTest(self._ab)
 
     @property
     def profiles(self) -> dict[str, Profile]:
-        """The profiles of ``baseline`` and ``candidate``; empty where none were made."""
+        """Profiles of ``baseline`` and ``candidate``; empty with ``profile=False``."""
         return dict(self._profiles)
 
     @property
@@ -106,7 +105,7 @@ class PerformanceReport(Page, Shown):
         return deepcopy(dict(self._meta))
 
     def to_markdown(self) -> str:
-        """The report as Markdown, for a pull request or a page of notes."""
+        """The report as Markdown, for example for a pull request."""
         return report_markdown(self._figures)
 
     def _page(self) -> str:
@@ -114,12 +113,12 @@ class PerformanceReport(Page, Shown):
         return report_page(self._figures, diff_profiles(*summaries) if summaries else None)
 
     def save(self, path: str | Path) -> Path:
-        """Write the report to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+        """Save the report to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
 
         Raises
         ------
         RecordingError
-            If something that is no report stands there, or it cannot be written.
+            If `path` holds something else, or cannot be written.
         """
         ab, quality = self._ab, self._quality
         names = [field.name for field in fields(Loss)]
@@ -178,46 +177,43 @@ def report(
     equal_within: float = 0.02,
     profile: bool = True,
 ) -> PerformanceReport:
-    """Find out whether a change helped, and whether the answer is still right.
+    """Find out whether a change helped, and whether the results are still right.
 
-    The two steps run in randomised pairs, as in `ab_test`, or in blocks where workers or threads prepare for a step
-    while the other one runs. Then quality is judged, and last both are profiled with
-    a few steps, for memory and utilisation. The candidate is accepted where it is faster, its quality is no worse than
-    accepted, and it keeps all limits.
+    The two steps run in randomised pairs or blocks, as in `ab_test`. Then quality is judged, and both steps are
+    profiled for a few steps to measure memory and utilisation. The candidate is accepted if it is faster, its quality
+    is good enough, and it stays within all limits.
 
     Parameters
     ----------
     baseline, candidate : callable
-        One step each: ``baseline()``, or ``baseline(batch)`` where there are `batches`. Both must do the same work.
-        Two training steps need a model each, of equal weights.
+        One step each: ``baseline()``, or ``baseline(batch)`` with `batches`. Both must do the same work. Two training
+        steps need a model each, with equal weights.
     batches : iterable, or callable returning one, optional
-        Begun again when they run out, which a generator cannot: pass the function that makes it.
+        Restarted when exhausted. A generator cannot restart: pass the function that makes it.
     change : str
-        What the candidate does otherwise, in your words.
+        What the candidate does differently, in your words.
     quality : callable, optional
-        Called once, without arguments, after the pairs: both steps have then run equally often, on the same batches. It
-        looks at what your own names hold by then and returns losses of quality by name, of which smaller is better:
-        ``{"loss": evaluate(candidate_model)}``. These are the candidate's. To give those of both, return
-        ``{"baseline": {...}, "candidate": {...}}``.
+        Called once, without arguments, after the pairs, when both steps have run equally often on the same batches.
+        Returns losses by name, where smaller is better: ``{"loss": evaluate(candidate_model)}``. These are the
+        candidate's; to give those of both, return ``{"baseline": {...}, "candidate": {...}}``.
 
-        Without it, what the two steps return after the warm-up is compared, as the loss ``difference``: the largest
-        difference of an element by the largest value. Tensors, numbers, arrays, and lists, mappings and data classes
-        of them are compared; what is not finite has to be the same. Where all of a result is not a number, or a part
-        of it does not tell whether it is equal, whether the answer is right is unknown.
+        Without it, the return values of both steps after the warm-up are compared, as the loss ``difference``: the
+        largest difference between elements divided by the largest value. Tensors, numbers, arrays, and lists, mappings
+        and data classes of them are compared; non-finite values must be the same. If a result is NaN throughout, or a
+        part cannot be compared, quality is unknown.
     limits : mapping of str to float, optional
-        The largest accepted value of each loss by name. Where one is missing, it is the baseline's loss and a
-        thousandth of it; where that is not known either, the report is inconclusive. The limit of ``difference`` is by
-        default 1e-4 for float32 (and numbers of Python), 1e-6 for float64, 0.02 for float16 and bfloat16, by the
-        coarser of the two, and 0 for all else.
+        Largest accepted value of each loss by name. The default is the baseline's loss plus 0.1 %; if that is unknown
+        too, the report is inconclusive. The default for ``difference`` is 1e-4 for float32 and Python numbers, 1e-6 for
+        float64, 0.02 for float16 and bfloat16 (of two dtypes, the coarser), and 0 for everything else.
 
-        Limits of the candidate as well: ``peak_memory_bytes`` (of a step of its profile), ``median_ms``, ``p95_ms``
-        (59 pairs are needed). A time whose 95 % interval holds the limit is not shown to keep it.
+        The candidate's ``peak_memory_bytes`` (of a profiled step), ``median_ms`` and ``p95_ms`` (which needs 59 pairs)
+        can be limited too. A time must stay below its limit with its whole 95 % interval.
     budget_s : float
-        Seconds that all steps together may take, three fifths of them for the pairs.
+        Seconds that all steps together may take; 60 % are for the pairs.
     equal_within : float
         Largest relative difference of time that does not matter: 0.02 is 2 %.
     profile : bool
-        Whether to profile both; without it, memory and utilisation are unknown.
+        Whether to profile both steps; otherwise memory and utilisation are unknown.
 
     Returns
     -------
@@ -226,11 +222,11 @@ def report(
     Raises
     ------
     TypeError, ValueError
-        For what makes no sense, before a step has run; for what `quality` returns, after the pairs.
+        For invalid arguments, before any step runs; for an invalid return value of `quality`, after the pairs.
     CaptureError
-        Inside a profiler, or with batches that run out.
+        Inside a profiler, or if the batches run out.
     Exception
-        Whatever the steps or `quality` raise, after everything that perfnb installed has been removed.
+        Whatever the steps or `quality` raise, after perfnb has removed everything it installed.
     """
     from perfnb.step.budget import Plan
     from perfnb.step.device import random_state, set_random_state
@@ -242,7 +238,7 @@ def report(
     require_steps({"baseline": baseline, "candidate": candidate}, batches, "report(baseline, candidate, loader)")
     given: Any = (change, profile)
     if not isinstance(given[0], str):
-        raise TypeError(f"change must be words, not {type(change).__name__}.")
+        raise TypeError(f"change must be a string, not {type(change).__name__}.")
     require_quality(quality)
     if not isinstance(given[1], bool):
         raise TypeError(f"profile must be True or False, not {shown(profile)}.")
@@ -265,7 +261,7 @@ def report(
     numbers = random_state()
     for side, step, name in zip(saved.SIDES, (baseline, candidate), (ab.a_name, ab.b_name), strict=True):
         if profile:
-            set_random_state(numbers)  # a loader that shuffles gives both the same batches
+            set_random_state(numbers)  # so that a shuffling loader gives both the same batches
             profiles[side] = profile_step(step, batches, name=name, budget_s=PROFILE_SHARE * budget_s, **_STEPS)
     meta = {
         "change": change,
@@ -277,7 +273,7 @@ def report(
 
 
 class _Results:
-    """Compares what the two steps return, by the tolerance that fits, and keeps what was found."""
+    """Compare what the two steps return, with the tolerance of their dtype, and keep the result."""
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
@@ -288,7 +284,7 @@ class _Results:
 
         worst = worst_difference(first, second, self._limit)
         if worst is None or not (holds_numbers(first) and holds_numbers(second)):
-            worst = Difference(0.0, "a step returns no tensor and no number", known=False)
+            worst = Difference(0.0, "a step returns no tensor or number", known=False)
         if not worst.known:
             self.quality = Quality((), "results", worst.words)
             raise AssertionError(self.quality.said)
@@ -306,7 +302,7 @@ def load_report(path: str | Path) -> PerformanceReport:
     Raises
     ------
     RecordingError
-        If there is none, or a damaged one.
+        If it is missing or damaged.
     """
     frames, recordings, meta = saved.load_report(path)
     try:
@@ -332,5 +328,5 @@ def load_report(path: str | Path) -> PerformanceReport:
             **{name: dict(meta[name]) for name in ("options", "environment")},
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordingError(f"{path} is damaged: its figures are not what a report writes ({error}).") from error
+        raise RecordingError(f"{path} is damaged: its figures are not those of a report ({error}).") from error
     return PerformanceReport(ab, quality, {side: Profile(one) for side, one in recordings.items()}, kept)

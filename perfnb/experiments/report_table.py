@@ -1,4 +1,4 @@
-"""What a report on a change says: the figures of both steps, how they differ, and what follows from that."""
+"""The figures of a report on a change: both steps, their differences, and the decision."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from perfnb.recording.text import TEXT
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import Timing
 
-#: What `limits` may hold beside losses: figures of the candidate that a larger value makes worse.
+#: What `limits` may contain besides losses: figures of the candidate that should be small.
 RESOURCES = ("peak_memory_bytes", "median_ms", "p95_ms")
-#: The loss that stands for quality where nobody gives another: the largest difference of what the steps return.
+#: The loss used without a quality function: the largest difference between what the steps return.
 DIFFERENCE = "difference"
 
 #: Columns of `PerformanceFigures.table` and their types, after the index ``metric``.
@@ -33,22 +33,22 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Side:
-    """The figures of one of the two steps; what was not measured is ``None``.
+    """Figures of one step; ``None`` if not measured.
 
     Attributes
     ----------
     name : str
-        The step.
+        Name of the step.
     timing : Timing
         Its times in the pairs.
     utilisation : float or None
-        Model FLOPs utilisation, 0 to 1, of its time in the pairs.
+        Model FLOPs utilisation, 0 to 1, at its step time in the pairs.
     peak_memory_bytes : int or None
-        The most memory alive in a step, of what torch allocated.
+        Peak memory that torch had allocated in a step.
     flops : int or None
-        Of a step.
+        FLOPs of a step.
     ceiling : str or None
-        The dtype whose ceiling `utilisation` is a share of.
+        The dtype whose ceiling `utilisation` refers to.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Side:
 
     @property
     def flops_per_s(self) -> float | None:
-        """Arithmetic done a second, at the median."""
+        """FLOP/s at the median step time."""
         return None if self.flops is None else self.flops / self.median_ms * 1e3
 
     @property
@@ -70,29 +70,29 @@ class Side:
 
     @property
     def p95_ms(self) -> float | None:
-        """The time that 95 of 100 steps do not exceed; needs 59 steps."""
+        """95th percentile of the step time; needs 59 steps."""
         return self.timing.quantile_ms(0.95)
 
     @property
     def throughput_per_s(self) -> float:
-        """Samples per second at the median; steps per second where the batches do not tell their size."""
+        """Samples per second at the median step time; steps per second if the batch size is unknown."""
         return (self.timing.batch_size or 1) / self.median_ms * 1e3
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What was found out about the candidate's answer.
+    """What is known about the quality of the candidate's results.
 
     Attributes
     ----------
     losses : tuple of Loss
-        Empty where quality is unknown.
+        Empty if quality is unknown.
     judged_by : str
-        "function" (the user's), or "results" (what the steps returned was compared).
+        "function" (the user's), or "results" (the steps' return values were compared).
     said : str
-        How the results differ, or why they could not be compared; empty where they agree.
+        How the results differ, or why they could not be compared; empty if they agree.
     dtype : str
-        By which the limit of the difference was chosen; empty where it was not, or where results have to be equal.
+        The dtype that set the limit of the difference; empty if none did.
     """
 
     losses: tuple[Loss, ...]
@@ -108,22 +108,20 @@ class PerformanceFigures:
     Attributes
     ----------
     change : str
-        What the candidate does otherwise, in the user's words.
+        What changed, in the user's words.
     ab : ABFigures
-        The experiment, the baseline as a and the candidate as b.
+        The A/B test, with the baseline as a and the candidate as b.
     quality : Quality
     limits : mapping of str to float
-        As the user gave them.
+        As given by the user.
     baseline, candidate : Side
     table : DataFrame
-        A row a metric: ``unit``, ``baseline``, ``candidate``, ``difference`` (candidate less baseline), ``ratio``
-        (candidate by baseline) with its 95 % interval ``ci_low``, ``ci_high``, ``limit`` (the largest accepted of the
-        candidate).
+        See `PerformanceReport.table`.
     decision : Decision
     resources : tuple of Resource
-        What the candidate uses of which there is a limit.
+        Limited resources of the candidate.
     environment, options : mapping
-        In which the report was made; JSON-able.
+        Of the measurement; JSON-able.
     """
 
     change: str
@@ -149,17 +147,17 @@ def performance_figures(
     environment: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> PerformanceFigures:
-    """Judge a change.
+    """Evaluate a change.
 
     Parameters
     ----------
     ab : ABFigures
-        The experiment, baseline first.
+        The A/B test, baseline first.
     quality : Quality
     limits : mapping of str to float
-        Largest accepted values by name: of losses, and of `RESOURCES`.
+        Largest accepted values of losses and of `RESOURCES`, by name.
     summaries : sequence of Summary
-        Of the profiles of baseline and candidate, or none.
+        Of the profiles of baseline and candidate; may be empty.
     """
     profiles: Sequence[Summary | None] = list(summaries) or [None, None]
     sides = [
@@ -194,9 +192,8 @@ def _side(name: str, timing: Timing, profile: Summary | None) -> Side:
         return Side(name, timing)
     roofline, memory = profile.roofline, profile.memory
     utilisation = None if roofline is None else roofline.utilisation
-    if (
-        utilisation is not None and profile.timing.median_ms and timing.median_ms
-    ):  # of the profile's few steps; those of the pairs are many, and fair to both
+    if utilisation is not None and profile.timing.median_ms and timing.median_ms:
+        # A profile times only a few steps; the pairs time many, and are fair to both.
         utilisation *= profile.timing.median_ms / timing.median_ms
     return Side(
         name,
@@ -209,7 +206,7 @@ def _side(name: str, timing: Timing, profile: Summary | None) -> Side:
 
 
 def of_two_ceilings(baseline: Side, candidate: Side) -> bool:
-    """Whether the utilisations of both are shares of different things, so that they do not compare."""
+    """Whether the two utilisations refer to different ceilings, so that they cannot be compared."""
     known = baseline.utilisation is not None and candidate.utilisation is not None
     return known and baseline.ceiling != candidate.ceiling
 
@@ -251,10 +248,10 @@ def _ratio(first: float | None, second: float | None) -> float | None:
 
 
 def _tail_ratio(ab: ABFigures) -> tuple[float | None, tuple[float, float] | None]:
-    """Of the 95th percentiles.
+    """Ratio of the 95th percentiles.
 
-    Its interval goes from the least to the greatest ratio that two intervals of 97.5 % allow, and so holds the truth in
-    95 of 100 cases at least (Bonferroni), however the two hang together.
+    Its interval spans the ratios that two 97.5 % intervals allow, so it covers at least 95 % however the two are
+    correlated (Bonferroni).
     """
     first, second = (quantile_interval(times, 0.95, 0.975) for times in (ab.a_ms, ab.b_ms))
     ratio = _ratio(ab.a.quantile_ms(0.95), ab.b.quantile_ms(0.95))
@@ -262,7 +259,7 @@ def _tail_ratio(ab: ABFigures) -> tuple[float | None, tuple[float, float] | None
 
 
 def _utilisation(baseline: Side, candidate: Side, ab: ABFigures) -> dict[str, tuple[Any, ...]]:
-    """The row of the utilisation; where it is of two ceilings, with no ratio but a row of FLOP/s to compare."""
+    """The row of the utilisation; with two ceilings it has no ratio, and a row of FLOP/s is added."""
     both, rates = (baseline.utilisation, candidate.utilisation), (baseline.flops_per_s, candidate.flops_per_s)
     if not of_two_ceilings(baseline, candidate):
         return {"utilisation": ("", *both, *_work_ratio(*both, baseline, candidate, ab), None)}
@@ -273,7 +270,7 @@ def _utilisation(baseline: Side, candidate: Side, ab: ABFigures) -> dict[str, tu
 def _work_ratio(
     first: float | None, second: float | None, baseline: Side, candidate: Side, ab: ABFigures
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """Of two rates of work: that of the work, which is certain, by that of the times in pairs."""
+    """Ratio of two rates: the ratio of the work, which is exact, divided by that of the paired times."""
     apart = _ratio(first, second)
     if apart is None:
         return None, None

@@ -1,29 +1,51 @@
-"""A report on a change as text, as static HTML, as Markdown and as a page: the decision first."""
+"""A report on a change as text, Markdown, static HTML and a page: the decision first, then figures and caveats."""
 
 from __future__ import annotations
 
-from perfnb.bench.ab_view import ab_picture
+import math
+from dataclasses import replace
+from typing import Any
+
+from perfnb import quantities as fmt
+from perfnb.bench.ab_view import ab_picture, ab_sentences, ratio_words, too_few_words
 from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header
-from perfnb.experiments.report_table import PerformanceFigures
-from perfnb.experiments.report_words import HEADS, headline, notes, place, reason, rows
+from perfnb.experiments import decision
+from perfnb.experiments.report_table import DIFFERENCE, PerformanceFigures, of_two_ceilings
 from perfnb.profile.page import static_page
+from perfnb.profile.summary import device_words
 
-#: What steps are called that have no names, or the same: then the names tell nothing.
+#: A sign next to each decision, so that colour is not needed.
+SIGNS = {decision.ACCEPT: "✓", decision.REJECT: "✕", decision.INCONCLUSIVE: "?"}
+
+HEADS = ("", "baseline", "candidate", "change (95 % interval)", "limit")
+_LABELS = {
+    "median_ms": "median step",
+    "p95_ms": "p95 step",
+    "throughput_per_s": "throughput",
+    "utilisation": "utilisation",
+    "peak_memory_bytes": "peak memory",
+    "flops": "FLOPs",
+    "flops_per_s": "FLOP/s",
+}
+_FAR = 2.0
+#: How far apart, in log units, the ratio of the medians and that of the pairs may be without a note.
+_APART = 0.01
+#: Names of steps without names of their own, or with equal names; these are not shown.
 SIDES = ("baseline", "candidate")
-#: Least width in which the columns have room.
+#: Smallest width that fits the columns.
 MIN_WIDTH = 80
 
 
 def report_line(figures: PerformanceFigures) -> str:
-    """The decision and its reason."""
+    """The decision and its reason in one line."""
     return f"{figures.decision.decision}: {reason(figures)}"
 
 
 def report_text(figures: PerformanceFigures, width: int = 100) -> str:
-    """The report as text for a terminal, a log or a notebook without HTML."""
+    """The report as text."""
     width = max(MIN_WIDTH, width)
     lines = [f"perfnb · report · {headline(figures)}", *escape.wrapped(reason(figures), width)]
     lines += escape.wrapped(_change(figures), width)
@@ -41,7 +63,7 @@ def report_text(figures: PerformanceFigures, width: int = 100) -> str:
 
 
 def report_html(figures: PerformanceFigures) -> str:
-    """The report as a sentence, a table and a picture of the pairs, without scripts."""
+    """The report as static HTML: reason, table and a histogram of the pairs."""
     return framed(_body(figures))
 
 
@@ -56,7 +78,7 @@ def report_markdown(figures: PerformanceFigures) -> str:
 
 
 def report_page(figures: PerformanceFigures, diff: ProfileDiff | None = None) -> str:
-    """The report as one self-contained HTML document, with what changed layer by layer where that is known."""
+    """The report as one self-contained HTML page, with the layers' differences if known."""
     layers = "" if diff is None else diff_html(diff)
     return static_page(f"{figures.decision.decision}: {figures.change or 'report'}", f"{report_html(figures)}{layers}")
 
@@ -64,7 +86,7 @@ def report_page(figures: PerformanceFigures, diff: ProfileDiff | None = None) ->
 def _body(figures: PerformanceFigures) -> str:
     body = [[escape.html(cell) for cell in row] for row in rows(figures)]
     said = " ".join(notes(figures))
-    sides = " against ".join(escape.plain(side.name, 60) for side in (figures.candidate, figures.baseline))
+    sides = " vs ".join(escape.plain(side.name, 60) for side in (figures.candidate, figures.baseline))
     where = f"<br>{escape.html(place(figures), 300)}" if place(figures) else ""
     return (
         f"{header(sides, 'performance report', headline(figures), reason(figures), _change(figures))}"
@@ -76,4 +98,234 @@ def _body(figures: PerformanceFigures) -> str:
 def _change(figures: PerformanceFigures) -> str:
     sides = figures.baseline.name, figures.candidate.name
     names = "" if sides == SIDES else f" ({' → '.join(escape.plain(side, 60) for side in sides)})"
-    return f"Change: {escape.plain(figures.change, 600) if figures.change else 'not named'}{names}"
+    return f"Change: {escape.plain(figures.change, 600) if figures.change else 'not given'}{names}"
+
+
+def headline(figures: PerformanceFigures) -> str:
+    """``✓ accept``."""
+    word = figures.decision.decision
+    return f"{SIGNS[word]} {word}"
+
+
+def reason(figures: PerformanceFigures) -> str:
+    """The reason for the decision."""
+    cause, about = figures.decision.cause, figures.decision.about
+    comparison = figures.ab.comparison
+    ratio = f"{ratio_words(comparison.ratio, comparison.ratio_ci)} × the baseline's time"
+    if cause == decision.WORSE:
+        return f"The results are not good enough, whatever the speed: {_worse(figures)}."
+    if cause == decision.OVER:
+        return f"The candidate exceeds a limit: {'; '.join(_against(figures, name) for name in about)}."
+    if cause == decision.SLOWER:
+        return f"The candidate is slower: it takes {ratio}."
+    if cause == decision.NO_GAIN:
+        return f"No gain: both take the same time within {fmt.share(comparison.equal_within)} ({ratio})."
+    if cause == decision.CANNOT_TELL and comparison.ratio_ci is None:
+        return too_few_words(figures.ab)
+    if cause == decision.CANNOT_TELL:
+        return (
+            f"Inconclusive: the candidate takes {ratio}, which shows neither a difference nor equality. "
+            "Raise budget_s, or use a quieter machine."
+        )
+    faster = f"The candidate is faster ({ratio}), but"
+    if cause == decision.UNJUDGED:
+        if about:
+            return f"{faster} {_unlimited(figures)}."
+        return (
+            f"{faster} its results could not be checked: {escape.plain(figures.quality.said, 200)}. "
+            "Return the loss from both steps, or pass quality."
+        )
+    if cause == decision.UNMEASURED:
+        return f"{faster} not all limits could be checked: {'; '.join(_unchecked(figures, name) for name in about)}."
+    if cause == decision.UNSURE:
+        return f"{faster} {' and '.join(_near(figures, name) for name in about)}: raise budget_s."
+    return f"The candidate is faster ({ratio}), and its {_right(figures)}."
+
+
+def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
+    """A row per metric: its label, both figures, the change, and the limit."""
+    losses = {loss.name: loss for loss in figures.quality.losses}
+    resources = {resource.name: resource for resource in figures.resources}
+    found: list[tuple[str, str, str, str, str]] = []
+    for name, row in figures.table.iterrows():
+        metric = str(name)
+        if metric in losses:
+            label = "difference" if metric == DIFFERENCE else f"loss: {escape.plain(metric, 30)}"
+        else:
+            label = _LABELS[metric]
+        limit = fmt.known(row["limit"])
+        most = "" if limit is None else _figure(metric, row["unit"], limit)
+        candidate = fmt.known(row["candidate"])
+        limited: Any = losses.get(metric) or resources.get(metric)
+        over = limit is not None and limited.exceeded
+        if over:
+            most += " (over)"
+        elif metric in resources and (candidate is None or resources[metric].unsure):
+            most += " (?)"
+        value = _exact(metric, row["unit"], candidate, row) if over else _figure(metric, row["unit"], candidate)
+        cells = (_figure(metric, row["unit"], row["baseline"]), value)
+        change = change_words(row["ratio"], row["ci_low"], row["ci_high"])
+        found.append((label, *cells, change, most))
+    return found
+
+
+def change_words(ratio: Any, low: Any, high: Any) -> str:
+    """A ratio as a percent change: ``−10.0 % [−10.6, −9.4]``; as a factor if it or a bound is far from 1."""
+    known = fmt.known(ratio)
+    if known is None:
+        return fmt.UNKNOWN
+    bounds = [bound for bound in (fmt.known(low), fmt.known(high)) if bound is not None]
+    near = 1 / _FAR <= known <= _FAR and all(_FAR**-2 <= bound <= _FAR**2 for bound in bounds)
+    value = _percent(known) if near else fmt.significant(known)
+    inside = [_percent(bound) if near else fmt.significant(bound) for bound in bounds]
+    return f"{value} {'%' if near else '×'}" + (f" [{', '.join(inside)}]" if len(inside) == 2 else "")
+
+
+def notes(figures: PerformanceFigures) -> list[str]:
+    """Caveats and explanations of the figures."""
+    said = []
+    quality = figures.quality
+    if quality.judged_by == "results" and quality.losses:
+        limit = quality.losses[0].limit
+        basis = f", which rounding in {quality.dtype} can explain" if quality.dtype else ""
+        said.append(
+            "The results of both steps after the warm-up were compared; the accepted difference is "
+            f"{_number(limit)} times the largest value{basis}."
+        )
+        if figures.decision.cause == decision.WORSE:
+            said.append("Two training steps need a model each, with equal weights.")
+        if figures.decision.cause == decision.WORSE and math.isfinite(quality.losses[0].candidate):
+            said.append("To accept a larger difference, pass limits={'difference': ...} or a quality function.")
+    if not quality.losses and figures.decision.cause != decision.UNJUDGED:
+        said.append(f"The results could not be checked: {escape.plain(quality.said, 200)}.")
+    if any(loss.limit is None and loss.largest is not None for loss in quality.losses):
+        slack = fmt.share(decision.SLACK)
+        said.append(f"A loss without a limit may exceed the baseline's by {slack}.")
+        if any(loss.limit is None and loss.name in figures.decision.about for loss in quality.losses):
+            said.append("Rounding alone can make two training runs diverge by more than that: pass limits.")
+    said += ab_sentences(replace(figures.ab, check=None))[1:]
+    table = figures.table
+    apart = figures.candidate.median_ms / figures.baseline.median_ms / figures.ab.comparison.ratio
+    if abs(math.log(apart)) > _APART:
+        said.append(
+            "The change is computed from the pairs; with times this variable, the ratio of the medians differs."
+        )
+    if table["ci_low"].isna()["p95_ms"]:
+        needs = (
+            "59 pairs, and the interval of its ratio 86" if figures.ab.blocks is None else "single turns, not blocks"
+        )
+        said.append(f"A p95 needs {needs}.")
+    if table["candidate"].notna()["utilisation"]:
+        said.append("Utilisation is the step's FLOPs divided by what this machine could have computed in that time.")
+    if of_two_ceilings(figures.baseline, figures.candidate):
+        said.append(
+            f"The baseline's utilisation is relative to the {figures.baseline.ceiling} ceiling, the candidate's to the "
+            f"{figures.candidate.ceiling} ceiling: compare FLOP/s instead."
+        )
+    if table["candidate"].isna()["peak_memory_bytes"] and not figures.options.get("profile", True):
+        said.append("Memory and utilisation were not measured (profile=False).")
+    return said
+
+
+def place(figures: PerformanceFigures) -> str:
+    """Where it was measured: ``CPU (...), torch 2.13, on host, commit 1234abcd``; empty if unknown."""
+    environment = figures.environment
+    if "torch" not in environment:
+        return ""
+    parts = [device_words(environment), f"torch {environment['torch']}"]
+    if environment.get("host"):
+        parts.append(f"on {environment['host']}")
+    if environment.get("commit"):
+        changed = " with uncommitted changes" if environment.get("uncommitted") else ""
+        parts.append(f"commit {str(environment['commit'])[:10]}{changed}")
+    return escape.plain(", ".join(parts), 300)
+
+
+def _worse(figures: PerformanceFigures) -> str:
+    losses = {loss.name: loss for loss in figures.quality.losses}
+    said = []
+    for name in figures.decision.about:
+        if name == DIFFERENCE and figures.quality.judged_by == "results":
+            # A different structure is neither more nor less.
+            finite = math.isfinite(losses[name].candidate)
+            most = f" (limit {_number(losses[name].limit)})" if finite else ""
+            said.append(f"{escape.plain(figures.quality.said, 300)}{most}")
+        elif fmt.known(losses[name].candidate) is None:
+            said.append(f"{escape.plain(name, 40)} is {losses[name].candidate}")
+        else:
+            said.append(_against(figures, name))
+    return "; ".join(said)
+
+
+def _against(figures: PerformanceFigures, name: str) -> str:
+    row = figures.table.loc[name]
+    value, limit = (_exact(name, row["unit"], row[column], row) for column in ("candidate", "limit"))
+    return f"{_LABELS.get(name, escape.plain(name, 40))} {value} (limit {limit})"
+
+
+def _unlimited(figures: PerformanceFigures) -> str:
+    """Why losses cannot be judged, and what to do."""
+    about = figures.decision.about
+    limits = ", ".join(f"{escape.plain(name, 40)!r}: ..." for name in about)
+    odd = [loss for loss in figures.quality.losses if loss.name in about and loss.baseline is not None]
+    why = (
+        f"{escape.plain(odd[0].name, 40)} of the baseline is {odd[0].baseline}"
+        if odd
+        else "no limit on quality loss was given"
+    )
+    named = {*figures.table.index, *about}
+    other = "".join(
+        f"; limits names {escape.plain(name, 40)!r}, which quality does not return"
+        for name in figures.limits
+        if name not in named
+    )
+    return f"{why}: pass limits={{{limits}}}{other}"
+
+
+def _near(figures: PerformanceFigures, name: str) -> str:
+    resource = next(one for one in figures.resources if one.name == name)
+    value = fmt.interval(resource.value, resource.bounds)
+    return f"{_LABELS[name]} {value} may exceed the limit of {fmt.duration(resource.limit)}"
+
+
+def _unchecked(figures: PerformanceFigures, name: str) -> str:
+    if name in figures.table.index:
+        return f"{_LABELS[name]} could not be measured"
+    named = ", ".join(escape.plain(loss.name, 40) for loss in figures.quality.losses)
+    return f"quality returned no loss {escape.plain(name, 40)!r}, only {named}"
+
+
+def _right(figures: PerformanceFigures) -> str:
+    if figures.quality.judged_by == "results":
+        return "results are the same"
+    names = [escape.plain(loss.name, 40) for loss in figures.quality.losses]
+    return f"losses are within the limits ({', '.join(names)})"
+
+
+def _figure(metric: str, unit: Any, value: Any) -> str:
+    if metric in ("median_ms", "p95_ms"):
+        return fmt.duration(value)
+    if metric == "throughput_per_s":
+        return fmt.rate(value, str(unit).removesuffix("/s"))
+    if metric == "flops_per_s":
+        return f"{fmt.flops(value)}/s" if fmt.known(value) is not None else fmt.UNKNOWN
+    formats = {"utilisation": fmt.share, "peak_memory_bytes": fmt.size, "flops": fmt.flops}
+    return formats[metric](value) if metric in formats else _number(value)
+
+
+def _number(value: Any) -> str:
+    known = fmt.known(value)
+    small = known is not None and 0 < abs(known) < 1e-4
+    return f"{known:.1e}" if small else fmt.significant(known, trim=True)
+
+
+def _exact(metric: str, unit: Any, value: Any, row: Any) -> str:
+    """A figure, with more digits if it would otherwise look equal to its limit."""
+    words = _figure(metric, unit, value)
+    same = _figure(metric, unit, row["candidate"]) == _figure(metric, unit, row["limit"])
+    return f"{float(value):.9g}{f' {unit}' if unit else ''}" if same else words
+
+
+def _percent(ratio: float) -> str:
+    percent = round(100 * (ratio - 1), 1)
+    return f"{percent:+.1f}".replace("-", "−") if percent else "0.0"

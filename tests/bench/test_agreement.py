@@ -58,26 +58,30 @@ def test_what_agrees_has_no_words(first: Any, second: Any) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (ONE, ONE * 1.01, "the result differs by up to 0.01 of the largest value"),
-        (ONE, ONE[:2], "the result has the shape (2,) instead of (3,)"),
+        (ONE, ONE * 1.01, "the result differs by up to 0.01 times the largest value"),
+        (ONE, ONE[:2], "the result has shape (2,) instead of (3,)"),
         (
             ONE,
             torch.tensor([1.0, 2.0, torch.nan]),
-            "the result differs in 1 place where one is infinite or not a number",
+            "the result differs in 1 place where one value is infinite or NaN",
         ),
         ((ONE, ONE), (ONE, ONE + 1), "the result[1] differs by up to 0.25"),
-        ({"a": ONE}, {"b": ONE}, "the result has other keys"),
-        ((ONE,), (ONE, ONE), "the result has 2 parts instead of 1"),
-        (ONE, 1.0, "the result is float and not the same Tensor"),
-        (np.array([1.0, 2.0]), np.array([1.0, 3.0]), "the result differs by up to 0.5 of the largest value"),
-        (torch.zeros(2), torch.full((2,), 1e-9), "the result differs by up to 1e-09 where the first is 0 throughout"),
-        (torch.tensor([torch.inf]), torch.tensor([1.0]), "the result differs in 1 place where one is infinite"),
-        (torch.tensor([torch.inf]), -torch.tensor([torch.inf]), "the result differs in 1 place where one is infinite"),
-        (MASKED, MASKED + 1, "the result differs by up to 0.25 of the largest value"),
+        ({"a": ONE}, {"b": ONE}, "the result has different keys"),
+        ((ONE,), (ONE, ONE), "the result has 2 elements instead of 1"),
+        (ONE, 1.0, "the result has type float instead of Tensor"),
+        (np.array([1.0, 2.0]), np.array([1.0, 3.0]), "the result differs by up to 0.5 times the largest value"),
+        (torch.zeros(2), torch.full((2,), 1e-9), "the result differs by up to 1e-09 where the first is all zeros"),
+        (torch.tensor([torch.inf]), torch.tensor([1.0]), "the result differs in 1 place where one value is infinite"),
+        (
+            torch.tensor([torch.inf]),
+            -torch.tensor([torch.inf]),
+            "the result differs in 1 place where one value is infinite",
+        ),
+        (MASKED, MASKED + 1, "the result differs by up to 0.25 times the largest value"),
         (Output(ONE), Output(ONE * 1.01), "the result.logits differs by up to 0.01"),
-        (Output(ONE), Output(ONE, "y"), "the result.kind is not the same str"),
+        (Output(ONE), Output(ONE, "y"), "the result.kind differs (str)"),
         (ONE[0], 1.01, "the result differs by up to 0.01"),
-        (ONE.to_sparse(), (ONE * 2).to_sparse(), "the result differs by up to 1 of"),
+        (ONE.to_sparse(), (ONE * 2).to_sparse(), "the result differs by up to 1 times"),
     ],
 )
 def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
@@ -112,7 +116,7 @@ def test_the_worst_part_is_the_one_farthest_beyond_its_tolerance() -> None:
     assert by_rounding is not None
     assert by_one is not None
     assert 0 < by_rounding.relative <= by_rounding.tolerance
-    assert by_one.words == "the result['exact'] differs by up to 0.001 of the largest value"
+    assert by_one.words == "the result['exact'] differs by up to 0.001 times the largest value"
     assert by_one.relative > by_one.tolerance == 0.0
     allowed = worst_difference(first, off, 0.1)
     assert allowed is not None
@@ -123,8 +127,8 @@ def test_the_worst_part_is_the_one_farthest_beyond_its_tolerance() -> None:
 @pytest.mark.parametrize(
     ("value", "other", "words"),
     [
-        (ONE * torch.nan, ONE * torch.nan, "the result is not a number in both"),
-        ({"a": ONE, "b": float("nan")}, {"a": ONE, "b": float("nan")}, "the result['b'] is not a number in both"),
+        (ONE * torch.nan, ONE * torch.nan, "the result is NaN in both"),
+        ({"a": ONE, "b": float("nan")}, {"a": ONE, "b": float("nan")}, "the result['b'] is NaN in both"),
         ((ONE, Cache()), (ONE, Cache()), "the result[1] cannot be compared (Cache)"),
         ((ONE, pd.Series([1.0])), (ONE, pd.Series([1.0])), "the result[1] cannot be compared (Series)"),
         (torch.ones(2, device="meta"), torch.ones(2, device="meta"), "the result cannot be compared ("),

@@ -101,7 +101,7 @@ def test_a_worker_that_is_no_gain_is_not_accepted(clock: FakeClock, tmp_path: Pa
     assert report.decision != "accept"
     assert report.ab.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
     assert report.ab.turns > 1
-    assert "Threads may work for a step while the other one runs" in str(report)
+    assert "Threads may work for one step while the other runs" in str(report)
     loaded = perfnb.load(report.save(tmp_path / "report"))
     assert isinstance(loaded, perfnb.PerformanceReport)
     assert str(loaded) == str(report)
@@ -146,7 +146,7 @@ def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock)
     report = perfnb.report(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), budget_s=1, profile=False)
 
     assert report.decision == "inconclusive"
-    assert "only blocks can tell, and there was no time for one" in report.reason
+    assert "Only blocks are fair then, and there was no time for any" in report.reason
     assert report.reason.endswith("raise budget_s.")
 
 
@@ -168,7 +168,7 @@ def test_what_nobody_sees_is_felt(clock: FakeClock) -> None:
 
     assert test.turns > 1
     assert test.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
-    assert "A step takes longer in a row than in turns with the other" in str(test)
+    assert "A step is slower back to back than interleaved" in str(test)
 
 
 def test_steps_that_nobody_works_for_run_in_pairs(clock: FakeClock) -> None:
@@ -200,14 +200,14 @@ def test_blocks_say_how_they_were_made() -> None:
         return " ".join(ab_sentences(figures))
 
     said = words(8, Blocks("threads", 4, 16, 1.5))
-    assert "so each pair is of two blocks, each of 16 turns in a row; 4 turns before them use up" in said
+    assert "So each pair consists of two blocks of 16 turns back to back, each after 4 turns that" in said
     assert "8 pairs of blocks in random order" in said
     said = words(8, Blocks("worker processes", 4, 16, 1.5))
-    assert said.count("Worker processes prepare batches for a step while the other one runs") == 1
+    assert said.count("Worker processes prefetch batches for one step while the other runs") == 1
     few = words(3, Blocks("processes", 4, 16, 1.5))
-    assert "3 pairs of blocks are too few to tell anything (6 are needed, which take about 9.00 s)" in few
+    assert "3 pairs of blocks are too few for a verdict (6 are needed, about 9.00 s)" in few
     none = words(1, Blocks("processes", 0, 1, None))
-    assert "only blocks can tell, and there was no time for one; raise budget_s." in none
+    assert "Only blocks are fair then, and there was no time for any: raise budget_s." in none
 
 
 def test_more_pairs_than_are_counted_and_large_differences_are_said_in_words() -> None:
@@ -215,5 +215,5 @@ def test_more_pairs_than_are_counted_and_large_differences_are_said_in_words() -
     few = ab_figures(times, others, equal_within=0.02, a_name="a", b_name="b", planned=8, needed=100_000, seed=1)
     said = " ".join(ab_sentences(few))
 
-    assert "The pilot asked for more than 100,000 pairs" in said
-    assert "they find a difference of a factor of " in said
+    assert "The pilot suggests more than 100,000 pairs" in said
+    assert "these detect a difference of a factor of " in said

@@ -110,7 +110,7 @@ def test_results_that_differ_stand_before_the_verdict() -> None:
     wrong = perfnb.ab_test(lambda: x * 2, lambda: x * 3, budget_s=0.3, check=1e-6)
     right = perfnb.ab_test(lambda: x * 2, lambda: x + x, budget_s=0.3, check=1e-6)
 
-    assert wrong.check == "the result differs by up to 0.5 of the largest value"
+    assert wrong.check == "the result differs by up to 0.5 times the largest value"
     assert str(wrong).startswith("Check: the result differs by up to 0.5")
     assert right.check == ""
     assert "The results agree." in str(right)
@@ -216,8 +216,8 @@ def test_a_step_against_itself(busy: Busy) -> None:
     assert found[0] is not None
     assert found[1] is not None
     assert found[0] > found[1] > 0
-    assert "A step against itself:" in str(check)
-    assert "finds in 9 of 10 runs: " in str(check)
+    assert "A step compared with itself:" in str(check)
+    assert "detects in 9 of 10 runs: " in str(check)
     assert repr(check).endswith(f", noise floor {share(check.noise_floor)}>")
     assert "<table>" in check._repr_mimebundle_()["text/html"]
 

@@ -228,7 +228,7 @@ def test_workers_are_seen_behind_a_function_and_their_starts_are_told() -> None:
     test = perfnb.confirm_input_bound(lambda b: model(b[1][0]), lambda: enumerate(loader), model, budget_s=0.1)
 
     assert test.times["steps"].iloc[0] % 2 == 0
-    assert "workers were started anew every 3 batches" in " ".join(str(test).split())
+    assert "workers restarted every 3 batches" in " ".join(str(test).split())
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_step_that_is_compiled_as_a_whole_is_refused_for_what_it_is() -> None:
     model = nn.Linear(8, 2)
     compiled = torch.compile(lambda x: model(x).sum(), backend="eager")
     before = dict(vars(model))
-    with pytest.raises(CaptureError, match=r"inside a function that torch\.compile made"):
+    with pytest.raises(CaptureError, match=r"inside a function compiled by torch\.compile"):
         perfnb.confirm_input_bound(lambda x: compiled(x), [torch.ones(2, 8)], model, budget_s=1)
     assert vars(model) == before
     torch._dynamo.reset()
@@ -245,7 +245,7 @@ def test_a_step_that_is_compiled_as_a_whole_is_refused_for_what_it_is() -> None:
 def test_what_cannot_be_tried_is_refused_in_a_sentence() -> None:
     model, other = nn.Linear(8, 2), nn.Linear(8, 2)
     batches = [torch.ones(2, 8)]
-    with pytest.raises(CaptureError, match="calls neither the model that was given nor a module inside it"):
+    with pytest.raises(CaptureError, match="calls neither the given model nor a module inside it"):
         perfnb.confirm_input_bound(lambda x: model(x), batches, other, budget_s=1)
     with pytest.raises(BatchesExhaustedError, match="are empty"):
         perfnb.confirm_input_bound(lambda x: model(x), [], model, budget_s=1)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perfnb.bench.input_trial import KINDS, InputTrial
+from perfnb.bench.input_figures import KINDS
+from perfnb.bench.input_trial import InputTrial
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
 
@@ -90,4 +91,4 @@ def test_each_kind_of_block_runs_what_it_says() -> None:
             trial.block(kind, 3)
             seen[kind] = taken[0] - before[0], called[0] - before[1]
     assert seen == {"together": (3, 3), "loader": (3, 3), "model": (0, 3), "rest": (0, 3), "iteration": (3, 0)}
-    assert trial.executed == called[0]
+    assert trial.conditions.step == called[0]

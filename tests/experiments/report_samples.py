@@ -23,7 +23,10 @@ ENVIRONMENT = {
 }
 SAME = Quality((Loss("difference", 3e-7, limit=1e-4),), "results", "", "float32")
 WRONG = Quality(
-    (Loss("difference", 0.5, limit=1e-4),), "results", "the result differs by up to 0.5 of the largest value", "float32"
+    (Loss("difference", 0.5, limit=1e-4),),
+    "results",
+    "the result differs by up to 0.5 times the largest value",
+    "float32",
 )
 JUDGED = Quality((Loss("val_loss", 0.312, 0.310, 0.32), Loss("1 - F1", 0.08, 0.09)), "function")
 WORSE = Quality((Loss("val_loss", 0.3201, 0.310, 0.32),), "function")
@@ -60,7 +63,8 @@ EXAMPLES = {
     "over": figures(0.9, limits={"median_ms": 8.0}),
     "near a limit": figures(0.9, limits={"median_ms": 9.01}),
     "of another form": figures(
-        0.5, Quality((Loss("difference", float("inf"), limit=1e-4),), "results", "the result has other keys", "float32")
+        0.5,
+        Quality((Loss("difference", float("inf"), limit=1e-4),), "results", "the result has different keys", "float32"),
     ),
     "nan": figures(0.5, Quality((Loss("loss", 0.3, float("nan")),), "function"), {"accuracy": 1.0}),
     "slower": figures(1.3),

@@ -81,7 +81,7 @@ def test_a_regression_is_flagged_and_said(journal: perfnb.Journal) -> None:
 
     assert journal.history["regression"].tolist() == [False, False, True]
     text = " ".join(str(journal).split())
-    assert "The last accepted is entry 1 (as released): 10.0 ms" in text
+    assert "Last accepted: entry 1 (as released), 10.0 ms" in text
     assert "Regression: entry 3 (a new loader) takes 1.150 [1.1" in text
     assert "not in pairs" in text
 
@@ -93,7 +93,7 @@ def test_a_second_change_is_noticed(journal: perfnb.Journal, monkeypatch: pytest
     journal.add(timing(8.0), change="17 threads")
 
     assert journal.history["two_changes"].tolist() == [False, True, False]
-    assert "beside the change that was named (fused optimizer), threads " in " ".join(str(journal).split())
+    assert "besides the named change (fused optimizer), threads " in " ".join(str(journal).split())
 
 
 def test_a_journal_stays_where_it_is_when_the_notebook_changes_its_folder(
@@ -140,7 +140,7 @@ def test_of_a_loaded_profile_only_what_it_tells_is_kept(journal: perfnb.Journal,
 
 
 def test_it_shows_itself(journal: perfnb.Journal) -> None:
-    assert "Nothing was added yet" in str(journal)
+    assert "Nothing added yet" in str(journal)
     assert "<img" not in journal._repr_mimebundle_()["text/html"]
     journal.add(timing(10.0))
     bundle = journal._repr_mimebundle_()
@@ -159,14 +159,14 @@ def test_it_shows_itself(journal: perfnb.Journal) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda j: j.add({"median_ms": 3}), TypeError, "keeps reports, profiles and timings, not dict"),
-        (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be words"),
+        (lambda j: j.add({"median_ms": 3}), TypeError, "takes reports, profiles and timings, not dict"),
+        (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be a string"),
         (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
         (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "entry.json is larger than 1,048,576 bytes"),
         (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate"),
         (lambda j: j.load(1), ValueError, "there is no entry 1"),
-        (lambda j: j.load("x"), ValueError, "no entry begins with 'x'"),
-        (lambda j: perfnb.journal(j.path, equal_within=2), ValueError, "equal_within must lie"),
+        (lambda j: j.load("x"), ValueError, "no entry starts with 'x'"),
+        (lambda j: perfnb.journal(j.path, equal_within=2), ValueError, "equal_within must be"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

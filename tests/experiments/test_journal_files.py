@@ -188,7 +188,7 @@ def test_a_damaged_entry_is_named_and_the_others_are_read(tmp_path: Path, damage
     hurt(tmp_path / names[1] / FACTS)
     journal = perfnb.journal(tmp_path)
 
-    with pytest.warns(UserWarning, match=f"{names[1]} .* is damaged and left out") as warned:
+    with pytest.warns(UserWarning, match=f"{names[1]} .* is damaged and ignored") as warned:
         assert journal.history.index.tolist() == [names[0], names[2]]
     assert journal.history.index.tolist() == [names[0], names[2]]  # warns once
 
@@ -241,7 +241,7 @@ def test_a_newer_form_is_said_to_be_one(tmp_path: Path) -> None:
     name = write_entry(tmp_path, timing_entry(), nothing)
     for meta in ({"at": 3}, json.loads((tmp_path / name / FACTS).read_text("utf-8"))["meta"] | {"new": 1}):
         (tmp_path / name / FACTS).write_text(json.dumps({"format": "perfnb", "version": 99, "meta": meta}))
-        assert read_entries(tmp_path)[1] == {name: "it was written by a newer perfnb (form 99): update perfnb"}
+        assert read_entries(tmp_path)[1] == {name: "it was written by a newer perfnb (format 99): update perfnb"}
 
 
 def test_an_entry_is_found_by_name_begin_or_number() -> None:

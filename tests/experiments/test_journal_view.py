@@ -82,8 +82,8 @@ def test_the_chart_shows_every_interval_and_says_what_is_slower() -> None:
 def test_what_was_never_accepted_is_not_called_so() -> None:
     text = journal_text(history(report_entry(0, 10.0, 1.2, "reject"), timing_entry(1, 12.0)), {}, "experiments")
 
-    assert "Nothing was accepted yet; the baseline of entry 1 is what the others are compared with." in text
-    assert "of the time of the baseline of entry 1." in " ".join(text.split())
+    assert "Nothing accepted yet; the others are compared with the baseline of entry 1." in text
+    assert "× the time of the baseline of entry 1." in " ".join(text.split())
     assert "last accepted before it" not in text
 
 

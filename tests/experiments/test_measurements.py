@@ -49,8 +49,8 @@ def study(exponent: float = 2.0) -> ScalingFigures:
     [
         (0.8, 60, 0.01, "new is faster than old: 0."),
         (1.3, 60, 0.01, "new is slower than old: 1."),
-        (1.0, 60, 0.01, "new and old are the same within 2.0 %: "),
-        (1.0, 12, 0.3, "inconclusive: no difference between new and old was found"),
+        (1.0, 60, 0.01, "new and old take the same time within 2.0 %: "),
+        (1.0, 12, 0.3, "inconclusive: neither a difference between new and old nor"),
     ],
 )
 def test_the_verdict_comes_first(ratio: float, pairs: int, noise: float, words: str) -> None:

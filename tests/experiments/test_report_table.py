@@ -11,7 +11,7 @@ import pytest
 
 from perfnb.experiments.decision import Loss
 from perfnb.experiments.report_table import COLUMNS, Quality, performance_figures
-from perfnb.experiments.report_words import notes
+from perfnb.experiments.report_view import notes
 from perfnb.roofline.levels import Roofline
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import Timing
@@ -67,7 +67,7 @@ def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() ->
     assert table.loc["flops_per_s", "ratio"] == pytest.approx(1 / ab.comparison.ratio)
     assert table.loc["flops_per_s", "ci_high"] < 1
     said = " ".join(notes(found))
-    assert "of the ceiling in float32, the candidate's of that in bfloat16: the two do not compare" in said
+    assert "relative to the float32 ceiling, the candidate's to the bfloat16 ceiling: compare FLOP" in said
     under_one = performance_figures(ab, SAME, {}, [profiles[0], profiles[0]]).table
     assert "flops_per_s" not in under_one.index
 

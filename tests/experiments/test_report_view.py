@@ -11,8 +11,14 @@ import pytest
 from perfnb.draw import escape
 from perfnb.experiments.decision import Loss
 from perfnb.experiments.report_table import Quality
-from perfnb.experiments.report_view import report_html, report_line, report_markdown, report_page, report_text
-from perfnb.experiments.report_words import change_words
+from perfnb.experiments.report_view import (
+    change_words,
+    report_html,
+    report_line,
+    report_markdown,
+    report_page,
+    report_text,
+)
 from tests.experiments.report_samples import EXAMPLES, experiment, figures
 from tests.summaries import HOSTILE
 

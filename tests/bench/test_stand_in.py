@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from perfnb.bench.restored import Restored
-from perfnb.bench.standing_in import StandIn
+from perfnb.bench.stand_in import StandIn
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -77,7 +77,7 @@ def test_outputs_have_the_values_and_gradients_of_the_true_ones(shape: Any) -> N
     model, x = Shaped(shape), torch.randn(2, 4)
     stand_in, (true,) = learned(model, x)
     with stand_in.standing_in():
-        stand_in.step_begins()
+        stand_in.step_starts()
         first, second = model(x), model(x)
 
     assert model.layer.true_calls == 1
@@ -126,7 +126,7 @@ def test_each_call_of_a_step_has_its_own_output_and_new_shapes_are_learned() -> 
     stand_in, true = learned(model, x, y)
     with stand_in.standing_in():
         for _ in range(2):
-            stand_in.step_begins()
+            stand_in.step_starts()
             assert torch.equal(model(x), true[0])
             assert torch.equal(model(x), true[1])
         assert stand_in.real_ns == 0

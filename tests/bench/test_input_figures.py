@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.bench.input_bound_table import KINDS, InputBound
-from perfnb.bench.input_bound_view import input_bound_html, input_bound_text
+from perfnb.bench.input_figures import KINDS, InputBound
+from perfnb.bench.input_view import input_bound_html, input_bound_text
 
 
 def planted(
@@ -55,25 +55,25 @@ def test_a_step_that_is_neither_is_bound_by_what_it_computes() -> None:
 
     assert figures.verdict == "compute-bound"
     assert figures.mostly_rest
-    assert "neither the loader nor the model" in input_bound_text(figures)
+    assert "neither loader nor model" in input_bound_text(figures)
 
 
 def test_workers_that_take_the_models_cores_are_told() -> None:
     figures = planted(20, 20, overlap=-0.5)
 
     assert figures.hindered
-    assert "longer than one after the other" in input_bound_text(figures)
+    assert "longer than in sequence" in input_bound_text(figures)
 
 
 def test_few_rounds_and_much_noise_are_inconclusive() -> None:
     few = planted(30, 5, rounds=5)
     assert few.verdict == "inconclusive"
     assert few.times["low_ms"].isna().all()
-    assert "only 5 rounds" in input_bound_text(few)
+    assert "Only 5 rounds ran" in input_bound_text(few)
     one = input_bound_text(planted(30, 5, rounds=1))
-    assert "There was only 1 round, too few to tell anything from noise" in " ".join(one.split())
-    assert "1 round of a block of 4 steps" in one
-    assert "would seem to save" in one
+    assert "Only 1 round ran, too few" in " ".join(one.split())
+    assert "1 round with one block of 4 steps" in one
+    assert "no interval yet" in one
     assert "up to" not in one
     assert planted(20, 19, overlap=0.9, noise=1.0).verdict == "inconclusive"
 
@@ -103,8 +103,8 @@ def test_text_and_page_say_what_was_found() -> None:
     shown = input_bound_text(planted(30, 5))
 
     assert shown.startswith("Input-bound: the step waits for its data.\nA perfect loader would save up to ")
-    assert "one after the other" in shown
-    assert "side by side" in input_bound_text(planted(30, 20, overlap=1.0))
+    assert "in sequence" in shown
+    assert "overlap fully" in input_bound_text(planted(30, 20, overlap=1.0))
     page = input_bound_html(planted(30, 5))
     for words in ("together", "loader alone", "model alone", "neither", "Input-bound"):
         assert words in page
@@ -118,19 +118,21 @@ def test_where_the_interval_holds_nothing_no_saving_is_claimed() -> None:
     assert "would save between nothing and " in shown
     assert "up to" not in shown
     ahead = InputBound({**planted(0.1, 5).rounds_ms, "together": (1.0,) * 15}, 4, 99)
-    assert "would save nothing that could be seen." in input_bound_text(ahead)
+    assert "would save nothing measurable." in input_bound_text(ahead)
 
 
 @pytest.mark.parametrize(("batches_a_start", "told"), [(3.0, True), (300.0, False), (None, False)])
 def test_workers_that_start_again_and_again_are_told(batches_a_start: float | None, told: bool) -> None:
     shown = input_bound_text(InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=batches_a_start))
 
-    assert ("started anew every 3 batches" in shown) == told
-    assert "anew every batch," in input_bound_text(InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=1.0))
+    assert ("restarted every 3 batches" in shown) == told
+    assert "restarted every batch," in input_bound_text(
+        InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=1.0)
+    )
 
 
 @pytest.mark.parametrize(
-    ("overlap", "words"), [(0.0, "one after the other"), (0.5, "overlap in part (5"), (1.0, "side by side")]
+    ("overlap", "words"), [(0.0, "in sequence"), (0.5, "overlap partly (5"), (1.0, "overlap fully")]
 )
 def test_how_loader_and_model_overlap_is_said_only_where_it_is_clear(overlap: float, words: str) -> None:
     clear = planted(30, 10, overlap=overlap)
@@ -142,7 +144,7 @@ def test_how_loader_and_model_overlap_is_said_only_where_it_is_clear(overlap: fl
     noisy = planted(30, 4, overlap=overlap, noise=0.12)
     assert noisy.verdict == "input-bound"
     shown = input_bound_text(noisy)
-    told = [each for each in ("one after the other", "overlap in part", "side by side") if each in shown]
+    told = [each for each in ("in sequence", "overlap partly", "overlap fully") if each in shown]
     assert told in ([], [words.removesuffix(" (5")])
 
 
@@ -153,4 +155,4 @@ def test_where_nothing_can_load_meanwhile_no_overlap_is_seen() -> None:
     alone = InputBound(seeming, 4, 99, parallel=False)
 
     assert (alone.overlap, alone.overlap_bounds, alone.hindered) == (0.0, (0.0, 0.0), False)
-    assert "Loader and model run one after the other" in input_bound_text(alone)
+    assert "Loader and model run in sequence" in input_bound_text(alone)

@@ -1,4 +1,4 @@
-"""A model's outputs without the model: its forward gives copies of what it gave before, and backward stops there."""
+"""Stand in for a model: its forward returns copies of earlier outputs, and backward stops there."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from perfnb.step.device import synchronize
 
-#: Kinds of inputs (by their shapes) whose outputs are kept; the oldest one goes first.
+#: Most kinds of inputs (by shape) whose outputs are kept; the oldest is dropped first.
 _MOST_KINDS = 64
 
-#: What runs when a module is called; the second is there after ``module.compile()``.
+#: What runs when a module is called; the second exists after ``module.compile()``.
 _CALLED = ("forward", "_compiled_call_impl")
 
 _ABSENT = object()
 
 
 class _Kept:
-    """A tensor of an output, and whether it could be derived."""
+    """A tensor of an output, and whether it required a gradient."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.derivable = tensor.detach().clone(), tensor.requires_grad
 
 
 class _KeptObject:
-    """An output of a class of its own, whose attributes hold tensors."""
+    """An output of the user's own class, whose attributes hold tensors."""
 
     def __init__(self, value: Any) -> None:
         self.value = copy.copy(value)
@@ -41,7 +41,7 @@ class _KeptObject:
 
 
 class _Joined(torch.autograd.Function):
-    """A copy of a kept tensor that seems to come from a parameter, whose gradient is zero."""
+    """A copy of a kept tensor that depends on a parameter with zero gradient."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, kept: _Kept) -> Tensor:
@@ -55,12 +55,12 @@ class _Joined(torch.autograd.Function):
 
 
 class StandIn:
-    """Learns what models give, and gives it in their place.
+    """Record what models return, and return copies of it in their place.
 
-    Where a step calls not a model but modules inside it, these are stood in for. An output is kept for each kind of
-    input (shapes and dtypes) and each call within a step. It is copied, so that the step may change it, and tied to the
-    smallest parameter of the module, which gets a zero gradient: so ``loss.backward()`` and ``optimizer.step()`` work
-    and have next to nothing to do.
+    If a step calls modules inside a model rather than the model, those are replaced. One output is kept for each kind
+    of input (shapes and dtypes) and each call within a step. It is copied, because the step may change it, and depends
+    on the smallest parameter of the module, which gets a zero gradient: ``loss.backward()`` and ``optimizer.step()``
+    work but cost next to nothing.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class StandIn:
     Attributes
     ----------
     real_ns : int
-        Time in which the true models ran although they were stood in for: for inputs of a kind not seen before.
+        Time that the real models ran although they were replaced: for inputs of a kind not seen before.
     compiled_in : bool
-        Whether a compiled region was seen to call one of them, where it cannot be stood in for.
+        Whether a compiled region, in which it cannot be replaced, called one of them.
     """
 
     def __init__(self, models: list[nn.Module]) -> None:
@@ -87,22 +87,16 @@ class StandIn:
 
     @property
     def called(self) -> list[nn.Module]:
-        """The modules that are stood in for."""
+        """The modules that are replaced."""
         return list(self._called.values())
 
-    def step_begins(self) -> None:
-        """A step begins: calls are counted from the first on."""
+    def step_starts(self) -> None:
+        """Count calls from the first again."""
         self._places.clear()
 
     @contextmanager
     def learning(self, *, inside: bool = False) -> Iterator[None]:
-        """Watch a step run: which modules it calls, and what they give.
-
-        Parameters
-        ----------
-        inside : bool
-            Whether to look for modules inside those models that were not called.
-        """
+        """Record which modules a step calls and what they return; `inside` looks inside models that were not called."""
         watched = self._models
         if inside:
             watched = [part for model in self._uncalled for part in model.modules()]
@@ -116,12 +110,12 @@ class StandIn:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a model was not called by the step that was watched."""
+        """Whether the recorded step left a model uncalled."""
         return bool(self._uncalled)
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Give the outputs in place of the modules; their gradients are gone, so that an optimizer passes them by."""
+        """Replace the modules; gradients are cleared, so that an optimizer skips their parameters."""
         with ExitStack() as stack:
             for module in self.called:
                 _replace(stack, module, self._answer)
@@ -132,7 +126,7 @@ class StandIn:
 
     def _learn(self, module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if torch.compiler.is_compiling():  # inside a region that is compiled, which is called as a whole
+        if torch.compiler.is_compiling():  # inside a region that is compiled as a whole
             self.compiled_in = True
             return forward(*args, **kwargs)
         self._depth += 1
@@ -176,7 +170,7 @@ class StandIn:
         return part.tensor.clone()
 
     def _anchor(self, module: nn.Module) -> Tensor:
-        """The smallest parameter that is trained, so that an optimizer finds something to do; else a tensor of ours."""
+        """The smallest trained parameter, so that an optimizer has something to update; else a tensor of our own."""
         if id(module) not in self._anchors:
             trained = [each for each in module.parameters() if each.requires_grad and not is_lazy(each)]
             own = torch.zeros((), requires_grad=True)
@@ -185,10 +179,7 @@ class StandIn:
 
 
 def _replace(stack: ExitStack, module: nn.Module, instead: Callable[..., Any]) -> None:
-    """Let `instead` run, given the module and its forward, until the stack is left.
-
-    Not by hooks: those of a compiled module would be compiled with it.
-    """
+    """Run `instead`, given the module and its forward, until the stack is left; hooks would be compiled in."""
     own = module.__dict__
     stack.callback(_put_back, own, {name: own.get(name, _ABSENT) for name in _CALLED})
     own["forward"] = partial(instead, module, module.forward)
@@ -203,7 +194,7 @@ def _put_back(own: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _kind(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """What outputs are kept by: the module, whether gradients are asked for, the shapes and dtypes of its inputs."""
+    """Key of an output: the module, whether gradients are enabled, and the shapes and dtypes of its inputs."""
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     return id(module), torch.is_grad_enabled(), tuple((each.shape, each.dtype, each.device) for each in tensors)
 
