@@ -1,8 +1,7 @@
-"""Arithmetic and traffic of every operator of a step, seen as torch dispatches it.
+"""FLOPs and bytes of every operator of a step, counted as torch dispatches it.
 
-Each operator runs in a span ``pf_op#<n>`` of the trace, n being its number: which layer did it, and in which direction,
-is then found as for every other event of a trace. Under a dispatch mode torch runs compiled regions as they were
-written, so that the operators of their layers are seen too.
+Each operator runs in a span ``pf_op#<n>``, so that its layer and direction are found as for any other event of the
+trace. Under a dispatch mode torch runs compiled regions uncompiled, so the operators of their layers are counted too.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from perfnb.step.traffic import bytes_moved
 from perfnb.trace_names import OP_SPAN
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-#: Tensors of compilers and of tensor-parallel planning, in which nothing is computed.
+#: Tensors of compilers and of tensor-parallel planning, which hold no data.
 _SHADOWS = ("FakeTensor", "FunctionalTensor")
 
 
 class OpCall(NamedTuple):
-    """One call of an operator.
+    """A call of an operator.
 
     Attributes
     ----------
     number : int
-        The call's number, as in its span's label.
+        As in the label of its span.
     op : str
-        The operator's name as the trace has it: ``aten::addmm``.
+        Name as in the trace: ``aten::addmm``.
     flops : int or None
-        Floating-point operations, a multiply-add being two; ``None`` if there is no formula.
+        A multiply-add counts as two; ``None`` if there is no formula.
     bytes : int
-        Bytes moved at least.
+        Lower bound of the bytes moved.
     dtype : str
-        What the arithmetic is done in: ``float32``.
+        Of the arithmetic: ``float32``.
     """
 
     number: int
@@ -51,38 +50,38 @@ class OpCall(NamedTuple):
 
 
 class OpCounter(TorchDispatchMode):
-    """Context manager: while it is entered, each operator of this thread and of its backward passes is counted.
+    """Context manager that counts each operator of this thread and of its backward passes.
 
-    It holds no tensor. What an operator raises reaches the caller unchanged. A kernel that is launched without an
-    operator, as by a Triton function called in an `autograd.Function`, is not seen.
+    It keeps no tensor alive, and errors pass through unchanged. Kernels launched without an operator, such as a Triton
+    function called in an `autograd.Function`, are not counted.
 
     Attributes
     ----------
     calls : list of OpCall
-        In the order in which the operators ended.
+        In the order in which they ended.
     """
 
-    #: Operators that take functions, as `flex_attention` does, come here too and are not refused.
+    #: Receive operators that take functions, such as `flex_attention`, too.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[OpCall] = []
         self._numbers = itertools.count()
-        #: One for each time that the mode is entered: it enters itself for what composite operators are made of.
+        #: One per nested entry: the mode re-enters itself for the parts of composite operators.
         self._stances: list[Any] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would load its compiler, which takes seconds, only to keep it out of the dispatch below.
+        # Otherwise torch loads its compiler, which takes seconds, only to disable it in the dispatch below.
         return False
 
     def __enter__(self) -> OpCounter:
-        # torch leaves compiled regions uncompiled under a mode, but refuses those with `fullgraph` unless told so.
+        # Under a mode torch runs compiled regions eagerly, but refuses those with `fullgraph` unless asked to.
         compiles = not self._stances and "torch._dynamo" in sys.modules
         self._stances.append(torch.compiler.set_stance("force_eager") if compiles else None)
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
-            _told_one_by_one()
+            _register_with_each_operator()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -95,14 +94,14 @@ class OpCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}
-        # A range of the user's opens and closes by operators of its own, which no span may cut.
+        # A user's range opens and closes by operators of its own, and no span may cut it.
         if getattr(func, "namespace", "") == "profiler":
             return func(*args, **kwargs)
         subclasses = [kind for kind in types if _dispatches(kind)]
         if any(kind.__name__ in _SHADOWS for kind in subclasses):
             return func(*args, **kwargs)
         if subclasses:
-            return NotImplemented  # the subclass takes over, and what it does with plain tensors comes here again
+            return NotImplemented  # the subclass handles it; its operators on plain tensors come here again
         if _is_composite(func) and all(map(_is_plain, _tensors([*args, *kwargs.values()]))):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
@@ -115,14 +114,14 @@ class OpCounter(TorchDispatchMode):
     def _note(self, number: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         try:
             moved = bytes_moved(func, args, kwargs, out)
-        except Exception:  # a tensor of a kind that will not tell its size
+        except Exception:  # a kind of tensor without a size
             moved = 0
         flops = 0 if _only_views(func) else flops_of(func, args, kwargs, out)
         self.calls.append(OpCall(number, operator_name(func), flops, moved, _dtype(args, kwargs, out)))
 
 
-def _told_one_by_one() -> None:
-    """Tell each operator that takes functions of the counter: an older torch refuses modes that it does not know."""
+def _register_with_each_operator() -> None:
+    """Register the counter with operators that take functions: an older torch refuses modes that it does not know."""
     for op in torch._ops._higher_order_ops.values():
         if OpCounter not in op.python_key_table:
             op.python_key_table[OpCounter] = partial(_dispatched, op)
@@ -133,7 +132,7 @@ def _dispatched(op: Any, counter: OpCounter, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatches(kind: type) -> bool:
-    """Whether tensors of this class see to their operators themselves."""
+    """Whether tensors of this class handle their operators themselves."""
     return getattr(kind, "__torch_dispatch__", None) not in (
         Tensor.__torch_dispatch__,
         torch._C._disabled_torch_dispatch_impl,
@@ -142,7 +141,7 @@ def _dispatches(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_composite(func: Any) -> bool:
-    """Whether an operator is made of others: one that autograd was not there to take apart, as in inference mode."""
+    """Whether an operator consists of others; it arrives whole only without autograd, as in inference mode."""
     if not isinstance(func, torch._ops.OpOverload):
         return False
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
@@ -150,7 +149,7 @@ def _is_composite(func: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _only_views(func: Any) -> bool:
-    """Whether an operator returns only views of its arguments, or no tensor at all, and changes none."""
+    """Whether an operator changes no argument and returns only views of its arguments, or no tensor."""
     schema = getattr(func, "_schema", None)
     if schema is None or any(entry.alias_info and entry.alias_info.is_write for entry in schema.arguments):
         return False
@@ -158,7 +157,7 @@ def _only_views(func: Any) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has no kernels of its own for what is composite for others."""
+    """Whether composite operators have no special kernels for a tensor."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
@@ -168,7 +167,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _dtype(args: Any, kwargs: Any, out: Any) -> str:
-    """The first dtype with a fraction among what goes in and what comes out, else the first one."""
+    """The first floating-point dtype among inputs and outputs, else the first dtype."""
     dtypes = [tensor.dtype for tensor in _tensors([*args, *kwargs.values(), out])]
     fractions = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return str(next(iter(fractions or dtypes), "")).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""How many steps each pass runs, within the time that the user gives."""
+"""How many steps each pass runs within the user's time budget, and whether the step time is in steady state."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfnb.arguments import require_count, require_seconds, shown
+from perfnb.arguments import require_count, require_flag, require_seconds
 from perfnb.errors import CaptureError
+from perfnb.quantities import duration
 
 #: Fewest steps of an automatic warm-up, without and with a GPU.
 FLOOR, FLOOR_GPU = 3, 10
-#: Share of the budget after which an automatic warm-up ends, steady or not.
+#: Share of the budget at which an automatic warm-up ends, steady or not.
 WARMUP_SHARE = 0.2
-#: Most steps of an automatic warm-up, whatever the clock says.
+#: Most steps of an automatic warm-up, even if the clock stands still.
 MOST_WARMUP = 10_000
-#: Bounds and aim of an automatic timed pass: half-width of the median's 95 % interval.
+#: Limits of an automatic timed pass, and the half-width of the median's 95 % interval that it aims at.
 FEWEST_TIMED, MOST_TIMED, AIM = 20, 200, 0.02
-#: Fewest timed steps for a 95 % interval of the median, and by how much they may overrun the budget's plan.
+#: Fewest timed steps for a 95 % interval of the median, and how far they may exceed the budget.
 FEWEST_FOR_INTERVAL, SLACK = 6, 1.05
-#: Most steps of a trial, and the share of the budget that it may take.
+#: Most steps of a trial, and its largest share of the budget.
 MOST_TRIED, TRIAL_SHARE = 10, 0.1
-#: A traced step, and a counted one, is planned to take this much longer than a timed one.
+#: Planned duration of a traced and of a counted step, in timed steps.
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the user asked for: ``None`` leaves a number of steps to perfnb; the budget bounds all of them.
+    """The user's options: ``None`` lets perfnb choose the number of steps; the budget limits them all.
 
-    Every pass runs at least one step, whatever the budget. Where steps are long, the timed pass comes first: it gets
-    the steps for an interval before there is a second one to trace.
+    Every pass runs at least one step, whatever the budget. If steps are long, the timed pass has priority: it gets
+    enough steps for an interval before a second step is traced.
     """
 
     warmup: int | None = None
@@ -50,11 +51,10 @@ class Plan:
         require_seconds("budget_s", self.budget_s)
         for name in ("memory", "flops"):
             value = getattr(self, name)
-            if not isinstance(value, (bool, int, np.bool_)) or value not in (0, 1):
-                raise TypeError(f"{name} must be True or False, not {shown(value)}.")
+            require_flag(name, bool(value) if isinstance(value, np.bool_) else value)
 
     def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:
-        """Whether the warm-up runs another step after steps of these durations."""
+        """Whether to run another warm-up step after steps of these durations."""
         if self.warmup is not None:
             return len(times_ns) < self.warmup and (not times_ns or spent_s < self.budget_s / 2)
         if not times_ns:
@@ -65,9 +65,9 @@ class Plan:
         return len(times_ns) < max(FEWEST, FLOOR_GPU if gpu else FLOOR) or not is_steady(times_ns)
 
     def steps_are_long(self, times_ns: Sequence[int], spent_s: float) -> bool:
-        """Whether the warm-up ends because another of its steps would cost the timed pass its interval.
+        """Whether another warm-up step would leave too few timed steps for an interval.
 
-        The first step tells nothing of the others: it may compile, or fill caches.
+        The first step says nothing about the others: it may compile or fill caches.
         """
         if self.warmup is not None or len(times_ns) < 2:
             return False
@@ -76,11 +76,11 @@ class Plan:
 
     @property
     def _least_after(self) -> int:
-        """Steps that must come after the timed ones."""
+        """Steps that must follow the timed ones."""
         return 1 + self.memory + self.flops
 
     def timed_steps(self, warm_ns: Sequence[int]) -> int:
-        """How many steps to time: those asked for, or as many as the aim needs by the spread of the warm-up's end."""
+        """How many steps to time: as requested, or as the target precision needs given the warm-up's spread."""
         if self.steps is not None:
             return self.steps
         recent = np.asarray(warm_ns[-FEWEST_TIMED:], dtype=float)
@@ -92,9 +92,9 @@ class Plan:
         return int(np.clip(math.ceil((1.96 * 1.2533 * spread / AIM) ** 2), FEWEST_TIMED, MOST_TIMED))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
-        """Whether the timed pass runs another step; time for the passes after it is kept back.
+        """Whether to time another step, reserving time for the later passes.
 
-        Up to the steps for an interval that is time for a step of each, from then on for all that they want.
+        Until there are enough steps for an interval, that is one step for each pass; then all the steps that they want.
         """
         if done == 0:
             return True
@@ -105,48 +105,47 @@ class Plan:
         return done < wanted and spent_s + step_s + kept_back <= self.budget_s
 
     def why_longer(self, spent_s: float, step_s: float) -> str | None:
-        """After the first step: how often a step will run although the budget is too short for it, and why."""
+        """What to tell the user after the first step if the passes will exceed the budget."""
         passes = {"timed": True, "traced": True, "memory": self.memory, "FLOPs": self.flops}
         left = [name for name, wanted in passes.items() if wanted]
         if spent_s + len(left) * step_s <= self.budget_s:
             return None
         return (
-            f"a step takes {step_s:.3g} s: it will run at least {len(left)} times more, for about "
-            f"{len(left) * step_s:.3g} s, past the budget of {self.budget_s:g} s, because each pass needs one "
-            f"({', '.join(left)})"
+            f"a step takes {duration(step_s * 1e3)}: the passes still to come ({', '.join(left)}) need at least one "
+            f"each, about {duration(len(left) * step_s * 1e3)} in all, which exceeds the budget of {self.budget_s:g} s"
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
-        """How many steps another setting is tried with, after two that are not counted; 0 where time is short."""
+        """How many steps to try another setting with, after two that are not counted; 0 if time is short."""
         left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)
         affordable = int(left_s / step_s) - 2 if step_s > 0 else MOST_TRIED
         return min(MOST_TRIED, affordable) if affordable >= 3 else 0
 
     def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
-        """How many steps to trace, and whether an unanalysed one goes before them; a counted step is kept back."""
+        """How many steps to trace, and whether to run an unanalysed one first; time for counted steps is reserved."""
         left_s = max(0.0, self.budget_s - spent_s - (self.memory + self.flops) * step_s)
         affordable = int(left_s / (step_s * TRACED_FACTOR)) if step_s > 0 else self.traced + 1
         lead_in = affordable > self.traced
         return max(1, min(self.traced, affordable)), lead_in
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
-        """Whether a step may go before the one whose memory is counted."""
+        """Whether there is time for a lead-in step before the one whose memory is counted."""
         return spent_s + (2 + self.flops) * COUNTED_FACTOR * step_s <= self.budget_s
 
 
-#: Steps that the test looks at; half of them are compared with the other half.
+#: Steps that the test uses; one half is compared with the other.
 WINDOW = 20
-#: Fewest steps that the test can judge.
+#: Fewest steps that the test can use.
 FEWEST = 6
 
 
 def is_steady(times: Sequence[float]) -> bool | None:
-    """Whether the last step times show no trend; ``None`` where there are too few to tell, or the clock stood still.
+    """Whether the last step times are in steady state; ``None`` if there are too few, or the clock stood still.
 
-    The last 20 (or, where fewer were run, an even number of at least 6) are split in two halves that must agree:
-    the first value of the earlier half lies below its upper quartile plus 1.5 interquartile ranges, the medians
-    and the outer quartiles differ by at most 5 %, the spreads (median absolute deviation, as a share of the
-    median) by at most 10 points. The thresholds are those of pyperf's calibration of warm-ups.
+    The last 20 (or an even number from 6) are split into halves that must agree: the first value is at most 1.5
+    interquartile ranges above the upper quartile of its half, medians and outer quartiles differ by at most 5 %, and
+    spreads (median absolute deviation relative to the median) by at most 10 points. The thresholds are those of
+    pyperf's warm-up calibration.
     """
     count = min(len(times), WINDOW) // 2 * 2
     if count < FEWEST:
@@ -166,16 +165,16 @@ def is_steady(times: Sequence[float]) -> bool | None:
 
 
 def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
-    """Number of the first of the last `WINDOW` steps, `fewest` or later, where these show no trend; else ``None``.
+    """Index of the first of the last `WINDOW` steps, at least `fewest`, if these are in steady state; else ``None``.
 
-    Asked after each step, it tells where the warm-up ended: with the steps before that number.
+    Called after each step, it finds the end of the warm-up: the steps before that index.
     """
     first = len(times) - WINDOW
     return first if first >= fewest and is_steady(times[first:]) else None
 
 
 def require_passing_time(times: Sequence[float]) -> None:
-    """Refuse to judge steps by a clock that stood still while all of them ran.
+    """Raise an error if the clock stood still during all of these steps.
 
     Raises
     ------
@@ -183,6 +182,6 @@ def require_passing_time(times: Sequence[float]) -> None:
     """
     if len(times) and not any(times):
         raise CaptureError(
-            f"The clock stood still for {len(times)} steps, so they cannot be timed: something has replaced "
-            "time.perf_counter, as tests that freeze time do; let it run while perfnb measures."
+            f"The clock stood still for {len(times)} steps, so they cannot be timed: something replaced "
+            "time.perf_counter, as tests that freeze time do; restore it while perfnb measures."
         )

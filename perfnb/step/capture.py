@@ -1,8 +1,8 @@
-"""A capture: the passes over a step, warm-up, timed, traced and counted, and what they leave.
+"""Captures of a step: one run of all passes, or many steps to find leaks.
 
-Each thing is measured once, with the lightest instrument that can see it. Memory and arithmetic are counted in steps of
-their own: what counts operators sees them from Python, which makes compiled regions run uncompiled, and a profiler that
-records shapes keeps tensors alive.
+Everything is measured once, with the lightest instrument that can see it. Memory and FLOPs are counted in steps of
+their own: counting operators makes compiled regions run uncompiled, and a profiler that records shapes keeps tensors
+alive.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from perfnb.step.tracer import Tracer
 
 @dataclass
 class Capture:
-    """What a capture leaves.
+    """The results of a capture.
 
     Attributes
     ----------
     steps : list of ExecutedStep
-        Every step, in order of execution.
+        In order of execution.
     tracer : Tracer or None
-        Holds the trace of the traced pass until `close`; ``None`` where the capture failed before.
+        The trace of the traced pass, until `close`; ``None`` if the capture failed before.
     layers : list of Layer
         The layers of the models that were called.
     places : dict of int to int
-        Place in `layers` of each module, by its ``id``.
+        Index in `layers` of each module, by the module's ``id``.
     spans : list of (int, int or None, bool)
-        Number of each span, the place of its layer, and whether it is a loss.
+        Number of each span, index of its layer, and whether it is a loss.
     memory : tuple of WatchedMemory and Tracer, or None
-        What was seen of memory, and its trace.
+        Recorded memory, and its trace.
     arithmetic : tuple of list of OpCall and Tracer, or None
-        The operators counted, and their trace.
+        Counted operators, and their trace.
     meta : dict
-        Options, environment, what was found out about the run; JSON-able.
+        Options, environment and facts about the run; JSON-able.
     failure : Exception or None
         The out-of-memory error that ended the capture.
     """
@@ -85,30 +85,30 @@ def capture_step(
     stacks: bool = False,
     progress: Progress | None = None,
 ) -> Capture:
-    """Run `step` in its passes and return what was seen.
+    """Run all passes over `step`.
 
     Parameters
     ----------
     step : callable
-        Called without arguments, or with a batch where there are `batches`.
+        Called with a batch if there are `batches`, else without arguments.
     plan : Plan
-        How many steps each pass may run, and for how long in all.
+        Steps of each pass, and the time budget.
     models : list of Module or None
         Restrict layers to these models.
     namespace : mapping
         Variables by which models are named.
     labels : collection of str
-        Names in `namespace` that the user gave to models and that are no variables.
+        Names in `namespace` that the user gave to models and that are not variables.
 
     Raises
     ------
     NestedProfilerError
         Inside another profiler or another capture.
     CaptureError
-        If the trace holds no step.
+        If the trace has no step.
     Exception
-        Whatever the step raises, after everything installed has been removed. Where memory is watched, an error for
-        want of memory is not raised but stands in the capture.
+        Whatever the step raises, after all hooks have been removed. If memory is watched, an out-of-memory error is
+        not raised but returned in the capture.
     """
     __tracebackhide__ = True
     with InterruptGate() as gate, exclusive(), ExitStack() as stack:
@@ -140,7 +140,7 @@ def capture_step(
 
 
 def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None, Exception | None]:
-    """Run the passes; the trace of the traced one, and the error that ended them for want of memory."""
+    """Run the passes; return the trace of the traced one, and the out-of-memory error that ended them, if any."""
     __tracebackhide__ = True
     tracer: Tracer | None = None
     failure: Exception | None = None
@@ -167,9 +167,9 @@ def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None,
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
-    """Number, layer and whether it is a loss, of each span.
+    """Number, layer index and whether it is a loss, of each span.
 
-    What was only called where the profiler does not record has a number too: that of a span which the trace lacks.
+    Modules called only on threads that the profiler does not record get numbers that the trace does not contain.
     """
     spans = [(n, places.get(id(module)), n in calls.loss) for n, module, _ in calls.records]
     unseen = [places[id(module)] for module in calls.unseen() if id(module) in places]
@@ -177,32 +177,32 @@ def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | N
 
 
 def _inherit(spans: list[tuple[int, int | None, bool]], calls: Calls) -> list[tuple[int, int | None, bool]]:
-    """Spans whose module is no layer belong to the span around them; spans inside a loss are loss."""
+    """Spans of modules that are not layers belong to the span around them; spans inside a loss are loss."""
     around = {number: parent for number, _, parent in calls.records}
     known: dict[int, tuple[int | None, bool]] = {}
-    for number, layer, loss in spans:  # what is outside comes first
+    for number, layer, loss in spans:  # parents first
         parent = around[number]
         above, lossy = (None, False) if parent is None else known[parent]
         known[number] = (above if layer is None and not loss else layer, loss or lossy)
     return [(number, *known[number]) for number, _, _ in spans]
 
 
-#: As many steps are run as were asked for, however long they take.
+#: Steps are run until there are as many as requested, however long they take.
 _NO_BUDGET_S = float(MOST)
 
 
 @dataclass
 class ManySteps:
-    """What watching many steps leaves.
+    """The results of watching many steps.
 
     Attributes
     ----------
     capture : Capture
-        With the trace of the steps whose allocations were recorded, and no other.
+        Its only trace is that of the steps whose allocations were recorded.
     recorded : int
-        How many those are: fewer than asked for where the recording grew too large.
+        How many those are: fewer than requested if the recording grew too large.
     process_bytes : list of int
-        The process's resident memory after each of the steps before those.
+        Resident memory of the process after each of the steps before them.
     """
 
     capture: Capture
@@ -220,12 +220,15 @@ def watch_steps(
     namespace: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> ManySteps:
-    """Run `step` `warmup` times, then `steps` times reading the process, then `steps` times recording allocations.
+    """Run `step` `warmup` times, `steps` times while reading process memory, and `steps` times recording allocations.
+
+    These passes are separate because a recording profiler makes the process grow. To find what a step leaks, nothing
+    here may keep objects alive: live objects are not looked at, and called modules are only referenced weakly.
 
     Parameters
     ----------
     step : callable
-        Called without arguments, or with a batch where there are `batches`.
+        Called with a batch if there are `batches`, else without arguments.
     models : list of Module or None
         Restrict layers to these models.
     namespace : mapping
@@ -236,7 +239,7 @@ def watch_steps(
     NestedProfilerError
         Inside another profiler or another capture.
     Exception
-        Whatever the step raises, after everything installed has been removed.
+        Whatever the step raises, after all hooks have been removed.
     """
     __tracebackhide__ = True
     plan = Plan(warmup=warmup, steps=steps, budget_s=_NO_BUDGET_S, flops=False)
@@ -268,7 +271,7 @@ def watch_steps(
 
 
 class _Called:
-    """Keeps the modules of calls no longer than the steps do, for what they own would stay with them."""
+    """Replaces called modules by weak references, so that the record of calls does not keep their memory."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -276,7 +279,7 @@ class _Called:
         self._nobody = nn.Module()
 
     def let_go(self) -> None:
-        """Let go of the modules that were called since."""
+        """Release the modules called since the last time."""
         records = self._calls.records
         for place in range(len(self._modules), len(records)):
             number, module, around = records[place]
@@ -284,7 +287,7 @@ class _Called:
             records[place] = (number, self._nobody, around)
 
     def restore(self) -> None:
-        """Put back the modules that are still alive; for the others there is one of their class."""
+        """Put back the modules that are still alive, and an empty one of the same class name for each other one."""
         instead: dict[str, nn.Module] = {}
         for place, (reference, kind) in enumerate(self._modules):
             number, _, around = self._calls.records[place]

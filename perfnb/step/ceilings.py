@@ -1,7 +1,7 @@
-"""The machine's two ceilings, measured once and kept: its arithmetic by a large product, its memory by a large copy.
+"""The machine's roofline ceilings, measured once and kept: FLOP/s of large matrix products, bytes/s of a large copy.
 
-A measurement takes the best of many repetitions, which other work on the machine disturbs least. It draws no random
-numbers and changes no setting: a product runs with the threads and the precision that the user has set.
+A measurement takes the best of many repetitions, which other work disturbs least. It draws no random numbers and uses
+the user's settings of threads and precision.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ import torch
 from perfnb.step.environment import describe_environment
 from perfnb.step.kept_rates import Rate, keep, kept
 
-#: The dtypes in which products are measured; in others torch multiplies no matrices, or not by this function.
+#: The dtypes in which products are measured; `torch.mm` does not support others.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-#: Seconds for a ceiling in one turn; turns at least and at most; how much better a turn must be to ask for another.
+#: Seconds per turn of a ceiling, its fewest and most turns, and the improvement that earns another turn.
 _TURN_S, _LEAST_TURNS, _MOST_TURNS, _BETTER = 0.12, 4, 12, 1.03
-#: A product that would take longer is too large.
+#: Larger products than this are not measured.
 _SLOWEST_S = 0.1
 _SIZES, _LARGEST = (256, 512, 1024, 2048, 4096, 8192), {"cpu": 4096, "cuda": 8192}
 _COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 
-#: Share of the CPUs that other programs use from which on a rate is doubted, and after how long it is measured again.
+#: Above this share of the CPUs used by other programs, a rate is measured again after so many seconds.
 _MANY_OTHERS, _AGAIN_S = 0.1, 600.0
-#: Does something, and says how many seconds it took.
+#: Runs a function and returns the seconds that it took.
 _Clock = Callable[[Callable[[], Any]], float]
 
 
 def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False) -> dict[str, Any]:
-    """FLOP/s by dtype and bytes/s that a device reaches; about half a second for each that is not known already.
+    """FLOP/s by dtype and bytes/s that a device reaches; about half a second for each one not yet known.
 
     Parameters
     ----------
     dtypes : iterable of str
-        Such as ``float32``; those in which no product can be measured are left out.
+        Such as ``float32``; those that cannot be measured are left out.
     device : str
         ``cpu`` or a CUDA device.
     refresh : bool
-        Measure again, and keep the better of the two.
+        Measure again, and keep the higher rate.
 
     Returns
     -------
     dict
         ``device`` (its name), ``threads``, ``flops_per_s`` by dtype, ``bytes_per_s`` (``None`` if there is no memory
-        for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used meanwhile, 0 to 1);
-        JSON-able. What was measured beside others is measured again after some minutes, and the better kept.
+        for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used, 0 to 1); JSON-able.
+        A rate measured on a busy machine is measured again some minutes later, and the higher one kept.
     """
     target = torch.device(device)
     machine = _machine(target)
@@ -84,7 +84,7 @@ def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: boo
 
 
 def _doubtful(rate: Rate, now: datetime) -> bool:
-    """Whether a rate was measured beside other programs, and not just now."""
+    """Whether a rate was measured on a busy machine, some time ago."""
     try:
         age_s = (now - datetime.fromisoformat(rate.at)).total_seconds()
     except (ValueError, TypeError):  # no date, or one without a time zone
@@ -93,14 +93,14 @@ def _doubtful(rate: Rate, now: datetime) -> bool:
 
 
 def _better(known: Rate | None, fresh: Rate) -> Rate:
-    """The higher of two rates of one thing; what was seen in vain beside fewer others is believed the more."""
+    """The higher of two rates; a lower one measured on a quieter machine confirms the known rate."""
     if known is None or fresh.per_s > known.per_s:
         return fresh
     return known if known.others <= fresh.others else Rate(known.per_s, known.at, fresh.others)
 
 
 class _Others:
-    """Context manager that finds the share of the CPUs that other programs use meanwhile."""
+    """Context manager that measures the share of the CPUs used by other programs."""
 
     share = 0.0
 
@@ -116,13 +116,13 @@ class _Others:
 
 
 def _busy_s() -> float:
-    """Seconds that the machine's CPUs worked since it was started."""
+    """CPU seconds used on the machine since it was started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    """What a ceiling depends on besides the dtype."""
+    """What ceilings depend on besides the dtype."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "threads": None, "torch": torch.__version__}
     facts = describe_environment()
@@ -139,7 +139,7 @@ def _key(machine: dict[str, Any]) -> str:
 
 
 def _precision(device: torch.device, dtype: str) -> str:
-    """The settings under which torch may compute a product less exactly than its dtype tells."""
+    """The settings that let torch compute a product less exactly than its dtype implies."""
     backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     backend = getattr(backend, "matmul", None)
     names = {
@@ -149,7 +149,7 @@ def _precision(device: torch.device, dtype: str) -> str:
     }
     settings = []
     for name in names.get(dtype, ()):
-        # Not in another version of torch, or if the user has set it in both of torch's ways.
+        # Fails in other versions of torch, or if the user has used both of its APIs.
         with suppress(AttributeError, AssertionError, RuntimeError):
             value = getattr(backend, name)
             settings += [f"{name}={value}"] if value not in ("none", "ieee", False) else []
@@ -166,7 +166,7 @@ def _float32_precision() -> str:
 
 
 class _Products:
-    """Products of growing size in one dtype; the best rate that any of them reached."""
+    """Products of growing size in one dtype; the rate is the best of all."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.rate: float | None = None
@@ -175,7 +175,7 @@ class _Products:
         self._runs: list[tuple[float, Callable[[], Any]]] = []
 
     def measure(self, budget_s: float) -> None:
-        """Run products of all sizes that are not too slow, in turn."""
+        """Run products of all sizes that are not too slow, one after the other."""
         with torch.autocast(self._device.type, enabled=False):
             begin = time.perf_counter()
             while True:
@@ -183,7 +183,7 @@ class _Products:
                     self._grow()
                 for place, (flops, run) in enumerate(self._runs):  # grows
                     seconds = self._clock(run)
-                    if seconds <= 0:  # a clock that stands still tells nothing
+                    if seconds <= 0:  # the clock stands still
                         return
                     self.rate = max(self.rate or 0.0, flops / seconds)
                     if place == len(self._runs) - 1 and 8 * seconds < _SLOWEST_S:
@@ -200,7 +200,7 @@ class _Products:
 
 
 class _Copy:
-    """A copy too large for any cache; what is read and what is written both count."""
+    """A copy too large for any cache; bytes read and bytes written both count."""
 
     def __init__(self, device: torch.device) -> None:
         self.rate: float | None = None
@@ -208,7 +208,7 @@ class _Copy:
         self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def measure(self, budget_s: float) -> None:
-        """Copy until the time is over, twice at least."""
+        """Copy at least twice, until the time is over."""
         if self._tensors is None:
             source = torch.ones(_COPY_BYTES[self._device.type], dtype=torch.uint8, device=self._device)
             self._tensors = source, torch.zeros_like(source)
@@ -224,7 +224,7 @@ class _Copy:
 def _measure(ceilings: dict[str, _Products | _Copy]) -> dict[str, float]:
     """The rate of each ceiling that can be measured.
 
-    They take turns, so that a burst of other work hits none alone, and one that still got better has more turns.
+    They take turns, so that a burst of other work affects all of them; one that still improves gets more turns.
     """
     waiting = dict.fromkeys(ceilings, _LEAST_TURNS)
     with torch.no_grad():
@@ -243,7 +243,7 @@ def _measure(ceilings: dict[str, _Products | _Copy]) -> dict[str, float]:
 
 
 def _product(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
-    """A product of two square matrices of unequal numbers: on equal ones a GPU draws less power and runs faster."""
+    """A product of square matrices with varied values: with constant ones a GPU draws less power and runs faster."""
     line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
     left = torch.outer(line, line.flip(0)).to(dtype)
     right, out = left.t().contiguous(), torch.empty(size, size, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""What went on beside the steps while they were timed: load, clock, garbage collections, throttling."""
+"""What may have disturbed timed steps: load, clock speed, garbage collections, throttling."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from perfnb.telemetry.throttle import throttle_words
 
 
 class Conditions:
-    """Context manager that records what may have disturbed the steps that were run in it.
+    """Context manager that records what may have disturbed the steps run inside it.
 
     Attributes
     ----------
     step : int
-        Number of the step that runs, or runs next; set by who runs it.
+        Number of the current or next step; set by the caller.
     running : bool
-        Whether a step runs: what is collected between steps disturbs none.
+        Whether a step is running; set by the caller. Collections between steps are ignored.
     facts : dict
-        JSON-able, complete when the context is left; what could not be found out is absent. ``load_before`` and
-        ``load_after`` (mean number of runnable threads of the machine in the last minute), ``cpus``,
-        ``cpu_mhz_before`` and ``cpu_mhz_after``, ``gc_pauses`` (pairs of step and milliseconds),
-        ``involuntary_switches`` (how often the process was made to wait), ``throttled_periods`` and ``throttled_ms``
-        (by the limit of its cgroup), ``gpu_throttle_reasons`` (words, as they were at the end).
+        JSON-able, complete on exit; unknown facts are absent. ``load_before`` and ``load_after`` (the machine's mean
+        number of runnable threads in the last minute), ``cpus``, ``cpu_mhz_before`` and ``cpu_mhz_after``,
+        ``gc_pauses`` (pairs of step and milliseconds), ``involuntary_switches`` (of the process's context),
+        ``throttled_periods`` and ``throttled_ms`` (by its cgroup's limit), ``gpu_throttle_reasons`` (at the end).
     """
 
     def __init__(self) -> None:
@@ -91,7 +90,7 @@ def _involuntary_switches() -> int | None:
 
 
 def _gpu_throttle_reasons() -> list[str] | None:
-    """Why the current GPU runs below its clock, in NVML's words; ``None`` if that cannot be known."""
+    """NVML's reasons why the current GPU runs below its clock; ``None`` if unknown."""
     try:
         import pynvml
         import torch
@@ -103,6 +102,6 @@ def _gpu_throttle_reasons() -> list[str] | None:
             bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # no driver, a MIG slice, an older library: nothing is known
+    except Exception:  # no driver, a MIG slice, an older library
         return None
     return throttle_words(bits)

@@ -1,4 +1,4 @@
-"""The devices that a step may use: waiting for them, timing on them, and what they are."""
+"""The device under a step: waiting for it, timing on it, and the state of random number generators."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 
 def cuda_in_use() -> bool:
-    """Whether this process has put work on an NVIDIA or AMD GPU; asking does not start the GPU's context."""
+    """Whether this process has used an NVIDIA or AMD GPU; asking does not create a GPU context."""
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
 def synchronize() -> None:
-    """Wait until the GPU has done what was launched; nothing to do without one."""
+    """Wait until the GPU has finished; does nothing without one."""
     if cuda_in_use():
         torch.cuda.synchronize()
 
 
 class StepClock:
-    """Durations of steps, without waiting for the GPU at each.
+    """Times steps without waiting for the GPU after each.
 
-    On the CPU the host's clock tells. On a GPU an event is recorded on the current stream where a step begins and
-    where it ends, and the events are read after the pass.
+    On a GPU, events recorded on the current stream mark the start and the end of each step and are read after the pass;
+    on the CPU the host's clock is used.
     """
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class StepClock:
         self._open: Any = None
 
     def begin(self) -> None:
-        """A step begins."""
+        """Mark the start of a step."""
         if self._cuda:
             self._open = _event()
 
     def end(self, host_ns: int) -> None:
-        """The step that began last ends; the host saw it take `host_ns`."""
+        """Mark the end of the step, which took `host_ns` on the host."""
         if self._cuda:
             self._events.append((self._open, _event()))
         self._host_ns.append(host_ns)
 
     def durations_ns(self) -> list[int]:
-        """Duration of each step; waits for the GPU."""
+        """Durations of all steps; waits for the GPU."""
         if not self._cuda:
             return list(self._host_ns)
         synchronize()
@@ -59,13 +59,13 @@ def _event() -> Any:
 
 
 def random_state() -> tuple[Any, ...]:
-    """The state of the generators of Python, NumPy and torch, on GPUs that are in use too."""
+    """State of the random number generators of Python, NumPy and torch, including CUDA's if it is in use."""
     on_gpu = torch.cuda.get_rng_state_all() if cuda_in_use() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
 
 
 def set_random_state(state: tuple[Any, ...]) -> None:
-    """Put back what `random_state` returned."""
+    """Restore what `random_state` returned."""
     of_python, of_numpy, of_torch, on_gpu = state
     random.setstate(of_python)
     np.random.set_state(of_numpy)

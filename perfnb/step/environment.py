@@ -1,4 +1,4 @@
-"""Where and from what a figure came: versions, device and settings, the host, and the commit of the user's code."""
+"""Where a figure comes from: versions, device, settings, host, and the commit of the user's code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 from perfnb.step.device import cuda_in_use
 from perfnb.telemetry.sampler.cgroup import cpu_limit
 
-#: Seconds after which git is not waited for: a folder on a slow network must not hold up a report.
+#: Seconds to wait for git, which may be slow in a network folder.
 _GIT_S = 3.0
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, device, threads and settings that bear on speed; JSON-able."""
+    """Versions, device, threads and settings that affect speed; JSON-able."""
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -46,7 +46,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def usable_cpus() -> float:
-    """How many CPUs this process may use: those it may run on, and no more than its cgroup's limit."""
+    """Number of CPUs this process may use, by its affinity and its cgroup's limit."""
     limit = cpu_limit()
     return float(_cpus()) if limit is None else min(float(_cpus()), limit)
 
@@ -56,25 +56,25 @@ def _cpus() -> int:
 
 
 def lower_precision() -> str | None:
-    """The dtype of half the bytes in which this device multiplies matrices by instructions of its own, if any."""
+    """A 16-bit dtype for which this device has native matrix instructions, if any."""
     try:
         if cuda_in_use():
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    except (AttributeError, RuntimeError, TypeError):  # another version of torch asks in another way
+    except (AttributeError, RuntimeError, TypeError):  # not in this version of torch
         return None
     return "bfloat16" if native else None
 
 
 def unwatched_accelerator() -> str | None:
-    """Kind of an accelerator that perfnb neither waits for nor traces, such as ``mps``; ``None`` if there is none."""
+    """The current accelerator if perfnb cannot synchronise or trace it, such as ``mps``."""
     accelerator = getattr(torch, "accelerator", None)
     current = accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
     return None if current is None or current.type == "cuda" else str(current.type)
 
 
 def _processor() -> str:
-    """The CPU's name where the system tells it."""
+    """The CPU's name, if known."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -86,10 +86,10 @@ def _processor() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """The environment as `describe_environment` tells it, with what tells one run from another; JSON-able.
+    """`describe_environment` and what identifies a run; JSON-able.
 
-    Beside it ``host``, ``perfnb``, ``numpy`` (versions), ``at`` (UTC, ISO 8601), and where the working folder is under
-    git ``commit`` and ``uncommitted`` (whether tracked files differ from it).
+    Adds ``host``, ``perfnb`` and ``numpy`` (versions), ``at`` (UTC, ISO 8601), and in a git repository ``commit`` and
+    ``uncommitted`` (whether tracked files differ from it).
     """
     return {
         **describe_environment(),
@@ -117,8 +117,8 @@ def _git(folder: Path) -> dict[str, Any]:
 
 
 def _ask(folder: Path, *words: str) -> str | None:
-    """What git says; ``None`` without git, outside a repository, or where it takes long."""
-    # A repository may name a program to ask for changed files: it is not run.
+    """Output of git; ``None`` without git, outside a repository, or if it takes too long."""
+    # Do not run the file-system monitor that a repository may configure.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(

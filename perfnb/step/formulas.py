@@ -1,7 +1,7 @@
-"""How many floating-point operations an operator does: torch's own formulas, and those that it lacks.
+"""FLOPs of operators: torch's formulas, and those that torch lacks.
 
-A multiply-add counts as two. torch keeps its formulas in a registry to which users add their own; perfnb's stand
-beside it and are never put into it. What a mask or a causal attention leaves out is not taken off, as in torch.
+A multiply-add counts as two. torch's formulas are in a registry to which users can add; perfnb's are not added to it.
+As in torch, masked and causal attention count in full.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch.utils.flop_counter import flop_registry
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
-#: FLOPs from an operator's arguments and what it returned.
+#: FLOPs from an operator's arguments and its result.
 Formula = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    """FLOPs of one call of an operator; ``None`` if no formula is known or the formula does not fit the call."""
+    """FLOPs of a call of an operator; ``None`` if there is no formula, or it does not fit the call."""
     name = operator_name(func)
     if name in MOVING:
         return 0
     if name in _MAY_ADD and not adds(name, args, kwargs):
         return 0
     if any(isinstance(value, torch.Tensor) and value.layout in _SPARSE for value in args):
-        return None  # formulas go by shapes, which tell nothing of how much of them is there
+        return None  # formulas use shapes, which do not tell the number of stored values
     own = _FIRST.get(name)
     try:
         if own is not None:
@@ -38,18 +38,18 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
             return int(known(*args, **kwargs, out_val=out))
         own = _LACKING.get(name)
         return None if own is None else int(own(args, kwargs, out))
-    except Exception:  # a formula that meets arguments which it does not expect is no reason to end the user's step
+    except Exception:  # a formula that fails on unexpected arguments must not fail the step
         return None
 
 
 def operator_name(func: Any) -> str:
-    """An operator's name as the trace has it, without its overload: ``aten::addmm``."""
+    """An operator's name as in the trace, without its overload: ``aten::addmm``."""
     name = func.name() if callable(getattr(func, "name", None)) else str(func)
     return str(name).partition(".")[0] if "::" in str(name) else str(name)
 
 
 def aten(names: str) -> frozenset[str]:
-    """Names of torch's own operators, from their short names in one text."""
+    """Full names of torch's operators from a list of short ones."""
     return frozenset(f"aten::{name}" for name in names.split())
 
 
@@ -62,24 +62,24 @@ def _count(lengths: Any) -> int:
 
 
 def _product(a: Any, b: Any) -> int:
-    """A product of matrices, or of batches of them."""
+    """A product of matrices or of batches of matrices."""
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
 def _per_output(position: int) -> Formula:
-    """Each element of the output is a dot product along the last dimension of an argument."""
+    """Each output element is a dot product along the last dimension of an argument."""
     return lambda args, kwargs, out: 2 * _size(out) * int(args[position].shape[-1])
 
 
 def _convolution(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """A convolution that is not transposed, by the name of the library that does it."""
+    """A convolution, not transposed, under the name of a library's implementation."""
     return 2 * _size(out) * _count(args[1].shape[1:])
 
 
 def _convolution_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
     """Each of the two gradients takes as many multiply-adds as the forward pass.
 
-    torch's own formula multiplies the weight's gradient by the number of groups, which is wrong for more than one.
+    torch's formula wrongly multiplies the weight's gradient by the number of groups.
     """
     gradient, inputs, weight = args[:3]
     transposed, mask = args[7], args[10]
@@ -88,27 +88,27 @@ def _convolution_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any], out:
 
 
 def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> int:
-    """Products with the scores of a query, key and value: so many along the keys' width, so many along the values'."""
+    """Products of the size of the attention scores: `by_key` along the keys' width, `by_value` along the values'."""
     query, key, value = tensors
     scores = _count(query.shape[:-1]) * int(key.shape[-2])
     return 2 * scores * (by_key * int(query.shape[-1]) + by_value * int(value.shape[-1]))
 
 
 def _grouped(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Products of groups of rows, columns or inner places; the groups together make up a dimension."""
+    """A grouped product: the groups together make up the rows, the columns or the inner dimension."""
     a, b = args[:2]
     groups = int(a.shape[0]) if a.dim() == 3 and b.dim() == 3 else 1
     return 2 * groups * int(a.shape[-2]) * int(a.shape[-1]) * int(b.shape[-1])
 
 
 def _recurrent_step_flops(inputs: Any, weights: Any) -> int:
-    """Each matrix of weights is multiplied once with each row of the input."""
+    """Each weight matrix is multiplied with each row of the input."""
     rows = _size(inputs) // int(inputs.shape[-1])
     return 2 * rows * sum(_size(weight) for weight in weights if weight.dim() == 2)
 
 
 def _encoder_layer(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """A whole transformer layer in one operator: four projections and attention over all pairs of places."""
+    """A transformer layer in one operator: four projections, and attention over all pairs of positions."""
     source = args[0]
     batch, length, width = map(int, source.shape)
     weights = sum(_size(args[place]) for place in (3, 5, 14, 16))
@@ -116,7 +116,7 @@ def _encoder_layer(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -
 
 
 def _self_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """`_native_multi_head_attention`: query, key and value as long as each other or not."""
+    """`_native_multi_head_attention`, self or cross."""
     query, key, width = args[0], args[1], int(args[3])
     batch, length = int(query.shape[0]), int(query.shape[1])
     other = int(key.shape[1])
@@ -125,7 +125,7 @@ def _self_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) 
 
 
 _bare_attention: Formula = lambda args, kwargs, out: _attention(args[:3], 1, 1)  # noqa: E731
-#: The scores again, their gradient, and the gradients of query, key and value.
+#: Recomputed scores, their gradient, and the gradients of query, key and value.
 _attention_backward: Formula = lambda args, kwargs, out: _attention(args[1:4], 3, 2)  # noqa: E731
 
 #: perfnb's formulas that stand before torch's, because torch's are wrong for some calls.
@@ -188,7 +188,7 @@ _LACKING: Mapping[str, Formula] = MappingProxyType(
     }
 )
 
-#: Operators that neither compute nor move anything. Views that torch's schemas tell of are not named here.
+#: Operators that neither compute nor move data, other than views by their schema.
 FREE = aten("""
     empty empty_like empty_strided new_empty new_empty_strided empty_permuted _empty_affine_quantized
     _efficientzerotensor t_ transpose_ squeeze_ unsqueeze_ as_strided_ swapaxes_ swapdims_ detach_ rename_
@@ -196,7 +196,7 @@ FREE = aten("""
     lift_fresh _fused_sdp_choice
 """)
 
-#: Operators that make or move data without arithmetic.
+#: Operators that create or move data without arithmetic.
 MOVING = FREE | aten("""
     zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full zero zero_ fill fill_ scalar_tensor eye
     arange tril_indices triu_indices _foreach_zero_
@@ -210,12 +210,12 @@ MOVING = FREE | aten("""
     index_fill index_fill_ masked_fill masked_fill_ masked_scatter masked_scatter_ where _local_scalar_dense
 """)
 
-#: Operators that move data unless told to add it up.
+#: Operators that move data unless they are asked to accumulate.
 _MAY_ADD = aten("index_put index_put_ _index_put_impl_ _unsafe_index_put put put_ scatter scatter_")
 
 
 def adds(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator that puts values into places of a tensor adds them to what is there."""
+    """Whether an operator that writes into a tensor accumulates."""
     if name in _MAY_ADD:
         by_position = "scatter" not in name and len(args) > 3 and bool(args[3])
         return by_position or bool(kwargs.get("accumulate", False)) or "reduce" in kwargs

@@ -1,4 +1,4 @@
-"""One capture at a time, never inside another profiler, and with room for the calls that it adds to a step's own."""
+"""One capture at a time, never inside another profiler, with a higher recursion limit for the calls that hooks add."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from perfnb.errors import NestedProfilerError
 
-#: Nested calls that a step may need more than without perfnb. torch calls a module through one function more where
-#: hooks listen, which is at most as much again; beyond some thousands C's own stack might not suffice.
+#: Most extra nested calls. With hooks, torch calls each module through one more function, so at most twice as many
+#: calls nest; thousands more could overflow the C stack.
 _MOST_ROOM = 3000
 
 _running = threading.Lock()
@@ -23,9 +23,9 @@ _limits: list[int] = []
 
 @contextmanager
 def room_to_nest() -> Iterator[None]:
-    """Let calls nest deeper than Python's limit allows: a model that runs without perfnb runs in here too.
+    """Raise Python's recursion limit, so that a deep model runs here if it runs without perfnb.
 
-    A limit that the step itself sets stays.
+    A limit set by the step itself is kept.
     """
     with _room:
         limit = sys.getrecursionlimit()
@@ -44,23 +44,23 @@ def room_to_nest() -> Iterator[None]:
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Hold the one right to capture.
+    """Allow one capture at a time.
 
     Raises
     ------
     NestedProfilerError
-        If a capture or any torch profiler is already running: torch's profiler does not nest, the outer
-        one would silently lose its events.
+        If a capture or a torch profiler is already running. torch's profiler does not nest: the outer one would
+        silently lose its events.
     """
     if not _running.acquire(blocking=False):
         raise NestedProfilerError(
-            "A step is already being profiled: perfnb cannot profile inside a profiled step; "
-            "take the inner %%profile_step or profile_step() out."
+            "A step is already being profiled, and profilers do not nest: remove the inner %%profile_step or "
+            "profile_step()."
         )
     try:
         if profiler_active() or _profiler_prepared():
             raise NestedProfilerError(
-                "A torch profiler is already running and profilers do not nest: stop it before profiling a step."
+                "A torch profiler is already running, and profilers do not nest: stop it before profiling a step."
             )
         with room_to_nest():
             yield
@@ -69,14 +69,14 @@ def exclusive() -> Iterator[None]:
 
 
 def profiler_active() -> bool:
-    """Whether torch's profiler is recording in this thread."""
+    """Whether torch's profiler is recording this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def _profiler_prepared() -> bool:
-    """Whether a torch profiler is warming up by its schedule, or records in another thread.
+    """Whether a torch profiler is in the warm-up of its schedule, or records another thread.
 
-    torch does not tell, and a second session then crashes the process when the first one ends.
+    torch has no API for this, and a second session would crash the process when the first one ends.
     """
     for candidate in gc.get_objects():
         if issubclass(type(candidate), torch.autograd.profiler.profile):

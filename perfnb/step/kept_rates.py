@@ -1,22 +1,22 @@
-"""A few measured rates kept from one session to the next, in a JSON file in the user's cache folder.
+"""Measured ceilings kept between sessions, in a JSON file in the user's cache folder.
 
-Nothing depends on it: a file that is damaged, foreign or cannot be written only means measuring again.
+Nothing depends on the file: if it is damaged, foreign or cannot be written, ceilings are measured again.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from perfnb.arguments import finite
 from perfnb.files import write_file
 
 _FILE, _FORMAT = "ceilings.json", 1
-#: Longer than any such file; a larger one is none.
+#: Larger than any such file.
 _MOST_BYTES = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Rate(NamedTuple):
     at : str
         When it was measured.
     others : float
-        Share of the CPUs that other programs used meanwhile, 0 to 1: beside them a rate may be too low.
+        Share of the CPUs that other programs used during the measurement, 0 to 1; the rate may be too low then.
     """
 
     per_s: float
@@ -38,7 +38,7 @@ class Rate(NamedTuple):
 
 
 def cache_folder() -> Path | None:
-    """The folder in which perfnb keeps what it need not measure twice; ``None`` if the user has no home."""
+    """perfnb's cache folder; ``None`` if the user has no home."""
     if chosen := os.environ.get("PERFNB_CACHE"):
         return Path(chosen)
     try:
@@ -50,20 +50,20 @@ def cache_folder() -> Path | None:
 
 
 def kept(machine: str) -> dict[str, Rate]:
-    """What is known of a machine, by the name of the rate."""
+    """The known rates of a machine by name."""
     return {name: rate for name, entry in _read().get(machine, {}).items() if (rate := _rate(entry)) is not None}
 
 
 def keep(machine: str, rates: dict[str, Rate]) -> None:
-    """Add what was measured on a machine to the file; the file is written beside and moved into place."""
+    """Add rates of a machine to the file."""
     folder = cache_folder()
     if folder is None:
         return
-    everything = _read()
-    everything[machine] = everything.get(machine, {}) | {name: list(rate) for name, rate in rates.items()}
+    machines = _read()
+    machines[machine] = machines.get(machine, {}) | {name: list(rate) for name, rate in rates.items()}
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        write_file([json.dumps({"format": _FORMAT, "machines": everything}, indent=1).encode()], folder / _FILE)
+        write_file([json.dumps({"format": _FORMAT, "machines": machines}, indent=1).encode()], folder / _FILE)
 
 
 def _read() -> dict[str, dict[str, Any]]:
@@ -81,15 +81,10 @@ def _read() -> dict[str, dict[str, Any]]:
 
 
 def _rate(entry: Any) -> Rate | None:
-    """A kept rate, if it is one."""
+    """A rate as it stands in the file; ``None`` if the entry is not one."""
     match entry:
-        case [int() | float() as rate, str() as at, *rest] if not isinstance(rate, bool) and len(rest) < 2:
-            others = rest[0] if rest else 0.0
-            if not isinstance(others, int | float):
-                return None
-            try:
-                found = Rate(float(rate), at, float(others))
-            except OverflowError:
-                return None
-            return found if math.isfinite(found.per_s) and found.per_s > 0 and 0 <= found.others <= 1 else None
+        case [per_s, str() as at, *rest] if len(rest) < 2:
+            rate, others = finite(per_s), finite(rest[0] if rest else 0.0)
+            valid = rate is not None and others is not None and rate > 0 and 0 <= others <= 1
+            return Rate(rate, at, others) if valid else None  # type: ignore[arg-type]
     return None

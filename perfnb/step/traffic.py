@@ -1,8 +1,7 @@
-"""How many bytes an operator moves at least: each input read once, each output written once.
+"""Lower bound of the bytes that an operator moves: each input read once, each output written once.
 
-What a cache spares or a kernel reads twice is not in it; it is what the operator cannot do without. What the schema
-of an operator tells (views, places that are written) is taken from there; the few operators that touch only part of
-their arguments are named here.
+Caches and repeated reads are ignored. Views and written arguments follow from the operator's schema; operators that
+touch only part of an argument are listed here.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from torch import Tensor
 
 from perfnb.step.formulas import FREE, adds, aten, operator_name
 
-#: Where a tensor lies, so that a tensor passed twice counts once, also in another order of its dimensions.
+#: Identifies a tensor's memory, so that a tensor passed twice counts once, even with permuted dimensions.
 _Place = tuple[Any, ...]
 
 
 def bytes_moved(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Bytes that one call of an operator reads and writes at least."""
+    """Lower bound of the bytes that a call of an operator reads and writes."""
     name = operator_name(func)
     plan = _plan(func)
     if plan is None:
@@ -45,7 +44,7 @@ def bytes_moved(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out
             if place not in skipped and not (argument.written and (argument.only or plan.overwrites)):
                 reads[where] = extent
     for result, tensors in zip(plan.results, out if len(plan.results) > 1 else [out], strict=False):
-        if not result:  # else it is an argument, or a view of one
+        if not result:  # otherwise it is an argument or a view of one
             writes |= {_place(tensor): _extent(tensor) for tensor in _tensors([tensors])}
     return sum(reads.values()) + sum(writes.values())
 
@@ -53,13 +52,13 @@ def bytes_moved(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out
 class _Argument(NamedTuple):
     name: str
     written: bool
-    #: An `out=`, which is not read.
+    #: Whether it is an `out=`, which is not read.
     only: bool
 
 
 class _Plan(NamedTuple):
     arguments: tuple[_Argument, ...]
-    #: Of each thing returned, whether it is an argument or a view of one.
+    #: For each result, whether it is an argument or a view of one.
     results: tuple[bool, ...]
     free: bool
     overwrites: bool
@@ -67,7 +66,7 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _plan(func: Any) -> _Plan | None:
-    """What an operator's schema tells; ``None`` for an operator without one."""
+    """The relevant part of an operator's schema; ``None`` without one."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return None
@@ -107,7 +106,7 @@ def _place(tensor: Tensor) -> _Place:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements, each place in memory counted once."""
+    """Bytes of memory that a tensor's elements occupy, without repeats."""
     size = tensor.element_size()
     if tensor.layout is torch.sparse_coo:
         return int(tensor._nnz()) * (size * prod(tensor.shape[tensor.sparse_dim() :]) + 8 * tensor.sparse_dim())
@@ -123,14 +122,14 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """An operator that writes only some places of its first argument, and reads them if it adds to them."""
+    """An operator that writes, and when accumulating reads, only some elements of its first argument."""
     sources = sum({_place(tensor): _extent(tensor) for tensor in _tensors(args[1:])}.values())
     touched = _TOUCHED[name](args) * int(args[0].element_size())
     return sources + touched * (2 if adds(name, args, kwargs) or "reduce" in name else 1)
 
 
 def _put_places(args: tuple[Any, ...]) -> int:
-    """Places that `index_put_` writes; under a mask, whose sum nobody knows yet, as many as there are values."""
+    """Elements that `index_put_` writes; with a mask, whose sum is unknown here, the number of values."""
     target, indices, values = args[:3]
     chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in chosen):
@@ -140,14 +139,14 @@ def _put_places(args: tuple[Any, ...]) -> int:
 
 
 def _unread(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Positions of the arguments of which only the shape is used."""
+    """Positions of arguments of which only the shape is used."""
     if name == "aten::convolution_backward":
         mask = args[10]
         return tuple(place for place, needed in ((1, mask[1]), (2, mask[0])) if not needed)
     return _UNREAD.get(name, ())
 
 
-#: What is written in place is not read before.
+#: In-place operators that do not read the old values.
 _OVERWRITING = aten("""
     copy_ fill_ zero_ _foreach_copy_ _foreach_zero_ uniform_ normal_ bernoulli_ random_ exponential_ cauchy_ geometric_
     log_normal_
@@ -162,7 +161,7 @@ _UNREAD: Mapping[str, tuple[int, ...]] = {
 }
 
 _AS_MANY_AS_RETURNED = aten("embedding index index_select gather take masked_select _unsafe_index")
-#: Elements read of the first argument.
+#: Number of elements read from the first argument.
 _PICKED: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = {
     **dict.fromkeys(_AS_MANY_AS_RETURNED, lambda args, out: int(out.numel())),
     **dict.fromkeys(aten("nll_loss_forward nll_loss2d_forward"), lambda args, out: int(args[1].numel())),
@@ -170,7 +169,7 @@ _PICKED: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = {
     "aten::_embedding_bag_forward_only": lambda args, out: int(args[1].numel()) * int(args[0].shape[-1]),
 }
 
-#: Elements written of the first argument, where not all are.
+#: Number of elements written to the first argument.
 _TOUCHED: Mapping[str, Callable[[tuple[Any, ...]], int]] = {
     **dict.fromkeys(aten("index_put_ _index_put_impl_"), _put_places),
     **dict.fromkeys(aten("scatter_ scatter_add_ scatter_reduce_"), lambda args: int(args[2].numel())),

@@ -167,7 +167,7 @@ def test_a_profile_inside_torchs_profiler_is_refused_and_the_outer_one_keeps_its
     with torch.profiler.profile() as outer:
         torch.ones(3) + 1
         with pytest.raises(
-            NestedProfilerError, match=r"^A torch profiler is already running .* stop it before profiling a step\.$"
+            NestedProfilerError, match=r"^A torch profiler is already running.* stop it before profiling a step\.$"
         ):
             perfnb.profile_step(lambda: None, warmup=0, steps=1, traced=1)
         torch.ones(3) * 2
