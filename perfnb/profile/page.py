@@ -11,8 +11,8 @@ from perfnb.draw.assets import report_script, report_style
 from perfnb.profile.html import summary_html
 from perfnb.profile.report_data import layer_rows, report_data
 from perfnb.profile.summary import Summary
-from perfnb.ranks.notes import ranks_count
-from perfnb.ranks.tables import RanksSummary
+from perfnb.ranks.view import ranks_count
+from perfnb.ranks.summary import RanksSummary
 from perfnb.ranks.view import ranks_html
 from perfnb.timeline.data import PAGE_BYTES, timeline_bytes
 

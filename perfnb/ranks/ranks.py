@@ -16,7 +16,7 @@ from perfnb.profile.page import page_of_ranks
 from perfnb.profile.profile import Profile
 from perfnb.ranks.saved import save_ranks
 from perfnb.ranks.straggler import straggler
-from perfnb.ranks.tables import RanksSummary, summarize_ranks
+from perfnb.ranks.summary import RanksSummary, summarize_ranks
 from perfnb.ranks.view import ranks_html, ranks_text
 
 
@@ -45,7 +45,7 @@ class Ranks(Page, Shown):
 
     @property
     def events(self) -> pd.DataFrame:
-        """Every event of each rank; ``start_ns`` counts from the begin of the rank's own first step."""
+        """Every event of each rank; ``start_ns`` counts from the start of the rank's own first step."""
         parts = [profile.events for profile in self]
         columns = {}
         for name in parts[0].columns:
@@ -62,17 +62,17 @@ class Ranks(Page, Shown):
 
     @property
     def gpu_time(self) -> pd.DataFrame:
-        """What each GPU of each rank did over the whole trace."""
+        """GPU time of each rank and device over the whole trace."""
         return pd.concat([profile.gpu_time for profile in self], ignore_index=True)
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
-        """As `gpu_time`, of each step."""
+        """As `gpu_time`, per step."""
         return pd.concat([profile.gpu_steps for profile in self], ignore_index=True)
 
     @property
     def gpu_idle(self) -> pd.DataFrame:
-        """Why each GPU of each rank was idle, by step."""
+        """Why each GPU of each rank was idle, per step."""
         return pd.concat([profile.gpu_idle for profile in self], ignore_index=True)
 
     @property
@@ -97,7 +97,7 @@ class Ranks(Page, Shown):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """What holds each rank back, and with ``rank`` missing what holds them all back: a straggler."""
+        """The findings of each rank, and with ``rank`` missing those about all of them: a straggler."""
         steps_ms = float(self._summary.times["wall_ms"].mean())
         both = [(None, finding_table(straggler(self._summary), steps_ms))]
         both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
@@ -112,8 +112,8 @@ class Ranks(Page, Shown):
     def times(self) -> pd.DataFrame:
         """What each rank's GPUs did in each step, in milliseconds.
 
-        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), idle, and
-        ``waiting_ms``: in collectives, for the last rank to come, as far as collectives of the ranks could be matched.
+        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), idle, and waiting
+        in collectives for the last rank to arrive (``waiting_ms``, if collectives of the ranks could be matched).
         """
         return self._summary.times.copy()
 
@@ -121,22 +121,19 @@ class Ranks(Page, Shown):
     def clocks(self) -> pd.DataFrame:
         """How far each rank's clock is ahead of that of rank ``reference``, from the ends of matching collectives.
 
-        ``reference`` is the first of the ranks that it shares collectives with, directly or through others. Missing
-        where no collective, or no one difference, could be told.
+        ``reference`` is the first of the ranks it shares collectives with, directly or through others. Missing if no
+        collectives matched, or several offsets fit.
         """
         return self._summary.clocks.copy()
 
     @property
     def straggler(self) -> int | None:
-        """The one of these ranks that those wait for that share collectives with it, where one stands out.
-
-        Those not loaded are not known.
-        """
+        """The rank that the others wait for in collectives, if one stands out among those loaded."""
         return self._summary.straggler
 
     @property
     def meta(self) -> dict[int, dict[str, Any]]:
-        """What each profile's `meta` says, by rank."""
+        """`Profile.meta` of each rank."""
         return {rank: profile.meta for rank, profile in self._profiles.items()}
 
     def compare(self, other: object) -> NoReturn:
@@ -148,12 +145,12 @@ class Ranks(Page, Shown):
             Always.
         """
         raise TypeError(
-            "The profiles of several ranks cannot be compared all at once, since what a rank waits for is the others' "
-            "doing. Compare one rank with one: a[0].compare(b[0])."
+            "Several ranks cannot be compared at once, since what a rank waits for depends on the others. Compare one "
+            "rank with one: a[0].compare(b[0])."
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the profiles to the folder `path`, one in a folder of its own each; `perfnb.load` brings them back.
+        """Write the profiles to the folder `path`, each in a folder of its own; `perfnb.load` reads them back.
 
         Raises
         ------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -9,13 +12,15 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
-from perfnb.ranks.notes import distinct_names, rank_notes, ranks_count
-from perfnb.ranks.tables import RanksSummary
+from perfnb.ranks.summary import RanksSummary
 
-#: Most ranks that are listed.
-_MOST = 64
+#: Most ranks listed in tables, and named in a sentence.
+_MOST, _MOST_NAMED = 64, 8
 #: Width of the longest bar.
 _BAR_PX = 400
+#: Characters kept before the first difference of two names.
+_BEFORE = 2
+_ENDING = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$", re.IGNORECASE)
 _COLUMNS = {
     "wall_ms": "step",
     "computation_ms": "computing",
@@ -25,19 +30,19 @@ _COLUMNS = {
     "idle_ms": "GPU idle",
 }
 _LEGEND = (
-    "alone: communicating while not computing; waiting: in collectives, for the last rank to come; "
+    "alone: communicating while not computing; waiting: in collectives, for the last rank to arrive; "
     f"{fmt.UNKNOWN}: not known"
 )
 
 
 def ranks_text(summary: RanksSummary, width: int = 100) -> str:
-    """A line for each rank, mean over its steps, and what to know about them."""
+    """A line per rank, mean over its steps, and notes."""
     means = _means(summary)
     heads = [*_COLUMNS.values(), "clock"]
     widths = [max(len(head), 9) for head in heads]
     room = max(10, width - 6 - sum(widths) - len(widths) - 2)
     lines = [
-        f"perfnb · {ranks_count(len(summary.names))} · mean of a step",
+        f"perfnb · {ranks_count(len(summary.names))} · mean step",
         f"{'rank':>5} {'':<{room}}{''.join(f' {head:>{w}}' for head, w in zip(heads, widths, strict=True))}",
         "─" * width,
     ]
@@ -47,7 +52,7 @@ def ranks_text(summary: RanksSummary, width: int = 100) -> str:
         lines.append(f"{rank:>5} {escape.fit(name, room)}{figures}")
     if len(means) > _MOST:
         lines.append(f"… {len(means) - _MOST:,} more")
-    notes = [_LEGEND, *rank_notes(summary)]
+    notes = [_LEGEND, *_notes(summary)]
     wrapped = [escape.wrapped(escape.plain(note, 2000), width - 2) for note in notes]
     said = [f"{'  ' if i else '• '}{line}" for note in wrapped for i, line in enumerate(note)]
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
@@ -62,11 +67,9 @@ def ranks_html(summary: RanksSummary) -> str:
         for name, (rank, row) in zip(names, means.head(_MOST).iterrows(), strict=True)
     ]
     count = ranks_count(len(summary.names))
-    caption = f"{count}, mean of a step"
-    if len(means) > _MOST:
-        caption += f" ({len(means) - _MOST:,} more are not listed)"
-    table = tables.table(caption, ["rank", "file", *_COLUMNS.values(), "clock"], rows, texts=2)
-    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *rank_notes(summary)])
+    left = f" ({len(means) - _MOST:,} more not listed)" if len(means) > _MOST else ""
+    table = tables.table(f"{count}, mean step{left}", ["rank", "file", *_COLUMNS.values(), "clock"], rows, texts=2)
+    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *_notes(summary)])
     size = summary.doubts.world_size
     of = f" of {size:,}" if summary.doubts.absent else ""
     head = header(f"{count}{of}", "what each did, and who waited for whom")
@@ -78,7 +81,7 @@ def _file(name: object, shown: str) -> str:
 
 
 def _bars(summary: RanksSummary) -> str:
-    """A bar for each rank, all to one scale."""
+    """A bar per rank, all to one scale."""
     parts = summary.parts.head(_MOST)
     longest = fmt.known(parts.sum(axis=1).max()) or 0.0
     if not longest:
@@ -88,7 +91,7 @@ def _bars(summary: RanksSummary) -> str:
         for rank, row in parts.iterrows()
     ]
     keys = " &nbsp; ".join(tables.keyed(mark) for mark in palette.RANK_PARTS.values())
-    bars = tables.table("What the GPUs did in the mean step, without copies", ["rank", "", ""], rows, texts=3)
+    bars = tables.table("GPU time in the mean step, without copies", ["rank", "", ""], rows, texts=3)
     return f"{bars}<p>{keys}</p>"
 
 
@@ -121,3 +124,117 @@ def _figures(row: Any) -> list[str]:
     ahead = fmt.known(row["ahead_us"])
     clock = fmt.UNKNOWN if ahead is None else f"{'+' if ahead > 0 else ''}{fmt.duration(ahead / 1e3)}"
     return [*(fmt.duration(row[column]) for column in _COLUMNS), clock]
+
+
+def ranks_count(count: int) -> str:
+    """``1 rank``, ``22 ranks``."""
+    return f"{count:,} rank{'s' * (count != 1)}"
+
+
+def rank_notes(summary: RanksSummary) -> Iterator[str]:
+    """Reasons for doubt, who held the others up, and how far the clocks are apart."""
+    yield from _doubts(summary)
+    yield _straggler(summary)
+    yield from _clocks(summary)
+
+
+def _clocks(summary: RanksSummary) -> Iterator[str]:
+    known = summary.clocks[summary.clocks["collectives"].fillna(0) > 0]
+    lost = [rank for rank in summary.names if rank not in summary.matched]
+    if summary.matched and lost:
+        yield (
+            f"No collective of {_listed(lost)} could be matched with other ranks: they may not belong to the same job, "
+            "and their clocks and waiting times are not known."
+        )
+    if known["reference"].nunique() > 1:
+        parts = "; ".join(_listed(list(part.index)) for _, part in known.groupby("reference"))
+        yield (
+            f"These groups share no collectives that could be matched: {parts}. Clocks are relative to the first rank "
+            "of each group; how far the groups are apart is not known."
+        )
+    told = known[(known["reference"] != known.index).fillna(False)]
+    if len(told):
+        rank = told["ahead_us"].abs().sort_values(ascending=False, kind="stable").index[0]
+        ahead, spread, reference, count = (
+            told[name][rank] for name in ("ahead_us", "spread_us", "reference", "collectives")
+        )
+        apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
+        sign = "+" if ahead >= 0 else "−"
+        yield (
+            f"Clocks are compared by the ends of collectives: rank {rank} is {sign}{apart} from rank {reference} "
+            f"(± {sure}, {count:,} collectives); waiting times are corrected for it."
+        )
+
+
+def _straggler(summary: RanksSummary) -> str:
+    doubts, straggler = summary.doubts, summary.straggler
+    if not summary.matched:
+        one = "" if len(summary.names) < 2 else ", and the traces may not belong to one job"
+        return f"No collective could be matched between the ranks: waiting times and clocks are not known{one}."
+    of = " among those loaded" if doubts.absent else ""
+    if straggler is None:
+        return f"No rank{of} stands out as a straggler."
+    mean = summary.times.groupby("rank")["waiting_ms"].mean()
+    others, own = fmt.duration(mean.drop(straggler).mean()), fmt.duration(mean[straggler])
+    return (
+        f"Rank {straggler} is the straggler{of}: in collectives the others waited {others} per step, it waited {own}."
+    )
+
+
+def _doubts(summary: RanksSummary) -> Iterator[str]:
+    doubts, loaded = summary.doubts, len(summary.names)
+    if doubts.absent:
+        are = "is" if loaded == 1 else "are"
+        yield (
+            f"{loaded:,} of {ranks_count(doubts.world_size or 0)} {are} loaded: any of the other {doubts.absent:,} may "
+            "have held these up."
+        )
+    elif doubts.world_size is not None and loaded > doubts.world_size:
+        yield f"The traces say the job has {ranks_count(doubts.world_size)}, but {loaded:,} are loaded."
+    if doubts.world_sizes:
+        sizes = "; ".join(f"{size:,} ({_listed(ranks)})" for size, ranks in sorted(doubts.world_sizes.items()))
+        yield f"The traces disagree on the number of ranks, so they are not from one job: {sizes}."
+    if doubts.devices:
+        kinds = "; ".join(f"{escape.plain(name, 60)} ({_listed(ranks)})" for name, ranks in doubts.devices.items())
+        yield f"The ranks ran on different GPUs, so they may not be from one job: {kinds}."
+    for ranks in doubts.same:
+        who, times = _listed(ranks, "Ranks"), "twice" if len(ranks) == 2 else f"{len(ranks):,} times"
+        yield f"{who} have the same events at the same times: one trace, loaded {times}."
+    for rank, ranks in doubts.one_rank.items():
+        who = _listed(ranks, "Ranks")
+        yield f"{who} all are rank {rank} by their traces or file names, so ranks are numbered in the order given."
+
+
+def _listed(ranks: Sequence[int], word: str = "ranks") -> str:
+    """``rank 3``, ``ranks 0, 1, 2``; only the first of many."""
+    numbers = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
+    return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}{more}"
+
+
+def distinct_names(names: Sequence[str], width: int) -> list[str]:
+    """File names in at most `width` cells, different where the names are, as far as there is room.
+
+    The endings of traces go first, then the middle; if that makes two alike, the start.
+    """
+    whole = [escape.plain(name, 1000) for name in names]
+    bare = [_ENDING.sub("", name) or name for name in whole]
+    if any(escape.cells(name) > width for name in whole) and len(set(bare)) == len(set(whole)):
+        whole = bare
+    shown = [escape.shorten(name, width) for name in whole]
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for place, name in enumerate(shown):
+        alike[name].append(place)
+    for places in alike.values():
+        group = [whole[place] for place in places]
+        if len(set(group)) == 1:
+            continue
+        first = max(0, _first_difference(group) - _BEFORE)
+        for place in places:
+            shown[place] = "…" + escape.shorten(whole[place][first:], width - 1)
+    return shown
+
+
+def _first_difference(names: Sequence[str]) -> int:
+    places = (place for place, chars in enumerate(zip(*names, strict=False)) if len(set(chars)) > 1)
+    return next(places, min(map(len, names)))

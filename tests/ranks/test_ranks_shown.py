@@ -11,7 +11,7 @@ import perfnb
 from perfnb.draw import palette
 from perfnb.draw.escape import cells
 from perfnb.errors import RecordingError
-from perfnb.ranks.notes import distinct_names
+from perfnb.ranks.view import distinct_names
 from tests.ranks.rank_traces import rank_trace, written
 from tests.trace.test_public_traces import FOLDER
 from tests.written_traces import Written
@@ -62,11 +62,11 @@ def test_the_straggler_of_a_few_ranks_is_that_of_those_loaded(tmp_path: Path) ->
 
     text = " ".join(str(ranks).split())
     assert ranks.straggler == 5
-    assert "2 of 8 ranks are loaded: what the other 6 did is not known, and any of them may have held up these." in text
-    assert "Rank 5 is the straggler of those loaded: in collectives the others waited 0.600 ms a step" in text
+    assert "2 of 8 ranks are loaded: any of the other 6 may have held these up." in text
+    assert "Rank 5 is the straggler among those loaded: in collectives the others waited 0.600 ms per step" in text
     page = ranks.to_html(tmp_path / "ranks.html").read_text("utf-8")
     assert '<p class="pf-head"><strong>2 ranks of 8</strong>' in page
-    assert "what the other 6 did is not known" in page
+    assert "any of the other 6 may have held these up" in page
     (tmp_path / "all").mkdir()
     whole = [rank_trace(late, distributedInfo={"rank": rank, "world_size": 2}) for rank, late in ((0, 0), (1, 150))]
     text = " ".join(str(perfnb.load(written(tmp_path / "all", whole))).split())
@@ -86,7 +86,7 @@ def test_times_in_notes_are_written_as_everywhere(tmp_path: Path) -> None:
 
     text = " ".join(str(perfnb.load(written(tmp_path, list(slow)))).split())
 
-    assert "waited 6.00 s a step for the last to come, it waited 0 ms" in text
+    assert "waited 6.00 s per step, it waited 0 ms" in text
     assert "e+0" not in text
 
 
@@ -97,8 +97,8 @@ def test_one_trace_loaded_twice_is_told(tmp_path: Path) -> None:
     ranks = perfnb.load(paths)
     text = " ".join(str(ranks).split())
 
-    assert "Ranks 0, 1 hold the same events at the same times: one trace, loaded twice." in text
-    assert "Ranks 0, 1 all are rank 3, as their traces or names say; so all ranks were numbered by place." in text
+    assert "Ranks 0, 1 have the same events at the same times: one trace, loaded twice." in text
+    assert "Ranks 0, 1 all are rank 3 by their traces or file names, so ranks are numbered in the order given." in text
     again = perfnb.load(ranks.save(tmp_path / "saved"))
     assert str(again) == str(ranks)
     text = str(perfnb.load(written(tmp_path, [rank_trace(0), rank_trace(0, clock=5)])))
@@ -116,12 +116,12 @@ def test_traces_of_other_jobs_are_doubted(tmp_path: Path) -> None:
     ranks = perfnb.load(written(tmp_path, traces))
 
     text, page = " ".join(str(ranks).split()), ranks._repr_mimebundle_()["text/html"]
-    assert "The traces do not agree on how many ranks there are, so they are not of one job: 2 (ranks 0, 1); 4" in text
-    assert "different GPUs, so they may not be of one job: Small <b>GPU (ranks 0, 1); Big (rank 2)." in text
-    assert "No collective of rank 2 could be matched with those of other ranks" in text
+    assert "The traces disagree on the number of ranks, so they are not from one job: 2 (ranks 0, 1); 4" in text
+    assert "different GPUs, so they may not be from one job: Small <b>GPU (ranks 0, 1); Big (rank 2)." in text
+    assert "No collective of rank 2 could be matched with other ranks" in text
     assert "different GPUs" in page
     assert "<b>" not in page
-    assert "nothing tells that the traces are of one job" in str(
+    assert "the traces may not belong to one job" in str(
         " ".join(str(perfnb.load(written(tmp_path, [traces[2], traces[2]]))).split())
     )
 
@@ -161,4 +161,4 @@ def test_public_traces_of_two_makers_are_no_ranks_of_one_job() -> None:
     text = " ".join(str(ranks).split())
 
     assert "NVIDIA H100 80GB HBM3 (rank 0); AMD Instinct MI300X VF (rank 1)" in text
-    assert "nothing tells that the traces are of one job" in text
+    assert "the traces may not belong to one job" in text

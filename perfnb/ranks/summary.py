@@ -1,0 +1,200 @@
+"""Several ranks of one job: what each computed and waited for, who held the others up, and whether they match."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.events import all_events
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
+from perfnb.ranks.collectives import collectives, matching, waited_for, waits
+from perfnb.recording.recording import Recording
+
+#: How much longer than the straggler the others must have waited, as a share of the step.
+_STRAGGLES = 0.01
+_TIMES = ("computation_ms", "communication_ms", "overlap_ms", "memcpy_ms", "idle_ms")
+#: Placeholder for a device without a name in the trace.
+_NAMELESS = re.compile(r"GPU \d+")
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """Reasons not to read traces as all ranks of one job; empty or 0 if there are none.
+
+    Attributes
+    ----------
+    absent : int
+        Ranks of the job that are not loaded.
+    world_size : int or None
+        Ranks of the job, if the traces say so and agree.
+    world_sizes : dict of int to tuple of int
+        Ranks by the world size in their traces, if these differ.
+    devices : dict of str to tuple of int
+        Ranks by the names of their GPUs, if these differ.
+    same : tuple of tuple of int
+        Ranks whose traces have the same events at the same times.
+    one_rank : dict of int to tuple of int
+        Renumbered ranks, by the one rank that their traces or file names all give.
+    """
+
+    absent: int
+    world_size: int | None
+    world_sizes: dict[int, tuple[int, ...]]
+    devices: dict[str, tuple[int, ...]]
+    same: tuple[tuple[int, ...], ...]
+    one_rank: dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class RanksSummary:
+    """Everything that is shown about several ranks.
+
+    Attributes
+    ----------
+    names : mapping of int to str
+        File of each rank.
+    times : DataFrame
+        One row per rank and step: ``rank``, ``step``, ``wall_ms`` (of the host), ``computation_ms``,
+        ``communication_ms``, ``overlap_ms`` (communication while computing), ``exposed_ms`` (communication alone),
+        ``memcpy_ms``, ``idle_ms``, ``waiting_ms`` (in collectives, for the last rank to arrive; missing if none could
+        be matched). Times of several devices of a rank are summed.
+    clocks : DataFrame
+        Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (the first of the ranks it shares
+        collectives with, directly or through others), ``spread_us``, ``collectives``.
+    straggler : int or None
+        The rank that the ranks it shares collectives with waited for, if one stands out.
+    doubts : Doubts
+        Reasons not to read them as all ranks of one job.
+    matched : tuple of int
+        Ranks with collectives that were found on others too.
+    parts : DataFrame
+        What the GPUs of each rank did in the mean step, indexed by ``rank``, in milliseconds that do not overlap:
+        ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``idle_ms``.
+    """
+
+    names: dict[int, str]
+    times: pd.DataFrame
+    clocks: pd.DataFrame
+    straggler: int | None
+    doubts: Doubts
+    matched: tuple[int, ...]
+    parts: pd.DataFrame
+
+
+def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
+    """Compare recordings of different ranks."""
+    parts, tables = [], {}
+    for recording in recordings:
+        events = all_events(recording)
+        parts.append(_times(recording, events))
+        base = int(recording.meta.get("base_ns", 0))
+        tables[recording.rank] = collectives(events, recording.rank, base, _only_step(recording))
+    matched, clocks = matching(tables)
+    waited = waits(matched, clocks)
+    times = pd.concat(parts, ignore_index=True).merge(
+        waited[["rank", "step", "waiting_ms"]].astype({"rank": "Int64", "step": "Int64"}),
+        on=["rank", "step"],
+        how="left",
+    )
+    times["waiting_ms"] = times["waiting_ms"].astype("Float64")
+    straggler = _straggler(times, waited_for(matched, clocks))
+    names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
+    together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
+    return RanksSummary(names, times, clocks, straggler, _doubts_of(recordings), together, _parts(times))
+
+
+def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
+    only = _only_step(recording)
+    by_step = gpu_time_by_step(events) if only is None else gpu_time(events).assign(step=only)
+    by_step = by_step.astype({"step": "Int64"}).groupby("step", as_index=False)[list(_TIMES)].sum()
+    steps = recording.steps[recording.steps["pass"] == "traced"][["step", "wall_ms"]]
+    table = steps.astype({"step": "Int64", "wall_ms": "Float64"}).merge(by_step, on="step", how="left")
+    table.insert(0, "rank", pd.Series(recording.rank, index=table.index, dtype="Int64"))
+    exposed = table["communication_ms"] - table["overlap_ms"]
+    table.insert(table.columns.get_loc("overlap_ms") + 1, "exposed_ms", exposed)  # type: ignore[arg-type, operator]
+    return table
+
+
+def _parts(times: pd.DataFrame) -> pd.DataFrame:
+    means = times.groupby("rank")[["computation_ms", "overlap_ms", "exposed_ms", "idle_ms"]].mean()
+    means["computing_ms"] = means["computation_ms"] - means["overlap_ms"]
+    return means.rename(columns={"overlap_ms": "both_ms"})[["computing_ms", "both_ms", "exposed_ms", "idle_ms"]]
+
+
+def _only_step(recording: Recording) -> int | None:
+    """The number of the one step that stands for the whole trace, if the trace marks no steps."""
+    whole = recording.is_loaded and not recording.meta["trace"]["steps_marked"]
+    return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
+
+
+def _straggler(times: pd.DataFrame, waited: pd.Series) -> int | None:
+    """The rank for which every rank it shares collectives with waited clearly longer than it did, if there is one.
+
+    Of several, as with groups of ranks that have nothing in common, the one that was clearly waited for the most.
+    """
+    mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
+    if len(mean) < 2 or mean["waiting_ms"].isna().any():
+        return None
+    steps = times.dropna(subset=["waiting_ms"]).groupby("rank").size()
+    ordered = (waited / steps.reindex(waited.index)).sort_values(ascending=False)
+    second = max(float(ordered.iloc[1]), 0.0) if len(ordered) > 1 else 0.0
+    clearly = ordered.iloc[0] - second > _STRAGGLES * mean["wall_ms"].mean()
+    return int(ordered.index[0]) if clearly else None
+
+
+def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
+    """What the recordings say about themselves that does not fit together."""
+    sizes = _grouped((_of_trace(one, "world_size"), one.rank) for one in recordings)
+    size = next(iter(sizes)) if len(sizes) == 1 else None
+    devices = _grouped((_devices(one), one.rank) for one in recordings)
+    told = _grouped((_of_trace(one, "rank"), one.rank) for one in recordings)
+    contents = _grouped((_content(one), one.rank) for one in recordings)
+    return Doubts(
+        absent=0 if size is None else max(0, int(size) - len(recordings)),
+        world_size=None if size is None else int(size),
+        world_sizes=sizes if len(sizes) > 1 else {},
+        devices=devices if len(devices) > 1 else {},
+        same=tuple(ranks for ranks in contents.values() if len(ranks) > 1),
+        one_rank={rank: ranks for rank, ranks in told.items() if len(ranks) > 1},
+    )
+
+
+def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]]:
+    """Ranks by what is known of them; unknown ones are left out."""
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for key, rank in pairs:
+        if key is not None:
+            groups[key].append(rank)
+    return {key: tuple(ranks) for key, ranks in groups.items()}
+
+
+def _of_trace(recording: Recording, name: str) -> int | None:
+    told = recording.meta.get("trace", {}).get(name)
+    return int(told) if isinstance(told, int) and told >= 0 else None
+
+
+def _devices(recording: Recording) -> str | None:
+    names = {str(name) for name in recording.meta.get("environment", {}).get("gpus", [])}
+    named = sorted(name for name in names if not _NAMELESS.fullmatch(name))
+    if not named:  # a trace may name other devices of the machine, of the same kind as the one in use
+        others = [device for device in recording.meta.get("devices", []) if isinstance(device, dict)]
+        named = sorted({device["name"] for device in others if isinstance(device.get("name"), str)})
+    return ", ".join(named) or None
+
+
+def _content(recording: Recording) -> str | None:
+    """A digest of all start times and durations."""
+    events = recording.events
+    if not len(events):
+        return None
+    digest = hashlib.blake2b(str(recording.meta.get("base_ns", 0)).encode(), digest_size=16)
+    for name in ("start_ns", "duration_ns"):
+        digest.update(np.ascontiguousarray(events[name].to_numpy(dtype=np.int64)).tobytes())
+    return digest.hexdigest()
