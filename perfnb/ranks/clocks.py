@@ -1,8 +1,8 @@
-"""How far the clocks of two ranks are apart, told from the ends of collectives that both took part in.
+"""The offset between the clocks of two ranks, from the ends of collectives that both took part in.
 
-Where both have as many of a kind, the n-th of one is the n-th of the other. A profiler can lose kernels, so where that
-does not fit, the difference is searched at which the most ends come together; if others are about as good, as with
-collectives at even distances of which some were lost, it is not known.
+If both have equally many of a kind, the n-th of one is the n-th of the other. A profiler can lose kernels; if that does
+not fit, the offset is searched at which most ends coincide. If several are about as good, as with evenly spaced
+collectives of which some were lost, it is not known.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Ends of one collective lie closer together than this share of the distance between two, within bounds.
+#: Ends of one collective are closer together than this fraction of the distance between two, within bounds.
 _SHARE, _LEAST_NS, _MOST_NS = 4, 20_000, 1_000_000
-#: Fewer that fit together tell no time.
+#: Fewest matches that give an offset.
 _FEW = 3
 #: Share of the pairs of n-th and n-th that must agree, and of collectives that must be in such pairs.
 _AGREE, _HALF = 0.75, 0.5
-#: A difference is no rival if it brings together fewer than this share of what the best does.
+#: An offset is no rival if it matches fewer than this share of what the best does.
 _RIVAL = 0.6
-#: Pairs of ends of which differences are tried; most differences tried; how far the n-th may be from the n-th.
+#: Pairs of ends whose differences are tried; most offsets tried; how far the n-th may be from the n-th.
 _PAIRS, _PEAKS, _BAND = 2**20, 16, 4
-#: Times further apart are not compared: int64 could not hold what is computed from them.
+#: Times further apart are not compared, as int64 would overflow.
 _FARTHEST = 2**61
 
 
@@ -34,7 +34,7 @@ class Ends:
 
 
 class TwoRanks:
-    """Collectives of two ranks, as far as they have keys in common.
+    """Collectives of two ranks with keys in common.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class TwoRanks:
         self._rows = [np.flatnonzero(np.isin(one.key, common)) for one in (first, other)]
         self._key = [np.searchsorted(common, one.key[r]) for one, r in zip((first, other), self._rows, strict=True)]
         self._count = [np.bincount(key, minlength=len(common)) for key in self._key]
-        self._begin = [np.cumsum(count) - count for count in self._count]
+        self._start = [np.cumsum(count) - count for count in self._count]
         ends = [one.end[rows] for one, rows in zip((first, other), self._rows, strict=True)]
         self.known = self._fit(ends)
         if self.known:
@@ -62,14 +62,14 @@ class TwoRanks:
         return max(highs) - min(lows) < _FARTHEST and (span + _MOST_NS) * 6 * (len(self._count[0]) + 1) < _FARTHEST
 
     def apart_ns(self) -> int | None:
-        """By how much the other's clock is ahead, or None where that cannot be told."""
+        """How far the other's clock is ahead; ``None`` if not known."""
         if not self.known:
             return None
         by_order = self._by_order()
         return self._by_search() if by_order is None else by_order
 
     def same(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """The places in both `Ends` of what is one collective if the other's clock is `apart` ns ahead."""
+        """Places in both `Ends` of the same collectives, if the other's clock is `apart` ns ahead."""
         if not self.known:
             return np.empty(0, np.intp), np.empty(0, np.intp)
         mine, others = self._nearest(apart)
@@ -83,7 +83,7 @@ class TwoRanks:
         return self._rows[0][mine], self._rows[1][others]
 
     def _tolerance(self) -> tuple[int, int]:
-        """How far apart ends of one collective may be that are each other's nearest; that are the n-th and the n-th."""
+        """How far apart the ends of one collective may be: as each other's nearest, and as n-th and n-th."""
         within = np.diff(self._key[0]) == 0
         gaps = np.diff(self._end[0])[within]
         usual, least = np.percentile(gaps, [10, 0]) if len(gaps) else (_MOST_NS * _SHARE, 0)
@@ -91,16 +91,16 @@ class TwoRanks:
         return window, min(max(int(least) // 2, window), _MOST_NS)
 
     def _nth(self, shift: int = 0, from_end: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the n-th and the (n + `shift`)-th; without a shift, of keys of which both have as many."""
+        """Pairs of the n-th and the (n + `shift`)-th; without a shift, of keys that both have equally often."""
         mine = np.arange(len(self._key[0]))
         key = self._key[0]
-        number = mine - self._begin[0][key] + shift
+        number = mine - self._start[0][key] + shift
         if from_end:
             number += (self._count[1] - self._count[0])[key]
         there = (number >= 0) & (number < self._count[1][key])
         if not shift and not from_end:
             there = (self._count[0] == self._count[1])[key]
-        return mine[there], (self._begin[1][key] + number)[there]
+        return mine[there], (self._start[1][key] + number)[there]
 
     def _by_order(self) -> int | None:
         mine, others = self._nth()
@@ -126,7 +126,7 @@ class TwoRanks:
         return best if most >= _FEW and (most - rival > alone or rival <= _RIVAL * most) else None
 
     def _candidates(self) -> list[int]:
-        """Differences to try: those that are frequent among some pairs, and those of n-th and about n-th."""
+        """Offsets to try: the frequent ones among some pairs, and those of n-th and about n-th."""
         found = _frequent(self._some_differences(), self._window, _PEAKS)
         for shift in range(-_BAND, _BAND + 1):
             for from_end in (False, True):
@@ -135,18 +135,18 @@ class TwoRanks:
         return sorted(set(found))
 
     def _some_differences(self) -> np.ndarray:
-        """Differences of all pairs, or of a few of the first rank's ends, evenly taken, with all of the other's."""
+        """Differences of all pairs, or of some evenly spaced ends of the first rank with all of the other's."""
         each = _PAIRS // len(self._count[0])
         parts = []
         for key in range(len(self._count[0])):
-            (begin, count), (start, number) = ((self._begin[n][key], self._count[n][key]) for n in (0, 1))
-            chosen = begin + np.unique(np.linspace(0, count - 1, min(count, max(each // number, 1)), dtype=np.int64))
+            (first, count), (start, number) = ((self._start[n][key], self._count[n][key]) for n in (0, 1))
+            chosen = first + np.unique(np.linspace(0, count - 1, min(count, max(each // number, 1)), dtype=np.int64))
             parts.append((self._end[1][None, start : start + number] - self._end[0][chosen, None]).ravel())
         return np.concatenate(parts)
 
     def _nearest(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of ends of which each is the other's nearest, and near enough."""
-        lowest = np.minimum.reduceat(self._end[0], self._begin[0])
+        """Pairs of ends that are each other's nearest, and near enough."""
+        lowest = np.minimum.reduceat(self._end[0], self._start[0])
         span = int((self._end[0] - lowest[self._key[0]]).max()) + self._window + 1
         at = [
             key * (6 * span)
@@ -167,7 +167,7 @@ def _nearest_place(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _frequent(differences: np.ndarray, window: int, most: int) -> list[int]:
-    """The differences around which the most lie, `window` or more from each other."""
+    """The most frequent differences, `window` or more apart."""
     ordered = np.sort(differences)
     number = np.searchsorted(ordered, ordered + window, side="right") - np.arange(len(ordered))
     found: list[int] = []

@@ -1,7 +1,7 @@
 """Collectives that several ranks took part in: how far their clocks are apart, and who waited for whom.
 
-A collective begins on each rank when that rank comes to it, and ends on all at about the same time. So the ends tell
-how far the clocks are apart, and with that known, the begins tell who came last.
+A collective starts on each rank when that rank arrives, and ends on all at about the same time. So the ends give the
+offsets of the clocks, and with those known, the starts show who arrived last.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import pandas as pd
 from perfnb.attribution.device_work import SORTS, device_work, text
 from perfnb.ranks.clocks import Ends, TwoRanks
 
-#: What a kernel's name tells of the collective, where nothing else does.
+#: The kind of collective in a kernel's name, if nothing else gives it.
 _KIND = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce", re.IGNORECASE)
-#: What collectives have in common of which one may be the other.
+#: Columns that the same collective has in common on all ranks.
 _ALIKE = ["step", "kind", "group"]
 
 
 def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | None = None) -> pd.DataFrame:
-    """The collectives of a rank's steps, in the order of time.
+    """The collectives of a rank's steps, in order of time.
 
     Parameters
     ----------
     events : DataFrame
-        One row an event of the rank, see `Recording.events`.
+        One row per event of the rank, see `Recording.events`.
     rank : int
     base_ns : int
         Added to times.
     step : int, optional
-        Number of the one step that all belong to.
+        The one step that all belong to.
 
     Returns
     -------
     DataFrame
-        ``rank``, ``step``, ``kind`` (``allreduce``, ...), ``group`` (ranks that take part; empty where unknown),
+        ``rank``, ``step``, ``kind`` (``allreduce``, ...), ``group`` (ranks that take part; empty if unknown),
         ``start_ns``, ``end_ns``.
     """
     work = device_work(events)
@@ -59,23 +59,23 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The collectives that ranks share, and how far their clocks are apart.
 
-    What ends together, of one kind and group and in one step, is one collective; see `rank_clocks`. Ranks that share
-    collectives, directly or through others, are told from the first of them: with groups [0, 1] and [2, 3], the clock
-    of rank 3 is told from that of rank 2.
+    Collectives of one kind, group and step that end together are the same one; see `clocks`. Clocks of ranks that share
+    collectives, directly or through others, are relative to the first of them: with groups [0, 1] and [2, 3], the clock
+    of rank 3 is relative to that of rank 2.
 
     Parameters
     ----------
     tables : mapping of int to DataFrame
-        Of each rank, as `collectives` gives them.
+        For each rank, from `collectives`.
 
     Returns
     -------
     matched : DataFrame
-        As `collectives`, of what was found on several ranks, with ``place``: which collective each is.
+        Rows of `collectives` found on several ranks, with ``place``, which identifies the collective.
     clocks : DataFrame
-        Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (both missing where it cannot be told),
-        ``spread_us`` (half the distance between the quartiles of single collectives, added up where it is told through
-        other ranks, which tells how sure it is), ``collectives`` (found on several ranks).
+        Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (both missing if not known), ``spread_us``
+        (its uncertainty: half the interquartile range of single collectives, summed along a chain of ranks),
+        ``collectives`` (found on several ranks).
     """
     ends, rows = _ends(tables)
     clocks = _clocks(ends)
@@ -96,21 +96,21 @@ def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataF
 
 
 def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int, np.ndarray]]:
-    """The ends of each rank's collectives, and which rows of all tables together they are."""
+    """The ends of each rank's collectives, and their rows in all tables together."""
     whole = pd.concat(tables.values(), ignore_index=True)
     keys = whole.groupby(_ALIKE, sort=False, dropna=False).ngroup().to_numpy()
     end = whole["end_ns"].to_numpy(dtype=np.int64)
-    ends, rows, begin = {}, {}, 0
+    ends, rows, first = {}, {}, 0
     for rank, table in tables.items():
-        mine = np.arange(begin, begin + len(table))
+        mine = np.arange(first, first + len(table))
         mine = mine[np.lexsort((end[mine], keys[mine]))]
         ends[rank], rows[rank] = Ends(keys[mine], end[mine]), mine
-        begin += len(table)
+        first += len(table)
     return ends, rows
 
 
 def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
-    """Each rank's clock: microseconds ahead, how sure, and of which rank."""
+    """Each rank's clock: microseconds ahead, uncertainty, and of which rank."""
     clocks: dict[int, tuple[float, float, int]] = {}
     for reference in ends:
         if reference in clocks:
@@ -139,12 +139,12 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
 def _places(
     ends: Mapping[int, Ends], rows: Mapping[int, np.ndarray], clocks: Mapping[int, tuple[float, float, int]]
 ) -> np.ndarray:
-    """Which collective each row is: the number of a row that is the same one on the rank that has most of its kind."""
+    """Which collective each row is: the row of the same one on the rank that has most of its kind."""
     places = np.arange(sum(map(len, rows.values())))
     counts = pd.DataFrame({rank: pd.Series(one.key).value_counts() for rank, one in ends.items()}).fillna(0)
     for reference in dict.fromkeys(told for _, _, told in clocks.values()):
         ranks = [rank for rank in ends if clocks[rank][2] == reference]
-        leaders = counts[ranks].idxmax(axis="columns")  # the first of them, where several have as many
+        leaders = counts[ranks].idxmax(axis="columns")  # the first of several
         for leader in leaders.unique():
             led = _only(ends[leader], leaders.index[leaders == leader])
             for rank in ranks:
@@ -161,13 +161,13 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
 
 
 def waits(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
-    """How long each rank waited in collectives for the last one to come, by rank and step.
+    """How long each rank waited in collectives for the last one to arrive, by rank and step.
 
     Returns
     -------
     DataFrame
-        ``rank``, ``step``, ``waiting_ms``, ``collectives`` (found on several ranks), ``last`` (to how many of them it
-        came last).
+        ``rank``, ``step``, ``waiting_ms``, ``collectives`` (found on several ranks), ``last`` (how many of them it
+        was last at).
     """
     start, waited = _waited(matched, clocks)
     latest = pd.Series(start).groupby(matched["place"].to_numpy()).transform("max").to_numpy()
@@ -178,18 +178,18 @@ def waits(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
 
 
 def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
-    """How much longer than a rank each of those waited with which it shares collectives, in these.
+    """How much longer than a rank the ranks it shares collectives with waited in these.
 
     Returns
     -------
     Series
-        By rank, of the one of them that waited least: milliseconds in all steps together. Below 0 where it waited less
-        than the rank itself.
+        By rank, for the one of the others that waited least: milliseconds over all steps; negative if that one waited
+        less than the rank itself.
     """
     _, waited = _waited(matched, clocks)
     ranks = list(clocks.index)
     rank = matched["rank"].map({rank: number for number, rank in enumerate(ranks)}).to_numpy(dtype=np.int64)
-    more = np.zeros((len(ranks), len(ranks)))  # more[a, b]: b waited in what it shares with a, less what a waited there
+    more = np.zeros((len(ranks), len(ranks)))  # more[a, b]: wait of b in what it shares with a, minus that of a
     shared = np.zeros((len(ranks), len(ranks)), dtype=bool)
     who = pd.Series(rank).groupby(matched["place"].to_numpy()).agg(lambda one: ",".join(map(str, sorted(one))))
     for together, waiting in pd.Series(waited).groupby(matched["place"].map(who).to_numpy()):
@@ -203,7 +203,7 @@ def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
 
 
 def _waited(matched: pd.DataFrame, clocks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row: when it began by the clock of the reference, and how long it waited, in nanoseconds."""
+    """When each row started by the reference clock, and how long it waited, in nanoseconds."""
     ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
     shift = matched["rank"].map(ahead).to_numpy(dtype=np.int64)
     start = matched["start_ns"].to_numpy(dtype=np.int64) - shift

@@ -131,7 +131,7 @@ def ranks_count(count: int) -> str:
     return f"{count:,} rank{'s' * (count != 1)}"
 
 
-def rank_notes(summary: RanksSummary) -> Iterator[str]:
+def _notes(summary: RanksSummary) -> Iterator[str]:
     """Reasons for doubt, who held the others up, and how far the clocks are apart."""
     yield from _doubts(summary)
     yield _straggler(summary)
@@ -159,9 +159,9 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
             told[name][rank] for name in ("ahead_us", "spread_us", "reference", "collectives")
         )
         apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
-        sign = "+" if ahead >= 0 else "−"
+        way = "ahead of" if ahead >= 0 else "behind"
         yield (
-            f"Clocks are compared by the ends of collectives: rank {rank} is {sign}{apart} from rank {reference} "
+            f"Clocks are compared by the ends of collectives: rank {rank} is {apart} {way} rank {reference} "
             f"(± {sure}, {count:,} collectives); waiting times are corrected for it."
         )
 
