@@ -361,7 +361,7 @@ EXERCISES = (
     Exercise("7.3", "The fused optimizer", measure_fused, judge_fused, timed=True),
     Exercise("7.4", "bfloat16", measure_bf16, judge_bf16, timed=True),
     Exercise("7.5", "Larger batches", measure_larger, judge_larger, timed=True),
-    Exercise("7.6", "Compiled, and paid back", measure_compiled, judge_compiled, timed=True),
+    Exercise("7.6", "Compiling, and when it pays off", measure_compiled, judge_compiled, timed=True),
     Exercise("7.7", "int8 for inference", measure_int8, judge_int8, timed=True),
-    Exercise("7.8", "All that held", measure_best, judge_best, timed=True),
+    Exercise("7.8", "Everything that helped", measure_best, judge_best, timed=True),
 )

@@ -1,19 +1,20 @@
 # %% [markdown]
 # # Lab 7 · The optimisation loop
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
-# for one to three minutes, a third of it or more for `torch.compile`. It helps to have done
-# [lab 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb) before.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# one to three minutes, at least a third of it for `torch.compile`. It helps to have done [lab
+# 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
 #
 # **Afterwards you can**
 #
-# - change a training script one factor at a time, and tell by a performance report whether the change is worth keeping;
-# - say beforehand what would be *worse*, so that no gain in time hides a loss in quality;
-# - say of five textbook speed-ups whether they hold **on this machine**, for this model, and how sure you are of that.
+# - change a training script one factor at a time, and decide from a performance report whether the change is worth
+#   keeping;
+# - define in advance what would be *worse*, so that no speed-up hides a loss of quality;
+# - say whether five textbook speed-ups hold **on this machine**, for this model, and how certain that is.
 #
 # The loop is always the same: **predict, change one thing, report, decide, write it down.** Nobody can tell you which
-# speed-ups hold: that depends on your processor. So `labs.check` judges by what is measured here. It tells what is
-# wrong, never the answer, and you may try as often as you like.
+# speed-ups hold: that depends on your processor. So `labs.check` judges by what is measured here. It says what is
+# wrong, never the answer, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -35,7 +36,7 @@ from perfnb import labs
 
 torch.set_num_threads(1)  # times vary less: with several threads, each step waits for the slowest of them
 
-# The journal of this lab goes away with the kernel. Yours would stay: perfnb.journal("experiments/").
+# The journal of this lab disappears with the kernel. To keep yours: perfnb.journal("experiments/").
 folder = tempfile.TemporaryDirectory()
 journal = perfnb.journal(os.path.join(folder.name, "journal"))
 
@@ -52,8 +53,8 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # It learns to read handwritten digits, 8 by 8 pixels each. A few blocks with a residual connection, cross entropy,
 # AdamW, batches of 32. Nothing in it is wrong. Could it be faster?
 #
-# It is written as a class, so that a change is *one method* that you write anew; the rest is inherited. Read it once:
-# which method would you change for another optimizer, which for another precision of the forward pass?
+# It is written as a class, so that a change is *one method* that you override; the rest is inherited. Read it once:
+# which method would you change for another optimizer, and which for another precision of the forward pass?
 
 
 # %%
@@ -120,26 +121,26 @@ batches = list(zip(images[:1280].split(32), labels[:1280].split(32), strict=True
 # The textbook has five ways to make such a script faster:
 #
 # - `fused`: the optimizer updates all weights in one call, instead of with several operators for each tensor;
-# - `bf16`: the forward pass computes in numbers of 16 bits (`bfloat16`) where that is safe;
+# - `bf16`: the forward pass computes in 16 bits (`bfloat16`) where that is safe;
 # - `larger batches`: 256 digits a step instead of 32, for the same number of digits;
-# - `compile`: `torch.compile` makes C++ of the model, and operators that follow each other become one loop;
-# - `int8`: the trained model answers with weights of 8 bits.
+# - `compile`: `torch.compile` turns the model into C++ and fuses successive operators into one loop;
+# - `int8`: inference with 8-bit weights.
 #
-# Here is where the script's step goes. Only then predict. We look at the phases alone; the whole profile, `p`, also
-# suggests what to do, and that you shall find yourself.
+# First look at where the script's step spends its time, then predict. We only look at the phases; the full profile,
+# `p`, also gives recommendations, which you should find yourself.
 
 # %%
 p = perfnb.profile_step(Script().step, batches, name="the script", budget_s=4, memory=False)
 p.phases.round(3)
 
 # %% [markdown]
-# **Exercise 7.1.** For each of the five: by which factor do you expect it to be faster, on this machine? 2.0 is twice
-# as fast, 1.0 no difference, 0.5 half as fast. Use the column `share`: what could `fused` bring *at most*, if the
-# optimizer took no time at all? (`int8` is meant for 256 images at once.) Only the form is judged.
+# **Exercise 7.1.** For each of the five: by what factor do you expect it to be faster on this machine? 2.0 is twice as
+# fast, 1.0 no difference, 0.5 half as fast. Use the column `share`: what could `fused` gain *at most*, if the optimizer
+# took no time at all? (`int8` means 256 images at once.) Only the form is checked.
 #
-# (These are shares of a *traced* step, which is slower than another: tracing adds a little to each operator, however
-# short. So a phase of many short operators has a somewhat different share without it, and what you find is no exact
-# bound. Lab 2 is about that. For a prediction it will do.)
+# (These are shares of a *traced* step, which is slower: tracing adds a little to each operator, however short. So a
+# phase with many short operators has a somewhat different share without it, and this is not an exact bound, as lab 2
+# explains. For a prediction it is good enough.)
 
 # %% answer 7.1
 prediction = {"fused": ..., "bf16": ..., "larger batches": ..., "compile": ..., "int8": ...}
@@ -154,16 +155,16 @@ labs.check("7.1", prediction)
 # %% [markdown]
 # ## 7.2 What would be worse?
 #
-# *Before* anything is made faster, say what must not become worse, how it is measured, and how much worse is still
-# accepted. Afterwards everybody finds a reason why the loss does not matter.
+# *Before* you make anything faster, say what must not get worse, how it is measured, and how much worse is acceptable.
+# Afterwards it is easy to find reasons why the loss does not matter.
 #
-# Ours: the share of held-out digits that the model gets **wrong**. (A loss, so that smaller is better.)
+# Ours: the fraction of held-out digits that the model gets **wrong**. (A loss, so lower is better.)
 #
 # **Exercise 7.2.** Write `wrong(model, x, y)`: the share, 0 to 1, of the images `x` whose label `y` the model gets
-# wrong, as a number of Python (`.item()` makes one of a tensor). The model gives ten scores for each image; the digit
-# with the highest is its answer. Some models have dropout, which must be off meanwhile
-# (`model.eval()`). And training goes on afterwards: leave the model in the mode in which it came (`model.training`
-# tells which, `model.train(mode)` sets it), and without gradients (`with torch.no_grad():`).
+# wrong, as a Python number (`.item()` converts a tensor). The model gives ten scores per image; the digit with the
+# highest is its answer. Some models have dropout, which must be off during evaluation (`model.eval()`). Training
+# continues afterwards: restore the model's mode (`model.training` is the mode, `model.train(mode)` sets it), and
+# compute no gradients (`with torch.no_grad():`).
 
 
 # %% answer 7.2
@@ -183,9 +184,9 @@ def wrong(model, x, y):
 labs.check("7.2", wrong)
 
 # %% [markdown]
-# How exact is such a share? 517 digits were held out, so one digit is 0.002. And chance moves it by more. Here is the
-# same script six times, each for three epochs' worth of steps: three times with other batches drawn, and three times
-# with other weights to begin with.
+# How precise is this fraction? 517 digits are held out, so one digit is 0.002. Chance moves it by more than that. Here
+# is the same script six times, each for three epochs' worth of steps: three times with different batches, and three
+# times with different initial weights.
 
 # %%
 shares = []
@@ -202,20 +203,20 @@ if None not in shares:
     print(f"wrong: other batches {shares[:3]}, other weights {shares[3:]}; {max(shares) - min(shares):.3f} apart")
 
 # %% [markdown]
-# So much the share moves when *nothing* was changed. We accept **three more wrong digits in a hundred**: the
-# candidate's share may be larger than the script's by 0.03. Compare the two numbers: where chance alone moves the
-# share by nearly as much or more, a limit of 0.03 on two trainings that began differently would judge by luck.
+# This is how much it varies when *nothing* has changed. We accept **three more wrong digits in a hundred**: the
+# candidate may exceed the script by 0.03. Compare the two numbers: if chance alone moves the result by almost that much
+# or more, a limit of 0.03 on two differently initialised trainings would judge by luck.
 #
 # In a report both sides therefore get the same weights and the same batches. That keeps them closer together, but not
-# equal: after some hundred steps even another rounding of the same arithmetic has made another model of it, and a
-# difference of 0.02 has been seen from that alone. Two consequences. *Before* and *after* may be compared within one
-# report only, for the next report has trained for another number of steps. And a difference near the limit, on either
-# side, is no finding: it takes more held-out digits, or several trainings, to know.
+# identical: after a few hundred steps even different rounding leads to a different model, and we have seen a difference
+# of 0.02 from that alone. This has two consequences. *Before* and *after* can only be compared within one report,
+# because the next one trains for a different number of steps. And a difference close to the limit, on either side,
+# proves nothing: you need more held-out digits, or several trainings.
 #
 # `tried` does what each exercise needs: a performance report of a candidate against the script. Both train in pairs, in
-# random order, on the same batches; afterwards both have learned from equally many digits, and `wrong` judges what they
-# know. The script is the report's *baseline*, here also called *before*; the candidate is *after*. Each report goes
-# into a journal, with what you expected. You need not change anything in this cell.
+# random order, on the same batches; afterwards both have seen the same number of digits, and `wrong` evaluates them.
+# The script is the report's *baseline*, also called *before*; the candidate is *after*. Each report goes into a journal
+# together with your expectation. You do not have to change anything in this cell.
 
 # %%
 ACCEPTED = 0.03
@@ -264,12 +265,12 @@ def tried_training(change, candidate, budget_s=6, expected=None):
 # %% [markdown]
 # ## 7.3 The fused optimizer
 #
-# AdamW as torch makes it on a CPU goes through the tensors one by one, with some ten operators for each. With
-# `fused=True` one call updates all. Same arithmetic; so what should become of the quality? (Look at the share of wrong
+# By default, torch's AdamW on a CPU loops over the tensors, with about ten operators each. With `fused=True` one call
+# updates them all. It is the same arithmetic, so what should happen to the quality? (Look at the fraction of wrong
 # digits before and after, and remember what rounding does.)
 #
-# **Exercise 7.3.** Make a training `Fused` that differs from `Script` in this one thing: write `make_optimizer` anew.
-# Replace the line by your method; `class Fused(Script):` inherits all else.
+# **Exercise 7.3.** Make a training `Fused` that differs from `Script` in this one thing: override `make_optimizer`.
+# Replace the line by your method; `class Fused(Script):` inherits everything else.
 
 
 # %% answer 7.3
@@ -287,21 +288,20 @@ class Fused(Script):
 tried_training("fused", Fused())
 
 # %% [markdown]
-# **Read the report**: the decision comes first, and the sentence below it the reason. Then two rows count. *step,
-# median* has the change with its 95 % interval: it is the typical ratio of the pairs (Hodges and Lehmann's estimate,
-# much like a median), and the two steps of a pair ran shortly one after the other. The two medians beside it are of all
-# steps, and where times vary much, their ratio is another; the pairs are the better evidence. *loss: added wrong share*
-# is what you defined: how much larger the share of wrong digits is than the script's, with the most that is accepted.
-# The bars under the table are the pairs' ratios, the outermost with all that lies beyond. Below stands how small a
-# difference so many pairs find: *a difference of 1.6 % in 9 of 10 runs* says that one of 1 % they would often miss.
-# What else stands there is about the machine: where it was *not steady*, or *neighbouring pairs resemble each other*,
-# the interval is wider for it.
+# **Read the report**: first comes the decision, with the reason below it. Then two rows matter. *step, median* has the
+# change with its 95 % interval: the typical ratio of the pairs (the Hodges-Lehmann estimate, similar to a median),
+# where the two steps of a pair ran right after each other. The two medians next to it are over all steps; if times vary
+# a lot, their ratio is different, and the pairs are the better evidence. *loss: added wrong share* is what you defined:
+# by how much the fraction of wrong digits exceeds the script's, with the accepted limit. The bars below the table are
+# the pairs' ratios; the outermost include everything beyond. Below that is how small a difference these pairs can find:
+# *a difference of 1.6 % in 9 of 10 runs* means that they would often miss one of 1 %. The other notes are about the
+# machine: if it was not in steady state, or neighbouring pairs are autocorrelated, the interval is wider.
 #
-# Utilisation, memory and arithmetic are `n/a`, not known: they need a profile of both sides, and we give all of the
-# time to pairs (`profile=False`).
+# Utilisation, memory and FLOPs are `n/a` (not measured): they need a profile of both sides, and we spend all the time
+# on pairs (`profile=False`).
 #
-# Changed your answer? Run its cell *and* the report's again: a report of what was there before is no report of what
-# is there now. The check tries for itself.
+# Changed your answer? Run its cell *and* the report's again: a report on the old code says nothing about the new code.
+# The check runs its own trial.
 
 # %% check 7.3 points=2
 labs.check("7.3", Fused, script=Script, batches=batches, reports=reports, made_of=made_of)
@@ -309,18 +309,18 @@ labs.check("7.3", Fused, script=Script, batches=batches, reports=reports, made_o
 # %% [markdown]
 # ## 7.4 bfloat16
 #
-# A `bfloat16` has 16 bits: the range of a `float32`, and three digits. Processors that have instructions for it
-# multiply such matrices twice as fast or better; others imitate them, and that is slow. Under `torch.autocast` products
-# of matrices compute in `bfloat16`, and the weights stay in `float32`, so that small updates are not lost.
+# A `bfloat16` has 16 bits: the range of a `float32` with three digits of precision. Processors with native instructions
+# multiply such matrices at least twice as fast; others emulate them, which is slow. Under `torch.autocast`, matrix
+# products run in `bfloat16` while the weights stay in `float32`, so that small updates are not lost.
 #
 # **Predict:** the layers are small, 128 by 512. Every product first converts its operands. Will the conversion cost
 # more than the product saves?
 #
 # **Exercise 7.4.** Make a training `Bf16`: only `predict` computes under `torch.autocast("cpu", dtype=torch.bfloat16)`
-# (use it in a `with` statement). Call `self.model(x)` in it, as the script does, and not `super()`: then another class
-# can take the method over, as 7.8 does. Return `.float()` of the scores, so that the loss is computed in `float32`;
-# cross entropy in `bfloat16` has three digits (the check lets that pass). The weights, the optimizer and all else stay
-# as they are, and it is not fused: one thing at a time.
+# (use it in a `with` statement). Call `self.model(x)` in it, as the script does, and not `super()`, so that another
+# class can reuse the method, as 7.8 does. Return `.float()` of the scores, so that the loss is computed in `float32`;
+# cross entropy in `bfloat16` has three digits (the check accepts that). Weights, optimizer and everything else stay the
+# same, and it is not fused: one thing at a time.
 
 
 # %% answer 7.4
@@ -342,22 +342,22 @@ tried_training("bf16", Bf16())
 labs.check("7.4", Bf16, script=Script, batches=batches, reports=reports, made_of=made_of)
 
 # %% [markdown]
-# What did it say here? `accept`, `reject` and `inconclusive` are all right answers, if the report says so. The last one
-# does not mean *no gain*: it means that so few pairs on so restless a machine cannot tell. If you want to know, give it
-# more time, as in `tried_training("bf16", Bf16(), budget_s=20)`.
+# What did it say here? `accept`, `reject` and `inconclusive` are all correct if the report says so. The last one does
+# not mean *no gain*: it means that so few pairs on such a noisy machine cannot tell. If you want to know, give it more
+# time, as in `tried_training("bf16", Bf16(), budget_s=20)`.
 #
-# A report made again may decide otherwise, most easily where the gain is small or the machine restless. More pairs are
-# the remedy. Repeating until it says `accept` is none: who asks often enough gets every answer once. Decide beforehand
-# how many pairs, then take the answer.
+# A second report may come to a different decision, especially if the gain is small or the machine noisy. The remedy is
+# more pairs, not repeating until it says `accept`: if you ask often enough, you get every answer once. Decide on the
+# number of pairs in advance, then accept the answer.
 #
 # ## 7.5 Larger batches
 #
-# A step on 256 digits takes *longer* than one on 32. So comparing the steps tells nothing; the same **work** has to be
-# compared: so many digits learned from, in steps of 32 or in one of 256.
+# A step on 256 digits takes *longer* than one on 32, so comparing steps is meaningless. You have to compare the same
+# **work**: the same number of digits, in steps of 32 or in one step of 256.
 #
-# **Exercise 7.5.** Write `learn(training, samples, size)`: learn from all of `samples`, a pair of images `x` and
-# labels `y`, in batches of `size`, with `training.step((x, y))` for each. Each sample has its turn once, in order; the
-# last batch may be smaller. `x.split(size)` cuts a tensor into pieces.
+# **Exercise 7.5.** Write `learn(training, samples, size)`: learn from all of `samples`, a pair of images `x` and labels
+# `y`, in batches of `size`, with `training.step((x, y))` for each. Each sample is used once, in order; the last batch
+# may be smaller. `x.split(size)` cuts a tensor into pieces.
 
 
 # %% answer 7.5
@@ -371,12 +371,12 @@ def learn(training, samples, size):
 
 
 # %% [markdown]
-# **Predict** two things: how many times as fast 256 digits are at once as in eight steps; and which of the two models
-# will know more after equally many digits. One has made eight times as many updates. (In the report a *step* is 256
-# digits, on either side.)
+# **Predict** two things: how many times as fast 256 digits are at once compared with eight steps; and which of the two
+# models will be better after the same number of digits. One has made eight times as many updates. (In the report a
+# *step* is 256 digits on both sides.)
 #
-# The time is measured in pairs, as before. For the quality two more trainings, `few`, learn from the 1280 digits
-# *once*: after that the script has made 40 updates, and the other five.
+# Time is measured in pairs, as before. For quality, two more trainings, `few`, see the 1280 digits *once*: by then the
+# script has made 40 updates, and the other five.
 
 # %%
 portions = list(zip(images[:1280].split(256), labels[:1280].split(256), strict=True))
@@ -399,7 +399,7 @@ labs.check("7.5", learn, reports=reports, made_of=made_of)
 
 # %% [markdown]
 # **Look at** both, the time and the loss. Throughput is not progress: what counts is the time until the model is good
-# enough. But does the loss stay? Here two such trainings go on learning.
+# enough. But is the loss permanent? Here two such trainings continue.
 
 # %%
 in_steps, at_once = Script(), Script()
@@ -412,23 +412,23 @@ for epoch in range(1, 9):
         print(f"after {epoch * 1280:6,} digits, share of wrong ones: {in_32:.3f} in steps of 32, {in_256:.3f} of 256")
 
 # %% [markdown]
-# Early on the larger batch knows less after the same digits; later, when both have learned what there is to learn, the
-# rest is within what chance does (7.2). So *is it as good?* depends on when you ask, and "equally many digits" is a
-# choice that belongs into the journal. The fairest question is the time until a given share; you have all that it
-# takes. A larger batch usually asks for a larger learning rate, and that is *another factor*: a training of its own,
-# with a report of its own. Try it when you have time.
+# Early on, the larger batch is worse after the same digits; later, when both have converged, the difference is within
+# chance (7.2). So *is it as good?* depends on when you ask, and "the same number of digits" is a choice that belongs in
+# the journal. The fairest measure is the time to reach a given accuracy; you have everything you need for that. A
+# larger batch usually needs a larger learning rate, and that is *another factor*: a separate training with its own
+# report. Try it when you have time.
 #
-# ## 7.6 Compiled, and paid back
+# ## 7.6 Compiling, and when it pays off
 #
-# `torch.compile(net)` returns a model that is compiled when it is first called: C++ is written for it and a compiler
-# runs, for half a minute or so. So there are two questions: is the step faster, and after how many steps has it paid
-# for the compilation?
+# `torch.compile(net)` returns a model that is compiled on its first call: C++ is generated and a compiler runs, for
+# half a minute or so. So there are two questions: is the step faster, and after how many steps has it paid for the
+# compilation?
 #
 # **Exercise 7.6.** Two things. Make a training `Compiled`: `make_model` returns `torch.compile(net)`. And write
 # `pays_after(first_s, before_ms, ratio, verdict)`: the number of steps after which the compilation has paid for itself.
 # `first_s` are the **seconds** of the first step, which compiles; `before_ms` the **milliseconds** of a step of the
-# script; `ratio` and `verdict` those of the report: a compiled step takes `ratio` times as long as one of the script.
-# Return `math.inf` where no gain was shown, which is wherever the verdict is not `"faster"`.
+# script; `ratio` and `verdict` are those of the report: a compiled step takes `ratio` times as long as the script's.
+# Return `math.inf` if no gain was shown, that is, if the verdict is not `"faster"`.
 
 
 # %% answer 7.6
@@ -452,9 +452,9 @@ def pays_after(first_s, before_ms, ratio, verdict):
 
 
 # %% [markdown]
-# The next cell runs the first step of `Compiled`, and may take a minute where other programs compute as well. Run
-# again, it keeps the time of the step that compiled. Where there is no C++ compiler the step fails with one sentence,
-# and the exercise asks for `pays_after` alone.
+# The next cell runs the first step of `Compiled`, which may take a minute on a busy machine. If you run it again, it
+# keeps the time of the step that compiled. Without a C++ compiler the step fails with one sentence, and the exercise
+# only asks for `pays_after`.
 
 # %%
 compiled = Compiled()
@@ -490,18 +490,18 @@ evidence = {"script": Script, "batches": batches, "reports": reports, "made_of":
 labs.check("7.6", pays_after, training=Compiled, first=first, **evidence)
 
 # %% [markdown]
-# If it pays, in which epoch would that be, with 40 steps each? A compiled model is worth its time where operators
-# follow each other that do little per number, and where training is long.
+# If it pays off, in which epoch, with 40 steps each? Compiling is worthwhile for chains of operators that do little
+# work per number, and for long trainings.
 #
 # ## 7.7 int8 for inference
 #
-# A trained model only answers. *Dynamic quantisation* keeps the weights of its linear layers as 8-bit whole numbers,
-# with a scale; the inputs of each layer are converted while it runs. Four times fewer bytes, and processors that
-# multiply such numbers several times as fast.
+# At inference time, *dynamic quantisation* stores the weights of linear layers as 8-bit integers with a scale; the
+# inputs of each layer are converted on the fly. That is a quarter of the bytes, and some processors multiply such
+# numbers several times as fast.
 #
 # torch's own function for it is `torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)`. It works
-# on CPUs, and is *deprecated*: its successor is a package of its own, `torchao`, which you may use if you have it. We
-# silence the two warnings that say so.
+# on CPUs and is *deprecated*: its successor is the separate package `torchao`, which you may use if you have it. We
+# silence the two deprecation warnings.
 
 # %%
 warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated")
@@ -516,12 +516,12 @@ if wrong(trained.net, *held_out) is not None:
     print(f"share of wrong digits: {wrong(trained.net, *held_out):.3f}")
 
 # %% [markdown]
-# Your prediction of 7.1 was for 256 images at once. **Predict** again for one image at a time: how many times as fast?
-# When does converting the inputs cost more than it brings?
+# Your prediction in 7.1 was for 256 images at once. **Predict** again for one image at a time: how many times as fast?
+# When does converting the inputs cost more than it gains?
 #
-# **Exercise 7.7.** Write `quantised(net)`: it returns a model with weights in int8, and leaves `net` as it is. (Import
+# **Exercise 7.7.** Write `quantised(net)`: it returns a model with int8 weights and leaves `net` unchanged. (Import
 # what you need inside the function.) Put your prediction into `one_at_a_time`; it goes into the journal and is not
-# judged. Then run the reports: the baseline is the trained model, and quality is judged as before.
+# graded. Then run the reports: the baseline is the trained model, and quality is judged as before.
 
 
 # %% answer 7.7
@@ -572,27 +572,26 @@ reports.get("int8, one at a time")
 labs.check("7.7", quantised, net=trained.net, x=held_out[0], reports=reports, made_of=made_of)
 
 # %% [markdown]
-# The same change, the same model, the same machine, and perhaps two decisions. *Does it hold?* has no answer without
+# The same change, the same model, the same machine, and perhaps two decisions. *Does it help?* has no answer without
 # *for which input?*
 #
-# ## 7.8 All that held
+# ## 7.8 Everything that helped
 #
-# Time to put together what your reports accept. Do speed-ups multiply? If one takes 20 % off the optimizer's time and
-# another 20 % off the forward pass, what is left of the step?
+# Time to combine what your reports accepted. Do speed-ups multiply? If one takes 20 % off the optimizer and another 20
+# % off the forward pass, what is left of the step?
 #
-# **Exercise 7.8.** Make a training `Best` with all that was accepted of the two changes `fused` and `bf16`, and
-# nothing else: `reports["fused"].decision` tells. In the class, the line `make_optimizer = Fused.make_optimizer` takes
-# over that method as it is; a class may also inherit from two, `class Best(One, Other):`. A change that was rejected or
-# stayed inconclusive is left out. If both were, `Best` is the script: write `pass`. Larger batches and compilation we
-# leave out here in any case.
+# **Exercise 7.8.** Make a training `Best` with whichever of `fused` and `bf16` was accepted, and nothing else: see
+# `reports["fused"].decision`. In the class, the line `make_optimizer = Fused.make_optimizer` reuses that method; a
+# class can also inherit from two, `class Best(One, Other):`. Leave out a change that was rejected or inconclusive. If
+# both were, `Best` is the script: write `pass`. We leave out larger batches and compilation here in any case.
 #
-# Then bind three names. `product`: the speed-ups of the changes in it multiplied, each `1 / ratio` with the ratio of
-# its report, `reports["fused"].ab.ratio` (1.0 if there are none); that is what you expect. `best`: the report that
+# Then bind three names. `product`: the product of the speed-ups in it, each `1 / ratio` with the ratio of its report,
+# `reports["fused"].ab.ratio` (1.0 if there are none); that is what you expect. `best`: the report that
 # `tried_training("best", Best(), expected=product)` makes. `speedup`: `1 / ratio` of that report.
 #
-# Your reports decide, and those of another run may decide otherwise. So who makes a report again, or restarts the
-# notebook and runs all of it, looks at this answer again. (Or lets it ask: a class's body may hold an `if`.) Where
-# a decision is close, give its report more pairs *before* you use it (`budget_s`).
+# Your reports decide, and those of another run may decide differently. So if you make a report again, or restart the
+# notebook and run all of it, check this answer again. (Or make it automatic: a class body may contain an `if`.) If a
+# decision is close, give its report more pairs *before* you use it (`budget_s`).
 
 
 # %% answer 7.8
@@ -630,11 +629,11 @@ labs.check("7.8", answer, training=Best, **evidence)
 # difference is what two reports differ by: noise, and what the machine did meanwhile. With none, `speedup` is that of
 # the script against itself.
 #
-# ## Which of them held?
+# ## Which of them helped?
 #
-# Your journal has it all: what you expected, what was measured, and what was decided. Where were you off by most? A
-# change that you tried several times has several lines: the last is of the code that you have now. The others stay,
-# for how often somebody tried is part of the evidence. A change that was faster and rejected was worse than accepted:
+# Your journal has it all: what you expected, what was measured, and what was decided. Where were you off the most? A
+# change that you tried several times has several lines: the last is for your current code. The others stay, because the
+# number of attempts is part of the evidence. A change that was faster but rejected was worse in quality than allowed:
 # its report says by how much.
 
 # %%
@@ -643,19 +642,20 @@ history = history.assign(speedup=1 / history["candidate_ratio"]).set_index("numb
 history[["change", "hypothesis", "speedup", "decision"]].round(2)
 
 # %% [markdown]
-# Give this notebook to somebody with another processor, and some of these lines will be others. That is its point.
+# Give this notebook to someone with a different processor, and some of these lines will change. That is the point.
 #
-# ## What you take with you
+# ## Takeaways
 #
-# - **Quality first**: what would be worse, by how much, and how exactly do you know it?
+# - **Quality first**: what would be worse, by how much, and how precisely do you know it?
 # - **One factor at a time.** Two changes in one report are no evidence for either.
-# - The same **work** on both sides: samples learned from, not steps made.
-# - *Inconclusive* is not *no gain*, and a gain within the noise is none.
-# - What is paid once (compiling) is a number of **steps**; what depends on the input needs a report for each input.
-# - Accepted changes need not multiply: measure the whole again.
+# - The same **work** on both sides: count samples, not steps.
+# - *Inconclusive* does not mean *no gain*, and a gain within the noise is no gain.
+# - A one-off cost (compiling) is paid back over a number of **steps**; what depends on the input needs one report per
+#   input.
+# - Accepted changes do not necessarily multiply: measure the combination.
 #
-# `labs.export("lab_07.json")` writes your answers and what was measured of them, for a teacher. Next:
-# [lab 8, *Reading someone else's trace*](08_someone_elses_trace.ipynb)
+# `labs.export("lab_07.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 8,
+# *Reading someone else's trace*](08_someone_elses_trace.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS

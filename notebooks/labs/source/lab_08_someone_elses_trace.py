@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Lab 8 · Reading someone else's trace
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves run
-# for about half a minute. You should know what a profile is, as from [lab 2](02_where_does_a_step_go.ipynb).
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# about half a minute. You should know what a profile is, for example from [lab 2](02_where_does_a_step_go.ipynb).
 #
 # **Afterwards you can**
 #
 # - open a trace that `torch.profiler` wrote on a machine you have never seen, and say what ran and what it waited for;
 # - compute by hand how long a GPU was busy, and which of its work was launched too late;
-# - tell launch-bound from idle for another reason, find the rank that the others wait for, and compare two GPUs;
-# - give a verdict with a figure: which lever, and what it could save at most.
+# - tell launch-bound from idle for other reasons, find the rank the others wait for, and compare two GPUs;
+# - give a verdict with a number: which lever, and what it could save at most.
 #
-# **Predict** before you look. `labs.check` tries your answers; it says what is wrong, never the answer, and you may
-# try as often as you like.
+# **Predict** before you look. `labs.check` tests your answers; it says what is wrong, never the answer, and you can try
+# as often as you like.
 
 # %%
 import pandas as pd
@@ -24,16 +24,16 @@ from perfnb.labs.made_traces import trace_file
 # %% [markdown]
 # ## Five files
 #
-# The files are in the format that `torch.profiler` writes, and they are **made up**: perfnb writes them, the same on
-# every machine, so this lab needs no network. Somebody planted something in each, and you are to find it. The numbers
-# are of the size that real GPUs have, but nobody measured them: they teach how to read a trace, not which GPU to buy.
+# The files are in the format that `torch.profiler` writes, and they are **synthetic**: perfnb writes them, the same on
+# every machine, so this lab needs no network. Something is planted in each, and your job is to find it. The numbers are
+# realistic for GPUs but were not measured: they teach you how to read a trace, not which GPU to buy.
 #
 # - `encoder_a` and `encoder_b`: inference of a text encoder on two GPUs, "A" and "B";
-# - `training_b`: training of a small network for images, on GPU B;
+# - `training_b`: training of a small image network on GPU B;
 # - `rank_0` and `rank_1`: two ranks of one job that trains a recommender.
 #
 # `trace_file` writes each into perfnb's cache folder and returns its path. The file is plain JSON, compressed; open it
-# in <https://ui.perfetto.dev> if you like to see it there too.
+# in <https://ui.perfetto.dev> if you want to see it there too.
 
 # %%
 a = perfnb.load(trace_file("encoder_a"))
@@ -44,8 +44,8 @@ ranks = perfnb.load([trace_file("rank_0"), trace_file("rank_1")])
 # %% [markdown]
 # ## 8.1 What ran it
 #
-# Before any time: what is this? A trace knows its GPU by name if the profiler recorded the devices, its rank if there
-# were several, and its steps if `profiler.step()` was called.
+# Before any times: what is this? A trace has the name of its GPU if the profiler recorded the devices, its rank if
+# there were several, and its steps if `profiler.step()` was called.
 
 # %%
 traces = {"a": a, "b": b, "training": training, "ranks[0]": ranks[0], "ranks[1]": ranks[1]}
@@ -64,8 +64,8 @@ pd.DataFrame(
 ).T
 
 # %% [markdown]
-# `training` marks no steps, so perfnb takes all of it for one. It is a training run of several iterations, though: each
-# calls the model once, and updates it once.
+# `training` marks no steps, so perfnb treats all of it as one. But it is a training run of several iterations: each
+# calls the model once and updates it once.
 #
 # **Exercise 8.1.** Give, as numbers: how many `iterations` the trace `training` holds; how many images are in its
 # `batch`; and how many `ranks` took part in the job of which we have two. The column `calls` of `training.layers` tells
@@ -91,8 +91,7 @@ labs.check("8.1", {"iterations": iterations, "batch": batch, "ranks": world_size
 # ## 8.2 Busy
 #
 # What a GPU does is in `events` under three categories: `kernel`, `gpu_memcpy`, `gpu_memset`. Each row has a start and
-# a duration in nanoseconds. **Predict:** is the sum of all durations the time for which the GPU was busy, or is it
-# more, or less?
+# a duration in nanoseconds. **Predict:** is the sum of all durations the time the GPU was busy, or is it more, or less?
 
 # %%
 WORK = ["kernel", "gpu_memcpy", "gpu_memset"]
@@ -103,13 +102,13 @@ work.groupby("stream")["duration_ns"].agg(["size", "sum"])
 # Three *streams*: queues whose work runs side by side. Some communication (stream 20) runs beside computation (stream
 # 7), so a sum counts some time twice. What we want is the length of the **union** of the intervals.
 #
-# On paper first: one kernel runs from 0 to 300 µs, one from 100 to 150, one from 200 to 400, one from 900 to 950. For
-# how long is the GPU busy?
+# On paper first: one kernel runs from 0 to 300 µs, one from 100 to 150, one from 200 to 400, one from 900 to 950. How
+# long is the GPU busy?
 #
 # **Exercise 8.2.** Write `busy_ms(work)`: from a frame with the columns `start_ns` and `duration_ns`, return for how
 # many milliseconds at least one interval ran. One way: sort the rows by their start, go through them, and remember the
 # *latest* end that you have seen; only what lies beyond it is new. (`zip(work["start_ns"], work["duration_ns"])` gives
-# pairs of numbers.) It is tried on the two ranks and on a small frame with intervals like those above.
+# pairs of numbers.) It is tested on the two ranks and on a small frame with intervals like those above.
 
 
 # %% answer 8.2
@@ -138,7 +137,7 @@ ranks.gpu_time[["rank", "total_ms", "busy_ms", "kernel_ms", "computation_ms", "c
 # %% [markdown]
 # ## 8.3 Late launches
 #
-# Now `a`: inference of eight sentences on GPU A. **Predict:** for which share of the step is the GPU busy: nearly all,
+# Now `a`: inference of eight sentences on GPU A. **Predict:** for what share of the step is the GPU busy: almost all,
 # half, a sixth?
 #
 # Then look at the report. Read the verdict, and open the tab *Timeline*: drag and zoom (in a notebook that runs) until
@@ -169,11 +168,11 @@ rows[["category", "name", "correlation", "from_us", "to_us"]]
 # **Exercise 8.3.** Write `late_share(events)`: of all the GPU's work except the first, which share was launched by a
 # call that *started* after all earlier work on the GPU had ended? Take the three categories of work and the two of
 # calls; order the work by its start; with several streams, *all earlier work* has ended at the latest of the ends
-# before it. The function returns a number from 0 to 1. It is tried on `a`, on `b`, and on a small frame of several
+# before it. The function returns a number from 0 to 1. It is tested on `a`, on `b`, and on a small frame with several
 # streams that has only the columns `category`, `start_ns`, `duration_ns` and `correlation`.
 #
-# What may help: `series.map(other)` looks values up in another series by its index; `.cummax()` is the largest value so
-# far; `.shift()` moves all values one row down; and not every call has a correlation: `.dropna(subset="correlation")`.
+# Useful: `series.map(other)` looks values up in another series by its index; `.cummax()` is the largest value so far;
+# `.shift()` moves all values one row down; and not every call has a correlation: `.dropna(subset="correlation")`.
 
 
 # %% answer 8.3
@@ -192,8 +191,8 @@ def late_share(events):
 labs.check("8.3", late_share, profile=a, other=b)
 
 # %% [markdown]
-# Such a step is **launch-bound**. The profile says so in time, and by operator: `host_ms` of `gpu_idle` is for how long
-# the GPU waited because the host was late; `launches` tells how long the calls took and what they launched.
+# Such a step is **launch-bound**. The profile says so in time, and by operator: `host_ms` of `gpu_idle` is how long the
+# GPU waited because the host was late; `launches` shows how long the calls took and what they launched.
 
 # %%
 a.gpu_idle[["idle_ms", "host_ms", "dependency_ms", "other_ms"]]
@@ -290,12 +289,11 @@ call_share = by_name["sum"].iloc[-1] / 1e6 / training.steps["wall_ms"].sum()
 labs.check("8.5", {"call": call, "per_iteration": per_iteration, "share": call_share}, profile=training)
 
 # %% [markdown]
-# Memory is given back to the device, and taken again (`hipMalloc`), two dozen times in *each* iteration. Each return
-# waits until the GPU has finished, then takes about 2 ms, and meanwhile nothing is launched. Torch keeps a pool of
-# memory to avoid just this; here the pool seems to be switched off. Whether that was done on purpose, the trace does
-# not say.
+# Memory is freed and allocated again (`hipMalloc`) two dozen times in *each* iteration. Each free waits until the GPU
+# has finished, then takes about 2 ms, during which nothing is launched. Torch keeps a memory pool to avoid exactly
+# this; here the pool seems to be switched off. Whether on purpose, the trace does not say.
 #
-# Two GPUs, idle for 84 % and for 74 %, and no remedy for one helps the other. *Idle* is a symptom.
+# Two GPUs, idle 84 % and 74 % of the time, and the cure for one does not help the other. *Idle* is a symptom.
 #
 # ## 8.6 The straggler
 #
@@ -323,8 +321,8 @@ both.round(3)
 
 # %% [markdown]
 # These are the collectives that ended on both ranks at about the same time: ten of twelve. (The other two are with
-# ranks whose traces we do not have.) They end together, and start when each rank reaches them. Whoever comes first
-# waits *inside* the kernel: a long collective can be the mark of a rank that had nothing else to do. In the first
+# ranks whose traces we do not have.) They end together, and start when each rank reaches them. Whoever arrives first
+# waits *inside* the kernel: a long collective can be the sign of a rank that had nothing else to do. In the first
 # exchange of each step one rank comes some milliseconds after the other; in the rest they differ by less than half a
 # millisecond.
 #
@@ -352,8 +350,8 @@ kernels["more"] = kernels[1] - kernels[0]
 kernels.sort_values("more", ascending=False).rename(lambda name: name[:60]).head(3).round(2)
 
 # %% [markdown]
-# By their names, lookups in embedding tables, forward and backward. It looks as if the tables, or the rows that are
-# looked up, are not shared out evenly.
+# By their names, lookups in embedding tables, forward and backward. It looks as if the tables, or the lookups, are not
+# evenly distributed.
 #
 # ## 8.7 Two machines
 #
@@ -395,8 +393,8 @@ labs.check("8.7", {"op": grown, "op_ratio": op_ratio, "busy_ratio": busy_ratio},
 #
 # ## 8.8 A verdict
 #
-# A verdict is a lever and a figure: what could it save *at most* of a step, if what it fights took no time at all? Four
-# levers:
+# A verdict is a lever and a number: what could it save *at most* per step, if the problem it fixes took no time at all?
+# Four levers:
 #
 # | lever | its bound: the most that can go |
 # |---|---|
@@ -447,7 +445,7 @@ print(path.unstack("step").round(1), calls.value_counts(), sep="\n\n")
 # trace does not say why the host launched nothing. *At most* is not *at least*: here the verdict is to record more, for
 # instance with stacks. A good verdict names what it does not know.
 #
-# ## What you take with you
+# ## Takeaways
 #
 # - First **what**, then how long: GPU, ranks, steps, batch.
 # - A GPU is busy for the length of a **union**. Sums count twice, spans count gaps.
@@ -456,9 +454,9 @@ print(path.unstack("step").round(1), calls.value_counts(), sep="\n\n")
 # - The rank that communicates longest is the one that **waits**.
 # - Compare machines by the work of their GPUs, under operators that both have, not by the length of a step that neither
 #   GPU determines.
-# - A verdict is a lever with a **bound**, and says what the trace cannot tell.
+# - A verdict is a lever with a **bound**, and says what the trace cannot show.
 #
-# `labs.export("lab_08.json")` writes your answers and what was measured of them, for a teacher.
+# `labs.export("lab_08.json")` writes your answers and their measurements to a file for your teacher.
 
 # %% progress
 ### BEGIN HIDDEN TESTS
