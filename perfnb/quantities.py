@@ -74,16 +74,13 @@ def significant(value: Any, *, trim: bool = False) -> str:
     return text.rstrip("0").rstrip(".") if trim and "." in text else text
 
 
-def duration(ms: Any, *, trim: bool = False) -> str:
-    """A time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms.
-
-    With `trim` zeros after the decimal point are dropped, as on an axis: ``2 s``.
-    """
+def duration(ms: Any) -> str:
+    """A time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms."""
     number = known(ms)
     if number is None:
         return UNKNOWN
     factor, unit = _time_unit(number)
-    return f"{significant(number * factor, trim=trim)} {unit}"
+    return f"{significant(number * factor)} {unit}"
 
 
 def interval(ms: Any, bounds: tuple[float, float] | None) -> str:
@@ -112,13 +109,13 @@ def share(fraction: Any) -> str:
     return f"{tenths:.1f} %" if abs(tenths) < 10 else f"{significant(round(percent), trim=True)} %"
 
 
-def size(count_of_bytes: Any, *, trim: bool = False) -> str:
-    """An amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``; with `trim`, as an axis has it: ``2 GiB``."""
+def size(count_of_bytes: Any) -> str:
+    """An amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``."""
     number = known(count_of_bytes)
     if number is None:
         return UNKNOWN
     factor, unit = byte_unit(number)
-    return f"{significant(number / factor, trim=trim or factor == 1)} {unit}"
+    return f"{significant(number / factor, trim=factor == 1)} {unit}"
 
 
 def byte_unit(count_of_bytes: float) -> tuple[int, str]:
@@ -127,6 +124,12 @@ def byte_unit(count_of_bytes: float) -> tuple[int, str]:
     while step < len(_BYTE_UNITS) - 1 and abs(count_of_bytes) / 1024**step >= 1023.5:
         step += 1
     return 1024**step, _BYTE_UNITS[step]
+
+
+def on_axis(text: str) -> str:
+    """A quantity as an axis has it, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
+    number, _, unit = text.partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
 def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> str:

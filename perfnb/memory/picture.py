@@ -37,12 +37,12 @@ def draw_memory(figure: Figure, summary: MemorySummary) -> None:
     above.set_ylim(0, 1.12 * highest)
     above.yaxis.grid(True, color=LINE, linewidth=0.6)
     above.set_yticks(_ticks(highest, fmt.byte_unit(highest)[0]))
-    above.yaxis.set_major_formatter(lambda value, _: fmt.size(value, trim=True) if value else "0")
+    above.yaxis.set_major_formatter(lambda value, _: fmt.on_axis(fmt.size(value)) if value else "0")
     for start in summary.phases["start_ms"].iloc[1:]:
         above.axvline(float(start), color=QUIET, linewidth=0.6, linestyle=":")
     _peak(above, summary, end)
     _phases(below, summary, end, figure.get_size_inches()[0] - 1.0)
-    below.xaxis.set_major_formatter(lambda value, _: fmt.duration(value, trim=True) if value else "0")
+    below.xaxis.set_major_formatter(lambda value, _: fmt.on_axis(fmt.duration(value)) if value else "0")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, handlelength=1.4, columnspacing=1.6)
 
 

@@ -1,4 +1,4 @@
-"""What the counted steps add to the tables of layers and ops: arithmetic, bytes moved, memory."""
+"""Add what the counted steps measured to the layer and op tables: arithmetic, bytes moved, memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAYS = ("forward", "backward", "recompute")
 
 
 def count_ops(recording: Recording) -> tuple[Recording, Attribution, pd.DataFrame] | None:
-    """The counted step, its attribution, and its operators; ``None`` where arithmetic was not counted."""
+    """The counted step, its attribution, and its ops; ``None`` if arithmetic was not counted."""
     view = recording.of_arithmetic()
     if view is None or recording.arithmetic is None:
         return None
@@ -30,10 +30,10 @@ def count_ops(recording: Recording) -> tuple[Recording, Attribution, pd.DataFram
 def with_arithmetic(
     layers: pd.DataFrame, view: Recording, attribution: Attribution, counted: pd.DataFrame
 ) -> pd.DataFrame:
-    """The frame ``layers`` with FLOPs and bytes moved, layers inside included.
+    """The frame ``layers`` with FLOPs and bytes moved, child layers included.
 
-    FLOPs are of the ops that have a formula, and missing where none of those did any and others have none. A row that
-    is no module has none in a direction in which it has no time.
+    FLOPs are those of ops with a formula, and missing if a layer only has ops without one. Rows that are not modules
+    have none in a direction in which they have no time.
     """
     sums = sums_by_layer(view, attribution, arithmetic_per_span(attribution, counted))
     table = _whole_numbers(sums)
@@ -54,7 +54,8 @@ def with_arithmetic(
 
 
 def ops_with_arithmetic(ops: pd.DataFrame, counted: pd.DataFrame) -> pd.DataFrame:
-    """The frame ``ops`` with FLOPs and bytes moved; missing where an op has no formula, or others do its work."""
+    """The frame ``ops`` with FLOPs and bytes moved; missing for ops without a formula or of which others do the
+    work."""
     work = work_by_op(counted).reindex(ops.index)
     return conform(ops.assign(flops=work["flops"].array, bytes=work["bytes"].array), "ops")
 
@@ -76,7 +77,7 @@ def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, de
 
 
 def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
-    """The most alive while each layer, or a node of its backward, ran in the counted step; -1 where none did."""
+    """Most memory alive while each layer, or a node of its backward, ran in the counted step; -1 if none did."""
     view, attribution = watched.recording, watched.attribution
     blocks, span = attribution.host.blocks, attribution.cells["span"].to_numpy()
     ran = (blocks["kind"].isin((Kind.SPAN, Kind.NODE))).to_numpy() & (span != NONE)
@@ -103,7 +104,7 @@ def _spans_layer(view: Recording, attribution: Attribution) -> Ints:
 
 
 def _contains(view: Recording, seen: np.ndarray) -> np.ndarray:
-    """Whether a layer that was seen lies in each layer."""
+    """Whether each layer contains a layer that was seen."""
     parent, inside = view.modules["parent"].to_numpy(), np.zeros(len(seen), dtype=bool)
     for row in range(len(seen) - 1, -1, -1):
         if parent[row] != NONE and (seen[row] or inside[row]):

@@ -1,4 +1,4 @@
-"""`Profile`: what `perfnb.profile_step` and `perfnb.load` give."""
+"""`Profile`: the result of `perfnb.profile_step` and `perfnb.load`."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from perfnb.timeline.timeline import Timeline, timeline_of
 from perfnb.timeline.trace_export import trace_text
 from perfnb.trace.chrome_writer import gzipped
 
-#: Of no more events is kept which layer and phase each belongs to, some 50 bytes an event, once it was asked for.
+#: Attributions of up to this many events are kept once computed, at some 50 bytes per event.
 _KEPT_EVENTS = 500_000
 
 
 class Profile:
-    """Where one step's time goes. Shows itself in a notebook; every table in it is a pandas frame.
+    """Where one step's time goes. Shows itself in a notebook; every table is a pandas frame.
 
-    The tables are computed when first asked for. Each access gives a frame of its own, so that changing one changes
-    nothing else. `events` is computed at each access and kept by nobody, for it is large: bind it to a name.
+    Tables are computed on first access. Each access returns a new frame, so changing one changes nothing else. `events`
+    is large and computed on every access: bind it to a name.
     """
 
     def __init__(self, source: Recording | SavedProfile) -> None:
@@ -58,7 +58,7 @@ class Profile:
 
     @property
     def _measured_here(self) -> bool:
-        """Whether this process ran the step, and did not load it."""
+        """Whether this process ran the step rather than loading it."""
         return isinstance(self._source, Recording) and not self._source.is_loaded
 
     @cached_property
@@ -66,29 +66,29 @@ class Profile:
         return self._source.recording() if isinstance(self._source, SavedProfile) else self._source
 
     def _table(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """A table: as it was saved if it was, else computed."""
+        """A saved table if there is one, else compute it."""
         version = analysis_version()
         saved = self._source.table(name, version) if version and isinstance(self._source, SavedProfile) else None
         return compute() if saved is None else saved
 
     @property
     def layers(self) -> pd.DataFrame:
-        """Time per layer in milliseconds of a traced step, forward and backward, and its share of the step."""
+        """Time per layer, forward and backward, in milliseconds of a traced step, and its share of the step."""
         return self._table("layers", lambda: self._summary.layers.copy())
 
     @property
     def phases(self) -> pd.DataFrame:
-        """Time per phase in milliseconds of a traced step; the rows add up to it."""
+        """Time per phase in milliseconds of a traced step; the rows add up to the step."""
         return self._table("phases", lambda: self._summary.phases.copy())
 
     @property
     def steps(self) -> pd.DataFrame:
-        """Every executed step: its pass, its wall time and wait for data in milliseconds, its batch's samples."""
+        """Every executed step: its pass, wall time and wait for data in milliseconds, and samples in its batch."""
         return conform(self._recording.steps.assign(rank=self._recording.rank), "steps")
 
     @property
     def ops(self) -> pd.DataFrame:
-        """Calls and time per operator of a traced step, the heaviest first."""
+        """Calls and time per op of a traced step, most time first."""
         return self._table("ops", self._ops)
 
     def _ops(self) -> pd.DataFrame:
@@ -96,26 +96,26 @@ class Profile:
 
     @property
     def layer_ops(self) -> pd.DataFrame:
-        """Calls and time per layer, operator and direction of a traced step, the heaviest first."""
+        """Calls and time per layer, op and direction of a traced step, most time first."""
         return self._table("layer_ops", lambda: self._summary.layer_ops.copy())
 
     @property
     def kernels(self) -> pd.DataFrame:
         """Calls and time of each GPU kernel, copy or fill, per traced step; empty without a GPU.
 
-        Times are sums of durations: the rows add up to all work that the traced steps launched, divided by the number
-        of steps.
+        Times are sums of durations: the rows add up to all work launched by the traced steps, divided by the number of
+        steps.
         """
         return self._table("kernels", lambda: kernel_table(self._recording))
 
     @property
     def kernel_ops(self) -> pd.DataFrame:
-        """Kernels, copies and fills by the operator that launched them and its input shapes, per traced step.
+        """Kernels, copies and fills by the op that launched them and its input shapes, per traced step.
 
-        ``op_calls`` counts calls of the operator, ``kernels`` different kernels, ``calls`` the kernels, copies and
-        fills that ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched
-        them, ``layer`` the one with most of this time and ``layer_share`` its share of it, 0 to 1. Shapes are known
-        where they were recorded.
+        ``op_calls`` counts calls of the op, ``kernels`` distinct kernels, ``calls`` the kernels, copies and fills that
+        ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched them,
+        ``layer`` the one with most of this time, and ``layer_share`` its share, 0 to 1. Shapes are present if they were
+        recorded.
         """
         return gpu_tables.kernel_op_table(self._gpu_events(layers=True))
 
@@ -123,7 +123,7 @@ class Profile:
     def gpu_time(self) -> pd.DataFrame:
         """What each GPU did over the whole trace, in milliseconds: busy, computing, communicating, copying, idle.
 
-        Each is the length of a union of intervals, not a sum; empty without a GPU.
+        Each figure is the length of a union of intervals, not a sum of durations; empty without a GPU.
         """
         return self._table("gpu_time", self._gpu_time)
 
@@ -132,85 +132,82 @@ class Profile:
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
-        """As `gpu_time`, of each step: from the begin of the first work that it launched to the end of the last."""
+        """Like `gpu_time`, per step: from the start of the first work that it launched to the end of the last."""
         return gpu_tables.step_table(self._gpu_events())
 
     @property
     def gpu_idle(self) -> pd.DataFrame:
         """Why each GPU was idle, in milliseconds by step.
 
-        Either the host was late to launch (``host_ms``, of it ``call_ms`` in the launching call and ``latency_ms`` from
-        its return to the begin of the work), or a kernel had been launched and waited for another one, its stream or an
-        event (``dependency_ms``), or nothing in the trace explains it (``other_ms``, of it ``unknown_ms`` where the
-        launch is not in the trace). One gap can have several parts: the host's until the call returned, then another.
-        A gap belongs to the step of the work after it, so that the rows of a GPU, with that of no step, add up to its
-        idle time in `gpu_time`; ``before_ms`` is what stands before the first work of the step, which `gpu_steps`
-        leaves out.
+        The causes: the host was late (``host_ms``, of which ``call_ms`` in the launch call and ``latency_ms`` from its
+        return to the start of the work); launched work had to wait for other work, its stream or an event
+        (``dependency_ms``); or the trace does not explain it (``other_ms``, of which ``unknown_ms`` because the launch
+        is not in the trace). A gap can have two parts: the host's until the call returned, then another. A gap belongs
+        to the step of the work after it, so the rows of a GPU, the one without a step included, add up to its idle time
+        in `gpu_time`. ``before_ms`` is the part before the first work of the step, which `gpu_steps` leaves out.
         """
         return gpu_tables.idle_table(self._gpu_events())
 
     @property
     def launches(self) -> pd.DataFrame:
-        """What launching work on the GPU took, by the operator that launched it, per traced step.
+        """Cost of launching GPU work, by the op that launched it, per traced step.
 
-        ``call_ms`` is the host's time in the launching calls, ``delay_us`` the median from the begin of a call to that
-        of the work, ``short`` the number of kernels that ran for less time than their launch took.
+        ``call_ms`` is host time in launch calls, ``delay_us`` the median time from the start of a call to the start of
+        its work, ``short`` the number of kernels that were shorter than their launch.
         """
         return gpu_tables.launch_table(self._gpu_events())
 
     @property
     def queue(self) -> pd.DataFrame:
-        """How much launched work had not begun: the length of each stream's queue from each change on.
+        """How much launched work had not started: the length of each stream's queue after each change.
 
-        ``start_ns`` counts as that of `events`. Work whose launch is not in the trace is not counted.
+        ``start_ns`` is on the clock of `events`. Work whose launch is not in the trace is not counted.
         """
         return gpu_tables.queue_table(self._gpu_events())
 
     @property
     def critical_path(self) -> pd.DataFrame:
-        """What set how long each step took: a chain of host, launches, GPU and waiting, without a gap.
+        """What set the duration of each step: an unbroken chain of host work, launches, GPU work and waiting.
 
-        A step lasts until the last work that it launched has ended. ``start_ns`` counts as that of `events`; the
+        A step lasts until the last work that it launched has ended. ``start_ns`` is on the clock of `events`; the
         durations of a step add up to it. Without a GPU the path is the host's.
 
-        ``kind`` is one of these (in brackets the word of the report):
+        ``kind`` is one of these (the report's word in parentheses):
 
-        - ``operator`` (ops on the host): the host at work in an op, as ``aten::mm``
-        - ``call`` (GPU calls on the host): in a call of CUDA or HIP: launching, allocating, copying
-        - ``host`` (host between ops): in neither: Python and other code
-        - ``synchronisation`` (return from waiting): from the end of the awaited work until the waiting call returned
-        - ``handover`` (change of thread): from the forward thread's work to the backward thread's, or back
-        - ``launch`` (launch): from the begin of a launching call to that of its work, which waited for nothing else
-        - ``computation``, ``communication``, ``memcpy`` (computation, communication, copies): work of the GPU
-        - ``delay`` (gap between kernels): from the end of one kernel to the begin of the one that waited for it
-        - ``unknown`` (not known): the trace does not tell what was waited for
+        - ``operator`` (ops on the host): the host inside an op such as ``aten::mm`` - ``call`` (GPU calls on the host):
+        inside a CUDA or HIP call: launching, allocating, copying - ``host`` (host between ops): in neither: Python and
+        other code - ``synchronisation`` (return from waiting): from the end of the awaited work until the blocking call
+        returned - ``handover`` (change of thread): from the forward thread's work to the backward thread's, or back -
+        ``launch`` (launch): from the start of a launch call to the start of its work, if the work waited for nothing
+        else - ``computation``, ``communication``, ``memcpy`` (computation, communication, copies): GPU work - ``delay``
+        (gap between kernels): from the end of one kernel to the start of the one that waited for it - ``unknown`` (not
+        known): the trace does not show what was waited for
 
         ``inferred`` marks a delay after work that the trace does not name as awaited: it ended just before, and nothing
-        else explains the delay. ``name`` is that of the op, call or kernel, ``op`` the op that it is, lies in or was
+        else explains the delay. ``name`` is the op, call or kernel; ``op`` is the op that it is, lies in, or was
         launched by.
         """
         return gpu_tables.path_table(self._gpu_events(layers=True))
 
     @property
     def path_savings(self) -> pd.DataFrame:
-        """The parts of each step's critical path and what each would save, by kind and by operator, the longest first.
+        """The parts of each step's critical path and what removing each would save, by kind and by op, longest first.
 
-        ``path_ms`` bounds what removing a part can save; ``saves_ms`` is by how much the step is shorter when timed
-        anew without it, missing for parts beyond the twelve longest and for time of which the trace does not tell what
-        it was spent on. Takes about 3 s where the steps have 500,000
-        events.
+        ``path_ms`` is the most that removing a part can save; ``saves_ms`` is how much shorter the step gets when
+        replayed without it. It is missing for parts beyond the twelve longest, and for time whose cause the trace does
+        not show. Takes about 3 s for steps with 500,000 events.
         """
         return gpu_tables.saving_table(self._gpu_events())
 
     @property
     def memory(self) -> pd.DataFrame:
-        """Bytes alive by category at every change in the counted step, per device; empty where memory was not watched.
+        """Bytes alive by category at every change in the counted step, per device; empty if memory was not watched.
 
-        Beside them what CUDA's allocator reserved, and on the CPU the process's resident memory.
+        ``reserved`` is what CUDA's allocator reserved and ``process``, on the CPU, the process's resident memory.
 
-        Of a loaded trace that records memory (``profile_memory=True``): the allocators' totals at every change in it,
-        ``t_ms`` from the begin of its first step. Categories are missing, for a trace does not tell what memory is for.
-        On the CPU ``total`` leaves out what was alive before the profiler recorded.
+        For a loaded trace that records memory (``profile_memory=True``): the allocators' totals at every change, with
+        ``t_ms`` from the start of its first step. Categories are missing because a trace does not record what memory is
+        for. On the CPU, ``total`` leaves out what was alive before the profiler started recording.
         """
         if self._recording.trace_memory is not None:
             return trace_memory_table(self._recording)
@@ -219,31 +216,32 @@ class Profile:
 
     @property
     def allocations(self) -> pd.DataFrame:
-        """Every allocation alive at some time in the counted step: its bytes, category, layer, phase, op and life.
+        """Every allocation alive at some time in the counted step: bytes, category, layer, phase, op and lifetime.
 
-        Times are nanoseconds from the step's begin: missing where it was made before, or freed after, what was watched.
+        Times are nanoseconds from the start of the step; missing if it was allocated before, or freed after, the
+        watched steps.
         """
         watched = self._watched
         return conform(pd.DataFrame(), "allocations") if watched is None else allocation_table(watched)
 
     @property
     def roofline(self) -> Roofline | None:
-        """How near layers and ops come to what the machine can do; ``None`` where arithmetic was not counted."""
+        """How close layers and ops come to the machine's peaks; ``None`` if arithmetic was not counted."""
         figures = self._summary.roofline
         return None if figures is None else Roofline(figures)
 
     @property
     def findings(self) -> pd.DataFrame:
-        """What holds the step back: the most that removing it could save, what speaks for it, and what to try.
+        """What holds the step back: the most that removing it could save, the evidence, and what to try.
 
-        The greatest bound first; what costs memory and no time comes last. Empty where nothing was found.
+        Largest bound first; findings that cost memory but no time come last. Empty if nothing was found.
         """
         found = self._summary.findings
         return conform(pd.DataFrame(), "findings") if found is None else found.table.copy()
 
     @property
     def samples(self) -> pd.DataFrame:
-        """What the machine did meanwhile, from the first step's begin on; empty where it was not watched."""
+        """Hardware telemetry during the run, from the start of the first step; empty if not recorded."""
         watch = self._recording.watch
         return conform(pd.DataFrame(), "samples") if watch is None else watch.samples.copy()
 
@@ -251,7 +249,7 @@ class Profile:
     def events(self) -> pd.DataFrame:
         """Every event of the traced steps with its layer, phase and step; times in nanoseconds.
 
-        Of a loaded trace also what belongs to no step.
+        For a loaded trace, events outside every step are included.
         """
         return self._table("events", self._events)
 
@@ -262,19 +260,28 @@ class Profile:
 
     @property
     def timing(self) -> Timing:
-        """The step time of the timed pass, with its confidence interval."""
+        """Step times of the timed pass, with their confidence interval."""
         return shown(timing_of(self._recording))
 
     def compare(self, other: Profile) -> ProfileComparison:
-        """Set `other` beside this profile: what grew, what shrank, by layer, by operator, and the kernels behind it.
+        """Compare `other` with this profile: what grew and what shrank, by layer, by op, and by kernel.
 
-        Either may be a trace that was loaded, from whatever GPU. Layers are matched by name, and what is left by class,
-        depth and place; operators through the tree of operators, not by the names of kernels.
+        Either may be a loaded trace, from any GPU. Layers are matched by name, the rest by class, depth and position;
+        ops are matched through the op tree, not by kernel names.
+
+        Parameters
+        ----------
+        other : Profile
+            The profile to set beside this one, usually the later one.
+
+        Returns
+        -------
+        ProfileComparison
 
         Raises
         ------
         TypeError
-            If `other` is no profile. Of several ranks compare one with one: ``a[0].compare(b[0])``.
+            If `other` is not a profile. For several ranks, compare one with one: ``a[0].compare(b[0])``.
         """
         if not isinstance(other, Profile):
             raise TypeError(not_comparable(other))
@@ -282,18 +289,18 @@ class Profile:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Name, options, environment, and what was found out about the run."""
+        """Name, options, environment, and facts about the run."""
         return deepcopy(dict(self._source.meta))
 
     def save(self, path: str | Path) -> Path:
-        """Write the profile to the folder `path` (Parquet and JSON), whole or not at all.
+        """Write the profile to the folder `path` (Parquet and JSON), completely or not at all.
 
-        Its tables are in files of their own, ``table_layers.parquet`` and the like.
+        Each table is a file of its own, such as ``table_layers.parquet``.
 
         Raises
         ------
         RecordingError
-            If something that is no profile stands there, or it cannot be written.
+            If `path` holds something other than a profile, or cannot be written.
         """
         return storage.save(self._recording, path, self._tables(), analysis_version())
 
@@ -301,7 +308,7 @@ class Profile:
         return {name: getattr(self, name) for name in sorted(TABLES, key="ops".__eq__)}  # most come from one summary
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the report to one self-contained HTML file."""
+        """Write the report as one self-contained HTML file."""
         return write_text(standalone_page(self._summary, self._timeline()), path)
 
     def _gpu_events(self, layers: bool = False) -> GpuEvents:
@@ -329,12 +336,12 @@ class Profile:
     def save_trace(self, path: str | Path) -> Path:
         """Write a Chrome trace that Perfetto, chrome://tracing and `perfnb.load` open.
 
-        It holds the events of the traced steps (of a loaded trace, all), each with its layer, phase and step, and
-        beside them tracks of the steps, phases and layers, arrows from launches to kernels and from ops to their
-        backward, and the curve of memory. Of a loaded trace also its allocations and frees, so that it comes back with
-        its memory; that of a profiled step is of other steps than the traced ones, and comes back as no table. Of a
-        loaded trace's own arguments those that perfnb reads are kept; grid, block, registers, occupancy, types, strides
-        and values of inputs are not.
+        It holds the events of the traced steps (of a loaded trace, all events), each with its layer, phase and step,
+        plus tracks of steps, phases and layers, arrows from launches to kernels and from ops to their backward, and the
+        memory curve. For a loaded trace it also holds allocations and frees, so that loading it again restores its
+        memory; the memory of a profiled step was recorded in other steps than the traced ones, so loading gives no
+        memory table. Of a loaded trace's own arguments, those that perfnb reads are kept; grid, block, registers,
+        occupancy, and the types, strides and values of inputs are not.
 
         Parameters
         ----------
@@ -348,12 +355,12 @@ class Profile:
         """
         timeline = self._timeline()
         if timeline is None:
-            raise RecordingError("There is no trace to write: no step was traced.")
+            raise RecordingError("There is no trace to write, because no step was traced.")
         parts = trace_text(self._recording, timeline)
         return write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
 
     def _timeline(self) -> Timeline | None:
-        """When everything ran; computed anew each time, for it is large. ``None`` where no step was traced."""
+        """When everything ran; large, so computed each time. ``None`` if no step was traced."""
         if self._recording.events.empty:
             return None
         return timeline_of(self._recording, self._attribution(), self._watched)
@@ -367,7 +374,7 @@ class Profile:
             steps = self._recording.traced_steps
             words = f"{trace['events']:,} events, {steps} step{'s' * (steps != 1)}"
             return f"<perfnb.Profile of {escape.plain(trace['file'], 60)!r}: {words}>"
-        step = "" if timing.median_ms is None else f"{times_in_words([timing.median_ms])} a step, "
+        step = "" if timing.median_ms is None else f"{times_in_words([timing.median_ms])} per step, "
         return f"<perfnb.Profile {escape.plain(self.meta['name'], 60)!r}: {step}{timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`profile_step`, and what it shares with its magic: capture, with progress, and read the trace."""
+"""`profile_step`, and what it shares with its magic: capture with a progress bar, then read the trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
 
-#: Seconds between readings of the machine during a profile.
+#: Seconds between telemetry samples during a profile.
 WATCH_INTERVAL_S = 0.1
 
 
@@ -37,35 +37,35 @@ def profile_step(
     watch: bool = False,
     name: str | None = None,
 ) -> Profile:
-    """Run a step again and again and find out where its time goes.
+    """Run a step repeatedly and find out where its time goes.
 
-    Where torch uses more threads than the process has cores, or far fewer, a few steps are tried with as many as there
-    are cores, and the number is put back (pass ``trial``).
+    If torch uses more threads than the process has cores, or far fewer, a few steps are tried with one thread per core,
+    and the number is then restored (pass ``trial``).
 
-    Of what the step prints, the first ten lines are shown, and the last ten where it raises.
+    Output printed by the step is limited to the first ten lines, plus the last ten if the step raises.
 
     Parameters
     ----------
     step : callable
-        One step: ``step()``, or ``step(batch)`` where there are `batches`, whatever a batch is.
+        One step: ``step()``, or ``step(batch)`` with `batches`, whatever a batch is.
     batches : iterable, optional
-        Batches for the steps; the wait for them is the phase ``data``. Begun again when they run out.
+        Batches for the steps; waiting for them is the phase ``data``. Restarted when they run out.
     model : Module, list of Module, or dict of name to Module, optional
-        The models to break into layers. By default every module that the step calls, named by the variables that
-        `step` uses.
+        The models to break down into layers. By default every module that the step calls, named after the variables
+        that `step` uses.
     warmup, steps, traced : int, optional
-        Steps to warm up, to time, and to trace at most. By default warm-up runs until the step time is steady, and as
-        many steps are timed as the spread asks for, 20 to 200.
+        Steps to warm up, to time, and to trace at most. By default, warm-up runs until the step time is steady, and as
+        many steps are timed as their spread requires, 20 to 200.
     budget_s : float
-        Seconds that all steps together may take; each pass runs at least one step. Where steps are long, timing comes
+        Seconds that all steps together may take; each pass runs at least one step. If steps are long, timing comes
         first: it gets six steps before a second one is traced.
     memory, flops : bool
         Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
-        operator counted.
+        op counted.
     stacks : bool
-        Record Python calls in the trace too (in ``events``), at a high cost.
+        Also record Python calls in the trace (in ``events``), at a high cost.
     watch : bool
-        Read the machine's meters meanwhile, ten times a second (``samples``), as `perfnb.watch` does.
+        Record hardware telemetry ten times per second during the run (``samples``), as `perfnb.watch` does.
     name : str, optional
         Title of the profile.
 
@@ -76,9 +76,9 @@ def profile_step(
     Raises
     ------
     TypeError
-        If `step` is none or `batches` are one batch, or one does not fit the other.
+        If `step` is not callable, `batches` is a single batch, or one does not fit the other.
     CaptureError
-        Inside another profiler, with batches that run out, or where the step profiles itself.
+        Inside another profiler, if `batches` run out, or if the step runs a profiler itself.
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
@@ -100,7 +100,7 @@ def profile_step(
         batches,
         plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
         models=models,
-        # A name given with a model comes first.
+        # Names given with a model take precedence.
         namespace={**names, **name_of_batches(step, batches), **variables, **names},
         labels=[name for name, value in names.items() if variables.get(name) is not value],
         used=variables,
@@ -124,9 +124,9 @@ def run_profile(
     name: str = "step",
     quiet: bool = False,
 ) -> Profile:
-    """What `profile_step` and its magic share: capture, with progress, and read the trace.
+    """What `profile_step` and its magic share: capture with a progress bar, then read the trace.
 
-    The models are named by `namespace`; `used` are the variables that the step uses.
+    Models are named by `namespace`; `used` are the variables that the step uses.
     """
     from perfnb.interrupts import InterruptGate
     from perfnb.step.capture import capture_step
@@ -135,7 +135,7 @@ def run_profile(
     from perfnb.telemetry.watcher import Watcher
 
     __tracebackhide__ = True
-    # Open all the time, and there for an interrupt that Python drops.
+    # Always open: it is there for interrupts that Python drops.
     with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet) as progress:
         with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher, StepOutput():
             try:
@@ -158,16 +158,16 @@ def run_profile(
             return _under_right_ceilings(profile)
     if in_notebook() and not quiet:
         profile._ipython_display_()
-        failure.add_note("perfnb: the profile up to here is shown above; it is incomplete.")
+        failure.add_note("perfnb: the incomplete profile up to here is shown above.")
     else:
-        failure.add_note(f"perfnb: the profile up to here, incomplete:\n\n{profile}")
+        failure.add_note(f"perfnb: the incomplete profile up to here:\n\n{profile}")
     raise failure
 
 
 def _under_right_ceilings(profile: Profile) -> Profile:
-    """Measure the machine's ceilings again where a layer or op of the profile computed faster than they allow.
+    """Measure the machine's ceilings again if a layer or op of the profile ran faster than they allow.
 
-    What it reached counts where they stay below it.
+    If the new ceilings are still lower, the rate that it reached is used.
     """
     from perfnb.step.ceilings import measure_ceilings
 
