@@ -1,4 +1,4 @@
-"""What a reader must know to read a profile rightly, in sentences."""
+"""What a reader must know to read a profile correctly, in sentences."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.layers import inside_compiled
 from perfnb.attribution.phases import own_losses
 from perfnb.findings.doubt import disagree, traced_ms
-from perfnb.profile.trace_notes import of_the_trace, without_layers
+from perfnb.memory.from_trace import CPU, memory_of_trace
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
 from perfnb.stats.step_times import Timing, times_in_words
 from perfnb.trace_names import stepped_optimizer
 
-#: Slowdown of the traced steps above which the report speaks of it.
+#: Slowdown of traced steps above which a note mentions it.
 _SLOWDOWN = 1.05
 _UNATTRIBUTED = 0.05
 _MOST_NAMES = 5
 
 
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: Timing) -> tuple[str, ...]:
-    """The sentences that belong to this profile."""
+    """The notes of this profile."""
     return (
-        *(of_the_trace(recording) if recording.is_loaded else _of_the_passes(recording, timing)),
+        *(_of_the_trace(recording) if recording.is_loaded else _of_the_passes(recording, timing)),
         *_of_the_tracing(recording, attribution, timing),
         *_of_the_memory(recording),
         *_of_the_layers(recording, attribution, layers),
@@ -37,12 +38,12 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
 
 
 def notes_of_failure(recording: Recording) -> Iterator[str]:
-    """What a reader must know first of a profile that the step's failure ended."""
+    """The first note of a profile cut short because a step failed."""
     if "failure" in recording.meta:
         when = {"warmup": "warm-up", "lead_in": "lead-in"}.get(*[recording.meta["failed_in"]] * 2)
         yield (
-            f"This profile is incomplete: memory ran out in the {when} pass ({recording.meta['failure']}). What was "
-            "measured until then stands; the rest is missing."
+            f"This profile is incomplete: memory ran out in the {when} pass ({recording.meta['failure']}). "
+            "Measurements up to then are valid; the rest is missing."
         )
 
 
@@ -53,12 +54,12 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
     if looped := meta.get("optimizer_steps"):
         yield (
             f"Your step called {looped['optimizer']}.step() {looped['times']:,} times: profile one iteration, not the "
-            "whole loop. All figures per step are per loop here."
+            "whole loop. Here every per-step figure is for the whole loop."
         )
     if meta.get("steady") is False:
-        yield (f"The step time was not steady after {_steps(warm)} of warm-up: it may have drifted while it was timed.")
+        yield f"Step time was not steady after {_steps(warm)} of warm-up and may have drifted during timing."
     elif meta.get("steady") is None and meta["options"]["warmup"] is None:
-        yield f"The warm-up of {_steps(warm)} was too short to tell whether the step time was steady."
+        yield f"A warm-up of {_steps(warm)} is too short to tell whether the step time was steady."
     if meta.get("timed_cut_short"):
         yield (
             f"The budget of {meta['options']['budget_s']:g} s ended the timed pass after {_steps(timing.steps)}; raise "
@@ -76,23 +77,22 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
     if disagree(traced) and not recording.is_loaded:
         times = times_in_words(traced)
         yield (
-            f"The traced steps took {times}: they disagree, and times by phase and layer are their mean. Other work "
-            "on the machine or unlike batches may be the cause; profile again before you trust them."
+            f"The traced steps took {times}: they disagree, and times by phase and layer are their mean. Other work on "
+            "the machine or uneven batches may be the cause; profile again before trusting them."
         )
     if slowdown is not None and slowdown > _SLOWDOWN:
         cells, more_ms = attribution.cells, (slowdown - 1) * (timing.median_ms or 0.0)
         explained_ms = (cells["ns"].sum() - cells["corrected_ns"].sum()) / attribution.steps / 1e6
         yield (
-            f"Traced steps took {slowdown:.3g} times as long as timed ones: {times_in_words([more_ms])} "
-            f"more, of which tracing itself explains {times_in_words([explained_ms])} "
-            f"({cost.get('op_ns', 0) / 1e3:.2f} µs an op, "
-            f"{cost.get('call_ns', 0) / 1e3:.2f} µs a module call, as measured here). Shares are corrected for that; "
-            "times are as traced."
+            f"Traced steps took {slowdown:.3g} times as long as timed ones: {fmt.duration(more_ms)} more. Tracing "
+            f"itself explains {fmt.duration(explained_ms)} of that ({fmt.duration(cost.get('op_ns', 0) / 1e6)} per op and "
+            f"{fmt.duration(cost.get('call_ns', 0) / 1e6)} per module call, measured here). Shares are corrected "
+            "for it; times are as traced."
         )
     if recording.meta.get("stacks"):
-        yield "Python calls were recorded too, which slows a traced step by far more than is corrected for."
+        yield "Python calls were recorded too, which slows traced steps by far more than the correction covers."
     if kind := recording.meta["environment"].get("unwatched_accelerator"):
-        yield f"Work on the accelerator ({kind}) is neither traced nor waited for: a step that uses it is mistimed."
+        yield f"Work on the accelerator ({kind}) is neither traced nor waited for: steps that use it are mistimed."
     if recording.meta["environment"].get("debugger_or_tracer"):
         yield "A Python debugger or coverage tool was active and slowed every step."
 
@@ -110,7 +110,7 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
     ]:
         yield (
             f"{', '.join(others)} stepped in other steps, but not in the one whose memory was counted, so its peak "
-            "lacks what that takes; perfnb.estimate_memory(step=step) counts all steps from one to the next."
+            "leaves that out; perfnb.estimate_memory(step=step) covers all steps from one optimizer step to the next."
         )
 
 
@@ -124,45 +124,43 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     modules = recording.modules
     compiled = modules.loc[modules["compiled"], "name"].tolist()
     if compiled:
-        yield f"Compiled by torch.compile or TorchScript, which hide the layers inside: {', '.join(compiled)}."
+        yield f"Compiled by torch.compile or TorchScript, which hide the layers inside: {_first_of(compiled)}."
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
     if unseen.any():
         which = " than the step's" if recording.is_loaded else ", which torch's profiler does not record"
         yield (
             f"Called only from other threads{which}: {_outermost_of(modules, unseen)}. Their forward counts only as "
-            "the time that the step waits for it, their backward is unattributed."
+            "the time the step waits for it, and their backward is unattributed."
         )
     losses = ((layers["calls"].fillna(0) > 0) & layers["total_ms"].isna()).to_numpy(dtype=bool)[: len(modules)]
     if losses.any():
-        names = ", ".join(modules.loc[losses, "name"].head(5))
-        yield (
-            f"Called as a loss: {names}. The time is in the phase loss and, for the backward, in the row {LOSS_ROW}."
-        )
+        names = _first_of(modules.loc[losses, "name"].tolist())
+        yield f"Called as a loss: {names}. Their time is in the loss phase and, for backward, in the row {LOSS_ROW}."
     if modules.empty and recording.is_loaded:
-        yield without_layers(recording)
+        yield _without_layers(recording)
     elif modules.empty and recording.meta.get("models_chosen"):
         yield "None of the chosen models was called in the step, so there are no layers."
     elif modules.empty:
         yield (
-            "No module was called in the step, so there are no layers; a model compiled in place (model.compile()) or "
-            "a compiled function cannot be seen."
+            "No module was called in the step, so there are no layers; models compiled in place (model.compile()) and "
+            "compiled functions are invisible."
         )
     if models := own_losses(recording, attribution):
         yield (
-            f"Backward starts from what {_first_of(models)} computed in forward: a loss that a model computes itself "
-            "is in the phase forward, and the phase loss holds only what lies between forward and backward."
+            f"Backward starts from what {_first_of(models)} computed in forward: a loss that the model computes itself "
+            "counts as forward, and the loss phase holds only the time between forward and backward."
         )
     if (layers["recompute_ms"] > 0).any():
-        yield "Layers that checkpointing ran again in the backward pass have that time in recompute."
+        yield "Time that checkpointing spends recomputing layers in the backward pass is listed as recompute."
     unattributed = layers.loc[layers.index == UNATTRIBUTED_ROW, "share"].sum()
     if unattributed > _UNATTRIBUTED and not (recording.is_loaded and modules.empty):
-        calls = "module call of the step's own thread" if unseen.any() else "module call"
-        yield f"More than 5 % of the step could not be attributed to a layer: its ops ran outside every {calls}."
+        calls = "module call on the step's own thread" if unseen.any() else "module call"
+        yield f"More than 5 % of the step is not attributed to any layer: its ops ran outside every {calls}."
     nodes = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.NODE]
     if nodes.loc[~nodes["main"], "thread"].nunique() > 1:
         yield (
-            "The backward pass ran on several threads at once: what ran at the same time shares the time that passed, "
-            "so that layers add up to the phase."
+            "The backward pass ran on several threads at once: layers that ran concurrently share the elapsed time, so "
+            "that they add up to the phase."
         )
     cells = attribution.cells
     kernels = cells.groupby("step")["kernels"].sum()
@@ -175,7 +173,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
 
 
 def _outermost_of(modules: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> str:
-    """The names of chosen layers that lie in no chosen one, the first of them."""
+    """Names of the chosen layers that lie in no other chosen one."""
     parent = modules["parent"].to_numpy()
     return _first_of(modules["name"][chosen & ~((parent != NONE) & chosen[parent])].tolist())
 
@@ -186,10 +184,66 @@ def _first_of(names: list[str]) -> str:
 
 
 def slowdown_of(recording: Recording, timing: Timing) -> float | None:
-    """Mean traced step time, which phases and layers add up to, by the median timed one."""
+    """Mean traced step time (which phases and layers add up to) divided by the median timed one."""
     traced = traced_ms(recording)
     return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)
 
 
 def _steps(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
+
+
+#: Ratio of longest to shortest step above which a note lists their times.
+_DISAGREE = 1.5
+_MOST_TIMES = 12
+
+
+def _of_the_trace(recording: Recording) -> Iterator[str]:
+    """What the trace contains and what it lacks."""
+    facts, steps = recording.meta["trace"], recording.steps
+    if not facts["steps_marked"]:
+        host = "host " if facts["host_events"] + facts["host_calls"] else ""
+        yield (
+            "The trace marks no steps (ProfilerStep#1, written by the profiler's step()): all of it counts as one "
+            f"step, from the start of its first {host}event to the end of its last."
+        )
+    elif len(steps) > 1 and steps["wall_ms"].max() > _DISAGREE * steps["wall_ms"].min():
+        times = times_in_words(steps["wall_ms"].head(_MOST_TIMES))
+        more = " and more" if len(steps) > _MOST_TIMES else ""
+        yield f"The steps took {times}{more}: they differ, and times by phase, layer and op are their mean."
+    if facts["steps_ignored"]:
+        yield (f"Step marks on other threads or inside other steps are not counted as steps: {facts['steps_ignored']}.")
+    if recording.outside is not None:
+        count, whole = len(recording.outside), facts["events"]
+        yield (
+            f"{count:,} of {whole:,} events belong to no step: they are in events and gpu_time, but in no per-step "
+            "figure."
+        )
+    if lines := memory_of_trace(recording):
+        before = " CPU totals leave out what was alive before the trace." if lines[0].device == CPU else ""
+        yield (
+            "The trace records how much memory was allocated (in the timeline and the frame memory), but not what for: "
+            f"there are no categories and no figures by layer.{before}"
+        )
+    modules = recording.modules
+    if len(modules) and modules["module"].isna().all():
+        yield "perfnb's spans in this trace do not name modules: layers are numbered in the order of a step's calls."
+    if not facts["host_events"] and facts["device_events"]:
+        yield "The trace has no host ops or ranges: it shows what the GPUs did, but not which op it was for."
+    if facts["unit_ns"] > 1:
+        unit = "1 µs" if facts["unit_ns"] == 1000 else f"{facts['unit_ns']} ns"
+        yield f"Times in the file are rounded to {unit}."
+    if facts["negative_durations"]:
+        yield f"{facts['negative_durations']:,} events end before they start; they count as taking no time."
+    yield from facts.get("caveats", ())
+    yield "Times are as traced: the overhead of tracing is unknown, and nothing is corrected for it."
+
+
+def _without_layers(recording: Recording) -> str:
+    """Why there are no layers."""
+    if not recording.meta["trace"]["host_events"]:
+        return "Without host events there are no layers."
+    return (
+        "The trace names no modules, so there are no layers, and forward time is in other: look at ops. With "
+        "with_stack=True, torch.profiler records module calls."
+    )

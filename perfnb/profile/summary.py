@@ -1,4 +1,4 @@
-"""What a report shows, as data: the one thing that every view of a profile is drawn from."""
+"""What a report shows, as data: the one source of every view of a profile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perfnb.trace_names import DEVICE_WORK
 from perfnb.watching.steps import steps_watched
 from perfnb.watching.summary import MachineSummary, machine_summary
 
-#: How many times as long as the host's step one with the GPU's work is, where the report tells the two apart.
+#: The step including its GPU work is reported separately if it is longer than the host's step by this factor.
 _LONGER = 1.01
 
 
@@ -47,29 +47,29 @@ class Summary:
     executed : mapping of str to int
         How often the step ran, by pass.
     traced_ms : float or None
-        Mean wall time of a traced step; the times in `phases` and `layers` add up to it. ``None`` if none was traced.
+        Mean wall time of a traced step, the sum of the times in `phases` and `layers`. ``None`` if none was traced.
     slowdown : float or None
         Traced step time divided by the timed one.
     device : str
         What the step ran on, in words.
     phases, layers, ops, layer_ops : DataFrame
-        As `perfnb.recording.schema` describes them; ``share`` is corrected for the cost of tracing, times are not.
+        As described by `perfnb.recording.schema`; ``share`` is corrected for tracing overhead, times are not.
     memory : MemorySummary or None
-        Where memory was watched.
+        If memory was watched.
     roofline : Roofline or None
-        Where arithmetic was counted.
+        If arithmetic was counted.
     machine : MachineSummary or None
-        Where the machine was watched.
+        If telemetry was recorded.
     gpu : GpuSummary or None
-        Where something ran on a GPU.
+        If anything ran on a GPU.
     source : str or None
-        Name of the trace that was loaded; ``None`` where a step was profiled.
+        Name of the loaded trace; ``None`` for a profiled step.
     hot_path : tuple of str
-        Layers from a root to the heaviest layer, the ones that a view opens at first.
+        Layers from a root down to the heaviest one, which a view opens first.
     notes : tuple of str
-        Sentences that the reader must know to read the figures rightly.
+        What the reader must know to read the figures correctly.
     findings : Findings or None
-        What holds the step back; ``None`` where no step was traced.
+        What holds the step back; ``None`` if no step was traced.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Summary:
 
     @property
     def until_gpu_ms(self) -> float | None:
-        """A traced step until the GPU has done its work, where that is longer and findings are shares of it."""
+        """A traced step until its GPU work is done, if that is longer and findings are shares of it."""
         found = None if self.findings is None or self.timing.steps else self.findings.step_ms
         return found if found is not None and self.traced_ms and found > _LONGER * self.traced_ms else None
 
@@ -112,13 +112,13 @@ def timing_of(recording: Recording) -> Timing:
 
 
 def summarize(recording: Recording, attribution: Attribution | None = None, watched: Watched | None = None) -> Summary:
-    """Compute what a report shows; of a capture that failed before a step was traced, what was seen until then.
+    """Compute what a report shows; if a step failed before any was traced, what was measured until then.
 
     Parameters
     ----------
     recording : Recording
     attribution, watched : optional
-        What `attribute` and `watched_memory` say of it, where that is known already.
+        Results of `attribute` and `watched_memory`, if known.
     """
     timing, roofline = timing_of(recording), None
     tables = ("phases", "layers", "ops", "layer_ops")
@@ -166,7 +166,7 @@ def summarize(recording: Recording, attribution: Attribution | None = None, watc
 
 
 def ops_alone(recording: Recording) -> pd.DataFrame:
-    """The `ops` of `summarize`, in a part of its time."""
+    """The `ops` of `summarize`, in a fraction of its time."""
     if recording.events.empty:
         return conform(pd.DataFrame(), "ops")
     host = host_blocks(recording.events)
@@ -178,7 +178,7 @@ def ops_alone(recording: Recording) -> pd.DataFrame:
 
 
 def _on_gpu(recording: Recording, host: Host, calls: pd.DataFrame) -> bool:
-    """Whether the steps launched work on a device."""
+    """Whether the steps launched device work."""
     on_device = is_one_of(recording.events["category"], DEVICE_WORK)
     known = blocks_of_events(recording.events, host)[on_device] != NONE
     return bool(known.any()) or bool((calls["gpu_ns"] > 0).any())
@@ -192,7 +192,7 @@ def _machine(recording: Recording, attribution: Attribution | None) -> MachineSu
 
 
 def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
-    """From the heaviest model down to a leaf, at each level the layer that takes the most of the step."""
+    """From the heaviest model down to a leaf, at each level the layer with the largest share."""
     modules = recording.modules
     share = layers["share"].iloc[: len(modules)].to_numpy(dtype=float, na_value=0.0)
     path: list[str] = []
@@ -206,7 +206,7 @@ def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
 
 
 def device_words(environment: Mapping[str, Any]) -> str:
-    """What ran the steps, from what `capture.device.describe_environment` tells."""
+    """What ran the steps, from the recording's environment."""
     if environment.get("gpus"):
         count = Counter(environment["gpus"])
         return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in count.items())

@@ -21,7 +21,7 @@ def told(profile: object) -> str:
     text = " ".join(str(profile).split())
     if "Backward starts from what " not in text:
         return ""
-    assert "a loss that a model computes itself is in the phase forward" in text
+    assert "a loss that the model computes itself counts as forward" in text
     return text.partition("Backward starts from what ")[2].partition(" computed in forward")[0]
 
 

@@ -114,7 +114,7 @@ def test_layers_that_other_threads_than_the_steps_call_are_not_available_and_nam
     )
     assert layers["total_ms"].dropna().to_dict() == pytest.approx({"Here_0": 0.14, "(unattributed)": 0.3})
     assert "Called only from other threads than the step's: Apart_0, Apart_1. Their forward" in text
-    assert "its ops ran outside every module call of the step's own thread." in text
+    assert "its ops ran outside every module call on the step's own thread." in text
 
 
 def test_what_backward_does_on_several_threads_at_once_shares_the_time_that_passed(tmp_path: Path) -> None:
@@ -128,4 +128,4 @@ def test_what_backward_does_on_several_threads_at_once_shares_the_time_that_pass
     assert isinstance(profile, perfnb.Profile)
     assert profile.phases["ms"]["backward"] == pytest.approx(0.4)
     assert profile.layers["backward_ms"].to_dict() == pytest.approx({"A_0": 0.2, "B_0": 0.2})
-    assert "shares the time that passed" in " ".join(str(profile).split())
+    assert "share the elapsed time" in " ".join(str(profile).split())
