@@ -85,8 +85,8 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
         explained_ms = (cells["ns"].sum() - cells["corrected_ns"].sum()) / attribution.steps / 1e6
         yield (
             f"Traced steps took {slowdown:.3g} times as long as timed ones: {fmt.duration(more_ms)} more. Tracing "
-            f"itself explains {fmt.duration(explained_ms)} of that ({fmt.duration(cost.get('op_ns', 0) / 1e6)} per op and "
-            f"{fmt.duration(cost.get('call_ns', 0) / 1e6)} per module call, measured here). Shares are corrected "
+            f"itself explains {fmt.duration(explained_ms)} of that ({fmt.duration(cost.get('op_ns', 0) / 1e6)} per op "
+            f"and {fmt.duration(cost.get('call_ns', 0) / 1e6)} per module call, measured here). Shares are corrected "
             "for it; times are as traced."
         )
     if recording.meta.get("stacks"):
