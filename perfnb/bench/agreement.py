@@ -20,27 +20,13 @@ _OF_NUMBERS = "float32"
 
 
 class Difference(NamedTuple):
-    """How one part of a result differs.
+    """How one part of a result differs."""
 
-    Attributes
-    ----------
-    relative : float
-        Largest difference divided by the largest value; infinite if structure or type differ.
-    words : str
-        Description of the difference.
-    tolerance : float
-        Difference that rounding explains, for the coarser of the two dtypes.
-    dtype : str
-        That dtype; empty if the values must be equal.
-    known : bool
-        Whether the two could be compared; if not, `words` says why.
-    """
-
-    relative: float
-    words: str
-    tolerance: float = 0.0
-    dtype: str = ""
-    known: bool = True
+    relative: float  # largest difference divided by the largest value; infinite if structure or type differ
+    words: str  # description of the difference
+    tolerance: float = 0.0  # difference that rounding explains, for the coarser of the two dtypes
+    dtype: str = ""  # that dtype; empty if the values must be equal
+    known: bool = True  # whether the two could be compared; if not, `words` says why
 
 
 def disagreement(first: Any, second: Any, tolerance: float, where: str = "the result") -> str:

@@ -41,18 +41,11 @@ INPUT_WARMUP_SHARE, PACE_SHARE, MOST_ROUNDS, MOST_INPUT_WARMUP, MOST_STEPS = 0.1
 
 @dataclass(frozen=True)
 class Prefetching:
-    """Something that prepares batches for a step while other steps run.
+    """Something that prepares batches for a step while other steps run."""
 
-    Attributes
-    ----------
-    who : str
-        "worker processes", "processes", "threads", or "something" that was not seen but slows turns back to back.
-    ahead : int
-        The most turns for which it can have prefetched.
-    """
-
+    # "worker processes", "processes", "threads", or "something" that was not seen but slows turns back to back
     who: str
-    ahead: int
+    ahead: int  # the most turns for which it can have prefetched
 
 
 def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:

@@ -29,33 +29,16 @@ DECIDES = 2.0
 
 @dataclass(frozen=True)
 class InputBound:
-    """Times of blocks of the five kinds, in rounds.
+    """Times of blocks of the five kinds, in rounds."""
 
-    Attributes
-    ----------
-    rounds_ms : mapping of str to sequence of float
-        By kind, milliseconds a step in the block of each round.
-    steps : int
-        Steps in a block.
-    executed : int
-        How often the step ran in all.
-    unforeseen_ms : float
-        Time of real models in blocks without a model, already subtracted.
-    noise : mapping
-        What may have disturbed the steps.
-    batches_a_start : float or None
-        Batches between two starts of the loader's workers; ``None`` if they persist or it has none.
-    parallel : bool
-        Whether anything could load while the model ran: workers, threads, or the host beside a GPU.
-    """
-
-    rounds_ms: Mapping[str, Sequence[float]]
-    steps: int
-    executed: int
-    unforeseen_ms: float = 0.0
-    noise: Mapping[str, Any] = field(default_factory=dict)
+    rounds_ms: Mapping[str, Sequence[float]]  # by kind, milliseconds a step in the block of each round
+    steps: int  # steps in a block
+    executed: int  # how often the step ran in all
+    unforeseen_ms: float = 0.0  # time of real models in blocks without a model, already subtracted
+    noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
+    # batches between two starts of the loader's workers; ``None`` if they persist or it has none
     batches_a_start: float | None = None
-    parallel: bool = True
+    parallel: bool = True  # whether anything could load while the model ran: workers, threads, or the host beside a GPU
 
     @property
     def rounds(self) -> int:

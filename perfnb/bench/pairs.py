@@ -17,65 +17,34 @@ from perfnb.stats.step_times import Timing
 
 @dataclass(frozen=True)
 class Blocks:
-    """Turns of a step back to back, used when something prefetches for a step while the other runs.
+    """Turns of a step back to back, used when something prefetches for a step while the other runs."""
 
-    Attributes
-    ----------
-    who : str
-        What prefetches: "worker processes", "processes", "threads", or "something" that was not seen.
-    lead, turns : int
-        Uncounted turns before each block, and turns that count.
-    round_s : float or None
-        Seconds a round takes, with one block of each step; ``None`` if there was no time to find out.
-    """
-
-    who: str
-    lead: int
-    turns: int
+    who: str  # what prefetches: "worker processes", "processes", "threads", or "something" that was not seen
+    lead: int  # uncounted turns before each block
+    turns: int  # turns that count
+    # seconds a round takes, with one block of each step; ``None`` if there was no time to find out
     round_s: float | None
 
 
 @dataclass(frozen=True)
 class ABFigures:
-    """An experiment of randomised, interleaved pairs of turns, or of blocks of turns.
-
-    Attributes
-    ----------
-    a_name, b_name : str
-        Names of the steps.
-    a_ms, b_ms : tuple of float
-        Milliseconds a turn, pair by pair, in the order of execution; for blocks, the mean of each.
-    comparison : PairedComparison
-        Statistics of b against a.
-    planned, needed : int
-        How many pairs the budget allowed according to the pilot, and how many the aim required.
-    seed : int
-        Of the order within the pairs.
-    check : str or None
-        How the results of b differ from those of a; empty if they agree, ``None`` if not checked.
-    noise : mapping
-        What may have disturbed the steps.
-    steady : bool or None
-        Whether both were steady at the end of the warm-up.
-    batch_size : int or None
-        Samples in each batch; ``None`` if unknown or not constant.
-    blocks : Blocks or None
-        What the pairs consist of, if not of single turns.
-    """
+    """An experiment of randomised, interleaved pairs of turns, or of blocks of turns."""
 
     a_name: str
     b_name: str
+    # milliseconds a turn, pair by pair, in the order of execution; for blocks, the mean of each
     a_ms: tuple[float, ...]
     b_ms: tuple[float, ...]
-    comparison: PairedComparison
-    planned: int
-    needed: int
-    seed: int
+    comparison: PairedComparison  # statistics of b against a
+    planned: int  # pairs that the budget allowed, according to the pilot
+    needed: int  # pairs that the aim required, according to the pilot
+    seed: int  # of the order within the pairs
+    # how the results of b differ from those of a; empty if they agree, ``None`` if not checked
     check: str | None = None
-    noise: Mapping[str, Any] = field(default_factory=dict)
-    steady: bool | None = None
-    batch_size: int | None = None
-    blocks: Blocks | None = None
+    noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
+    steady: bool | None = None  # whether both were steady at the end of the warm-up
+    batch_size: int | None = None  # samples in each batch; ``None`` if unknown or not constant
+    blocks: Blocks | None = None  # what the pairs consist of, if not of single turns
 
     @property
     def whole_ms(self) -> float:

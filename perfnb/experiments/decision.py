@@ -19,23 +19,12 @@ WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL, UNJUDGED, UNMEASURED, UNSURE, GAIN = 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of quality; smaller is better.
-
-    Attributes
-    ----------
-    name : str
-    candidate : float
-        Anything not finite counts as worse than any limit, negative infinity included.
-    baseline : float or None
-        The baseline's loss, if known.
-    limit : float or None
-        Largest accepted value, if given.
-    """
+    """A loss of quality; smaller is better."""
 
     name: str
-    candidate: float
-    baseline: float | None = None
-    limit: float | None = None
+    candidate: float  # anything not finite counts as worse than any limit, negative infinity included
+    baseline: float | None = None  # the baseline's loss, if known
+    limit: float | None = None  # largest accepted value, if given
 
     @property
     def largest(self) -> float | None:
@@ -56,21 +45,12 @@ class Loss:
 
 @dataclass(frozen=True)
 class Resource:
-    """Something the candidate uses, and its limit.
-
-    Attributes
-    ----------
-    name : str
-    value : float or None
-        ``None`` if unknown.
-    limit : float
-    bounds : tuple of float, optional
-        95 % interval of the value, if it varies and there are enough steps for one.
-    """
+    """Something the candidate uses, and its limit."""
 
     name: str
-    value: float | None
+    value: float | None  # ``None`` if unknown
     limit: float
+    # 95 % interval of the value, if it varies and there are enough steps for one
     bounds: tuple[float, float] | None = None
 
     @property
@@ -87,43 +67,21 @@ class Resource:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a decision is based on.
+    """What a decision is based on."""
 
-    Attributes
-    ----------
-    verdict : str
-        A/B verdict of the candidate against the baseline: faster, slower, same, inconclusive.
-    losses : tuple of Loss
-        Empty if quality is unknown.
-    resources : tuple of Resource
-        Those with a limit.
-    unmatched : tuple of str
-        Limits of losses that were not measured.
-    """
-
-    verdict: str
-    losses: tuple[Loss, ...] = ()
-    resources: tuple[Resource, ...] = ()
-    unmatched: tuple[str, ...] = ()
+    verdict: str  # A/B verdict of the candidate against the baseline: faster, slower, same, inconclusive
+    losses: tuple[Loss, ...] = ()  # empty if quality is unknown
+    resources: tuple[Resource, ...] = ()  # those with a limit
+    unmatched: tuple[str, ...] = ()  # limits of losses that were not measured
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and why.
+    """What to do, and why."""
 
-    Attributes
-    ----------
-    decision : str
-        "accept", "reject" or "inconclusive".
-    cause : str
-        The most important reason.
-    about : tuple of str
-        Losses or resources that the cause refers to.
-    """
-
-    decision: str
-    cause: str
-    about: tuple[str, ...] = ()
+    decision: str  # "accept", "reject" or "inconclusive"
+    cause: str  # the most important reason
+    about: tuple[str, ...] = ()  # losses or resources that the cause refers to
 
 
 def decide(evidence: Evidence) -> Decision:

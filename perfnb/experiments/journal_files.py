@@ -42,61 +42,29 @@ _Bounds = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The facts of one entry; times in milliseconds, 95 % intervals, ``None`` if unknown.
+    """The facts of one entry; times in milliseconds, 95 % intervals, ``None`` if unknown."""
 
-    Attributes
-    ----------
-    at : str
-        When it was added: UTC, ISO 8601.
-    kind : str
-        One of `KINDS`.
-    name : str
-        Name of the step; only entries of the same name are compared.
-    hypothesis, change : str
-        What was expected, and the one thing that changed.
-    accepted : bool
-        Whether later entries are compared with this one.
-    decision, reason : str or None
-        Of a report.
-    median_ms, ci_ms : float, tuple of float
-        Step time; of a report, the candidate's.
-    baseline_ms, baseline_ci_ms : float, tuple of float
-        Of a report.
-    ratio, ratio_ci : float, tuple of float
-        Of a report, from its pairs: candidate divided by baseline.
-    steps : int
-        Timed steps or pairs.
-    batch_size : int or None
-        Samples per step.
-    throughput_per_s, utilisation, peak_memory_bytes
-        As in a report.
-    disturbed : str
-        What may have disturbed the measurement.
-    environment, options : dict
-        JSON-able.
-    """
-
-    at: str
-    kind: str
-    name: str = ""
-    hypothesis: str = ""
-    change: str = ""
-    accepted: bool = False
-    decision: str | None = None
+    at: str  # when it was added: UTC, ISO 8601
+    kind: str  # one of `KINDS`
+    name: str = ""  # name of the step; only entries of the same name are compared
+    hypothesis: str = ""  # what was expected
+    change: str = ""  # the one thing that changed
+    accepted: bool = False  # whether later entries are compared with this one
+    decision: str | None = None  # of a report, like `reason`
     reason: str | None = None
-    median_ms: float | None = None
+    median_ms: float | None = None  # step time; of a report, the candidate's
     ci_ms: _Bounds | None = None
-    baseline_ms: float | None = None
+    baseline_ms: float | None = None  # of a report
     baseline_ci_ms: _Bounds | None = None
-    ratio: float | None = None
+    ratio: float | None = None  # of a report, from its pairs: candidate divided by baseline
     ratio_ci: _Bounds | None = None
-    steps: int = 0
-    batch_size: int | None = None
-    throughput_per_s: float | None = None
+    steps: int = 0  # timed steps or pairs
+    batch_size: int | None = None  # samples per step
+    throughput_per_s: float | None = None  # this and the next two as in a report
     utilisation: float | None = None
     peak_memory_bytes: int | None = None
-    disturbed: str = ""
-    environment: dict[str, Any] = field(default_factory=dict)
+    disturbed: str = ""  # what may have disturbed the measurement
+    environment: dict[str, Any] = field(default_factory=dict)  # JSON-able
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -81,59 +81,28 @@ class Side:
 
 @dataclass(frozen=True)
 class Quality:
-    """What is known about the quality of the candidate's results.
+    """What is known about the quality of the candidate's results."""
 
-    Attributes
-    ----------
-    losses : tuple of Loss
-        Empty if quality is unknown.
-    judged_by : str
-        "function" (the user's), or "results" (the steps' return values were compared).
-    said : str
-        How the results differ, or why they could not be compared; empty if they agree.
-    dtype : str
-        The dtype that set the limit of the difference; empty if none did.
-    """
-
-    losses: tuple[Loss, ...]
-    judged_by: str
-    said: str = ""
-    dtype: str = ""
+    losses: tuple[Loss, ...]  # empty if quality is unknown
+    judged_by: str  # "function" (the user's), or "results" (the steps' return values were compared)
+    said: str = ""  # how the results differ, or why they could not be compared; empty if they agree
+    dtype: str = ""  # the dtype that set the limit of the difference; empty if none did
 
 
 @dataclass(frozen=True)
 class PerformanceFigures:
-    """A report on a change.
+    """A report on a change."""
 
-    Attributes
-    ----------
-    change : str
-        What changed, in the user's words.
-    ab : ABFigures
-        The A/B test, with the baseline as a and the candidate as b.
-    quality : Quality
-    limits : mapping of str to float
-        As given by the user.
-    baseline, candidate : Side
-    table : DataFrame
-        See `PerformanceReport.table`.
-    decision : Decision
-    resources : tuple of Resource
-        Limited resources of the candidate.
-    environment, options : mapping
-        Of the measurement; JSON-able.
-    """
-
-    change: str
-    ab: ABFigures
+    change: str  # what changed, in the user's words
+    ab: ABFigures  # the A/B test, with the baseline as a and the candidate as b
     quality: Quality
-    limits: Mapping[str, float]
+    limits: Mapping[str, float]  # as given by the user
     baseline: Side
     candidate: Side
-    table: pd.DataFrame
+    table: pd.DataFrame  # see `PerformanceReport.table`
     decision: Decision
-    resources: tuple[Resource, ...] = ()
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    resources: tuple[Resource, ...] = ()  # limited resources of the candidate
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; JSON-able
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
