@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.models import STEPS
-from perfnb.draw.widget import ReportWidget
 from perfnb.profile.display import live_bundle, static_bundle
 from perfnb.profile.profile import Profile
 from perfnb.profile.report_data import report_data
+from perfnb.profile.widget import ReportWidget
 from perfnb.step.budget import Plan
 from perfnb.step.capture import capture_step
 from perfnb.step.namespace import namespace_of

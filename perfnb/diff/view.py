@@ -13,7 +13,7 @@ from perfnb.diff.traces import TraceDiff
 from perfnb.diff.traces_view import signed, trace_facts, trace_html, trace_text
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
-from perfnb.profile.page import static_page
+from perfnb.draw.page import static_page
 
 #: Most layers listed.
 MOST_LAYERS = 20

@@ -13,9 +13,9 @@ from perfnb import quantities as fmt
 from perfnb.bench.ab_view import ratio_words
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
+from perfnb.draw.page import static_page
 from perfnb.draw.picture import INK, LINE, QUIET, bare, figure_of, halo, picture_html
 from perfnb.experiments.report_view import SIGNS
-from perfnb.profile.page import static_page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

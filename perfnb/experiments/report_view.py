@@ -12,9 +12,9 @@ from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header
+from perfnb.draw.page import static_page
 from perfnb.experiments import decision
 from perfnb.experiments.report_table import DIFFERENCE, PerformanceFigures, of_two_ceilings
-from perfnb.profile.page import static_page
 from perfnb.profile.summary import device_words
 
 #: A sign next to each decision, so that colour is not needed.

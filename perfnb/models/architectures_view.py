@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, tables
 from perfnb.draw.frame import framed, header
+from perfnb.draw.page import static_page
 from perfnb.draw.picture import picture_html
 from perfnb.models.architectures_data import (
     METRICS,
@@ -24,7 +25,6 @@ from perfnb.models.architectures_data import (
     told_apart,
 )
 from perfnb.models.architectures_picture import draw_architectures, inches
-from perfnb.profile.page import static_page
 from perfnb.roofline.view import flop_rate, intensity
 from perfnb.stats.step_times import times_in_words
 
@@ -258,6 +258,6 @@ def _alt(figures: ArchitectureFigures) -> str:
 
 def architectures_widget(figures: ArchitectureFigures, view_id: str) -> Any:
     """Make the live view of a comparison."""
-    from perfnb.draw.widget import ArchitecturesWidget
+    from perfnb.models.widget import ArchitecturesWidget
 
     return ArchitecturesWidget(architectures_data(figures, view_id))

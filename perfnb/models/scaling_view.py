@@ -86,7 +86,7 @@ def scaling_data(figures: ScalingFigures) -> dict[str, Any]:
 
 def scaling_widget(figures: ScalingFigures, view_id: str) -> Any:
     """Make the live view of a study."""
-    from perfnb.draw.widget import ScalingWidget
+    from perfnb.models.widget import ScalingWidget
 
     return ScalingWidget({"id": view_id, **scaling_data(figures)})
 

@@ -42,7 +42,7 @@ def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
 
 
 def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Again | None) -> Any:
-    from perfnb.draw.widget import ReportWidget
+    from perfnb.profile.widget import ReportWidget
 
     rows = [] if timeline is None else layer_rows(summary, timeline.layers)
     saved, facts = bytes_of_report(timeline, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -20,6 +20,7 @@ from perfnb.memory.allocations import Watched, watched_memory
 from perfnb.memory.table import MemorySummary, memory_summary, memory_table
 from perfnb.profile.counted import count_ops, ops_with_arithmetic, with_arithmetic, with_memory
 from perfnb.profile.notes import notes, notes_of_failure, slowdown_of
+from perfnb.profile.report import tabs
 from perfnb.recording.labels import is_one_of
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
@@ -27,8 +28,6 @@ from perfnb.recording.schema import PASSES, conform
 from perfnb.roofline.levels import Roofline, step_roofline
 from perfnb.stats.step_times import Timing, timing_of_batches
 from perfnb.trace_names import DEVICE_WORK
-from perfnb.watching.steps import steps_watched
-from perfnb.watching.summary import MachineSummary, machine_summary
 
 #: The step including its GPU work is reported separately if it is longer than the host's step by this factor.
 _LONGER = 1.01
@@ -58,8 +57,6 @@ class Summary:
         If memory was watched.
     roofline : Roofline or None
         If arithmetic was counted.
-    machine : MachineSummary or None
-        If telemetry was recorded.
     gpu : GpuSummary or None
         If anything ran on a GPU.
     source : str or None
@@ -70,6 +67,8 @@ class Summary:
         What the reader must know to read the figures correctly.
     findings : Findings or None
         What holds the step back; ``None`` if no step was traced.
+    parts : mapping of str to object
+        What tabs computed for themselves, by key.
     """
 
     name: str
@@ -86,10 +85,10 @@ class Summary:
     notes: tuple[str, ...]
     memory: MemorySummary | None = None
     roofline: Roofline | None = None
-    machine: MachineSummary | None = None
     source: str | None = None
     gpu: GpuSummary | None = None
     findings: Findings | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def until_gpu_ms(self) -> float | None:
@@ -158,9 +157,9 @@ def summarize(recording: Recording, attribution: Attribution | None = None, watc
         notes=said,
         memory=memory,
         roofline=roofline,
-        machine=_machine(recording, attribution),
         source=str(recording.meta["trace"]["file"]) if recording.is_loaded else None,
         gpu=None if attribution is None else gpu_summary(recording, attribution),
+        parts={tab.key: tab.compute(recording, attribution) for tab in tabs() if tab.compute},
         findings=None if attribution is None else find(recording, attribution, figures),
     )
 
@@ -182,13 +181,6 @@ def _on_gpu(recording: Recording, host: Host, calls: pd.DataFrame) -> bool:
     on_device = is_one_of(recording.events["category"], DEVICE_WORK)
     known = blocks_of_events(recording.events, host)[on_device] != NONE
     return bool(known.any()) or bool((calls["gpu_ns"] > 0).any())
-
-
-def _machine(recording: Recording, attribution: Attribution | None) -> MachineSummary | None:
-    if recording.watch is None:
-        return None
-    seen = machine_summary(recording.watch, recording.meta["watch"])
-    return replace(seen, steps=steps_watched(recording, attribution))
 
 
 def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:

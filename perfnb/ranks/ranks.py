@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from perfnb.analysis_version import analysis_version
+from perfnb.draw.page import static_page
 from perfnb.draw.shown import Page, Shown
 from perfnb.findings import finding_table
-from perfnb.profile.page import page_of_ranks
 from perfnb.profile.profile import Profile
 from perfnb.ranks.saved import save_ranks
 from perfnb.ranks.straggler import straggler
 from perfnb.ranks.summary import RanksSummary, summarize_ranks
-from perfnb.ranks.view import ranks_html, ranks_text
+from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 
 
 class Ranks(Page, Shown):
@@ -161,7 +161,7 @@ class Ranks(Page, Shown):
         return save_ranks(recordings, path, tables, analysis_version())
 
     def _page(self) -> str:
-        return page_of_ranks(self._summary)
+        return static_page(ranks_count(len(self._summary.names)), ranks_html(self._summary))
 
     def _with_rank(self, table: str) -> pd.DataFrame:
         parts = []

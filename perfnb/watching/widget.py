@@ -10,7 +10,7 @@ from typing import Any
 import traitlets
 
 from perfnb.draw import escape
-from perfnb.draw.assets import watch_script, watch_style
+from perfnb.draw.assets import script, style
 from perfnb.draw.widget import DrawnWidget, json_of
 from perfnb.watching.data import mark_data, row_data
 
@@ -28,8 +28,8 @@ class WatchWidget(DrawnWidget):
         Returns `data` with the history so far, for a page that is reloaded.
     """
 
-    _esm = watch_script()
-    _css = watch_style()
+    _esm = script("watching/js/panel.js")
+    _css = style("watching/js/watch.css")
 
     chunk = traitlets.Unicode().tag(sync=True)
 

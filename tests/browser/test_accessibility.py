@@ -18,12 +18,13 @@ import perfnb
 from perfnb.bench.ab_view import ab_html
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html
+from perfnb.draw.page import static_page
 from perfnb.experiments.journal_view import journal_html
 from perfnb.experiments.report_view import report_page
 from perfnb.memory.leaks.view import leaks_html
 from perfnb.models.architectures_view import architectures_html
 from perfnb.profile.html import summary_html
-from perfnb.profile.page import standalone_page, static_page
+from perfnb.profile.page import standalone_page
 from perfnb.profile.summary import Summary
 from perfnb.profile.timing_view import timing_html
 from perfnb.stats.step_times import Timing
@@ -73,7 +74,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         findings_samples.with_findings(),
         memory=memory_samples.transformer(),
         roofline=roofline_samples.roofline(),
-        machine=machines.profiled(),
+        parts={"machine": machines.profiled()},
         gpu=gpu,
     )
 

@@ -30,18 +30,19 @@ const data = document.getElementById("data").textContent;
 architectures.render({ model: { get: () => data }, el: document.querySelector("main") });
 """
 
+STYLE = assets.style("models/js/architectures.css")
 Open = Callable[..., Page]
 
 
 def standalone(made: samples.ArchitectureFigures) -> str:
     """A page with the comparison and nothing else, under the policy that a report has."""
-    script = assets.architectures_script() + START
+    script = assets.script("models/js/architectures.js") + START
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
         f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         "<title>architectures</title><style>:root{color-scheme:light dark}body{margin:0}"
-        f'{assets.architectures_style()}</style><div class="perfnb-static-twin">twin</div><main></main>'
+        f'{STYLE}</style><div class="perfnb-static-twin">twin</div><main></main>'
         f'<script type="application/json" id="data">{escape.json_in_script(architectures_data(made, "twin"))}</script>'
         f'<script type="module">{script}</script>'
     )

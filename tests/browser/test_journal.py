@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perfnb.draw.page import static_page
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_html
-from perfnb.profile.page import static_page
 from tests.browser.conftest import OpenPage
 from tests.experiments.journal_entries import report_entry, timing_entry
 

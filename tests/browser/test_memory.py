@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,6 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
-PARTS = Path(assets.__file__).parent / "report"
-SCRIPTS = ("format.js", "dom.js", "grid.js", "columns.js", "chart.js", "fits.js", "memory.js", "roofline.js")
-STYLES = ("theme.css", "report.css", "charts.css")
 START = """
 const data = JSON.parse(document.getElementById("data").textContent);
 const began = performance.now();
@@ -55,13 +51,13 @@ Open = Callable[..., Page]
 
 def standalone(kind: str, data: dict[str, Any]) -> str:
     """A page with one tab and nothing else, under the policy that a report has."""
-    script = "".join((PARTS / name).read_text("utf-8") for name in SCRIPTS) + START.replace("KIND", kind)
-    style = "".join((PARTS / name).read_text("utf-8") for name in STYLES)
+    script = assets.script("memory/js/memory.js", "roofline/js/roofline.js") + START.replace("KIND", kind)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
         f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{kind}</title><style>:root{{color-scheme:light dark}}body{{margin:0}}{style}</style><main></main>"
+        f"<title>{kind}</title><style>:root{{color-scheme:light dark}}body{{margin:0}}{assets.style()}</style>"
+        "<main></main>"
         f'<script type="application/json" id="data">{escape.json_in_script(data)}</script>'
         f'<script type="module">{script}</script>'
     )

@@ -14,8 +14,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
-from perfnb.draw.assets import report_script
 from perfnb.profile.page import standalone_page
+from perfnb.profile.report import report_script
 from perfnb.profile.summary import Summary
 from tests import summaries
 from tests.browser.conftest import OpenPage

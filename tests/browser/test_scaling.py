@@ -30,12 +30,13 @@ def test_the_slider_reads_off_a_size(page: Page, tmp_path: Path, scheme: str) ->
     samples = {size: (1e-4 * size**2 * np.exp(rng.normal(0, 0.01, 20))).tolist() for size in sizes}
     figures = scaling_figures(samples, {s: 4 * s * s for s in sizes}, dict.fromkeys(sizes), device="<b>CPU</b>")
     data = escape.json_in_script({"id": "x", **scaling_data(figures)})
+    script, style = assets.script("models/js/scaling.js"), assets.style("models/js/scaling.css")
     path = tmp_path / "page.html"
     path.write_text(
         "<!DOCTYPE html><meta charset=utf-8>"
-        f"<style>:root{{color-scheme:light dark}}{assets.scaling_style()}</style><main></main>"
+        f"<style>:root{{color-scheme:light dark}}{style}</style><main></main>"
         f'<script type="application/json" id="data">{data}</script>'
-        f'<script type="module">{assets.scaling_script()}{START}</script>',
+        f'<script type="module">{script}{START}</script>',
         encoding="utf-8",
     )
     said: list[str] = []

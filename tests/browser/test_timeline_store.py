@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs playwright")
 
-from perfnb.draw.assets import report_script
+from perfnb.profile.report import report_script
 from tests.timeline import timeline_samples as samples
 from tests.timeline.timeline_samples import Event, Track
 

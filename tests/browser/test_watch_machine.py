@@ -15,8 +15,8 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
 from perfnb import quantities as fmt
-from perfnb.draw.assets import report_script
 from perfnb.profile.page import standalone_page
+from perfnb.profile.report import report_script
 from perfnb.watching.summary import MachineSummary
 from tests import summaries
 from tests.browser.conftest import OpenPage
@@ -29,7 +29,7 @@ Open = Callable[..., Page]
 
 
 def page_of(machine: MachineSummary) -> str:
-    return standalone_page(replace(summaries.small_cnn(), machine=machine))
+    return standalone_page(replace(summaries.small_cnn(), parts={"machine": machine}))
 
 
 @functools.cache
@@ -141,7 +141,7 @@ def test_clocks_and_readings_are_written_as_python_writes_them(page):
         "([script, figures, units]) => new Function(script.replace('export default report;', '') + "
         '\'return (figures, units) => figures.map((n) => [clock(n), clock(n, 1), reading(Math.min(n, 900), "percent"), '
         "...units.map((unit) => reading(n, unit))])')()(figures, units)",
-        [report_script(watched=True), figures, units],
+        [report_script(), figures, units],
     )
     expected = [
         [fmt.clock(n), fmt.clock(n, 1), fmt.reading(min(n, 900), "percent"), *(fmt.reading(n, unit) for unit in units)]

@@ -10,11 +10,12 @@ import pytest
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
-from perfnb.draw.assets import SCRIPTS, architectures_script, architectures_style, report_script
+from perfnb.draw.assets import in_order, script, style
 from perfnb.draw.palette import KINDS
-from perfnb.draw.widget import ArchitecturesWidget, ReportWidget
 from perfnb.models.architectures_data import METRICS, architectures_data, part_times, ratio_words
 from perfnb.models.architectures_view import architectures_html, architectures_text, why_words
+from perfnb.models.widget import ArchitecturesWidget
+from perfnb.profile.report import report_script
 from tests.models import architecture_samples as samples
 from tests.pages import ATTRIBUTES, Seen, picture_bytes, spaced
 from tests.summaries import HOSTILE
@@ -161,13 +162,11 @@ def test_the_widget_holds_its_data_and_says_what_it_is():
     bundle, _ = widget._repr_mimebundle_()
     assert bundle["text/plain"] == repr(widget)
     assert "architecturesView" in str(widget._esm)
-    assert "architecturesView" not in str(ReportWidget._esm)
 
 
 def test_the_scripts_share_parts_and_nothing_more():
-    assert "architecture" not in "".join(SCRIPTS)
     assert "architectureShares" not in report_script()
-    for name in ("rooflineTab", "memoryTab", "report.css"):
-        assert name not in architectures_script()
-    assert architectures_script().count("export default") == 1
-    assert ".pf-share-row" in architectures_style()
+    paths = in_order("models/js/architectures.js")
+    assert {path.split("/")[0] for path in paths} == {"draw", "models", "profile"}
+    assert script("models/js/architectures.js").count("export default") == 1
+    assert ".pf-share-row" in style("models/js/architectures.css")

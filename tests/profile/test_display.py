@@ -44,7 +44,7 @@ def test_two_reports_do_not_hide_each_other_s_twin(notebook):
 
 
 def test_without_widgets_the_static_twin_stands_alone(notebook, monkeypatch):
-    monkeypatch.setitem(sys.modules, "perfnb.draw.widget", None)
+    monkeypatch.setitem(sys.modules, "perfnb.profile.widget", None)
     display.show(summaries.small_cnn())
     ((static, _),) = notebook
     assert "perfnb-static-live" not in static["text/html"].replace(".perfnb-static-live", "")
@@ -75,8 +75,8 @@ def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
 
 
 def test_the_widget_describes_itself_in_a_line():
-    from perfnb.draw.widget import ReportWidget
     from perfnb.profile.report_data import report_data
+    from perfnb.profile.widget import ReportWidget
 
     widget = ReportWidget(data=report_data(summaries.small_cnn()))
     bundle, _ = widget._repr_mimebundle_()

@@ -71,7 +71,7 @@ def drawn_out(events: int, steps: int = 3) -> Timeline:
 @pytest.mark.parametrize(("events", "steps"), [(300_000, 3), (1_000, 60_000)])
 def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, steps: int) -> None:
     ipywidgets = pytest.importorskip("ipywidgets")
-    from perfnb.draw.widget import ReportWidget
+    from perfnb.profile.widget import ReportWidget
 
     line, summary = drawn_out(events, steps), summaries.small_cnn()
     saved, facts = bytes_of_report(line, [-1] * len(line.layers))
@@ -106,7 +106,7 @@ def test_whatever_the_limit_it_is_kept() -> None:
 
 
 def test_the_widget_holds_the_timeline_and_answers_a_page_that_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfnb.draw.widget import ReportWidget
+    from perfnb.profile.widget import ReportWidget
 
     summary = summaries.small_cnn()
     widget = ReportWidget(report_data(summary, timeline={"events": 1}), b"some", lambda: b"all of it")
@@ -158,7 +158,7 @@ def test_a_widget_makes_the_whole_when_asked_and_holds_nothing_once_closed(monke
 
 
 def test_without_a_timeline_nothing_is_sent_and_no_tab_is_told_of() -> None:
-    from perfnb.draw.widget import ReportWidget
+    from perfnb.profile.widget import ReportWidget
 
     widget = ReportWidget(report_data(summaries.small_cnn()))
     assert widget.get_state()["timeline"] == b""

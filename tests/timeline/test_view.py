@@ -199,7 +199,7 @@ def test_a_notebook_gets_picture_and_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     made: list[Any] = []
     monkeypatch.setattr(display, "in_notebook", lambda: True)
     monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))
-    monkeypatch.setattr("perfnb.draw.widget.ReportWidget._repr_mimebundle_",
+    monkeypatch.setattr("perfnb.profile.widget.ReportWidget._repr_mimebundle_",
                         lambda self: (made.append(self), ({WIDGET_VIEW: {}}, {}))[1])  # fmt: skip
 
     display.show(summaries.small_cnn(), timeline(training()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from perfnb.draw import escape
-from perfnb.draw.assets import report_script, report_style
+from perfnb.profile.report import report_script, report_style
 from perfnb.profile.report_data import report_data
 from perfnb.profile.summary import Summary
 from tests import summaries
@@ -41,7 +41,7 @@ report.render({ model, el: document.getElementById("perfnb-report") });
 
 def page_with(timeline: bytes, whole: bytes = b"", summary: Summary | None = None, before: str = "") -> str:
     """The report of `summary` with `timeline`; `whole` is what a kernel would answer, `before` a script run first."""
-    data = {**report_data(summary or summaries.small_cnn()), "timeline": timeline_samples.facts_of(timeline)}
+    data = report_data(summary or summaries.small_cnn(), timeline=timeline_samples.facts_of(timeline))
     script = report_script() + _START
     held = "".join(
         f'<script type="application/octet-stream" id="{name}">{base64.b64encode(content).decode()}</script>'

@@ -16,10 +16,11 @@ import pytest
 
 from perfnb import quantities as fmt
 from perfnb.draw import assets, escape
-from perfnb.draw.widget import ReportWidget
 from perfnb.profile.html import summary_html
+from perfnb.profile.report import report_script
 from perfnb.profile.report_data import report_data
 from perfnb.profile.text import summary_text
+from perfnb.profile.widget import ReportWidget
 from perfnb.recording.schema import conform
 from perfnb.watching.data import (
     METRIC_WORDS,
@@ -286,28 +287,29 @@ def test_chunks_repeat_what_was_pushed_before_and_marks_come_once():
 
 
 def test_the_panel_s_script_is_small_and_shares_the_report_s_charts():
-    script = assets.watch_script()
+    script = assets.script("watching/js/panel.js")
     assert len(script.encode()) < 50_000
     assert script.count("export default") == 1
     assert "initialize" in script
-    assert {name for name in assets.WATCH_SCRIPTS if name.startswith("watch_")} <= set(assets.WATCHED_SCRIPTS)
+    charts = {path for path in assets.in_order("watching/js/panel.js") if not path.endswith("panel.js")}
+    assert {path for path in charts if path.startswith("watching")} <= set(assets.in_order("watching/js/machine.js"))
 
 
 def test_only_the_report_of_a_watched_profile_carries_the_machine_s_script():
     plain = ReportWidget(report_data(summaries.small_cnn()))
-    watched = ReportWidget(report_data(replace(summaries.small_cnn(), machine=samples.profiled())))
-    assert plain._esm == assets.report_script(watched=False)
-    assert "machineTab(data)" not in plain._esm.replace("machineTab(data.machine)", "")
+    watched = ReportWidget(report_data(replace(summaries.small_cnn(), parts={"machine": samples.profiled()})))
+    assert plain._esm == report_script(["layers", "ops"])
+    assert "machineTab" not in plain._esm
     assert "pf-watch-grid" not in plain._css
-    assert watched.get_state("_esm") == {"_esm": assets.report_script(watched=True)}
+    assert watched.get_state("_esm") == {"_esm": report_script(["layers", "ops", "machine"])}
     assert "pf-watch-grid" in watched.get_state("_css")["_css"]
-    assert len(plain._esm.encode()) < 150_000 < len(watched._esm.encode()) < 185_000
+    assert len(plain._esm.encode()) < len(watched._esm.encode()) < 100_000
 
 
 @pytest.mark.slow
 def test_a_report_has_a_machine_only_where_it_was_watched():
     plain = summaries.small_cnn()
-    made = replace(plain, machine=samples.profiled())
+    made = replace(plain, parts={"machine": samples.profiled()})
     assert report_data(plain)["machine"] is None
     assert report_data(made)["machine"]["steps"]["passes"][1] == ["timed", 6.2, 30.0, 30]
     for views in (summary_html, summary_text):

@@ -45,12 +45,13 @@ window.first = another();
 
 def panel_page(data: dict[str, Any]) -> str:
     """A page that shows one panel, as anywidget would show it."""
+    script, style = assets.script("watching/js/panel.js"), assets.style("watching/js/watch.css")
     return (
         '<!DOCTYPE html><meta charset="utf-8"><title>watch</title>'
-        f"<style>:root{{color-scheme:light dark}}body{{margin:0}}{assets.watch_style()}</style>"
+        f"<style>:root{{color-scheme:light dark}}body{{margin:0}}{style}</style>"
         '<div class="perfnb-static perfnb-static-x">twin</div><main></main>'
         f'<script type="application/json" id="data">{escape.json_in_script(data)}</script>'
-        f'<script type="module">{assets.watch_script()}{START}</script>'
+        f'<script type="module">{script}{START}</script>'
     )
 
 

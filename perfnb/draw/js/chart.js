@@ -1,0 +1,120 @@
+// What the charts share: SVG elements, patterns, ticks, a holder that draws anew when its width changes.
+import { freshId, h } from "./dom.js";
+import { significant } from "./format.js";
+
+const SVG_SPACE = "http://www.w3.org/2000/svg";
+
+// As h(), for SVG: names reach the picture as text nodes and attributes.
+export function drawn(tag, props, ...children) {
+  const node = document.createElementNS(SVG_SPACE, tag);
+  for (const [key, value] of Object.entries(props ?? {})) {
+    if (value == null || value === false) continue;
+    if (typeof value === "function") node.addEventListener(key, value);
+    else node.setAttribute(key, value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
+  return node;
+}
+
+// The same patterns as the style sheet's, for fills: [side of the tile, its strokes, their width, light or dark].
+const STROKES = {
+  hatch: [7, "M-1,1 L1,-1 M0,7 L7,0 M6,8 L8,6", 1.3, "light"],
+  rising: [6, "M-1,5 L1,7 M0,0 L6,6 M5,-1 L7,1", 1.2, "dark"],
+  cross: [6, "M0,6 L6,0 M0,0 L6,6", 0.9, "dark"],
+  dots: [5, "M2.5,2.5 h0.01", 2, "dark"],
+  rows: [4, "M0,2 H4", 1, "dark"],
+  columns: [5, "M2.5,0 V5", 1.4, "light"],
+  grid: [6, "M3,0 V6 M0,3 H6", 0.9, "light"],
+};
+
+// Patterns for marks ({colour, pattern}) and the fill to use for each.
+export function patternFills(marks) {
+  const defs = drawn("defs");
+  const fills = marks.map(({ colour, pattern }) => {
+    const strokes = STROKES[pattern];
+    if (!strokes) return colour;
+    const [side, path, width, shade] = strokes;
+    const id = freshId("fill");
+    defs.append(drawn("pattern", { id, width: side, height: side, patternUnits: "userSpaceOnUse" },
+      drawn("rect", { width: side, height: side, fill: colour }),
+      drawn("path", { d: path, "stroke-width": width, "stroke-linecap": pattern === "dots" ? "round" : "butt", fill: "none",
+        stroke: shade === "light" ? "#fff" : "#000", "stroke-opacity": shade === "light" ? 0.5 : 0.45 })));
+    return `url(#${id})`;
+  });
+  return { defs, fills };
+}
+
+// Round numbers from 0 to `most`, about `wanted` of them, in steps of 1, 2 or 5 of some unit.
+export function niceTicks(most, wanted, base = 10) {
+  if (!(most > 0)) return [0];
+  let unit = 1;
+  if (base === 1024) while (unit * 1024 <= most) unit *= 1024;
+  const rough = most / unit / wanted;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = unit * power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
+}
+
+// "0.5 GiB", "1 GiB": all in the unit of the largest.
+export function roundSize(value, most) {
+  const power = Math.floor(Math.log2(Math.max(1, most)) / 10);
+  return value ? `${significant(value / 1024 ** power, true)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0";
+}
+
+// Ticks from 10^low to 10^high: [value, has it a text?].
+export function logTicks(low, high) {
+  const wide = high - low > 7 ? 2 : 1;
+  const ticks = [];
+  for (let power = Math.floor(low); power <= high; power += 1) {
+    for (const factor of high - low < 5 ? [1, 2, 5] : [1]) {
+      const value = factor * 10 ** power;
+      const text = factor === 1 ? power % wide === 0 : high - low < 1.6;
+      if (Math.log10(value) >= low && Math.log10(value) <= high) ticks.push([value, text]);
+    }
+  }
+  return ticks;
+}
+
+export const roundNumber = (text) => text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
+
+// About the width of a text in pixels, at 11.5px.
+export const textWidth = (text) => 6.3 * text.length;
+
+// The names of at most `most` dots, beside or below them, where they cover nothing.
+export function namesBeside(dots, most, [left, right, top]) {
+  const taken = dots.map(({ at: [x, y], radius }) => [x - radius, y - radius, x + radius, y + radius]);
+  const labels = [];
+  for (const { at: [x, y], radius, name } of dots) {
+    if (labels.length === most) break;
+    const text = name.length > 26 ? `…${name.slice(-25)}` : name;
+    const wide = textWidth(text);
+    const places = [[x + radius + 5, y + 4, "start", 0], [x - radius - 5, y + 4, "end", -wide], [x, y + radius + 14, "middle", -wide / 2]];
+    const boxOf = ([px, py, , shift]) => [px + shift, py - 11, px + shift + wide, py + 3];
+    const place = places.find((one) => {
+      const box = boxOf(one);
+      return box[0] > left && box[2] < right && box[1] > top && taken.every((other) => box[0] > other[2] || box[2] < other[0] || box[1] > other[3] || box[3] < other[1]);
+    });
+    if (!place) continue;
+    taken.push(boxOf(place));
+    labels.push(drawn("text", { class: "pf-halo", x: place[0], y: place[1], "text-anchor": place[2], "aria-hidden": "true" }, text));
+  }
+  return labels;
+}
+
+// Calls draw(width) whenever the holder has another width; nothing is drawn while it is not shown.
+export function drawnToFit(holder, draw) {
+  let before = 0;
+  const fit = () => {
+    const width = Math.floor(holder.clientWidth);
+    if (!width || width === before) return;
+    before = width;
+    draw(width);
+  };
+  new ResizeObserver(fit).observe(holder);
+  return () => {
+    before = 0;
+    fit();
+  };
+}
+
+export const swatch = (mark) => h("i", { class: `pf-key pf-${mark.pattern}`, style: `background-color:${mark.colour}`, "aria-hidden": "true" });

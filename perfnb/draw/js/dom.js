@@ -1,0 +1,58 @@
+// No line ends between a number and its unit, nor inside an interval; as perfnb.draw.escape has it.
+import { NOT_MEASURED, UNKNOWN } from "./format.js";
+
+const UNITS = "(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MHz|samples|steps)(?:/\\w+)?)(?![\\w%])";
+const INSIDE = new RegExp(`(?<=\\d) (?=${UNITS})|(?<=\\d,) (?=[−-]?\\d[\\d.,]*\\])`, "g");
+const unbroken = (text) => text.replace(INSIDE, "\u00a0");
+
+// Elements are made here, and only here. Names reach the page as text nodes and attributes, never as markup.
+export function h(tag, props, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(props ?? {})) {
+    if (value == null || value === false) continue;
+    if (typeof value === "function") node.addEventListener(key, value);
+    else if (key === "style") node.style.cssText = value;
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child != null).map((child) => (typeof child === "string" ? unbroken(child) : child)));
+  return node;
+}
+
+// What a view is of, and what was made of it or on which device.
+export const titled = (name, about) => h("h2", { class: "pf-title" }, h("b", {}, name), h("span", { class: "pf-quiet" }, about));
+
+// The head of a column; an empty one is no head.
+export const columnHead = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
+
+// "12.3 ms" with its unit set back; "n/a" says why on hover.
+export function figure(text) {
+  if (text === UNKNOWN) return h("span", { class: "pf-unknown", title: NOT_MEASURED }, text);
+  const gap = text.lastIndexOf(" ");
+  return gap < 0 ? text : [text.slice(0, gap), h("span", { class: "pf-unit" }, `\u00a0${text.slice(gap + 1)}`)];
+}
+
+// `text` with every occurrence of `query` marked.
+export function marked(text, query) {
+  if (!query) return text;
+  const parts = [];
+  const lower = text.toLowerCase();
+  if (lower.length !== text.length) return text;
+  let from = 0;
+  for (let at = lower.indexOf(query); at >= 0; at = lower.indexOf(query, from)) {
+    parts.push(text.slice(from, at), h("mark", {}, text.slice(at, at + query.length)));
+    from = at + query.length;
+  }
+  return [...parts, text.slice(from)];
+}
+
+// A stacked bar: parts are [milliseconds, kind]; `full` fills it.
+export function stackedBar(parts, full) {
+  const bar = h("span", { class: "pf-stack", "aria-hidden": "true" });
+  for (const [ms, kind] of parts) {
+    if (ms > 0 && full > 0) bar.append(h("i", { class: `pf-${kind}`, style: `width:${Math.min(100, (100 * ms) / full)}%` }));
+  }
+  return bar;
+}
+
+let idsGiven = 0;
+export const freshId = (stem) => `perfnb-${stem}-${Date.now().toString(36)}-${(idsGiven += 1)}`;

@@ -1,0 +1,250 @@
+// A table of many rows, flat or nested: sorts, filters, opens and closes, draws only the rows in sight.
+import { h } from "./dom.js";
+
+const ROW_HEIGHT = 26;
+const DRAW_ALL_BELOW = 300;
+const SPARE_ROWS = 20;
+const NAME_WIDTH = 190;
+
+export class Grid {
+  // columns: {key, head, title, width, drop, text, value(i), draw(i, query)}; rows: {parent, words(i), pinned(i)}
+  constructor({ label, columns, rows, onSelect, rowClass = () => "" }) {
+    Object.assign(this, { columns, rows, onSelect, rowClass });
+    this.size = rows.parent.length;
+    this.nested = rows.parent.some((parent) => parent >= 0);
+    this.children = Array.from({ length: this.size }, () => []);
+    this.roots = [];
+    rows.parent.forEach((parent, i) => (parent < 0 ? this.roots : this.children[parent]).push(i));
+    this.level = [];
+    rows.parent.forEach((parent) => this.level.push(parent < 0 ? 1 : this.level[parent] + 1));
+    this.open = new Set();
+    this.filter = null;
+    this.sort = null;
+    this.current = -1;
+    this.selected = -1;
+    this.head = h("thead");
+    this.body = h("tbody");
+    this.cols = h("colgroup");
+    this.table = h("table", { role: this.nested ? "treegrid" : "grid", "aria-label": label }, this.cols, this.head, this.body);
+    this.element = h("div", { class: "pf-scroll", tabindex: "-1" }, this.table);
+    this.element.addEventListener("scroll", () => this.draw(false));
+    this.body.addEventListener("click", (event) => this.clicked(event));
+    this.body.addEventListener("keydown", (event) => this.keyed(event));
+    new ResizeObserver(() => this.fit()).observe(this.element);
+    this.fit();
+    this.update();
+  }
+
+  // The columns that there is room for; those with the lowest `drop` go first.
+  fit() {
+    let spare = (this.element.clientWidth || 1000) - NAME_WIDTH;
+    for (const column of this.columns) spare -= column.width ?? 0;
+    const dropped = new Set();
+    for (const column of this.columns.filter(({ drop }) => drop).sort((a, b) => a.drop - b.drop)) {
+      if (spare >= 0) break;
+      spare += column.width;
+      dropped.add(column);
+    }
+    const shown = this.columns.filter((column) => !dropped.has(column));
+    this.table.style.minWidth = `${shown.reduce((sum, column) => sum + (column.width ?? NAME_WIDTH * 0.75), 0)}px`;
+    if (shown.length === this.shown?.length) return this.draw(false);
+    this.shown = shown;
+    this.cols.replaceChildren(...shown.map((column) => h("col", { style: column.width ? `width:${column.width}px` : "" })));
+    this.drawHead();
+    if (this.order) this.draw(true);
+  }
+
+  drawHead() {
+    this.head.replaceChildren(h("tr", { role: "row", "aria-rowindex": 1 }, this.shown.map((column) => {
+      const direction = this.sort?.column === column ? this.sort.direction : 0;
+      const state = ["none", "ascending", "descending"].at(direction);
+      return h("th", { scope: "col", role: "columnheader", "aria-sort": state, class: column.text ? "pf-text" : "" },
+        h("button", { type: "button", title: column.title, click: () => this.sortBy(column) },
+          column.head, h("span", { class: "pf-arrow", "aria-hidden": "true" }, ["", "▲", "▼"].at(direction))));
+    })));
+  }
+
+  // First click: heaviest first (text: A first); second: the other way; third: the order of the model.
+  sortBy(column) {
+    const first = column.text ? 1 : -1;
+    if (this.sort?.column !== column) this.sort = { column, direction: first };
+    else this.sort = this.sort.direction === first ? { column, direction: -first } : null;
+    const at = this.shown.indexOf(column);
+    this.drawHead();
+    this.update();
+    this.head.querySelectorAll("button")[at]?.focus();
+  }
+
+  sorted(siblings) {
+    if (!this.sort) return siblings;
+    const { column: { value }, direction } = this.sort;
+    const pinned = this.rows.pinned ?? (() => false);
+    const order = (a, b) => {
+      if (pinned(a) || pinned(b)) return pinned(a) - pinned(b) || a - b;
+      const [x, y] = [value(a), value(b)];
+      if (x == null || y == null) return (x == null) - (y == null) || a - b;
+      return (x < y ? -direction : x > y ? direction : 0) || a - b;
+    };
+    return [...siblings].sort(order);
+  }
+
+  // Keeps the rows whose words contain `query`, what leads to them and what is inside them.
+  search(query) {
+    this.query = query.trim().toLowerCase();
+    this.filter = null;
+    let matches = this.size;
+    if (this.query) {
+      const found = this.rows.parent.map((_, i) => this.rows.words(i, this.query).toLowerCase().includes(this.query));
+      const keep = found.slice();
+      const open = new Set();
+      for (let i = this.size - 1; i >= 0; i -= 1) {
+        const parent = this.rows.parent[i];
+        if (keep[i] && parent >= 0) {
+          keep[parent] = true;
+          open.add(parent);
+        }
+      }
+      const within = [];
+      this.rows.parent.forEach((parent, i) => {
+        within.push(parent >= 0 && (found[parent] || within[parent]));
+        keep[i] ||= within[i];
+      });
+      matches = found.filter(Boolean).length;
+      this.filter = { found, keep, open };
+    }
+    this.element.scrollTop = 0;
+    this.update();
+    return matches;
+  }
+
+  get opened() {
+    return this.filter ? this.filter.open : this.open;
+  }
+
+  shownChildren(i) {
+    return this.filter ? this.children[i].filter((child) => this.filter.keep[child]) : this.children[i];
+  }
+
+  // Works out which rows are in the list, in order, and draws them.
+  update() {
+    this.order = [];
+    const roots = this.filter ? this.roots.filter((i) => this.filter.keep[i]) : this.roots;
+    const stack = this.sorted(roots).slice().reverse();
+    while (stack.length) {
+      const i = stack.pop();
+      this.order.push(i);
+      if (this.opened.has(i)) stack.push(...this.sorted(this.shownChildren(i)).slice().reverse());
+    }
+    this.place = new Map(this.order.map((i, at) => [i, at]));
+    if (!this.place.has(this.current)) this.current = this.order[0] ?? -1;
+    this.table.setAttribute("aria-rowcount", this.order.length + 1);
+    this.draw(true);
+  }
+
+  draw(anew) {
+    const total = this.order.length;
+    let [from, to] = [0, total];
+    if (total > DRAW_ALL_BELOW) {
+      const top = Math.floor(this.element.scrollTop / ROW_HEIGHT);
+      const seen = Math.ceil((this.element.clientHeight || 500) / ROW_HEIGHT);
+      const missing = top < this.from || top + seen > this.to;
+      if (!anew && !missing) return;
+      [from, to] = [Math.max(0, top - SPARE_ROWS), Math.min(total, top + seen + SPARE_ROWS)];
+    } else if (!anew) return;
+    const focused = this.body.contains(this.body.getRootNode().activeElement ?? null);
+    [this.from, this.to] = [from, to];
+    const spacer = (rows) => h("tr", { class: "pf-space", "aria-hidden": "true", style: `height:${rows * ROW_HEIGHT}px` });
+    const drawn = this.order.slice(from, to).map((i, at) => this.row(i, from + at));
+    if (!total) drawn.push(h("tr", {}, h("td", { colspan: this.shown.length, class: "pf-text pf-none" }, "Nothing matches.")));
+    this.body.replaceChildren(spacer(from), ...drawn, spacer(total - to));
+    if (focused) this.rowOf(this.current)?.focus({ preventScroll: true });
+  }
+
+  row(i, at) {
+    const inside = this.shownChildren(i).length > 0;
+    const props = {
+      role: "row", "aria-rowindex": at + 2, "data-row": i, tabindex: i === this.current ? 0 : -1,
+      "aria-selected": String(i === this.selected), class: this.rowClass(i, at === 0 || this.order[at - 1]),
+      "aria-level": this.nested ? this.level[i] : null,
+      "aria-expanded": inside ? String(this.opened.has(i)) : null,
+    };
+    const cells = this.shown.map((column, c) => {
+      const content = column.draw(i, this.filter?.found[i] ? this.query : "");
+      if (c > 0) return h("td", { role: "gridcell", class: column.text ? "pf-text" : "" }, content);
+      const twisty = this.nested && h("span", { class: inside ? "pf-twisty" : "pf-leaf", "aria-hidden": "true" });
+      const indent = this.nested ? `padding-left:${Math.min(16 * (this.level[i] - 1), 240) + 4}px` : "";
+      return h("th", { scope: "row", role: "rowheader", class: "pf-text", style: indent }, twisty || null, content);
+    });
+    return h("tr", props, cells);
+  }
+
+  rowOf(i) {
+    return this.body.querySelector(`tr[data-row="${i}"]`);
+  }
+
+  toggle(i, open = !this.opened.has(i)) {
+    if (!this.shownChildren(i).length) return;
+    if (open) this.opened.add(i);
+    else this.opened.delete(i);
+    this.update();
+  }
+
+  setOpen(rows) {
+    this.opened.clear();
+    for (const i of rows) this.opened.add(i);
+    this.update();
+  }
+
+  // Makes row `i` the current one and brings it into sight.
+  go(i, focus = true) {
+    for (let up = this.rows.parent[i]; up >= 0; up = this.rows.parent[up]) this.opened.add(up);
+    if (!this.place.has(i)) this.update();
+    this.rowOf(this.current)?.setAttribute("tabindex", "-1");
+    this.current = i;
+    const top = this.place.get(i) * ROW_HEIGHT;
+    const room = this.element.clientHeight - this.head.offsetHeight - ROW_HEIGHT;
+    if (top < this.element.scrollTop) this.element.scrollTop = top;
+    else if (top > this.element.scrollTop + room) this.element.scrollTop = top - room;
+    this.draw(false);
+    const row = this.rowOf(i);
+    row?.setAttribute("tabindex", "0");
+    if (focus) row?.focus({ preventScroll: true });
+  }
+
+  select(i) {
+    this.rowOf(this.selected)?.setAttribute("aria-selected", "false");
+    this.selected = i;
+    this.rowOf(i)?.setAttribute("aria-selected", "true");
+    this.onSelect?.(i);
+  }
+
+  clicked(event) {
+    const row = event.target.closest("tr[data-row]");
+    if (!row) return;
+    const i = Number(row.dataset.row);
+    if (event.target.closest(".pf-twisty")) {
+      this.go(i, false);
+      return this.toggle(i);
+    }
+    this.go(i);
+    this.select(i);
+  }
+
+  keyed(event) {
+    const at = this.place.get(this.current);
+    if (at == null || event.altKey || event.ctrlKey || event.metaKey || !event.target.closest("tr[data-row]")) return;
+    const i = this.current;
+    const isOpen = this.opened.has(i) && this.shownChildren(i).length > 0;
+    const page = Math.max(1, Math.floor(this.element.clientHeight / ROW_HEIGHT) - 2);
+    const last = this.order.length - 1;
+    const moves = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last, PageDown: at + page, PageUp: at - page };
+    if (event.key in moves) this.go(this.order[Math.min(last, Math.max(0, moves[event.key]))]);
+    else if (event.key === "ArrowRight" && isOpen) this.go(this.order[at + 1]);
+    else if (event.key === "ArrowRight") this.toggle(i, true);
+    else if (event.key === "ArrowLeft" && isOpen) this.toggle(i, false);
+    else if (event.key === "ArrowLeft" && this.rows.parent[i] >= 0) this.go(this.rows.parent[i]);
+    else if (event.key === "Enter" || event.key === " ") this.select(i);
+    else return;
+    event.preventDefault();
+  }
+}

@@ -1,0 +1,36 @@
+// Tabs, and what the report's tabs are made by.
+import { freshId, h } from "./dom.js";
+
+// By key: makes a tab of the report, {element, size, shown(), reveal(what), headline}, all but the first two optional.
+// The maker gets {data, model, facts, has(key), go(key, what)}; `go` opens a tab and has it reveal something.
+export const tabMakers = {};
+
+// Tabs after the ARIA pattern: one in the tab order, arrow keys move between them.
+export function tabs(label, entries) {
+  const list = h("div", { role: "tablist", "aria-label": label, class: "pf-tabs" });
+  const choose = (chosen) => entries.forEach((entry, i) => {
+    entry.tab.setAttribute("aria-selected", String(i === chosen));
+    entry.tab.tabIndex = i === chosen ? 0 : -1;
+    entry.panel.hidden = i !== chosen;
+    if (i === chosen) entry.shown?.();
+  });
+  entries.forEach((entry, i) => {
+    const [tabId, panelId] = [freshId("tab"), freshId("panel")];
+    entry.tab = h("button", { type: "button", role: "tab", id: tabId, "aria-controls": panelId, click: () => choose(i) },
+      entry.title, h("span", { class: "pf-count" }, entry.size));
+    entry.panel = h("div", { role: "tabpanel", id: panelId, "aria-labelledby": tabId }, entry.element);
+    list.append(entry.tab);
+  });
+  list.addEventListener("keydown", (event) => {
+    const now = entries.findIndex((entry) => entry.tab === event.target);
+    const next = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: entries.length - 1 }[event.key];
+    if (now < 0 || next == null) return;
+    event.preventDefault();
+    const to = (next + entries.length) % entries.length;
+    choose(to);
+    entries[to].tab.focus();
+  });
+  choose(0);
+  const show = (key) => choose(entries.findIndex((entry) => entry.key === key));
+  return { list, panels: entries.map((entry) => entry.panel), show };
+}

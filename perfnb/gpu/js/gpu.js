@@ -1,0 +1,188 @@
+// The tab of the GPU: what it did and waited for, what set how long a step took, launches, queue, kernels.
+import { drawn, drawnToFit, niceTicks, roundNumber, swatch } from "../../draw/js/chart.js";
+import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
+import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
+import { count, duration, share } from "../../draw/js/format.js";
+import { Grid } from "../../draw/js/grid.js";
+import { tabMakers } from "../../draw/js/tabs.js";
+
+const QUEUE = { left: 46, right: 14, top: 8, height: 84, below: 22 };
+
+function gpuTab(data) {
+  const charts = (data.queue?.devices ?? []).slice(0, 8).map(([word, means, longest]) => queueChart(data.queue, word, means, longest));
+  const kernels = kernelTable(data);
+  const element = h("div", { class: "pf-view pf-gpu" },
+    h("p", { class: "pf-gpu-lead" }, data.headline),
+    h("section", { "aria-label": "What the GPU did" }, data.devices.map((bar) => deviceBar(data, bar)), stepBars(data)),
+    data.path && criticalPath(data.path),
+    launchFacts(data),
+    charts.length ? h("section", { "aria-label": "Queue" },
+      h("h3", {}, "Queue"), h("p", { class: "pf-quiet" }, "Work that had been launched and had not begun: filled, the mean over time; the line, the most. Where there is none, the GPU has nothing to do next."),
+      charts.map((chart) => chart.element)) : null,
+    kernels.element,
+    data.notes.length ? h("ul", { class: "pf-gpu-notes" }, data.notes.map((note) => h("li", {}, note))) : null);
+  return { element, shown: () => {
+    kernels.grid.fit();
+    for (const chart of charts) chart.refit();
+  } };
+}
+
+const partWords = (mark, ms, total) => `${mark.word} ${duration(ms)}, ${share(ms / total)}`;
+const gpuFill = (mark, ms, total, more = {}) => h("i", {
+  class: `pf-${mark.pattern}`, style: `background-color:${mark.colour};flex-grow:${ms / (total || 1)}`, title: partWords(mark, ms, total), ...more,
+});
+
+// Bar and legend of one thing, each part lit while the pointer is on it or on its words.
+function litBar(label, parts, total) {
+  const shown = parts.filter(({ ms }) => ms > 0);
+  const light = (i, on) => [bar, legend].forEach((list) => list.children[i].classList.toggle("pf-lit", on));
+  const hover = (i) => ({ pointerenter: () => light(i, true), pointerleave: () => light(i, false) });
+  const bar = h("div", { class: "pf-phases", role: "img", "aria-label": `${label}: ${shown.map((part) => partWords(part, part.ms, total)).join("; ")}` },
+    shown.map((part, i) => gpuFill(part, part.ms, total, hover(i))));
+  const legend = h("ul", { class: "pf-legend" }, shown.map((part, i) => h("li", { title: part.title, ...hover(i) }, swatch(part),
+    h("span", { class: "pf-word" }, part.word), h("b", {}, figure(share(part.ms / total))), h("span", { class: "pf-quiet" }, figure(duration(part.ms))))));
+  return [bar, legend];
+}
+
+function deviceBar(data, bar) {
+  const parts = data.marks.map((mark, i) => ({ ...mark, ms: bar.parts[i] }));
+  const hidden = bar.overlap_ms > 0 ? h("p", { class: "pf-quiet" }, `Another ${duration(bar.overlap_ms)} of communication ran beside computation and is counted as that.`) : null;
+  return h("div", { class: "pf-gpu-device" },
+    h("h3", {}, `${bar.word}, whole trace`, h("span", { class: "pf-quiet" }, ` ${duration(bar.total_ms)}`)), litBar(bar.word, parts, bar.total_ms), hidden);
+}
+
+// The same of each step; all bars have one scale.
+function stepBars({ steps, marks, steps_in_all: all }) {
+  if (!steps.length) return null;
+  const longest = Math.max(...steps.map((step) => step.total_ms));
+  const words = ({ parts, total_ms: total }) => marks.map((mark, i) => parts[i] > 0 && partWords(mark, parts[i], total)).filter(Boolean).join("; ");
+  const left = all - new Set(steps.map((step) => step.word.split(",")[0])).size;
+  return h("div", { class: "pf-gpu-steps" }, h("h3", {}, "By step"),
+    steps.map((step) => h("div", { class: "pf-gpu-step" }, h("span", {}, step.word),
+      h("div", {}, h("div", { class: "pf-gpu-bar", role: "img", "aria-label": `${step.word}: ${words(step)}`, style: `width:${(100 * step.total_ms) / longest}%` },
+        step.parts.map((ms, i) => (ms > 0 ? gpuFill(marks[i], ms, step.total_ms) : null)))),
+      h("span", { class: "pf-gpu-total" }, figure(duration(step.total_ms))))),
+    h("p", { class: "pf-quiet" }, "From the begin of the first work that a step launched to the end of its last; idle time between two steps is in neither."),
+    left > 0 ? h("p", { class: "pf-quiet" }, `${left.toLocaleString("en-US")} more steps are not drawn.`) : null);
+}
+
+function criticalPath(path) {
+  const total = path.kinds.reduce((sum, kind) => sum + kind.ms, 0);
+  const saves = h("span", { class: "pf-hint", title: path.saves_title }, "Would save up to");
+  const heads = (word) => ({ words: [word, "On the path", "Share", saves.cloneNode(true)], text: 1 });
+  const figures = (row) => [figure(duration(row.ms)), figure(share(row.share)), figure(duration(row.saves_ms))];
+  const kinds = path.kinds.map((kind) => [h("span", { class: "pf-kind", title: kind.title }, swatch(kind), h("span", { class: "pf-name" }, kind.word)), ...figures(kind)]);
+  const ops = path.ops.map((op) => [h("span", { class: "pf-name", title: op.word }, op.word), ...figures(op)]);
+  return h("section", { "aria-label": "Critical path" }, h("h3", {}, path.title),
+    h("p", { class: "pf-quiet" }, "The one chain of host, launches, GPU and waiting that set how long it took. What is not on it saves nothing."),
+    litBar("Critical path", path.kinds, total)[0],
+    h("div", { class: "pf-beside pf-gpu-path" }, pathTable("Critical path by kind", heads("Part"), kinds),
+      ops.length ? pathTable("Critical path by op", heads("Op, with what it launched"), ops) : null));
+}
+
+function pathTable(label, heads, rows) {
+  const table = smallTable(label, heads, rows);
+  const widths = ["", "width:86px", "width:60px", "width:118px"];
+  [...table.querySelectorAll("col")].forEach((col, i) => (col.style.cssText = widths[i]));
+  return table;
+}
+
+function launchFacts(data) {
+  return h("section", { "aria-label": "Launches" }, h("h3", {}, "Launches"), h("p", {}, data.sentence),
+    h("dl", { class: "pf-facts pf-gpu-facts" }, data.launches.map(([word, value, small, title]) => h("div", { title },
+      h("dt", {}, h("span", { class: "pf-hint" }, word)), h("dd", {}, h("b", {}, figure(value)), h("small", {}, small))))));
+}
+
+// One, and round numbers near a ninth, four ninths and all of the most: evenly apart by square roots.
+function rootTicks(most) {
+  const nice = (value) => [5, 2, 1].map((k) => k * 10 ** Math.floor(Math.log10(value))).find((round) => round <= value);
+  return [...new Set([1, ...[most / 9, (4 * most) / 9, most].filter((value) => value >= 1).map(nice)])]
+    .filter((value, i, all) => i === all.length - 1 || Math.sqrt(all[i + 1] / most) - Math.sqrt(value / most) > 0.15);
+}
+
+function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, means, lengths) {
+  const holder = h("div", { class: "pf-gpu-queue" });
+  const most = Math.max(1, ...lengths);
+  // Short queues would not show beside long ones.
+  const byRoots = most > 12;
+  const end = begin + piece * lengths.length;
+  const tip = h("span", { class: "pf-quiet", role: "status" });
+  const rest = `${devices.length > 1 ? `${word}: ` : ""}${most.toLocaleString("en-US")} at most${byRoots ? ", on a scale of square roots" : ""}; point at it for its length at a time`;
+  tip.textContent = rest;
+  const draw = (width) => {
+    const { left, right, top, height, below } = QUEUE;
+    const [x1, y0] = [width - right, top + height];
+    const x = (ms) => left + ((x1 - left) * (ms - begin)) / (end - begin || 1);
+    const y = (length) => y0 - height * (byRoots ? Math.sqrt(length / most) : length / most);
+    const ticks = byRoots ? rootTicks(most) : niceTicks(most, 3).filter(Number.isInteger);
+    const times = niceTicks(end - begin, Math.max(2, Math.floor(width / 150)));
+    const line = (values) => values.map((value, i) => `H${x(begin + i * piece).toFixed(1)}V${y(value ?? 0).toFixed(1)}`).join("");
+    const cursor = drawn("line", { class: "pf-axis", y1: top, y2: y0, visibility: "hidden" });
+    const point = (event) => {
+      const box = holder.getBoundingClientRect();
+      const at = Math.floor(((event.clientX - box.left - left) / (x1 - left)) * lengths.length);
+      const inside = at >= 0 && at < lengths.length;
+      cursor.setAttribute("visibility", inside ? "visible" : "hidden");
+      if (!inside) return (tip.textContent = rest);
+      const place = x(begin + (at + 0.5) * piece);
+      for (const side of ["x1", "x2"]) cursor.setAttribute(side, place);
+      return (tip.textContent = `${devices.length > 1 ? `${word}: ` : ""}${count(means[at])} queued on average, ${lengths[at].toLocaleString("en-US")} at most, ${roundNumber(duration(at * piece))} to ${roundNumber(duration((at + 1) * piece))} after the begin`);
+    };
+    holder.replaceChildren(drawn("svg", { width, height: y0 + below, role: "img", "aria-label": `Length of the queue of ${word} over time, at most ${most}`,
+      pointermove: point, pointerleave: () => point({ clientX: -1e9 }) },
+    ticks.map((value) => [drawn("line", { class: "pf-rule", x1: left, x2: x1, y1: y(value), y2: y(value) }),
+      drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toLocaleString("en-US"))]),
+    times.map((value, i) => drawn("text", { x: x(begin + value), y: y0 + 16, "text-anchor": i ? "middle" : "start" }, value ? roundNumber(duration(value)) : "0")),
+    drawn("path", { class: "pf-gpu-area", d: `M${left},${y0}${line(means)}H${x1}V${y0}Z` }),
+    drawn("path", { class: "pf-gpu-most", d: `M${left},${y0}${line(lengths)}H${x1}V${y0}` }), cursor));
+  };
+  const refit = drawnToFit(holder, draw);
+  return { element: h("div", {}, h("p", { class: "pf-gpu-tip" }, tip), holder), refit };
+}
+
+function kernelTable(data) {
+  const { kernels, names } = data;
+  const text = (key, i, none = "") => names[kernels[key][i]] ?? none;
+  const first = (i) => text("op", i) || text("kernel", i);
+  const most = Math.max(0, ...kernels.total_ms.map((ms) => ms ?? 0));
+  const known = (key) => kernels[key].some((place) => place >= 0);
+  const named = (key, head, title, more, none) => known(key) && {
+    key, head, title, text: true, value: (i) => text(key, i).toLowerCase(),
+    draw: (i, query) => h("span", { class: kernels[key][i] < 0 ? "pf-quiet" : "pf-name", title: text(key, i) }, marked(text(key, i, none), query)), ...more,
+  };
+  const number = (key, ...rest) => figureColumn(kernels[key], key, ...rest);
+  const columns = [
+    {
+      key: "op", head: known("op") ? "Op" : "Kernel", title: "The op that launched it; the kernel where no op is known", text: true, value: (i) => first(i).toLowerCase(),
+      draw: (i, query) => h("span", { class: "pf-name", title: first(i) }, marked(first(i), query)),
+    },
+    named("shapes", "Input shapes", "Shapes of the op's inputs", { width: 210, drop: 5 }),
+    known("op") && named("kernel", "Heaviest kernel", "The kernel of the op with the most time", {
+      width: 230, drop: 1, draw: (i, query) => (kernels.op[i] < 0 ? null : h("span", { class: "pf-name", title: text("kernel", i) }, marked(text("kernel", i), query))),
+    }),
+    number("calls", "Calls", "Kernels, copies and fills a step", count, { width: 62 }),
+    { key: "bar", head: "Time", title: "The heaviest fills the column", width: 90, drop: 4, text: true, value: (i) => -(kernels.total_ms[i] ?? 0),
+      draw: (i) => stackedBar([[kernels.total_ms[i] ?? 0, "forward"]], most) },
+    number("total_ms", "GPU time", "Sum of durations, a step", duration, { width: 82 }),
+    number("mean_us", "Mean", "Mean duration", (us) => duration(us == null ? null : us / 1e3), { width: 78, drop: 3 }),
+    number("share", "Share", "Share of all time of kernels, copies and fills", share, { width: 66 }),
+    named("layers", "Layers", "Layers that launch it", { width: 220, drop: 2 }, "–"),
+  ].filter(Boolean);
+  let view = null;
+  const size = kernels.total_ms.length;
+  const rows = { parent: kernels.total_ms.map(() => -1), words: (i) => ["op", "shapes", "kernel", "layers"].map((key) => text(key, i)).join("\n") };
+  const grid = new Grid({ label: "Kernels", columns, rows, onSelect: (i) => view.show(i) });
+  const search = searchBox("Search kernels", size, "rows", (query) => grid.search(query));
+  const left = data.kernels_in_all - size;
+  const title = h("div", {}, h("h3", {}, "Kernels, copies and fills"),
+    h("p", { class: "pf-quiet" }, `A step's, by op and input shapes; by name where no op is known${left > 0 ? `; ${left.toLocaleString("en-US")} lighter rows are not listed` : ""}.`));
+  view = withDetails(h("div", { class: "pf-toolbar" }, title, search.element), grid, (i) => [
+    h("h3", {}, first(i)),
+    kernels.shapes[i] >= 0 ? h("p", {}, "Input shapes ", text("shapes", i)) : null,
+    kernels.kernel[i] >= 0 ? h("p", {}, kernels.kernels[i] > 1 ? `The heaviest of ${kernels.kernels[i]} kernels: ` : "Kernel: ", h("bdi", {}, text("kernel", i))) : null,
+    kernels.layers[i] >= 0 ? h("p", {}, "In ", h("bdi", {}, text("layers", i))) : null,
+  ].filter(Boolean));
+  return { element: h("section", { "aria-label": "Kernels" }, view.element), grid };
+}
+
+tabMakers.gpu = ({ data }) => ({ ...gpuTab(data.gpu), size: `${share(data.gpu.busy)} busy` });

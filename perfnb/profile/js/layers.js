@@ -1,0 +1,171 @@
+// The tab of layers: the model as a tree, and the ops of the chosen layer.
+import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
+import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
+import { byteSize, count, duration, flopCount, share } from "../../draw/js/format.js";
+import { Grid } from "../../draw/js/grid.js";
+import { tabMakers } from "../../draw/js/tabs.js";
+
+export const SPECIAL_TITLES = {
+  "(loss)": "The backward pass of the loss; its forward is the phase loss",
+  "(gradient accumulation)": "Time that the backward pass takes to add gradients to the parameters; it cannot be told by layer",
+  "(autograd engine)": "Time of the autograd engine itself, between the backward ops",
+  "(unattributed)": "Time of the traced step that belongs to no layer and no other row",
+};
+export const DIRECTIONS = ["forward", "backward", "recompute"];
+
+export function layerFacts(data) {
+  const { layers } = data;
+  const path = (i) => {
+    const parts = [];
+    for (let up = i; up >= 0; up = layers.parent[up]) parts.unshift(layers.label[up]);
+    return parts.join(".");
+  };
+  // As much of the end of a path as no other layer shares, two parts at least.
+  const end = (parts, size) => parts.slice(-size).join(".");
+  const sharing = new Map();
+  layers.parent.forEach((_, i) => {
+    const parts = path(i).split(".");
+    for (let size = 1; size <= parts.length; size += 1) sharing.set(end(parts, size), (sharing.get(end(parts, size)) ?? 0) + 1);
+  });
+  const brief = (i) => {
+    const parts = path(i).split(".");
+    let size = Math.min(2, parts.length);
+    while (size < parts.length && sharing.get(end(parts, size)) > 1) size += 1;
+    return end(parts, size);
+  };
+  const special = (i) => i >= layers.modules;
+  const inside = (i) => {
+    const within = new Uint8Array(layers.parent.length);
+    within[i] = 1;
+    for (let j = i + 1; j < within.length; j += 1) if (layers.parent[j] >= 0) within[j] = within[layers.parent[j]];
+    return within;
+  };
+  return { path, brief, special, inside };
+}
+
+function layerColumns(data, facts) {
+  const { layers } = data;
+  const heaviest = Math.max(0, ...layers.parent.map((parent, i) => (parent < 0 && !facts.special(i) ? layers.total_ms?.[i] ?? 0 : 0)));
+  const recomputes = layers.recompute_ms?.some((ms) => ms > 0);
+  const traced = "in a traced step, layers inside included";
+  const number = (key, head, title, format, more) => figureColumn(layers[key], key, head, title, format, more);
+  // These four are always there; a figure that is missing says so.
+  const always = (key, ...rest) => figureColumn(layers[key] ?? layers.parent.map(() => null), key, ...rest);
+  const parts = (i) => DIRECTIONS.map((kind) => [layers[`${kind}_ms`]?.[i] ?? 0, kind]);
+  return [
+    {
+      key: "label", head: "Layer", title: "Sort by name; a third click gives the order of the model", text: true,
+      value: (i) => layers.label[i].toLowerCase(),
+      draw: (i, query) => h("span", { class: "pf-name", title: SPECIAL_TITLES[facts.special(i) ? layers.label[i] : ""] ?? facts.path(i) },
+        marked(layers.label[i], query)),
+    },
+    {
+      key: "module", head: "Class", title: "Class of the module", text: true, width: 112, drop: 8,
+      value: (i) => layers.module[i]?.toLowerCase(),
+      draw: (i, query) => h("span", { class: "pf-class", title: layers.module[i] }, marked(layers.module[i] ?? "", query)),
+    },
+    number("calls", "Calls", "Calls a step", count, { width: 50, drop: 7 }),
+    {
+      key: "bar", head: "Time", title: "Forward, backward and recompute time; the heaviest root fills the column", width: 96, text: true,
+      value: (i) => -(layers.total_ms?.[i] ?? 0),
+      draw: (i) => {
+        const bar = parts(i);
+        return stackedBar(bar.some(([ms]) => ms > 0) ? bar : [[layers.total_ms?.[i] ?? 0, "other"]], heaviest);
+      },
+    },
+    always("forward_ms", "Forward", `Forward time ${traced}`, duration),
+    always("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
+    recomputes ? number("recompute_ms", "Recomp.", `Time of forward work done again in the backward pass ${traced}`, duration) : null,
+    always("total_ms", "Total", `Forward, backward and recompute time ${traced}`, duration),
+    number("self_ms", "Self", "Time in a traced step, layers inside excluded", duration, { drop: 5 }),
+    number("gpu_ms", "GPU", `GPU time ${traced}`, duration, { drop: 6 }),
+    always("share", "Share", "Share of the step, corrected for the cost of tracing", share, { width: 66 }),
+    number("forward_flops", "Fwd FLOPs", "Arithmetic of the forward pass, layers inside included", flopCount, { drop: 3, width: 92 }),
+    number("backward_flops", "Bwd FLOPs", "Arithmetic of the backward pass, layers inside included", flopCount, { drop: 1, width: 92 }),
+    number("activation_bytes", "Saved", "Memory saved for backward (activations), layers inside included", byteSize, { drop: 2, width: 76 }),
+    number("parameters", "Params", "Parameters, layers inside included", count, { drop: 4, width: 68 }),
+  ].filter(Boolean);
+}
+
+// `showEvents` goes to a layer's events on the timeline, where there is one.
+function layersTab(data, facts, showEvents) {
+  const { layers } = data;
+  const rows = {
+    parent: layers.parent,
+    words: (i, query) => `${query.includes(".") ? facts.path(i) : layers.label[i]}\n${layers.module[i] ?? ""}`,
+    pinned: facts.special,
+  };
+  let view = null;
+  const grid = new Grid({
+    label: "Layers", columns: layerColumns(data, facts), rows, onSelect: (i) => view.show(i),
+    rowClass: (i, before) => (facts.special(i) ? (facts.special(before) ? "pf-special" : "pf-special pf-first") : ""),
+  });
+  const hot = data.hot_path.filter((i) => grid.children[i].length);
+  const containers = layers.parent.map((_, i) => i).filter((i) => grid.children[i].length);
+  const search = searchBox("Search name or class", layers.modules, "layers", (query) => grid.search(query));
+  const button = (word, title, open) => h("button", { type: "button", title, click: () => grid.setOpen(open) }, word);
+  const toolbar = h("div", { class: "pf-toolbar" }, search.element, h("span", { class: "pf-buttons" },
+    button("Heaviest path", "Open the way to the heaviest layer, close the rest", hot),
+    button("Open all", "Open every layer", containers), button("Close all", "Close every layer", [])));
+  grid.setOpen(hot);
+  view = withDetails(toolbar, grid, (i) => layerDetails(data, facts, grid, i, showEvents));
+  const reveal = (i) => {
+    search.clear();
+    grid.go(i);
+    grid.select(i);
+  };
+  return { element: view.element, size: layers.modules.toLocaleString("en-US"), shown: () => grid.fit(), reveal };
+}
+
+function layerDetails(data, facts, grid, i, showEvents) {
+  const { layers } = data;
+  const entry = (word, key, format) => layers[key] && h("div", {}, h("dt", {}, word), h("dd", {}, figure(format(layers[key][i]))));
+  const list = h("dl", {},
+    entry("total", "total_ms", duration), entry("self", "self_ms", duration), entry("share", "share", share),
+    entry("forward", "forward_ms", duration), entry("backward", "backward_ms", duration),
+    entry("recompute", "recompute_ms", duration), entry("GPU", "gpu_ms", duration),
+    entry("calls", "calls", count), entry("ops", "ops", count), entry("kernels", "kernels", count),
+    entry("parameters", "parameters", count), entry("parameter memory", "parameter_bytes", byteSize),
+    entry("activations", "activation_bytes", byteSize), entry("forward FLOPs", "forward_flops", flopCount),
+    entry("backward FLOPs", "backward_flops", flopCount), entry("recompute FLOPs", "recompute_flops", flopCount),
+    entry("moved at least", "moved_bytes", byteSize), entry("most alive meanwhile", "peak_bytes", byteSize));
+  const hasInside = grid.children[i].length > 0;
+  const holder = h("div");
+  const drawOps = (inside) => holder.replaceChildren(opsOfLayer(data, inside ? facts.inside(i) : null, i));
+  const box = h("input", { type: "checkbox", checked: hasInside, change: () => drawOps(box.checked) });
+  drawOps(hasInside);
+  const title = facts.special(i) ? SPECIAL_TITLES[layers.label[i]] : layers.module[i];
+  return [
+    h("h3", {}, facts.path(i)), title ? h("p", { class: "pf-quiet" }, title) : null, list,
+    showEvents && !facts.special(i) ? h("p", { class: "pf-buttons pf-to-timeline" }, h("button", { type: "button", click: () => showEvents(i) }, "Show in timeline")) : null,
+    h("div", { class: "pf-ops-head" }, h("h4", {}, "Ops"),
+      hasInside ? h("label", {}, box, "including the layers inside") : null),
+    holder,
+  ].filter(Boolean);
+}
+
+// Ops of layer `i`, or of all layers marked in `within`, heaviest first.
+function opsOfLayer(data, within, i) {
+  const { layer_ops: used, ops } = data;
+  const sums = new Map();
+  used.layer.forEach((owner, at) => {
+    if (owner < 0 || !(within ? within[owner] : owner === i)) return;
+    const key = `${used.op[at]} ${used.direction[at]}`;
+    const sum = sums.get(key) ?? { op: ops.label[used.op[at]], direction: used.direction[at], calls: 0, cpu: null, gpu: null };
+    sum.calls += used.calls?.[at] ?? 0;
+    if (used.self_cpu_ms?.[at] != null) sum.cpu = (sum.cpu ?? 0) + used.self_cpu_ms[at];
+    if (used.gpu_ms?.[at] != null) sum.gpu = (sum.gpu ?? 0) + used.gpu_ms[at];
+    sums.set(key, sum);
+  });
+  if (!sums.size) return h("p", { class: "pf-quiet" }, within ? "No op is recorded here." : "No op of its own is recorded here.");
+  const gpu = used.gpu_ms != null;
+  const weight = (sum) => (gpu ? sum.gpu : sum.cpu) ?? 0;
+  const rows = [...sums.values()].sort((a, b) => weight(b) - weight(a)).map((sum) => [
+    h("span", { class: "pf-name", title: sum.op }, sum.op),
+    h("span", { class: "pf-kind" }, h("i", { class: `pf-key pf-${DIRECTIONS.includes(sum.direction) ? sum.direction : "other"}`, "aria-hidden": "true" }), sum.direction),
+    figure(count(sum.calls)), figure(duration(sum.cpu)), ...(gpu ? [figure(duration(sum.gpu))] : []),
+  ]);
+  return smallTable("Ops of the layer", { words: ["Op", "Direction", "Calls", "Self CPU", ...(gpu ? ["GPU"] : [])], text: 2 }, rows);
+}
+
+tabMakers.layers = ({ data, facts, has, go }) => layersTab(data, facts, has("timeline") ? (i) => go("timeline", i) : null);

@@ -1,0 +1,54 @@
+"""The live report.
+
+It asks one thing of the kernel: the whole of a long timeline, once, when the tab is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import traitlets
+
+from perfnb.draw.widget import DrawnWidget
+from perfnb.profile.report import report_script, report_style
+
+
+class ReportWidget(DrawnWidget):
+    """A report drawn from what `perfnb.profile.report_data.report_data` gives.
+
+    Parameters
+    ----------
+    data : dict
+    timeline : bytes
+        As `perfnb.timeline.data.timeline_bytes` gives it; empty for none. A saved notebook holds it.
+    whole : callable, optional
+        Makes the bytes with all detail, where `timeline` has not all, for a page that asks; ``None`` where it cannot.
+        Nothing holds them afterwards.
+    """
+
+    timeline = traitlets.Bytes().tag(sync=True)
+
+    def __init__(
+        self, data: dict[str, Any], timeline: bytes = b"", whole: Callable[[], bytes | None] | None = None
+    ) -> None:
+        self._whole = whole
+        keys = [key for key, _ in data["tabs"]]
+        self._esm, self._css = report_script(keys), report_style(keys)  # a saved notebook holds them
+        super().__init__(data, f"ReportWidget({data['name']!r}, {data['layers']['modules']} layers)")
+        self.timeline = timeline
+        self.on_msg(self._answer)
+
+    def _answer(self, _: Any, content: Any, buffers: Any) -> None:
+        """Send the whole timeline to a page that asks for it, where there is more than it has."""
+        if not isinstance(content, dict) or content.get("timeline") != "whole" or self._whole is None:
+            return
+        if (whole := self._whole()) is not None:
+            self.send({"timeline": "whole"}, buffers=[whole])
+
+    def close(self) -> None:
+        """Close the widget, which holds nothing from then on."""
+        was_open = self.comm is not None
+        super().close()
+        if was_open:
+            self._whole, self.timeline, self.data = None, b"", ""

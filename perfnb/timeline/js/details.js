@@ -1,0 +1,125 @@
+// What the timeline says in words: about the event under the pointer, the chosen one, a stretch of time, the longest.
+import { swatch } from "../../draw/js/chart.js";
+import { smallTable } from "../../draw/js/columns.js";
+import { figure, h } from "../../draw/js/dom.js";
+import { byteSize, duration, share } from "../../draw/js/format.js";
+import { PLAIN_TRACKS } from "./store.js";
+
+const MOST_PARTNERS = 12;
+const MOST_LISTED = 200;
+
+// Times in words count from where the axis has its zero: the begin of the first step.
+const fromFirstStep = (time) => `${time < 0 ? "−" : ""}${duration(Math.abs(time) / 1e6)}`;
+
+export function timelineWords(state, facts) {
+  const layerPath = (code) => {
+    const row = state.store.header.layer_rows[code] ?? -1;
+    return row >= 0 ? facts.path(row) : state.store.header.layers[code];
+  };
+  const of = (table, code) => (code >= 0 ? state.store.header[table][code] : null) ?? null;
+  const about = (i) => {
+    const { store } = state;
+    const code = store.layer[i];
+    return {
+      name: of("names", store.name[i]), kind: store.header.kinds[store.kind[i]], category: of("categories", store.category[i]), detail: of("details", store.detail[i]),
+      layer: code >= 0 ? layerPath(code) : null, layerRow: code >= 0 ? store.header.layer_rows[code] ?? -1 : -1, track: store.rowOf(i).track,
+    };
+  };
+  // "1.23 ms into step 2": the step that holds an instant, and how far into it.
+  const when = (time) => {
+    const { store } = state;
+    const steps = store.tracks.find((track) => track.kind === "steps")?.rows[0];
+    const at = steps ? store.firstAt(steps, time) : -1;
+    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} from the first step`;
+    return `${duration((time - store.start[at]) / 1e6)} into ${of("names", store.name[at])}`;
+  };
+  // What a link to an event is called: a layer in full, since its own name may be a mere number.
+  const called = (i) => {
+    const { name, layer, track } = about(i);
+    return track.kind === "layers" && layer ? layer : name;
+  };
+  const brief = (i) => {
+    const { name, kind, track } = about(i);
+    return `${name}, ${duration(state.store.duration[i] / 1e6)}, ${kind.word}, ${track.title}`;
+  };
+  return { about, when, called, brief };
+}
+
+export function timelineTip(state, words, found) {
+  const { store } = state;
+  if (found.bytes !== undefined) return [h("b", {}, `${byteSize(found.bytes)} alive`), h("span", { class: "pf-quiet" }, `${found.lane.title} · ${words.when(found.time)}`)];
+  const i = found.event;
+  const { name, kind, category, detail, layer } = words.about(i);
+  return [
+    h("b", { class: "pf-name" }, name),
+    h("span", {}, h("b", {}, figure(duration(store.duration[i] / 1e6))), ` · ${words.when(store.start[i])}`),
+    h("span", { class: "pf-kind" }, swatch(kind), [kind.word, category].filter(Boolean).join(" · ")),
+    layer && h("span", { class: "pf-name" }, layer), detail && h("span", { class: "pf-quiet pf-name" }, detail),
+    found.of > 1 ? h("span", { class: "pf-quiet" }, `the longest of ${found.of.toLocaleString("en-US")} at this pixel`) : null,
+  ].filter(Boolean);
+}
+
+// The chosen event. `jump` goes to another one.
+export function eventDetails(state, words, jump, showLayer) {
+  const { store, selected: i } = state;
+  const { name, kind, category, detail, layer, layerRow, track } = words.about(i);
+  const entry = (word, value) => value == null ? null : h("div", {}, h("dt", {}, word), h("dd", {}, value));
+  const ms = (ns) => figure(duration(ns / 1e6));
+  const link = (k) => h("button", { type: "button", class: "pf-link pf-name", title: `${words.brief(k)}. Go to it`, click: () => jump(k) }, words.called(k));
+  // Work on a device is launched by an op, and by a call inside that: both lead on.
+  const call = (k) => (k === store.launcher(i) && store.launch[i] !== k ? [" (", link(store.launch[i]), ")"] : null);
+  const partner = (k) => h("li", {}, h("span", { class: "pf-tl-partner" }, link(k), call(k)), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
+  const group = (title, events, more = "") => events.length > 0 && h("section", {}, h("h4", {}, title, more ? h("span", { class: "pf-quiet" }, ` ${more}`) : null),
+    h("ul", {}, events.slice(0, MOST_PARTNERS).map(partner)),
+    events.length > MOST_PARTNERS ? h("p", { class: "pf-quiet" }, `and ${(events.length - MOST_PARTNERS).toLocaleString("en-US")} more`) : null);
+  const [work, back] = [store.launched(i), store.backwardOf(i)];
+  const only = (k) => (k >= 0 ? [k] : []);
+  const groups = [
+    group("Launched by", only(store.launcher(i) >= 0 ? store.launcher(i) : store.launch[i])),
+    group("Launched on the device", work.events, `${work.events.length.toLocaleString("en-US")}, ${duration(work.busy / 1e6)}`),
+    group(PLAIN_TRACKS.has(track.kind) ? "Forward" : "Forward op", store.forwardOf(i)), group("Backward", back.layers), group("Backward ops", back.nodes), group(PLAIN_TRACKS.has(track.kind) ? "Inside" : "Called by", only(store.parent(i))),
+  ].filter(Boolean);
+  const [from, to] = store.children(i);
+  return [
+    h("h3", {}, name),
+    h("dl", {},
+      entry("duration", ms(store.duration[i])), entry("start", words.when(store.start[i])), to > from ? entry("self", ms(store.self(i))) : null,
+      entry("kind", h("span", { class: "pf-kind" }, swatch(kind), kind.word)), entry("category", category), entry("on", track.title), entry("shapes", detail)),
+    layer && h("p", { class: "pf-tl-layer" }, h("span", { class: "pf-quiet" }, "Layer "),
+      layerRow >= 0 ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${layer} in the tab Layers`, click: () => showLayer(layerRow) }, layer) : h("span", { class: "pf-name" }, layer)),
+    groups.length > 0 && h("div", { class: "pf-tl-partners" }, groups),
+  ].filter(Boolean);
+}
+
+// What a marked stretch of time holds, track by track.
+export function intervalDetails(state, words) {
+  const { store, interval: [t0, t1] } = state;
+  const rows = store.tracks.filter((track) => track.rows.length).map((track) => {
+    const busy = store.inside(track.rows[0], t0, t1).busy;
+    const events = track.rows.reduce((sum, row) => {
+      const { from, to } = store.inside(row, t0, t1);
+      return sum + to - from;
+    }, 0);
+    return events > 0 && [h("span", { class: "pf-name" }, track.title), figure(events.toLocaleString("en-US")), figure(duration(busy / 1e6)), figure(share(busy / (t1 - t0)))];
+  }).filter(Boolean);
+  return [
+    h("h3", {}, `Marked: ${duration((t1 - t0) / 1e6)}`), h("p", { class: "pf-quiet" }, `from ${words.when(t0)} to ${words.when(t1)}`),
+    rows.length ? smallTable("What the marked time holds", { words: ["Track", "Events", "Busy", "Share"], text: 1 }, rows) : h("p", { class: "pf-quiet" }, "Nothing ran here."),
+  ];
+}
+
+// The twin of the picture for those who do not see it: the longest events in sight.
+export function timelineTable(state, words, facts, jump) {
+  const { store } = state;
+  const found = store.longestIn(state.t0, state.t1, MOST_LISTED);
+  const what = store.lit ? "matches" : "events";
+  const all = found.length === 1 ? `The ${what === "events" ? "event" : "match"}` : `The ${found.length} ${what}`;
+  const caption = found.length < MOST_LISTED ? `${all} in the time shown${found.length > 1 ? ", longest first" : ""}` : `The ${MOST_LISTED} longest ${what} in the time shown`;
+  const rows = found.map((i) => {
+    const { name, layer, layerRow, kind, track } = words.about(i);
+    return [h("button", { type: "button", class: "pf-link pf-name", title: name, "aria-pressed": String(i === state.selected), click: () => jump(i) }, name),
+      h("span", { class: "pf-name", title: layer }, layerRow >= 0 ? facts.brief(layerRow) : layer ?? "–"), h("span", { class: "pf-kind" }, swatch(kind), kind.word), h("span", { title: track.title }, track.title),
+      h("span", { title: words.when(store.start[i]) }, figure(fromFirstStep(store.start[i]))), figure(duration(store.duration[i] / 1e6))];
+  });
+  return [h("p", { class: "pf-quiet" }, caption), smallTable(caption, { words: ["Event", "Layer", "Kind", "Track", "Start from the first step", "Duration"], text: 4 }, rows)];
+}

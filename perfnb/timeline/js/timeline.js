@@ -1,0 +1,57 @@
+// The tab of the timeline: every traced event over time, drawn on a canvas.
+import { h } from "../../draw/js/dom.js";
+import { tabMakers } from "../../draw/js/tabs.js";
+import { canDraw, plainTimeline, twinsTracks } from "./plain.js";
+import { unpackTimeline } from "./store.js";
+import { timelineView } from "./view.js";
+
+const wholes = new WeakMap();
+
+// The whole of a long trace, asked of the kernel once for each model; without a kernel no answer comes.
+function wholeOf(model) {
+  if (!wholes.has(model)) {
+    wholes.set(model, new Promise((resolve) => {
+      model.on?.("msg:custom", (content, buffers) => content?.timeline === "whole" && buffers?.[0] && resolve(buffers[0]));
+      model.send?.({ timeline: "whole" });
+    }));
+  }
+  return wholes.get(model);
+}
+
+function timelineTab(model, data, facts, showLayer) {
+  const notice = h("p", { class: "pf-quiet pf-empty", role: "status" }, "Unpacking the timeline …");
+  const element = h("div", { class: "pf-view pf-timeline" }, notice);
+  let [view, wanted] = [null, null];
+  let begun = false;
+  const put = async (bytes) => {
+    const store = await unpackTimeline(bytes);
+    if (view) return view.replace(store);
+    view = (canDraw() ? timelineView : plainTimeline)(element, store, facts, showLayer);
+    view.shown();
+    if (wanted != null) view.goToLayer(wanted);
+    return null;
+  };
+  const begin = async () => {
+    begun = true;
+    try {
+      await put(model.get("timeline"));
+    } catch (error) {
+      const missing = typeof DecompressionStream === "undefined";
+      notice.textContent = missing ? "This browser cannot unpack the timeline: it has no DecompressionStream. The tabs Layers and Ops hold the sums." : `The timeline cannot be read: ${error.message}`;
+      element.append(twinsTracks(data.id) ?? "");
+      return;
+    }
+    if (!data.timeline.whole) wholeOf(model).then(put).catch(() => {});
+  };
+  const shown = () => {
+    if (!begun) begin();
+    view?.shown();
+  };
+  const reveal = (row) => {
+    wanted = row;
+    view?.goToLayer(row);
+  };
+  return { element, shown, size: data.timeline.total_events.toLocaleString("en-US"), reveal };
+}
+
+tabMakers.timeline = ({ model, data, facts, go }) => timelineTab(model, data, facts, (i) => go("layers", i));

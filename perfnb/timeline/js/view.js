@@ -1,0 +1,241 @@
+// The timeline's elements, and how they follow what is shown.
+import { swatch } from "../../draw/js/chart.js";
+import { freshId, h } from "../../draw/js/dom.js";
+import { byteSize, duration } from "../../draw/js/format.js";
+import { timelineActs } from "./acts.js";
+import { LANE } from "./canvas.js";
+import { eventDetails, intervalDetails, timelineTable, timelineWords } from "./details.js";
+import { timelineFrame, timelineLanes } from "./frame.js";
+import { steerOverview, steerTimeline } from "./steer.js";
+
+const TALLEST = 480;
+const HINTS = [["W S", "zoom"], ["A D", "pan"], ["← →", "neighbours"], ["↑ ↓", "caller, called"], ["F", "zoom to the choice"], ["0", "the whole"], ["/", "search"], ["N", "next match"], ["Shift+drag", "measure"]];
+
+export function timelineView(element, store, facts, showLayer) {
+  const state = {
+    store, t0: 0, t1: 1, goal: null, scroll: 0, selected: -1, hovered: -1, layer: -1, links: [], interval: null, pointer: null, folded: new Set(), query: "",
+  };
+  const top = h("canvas", { class: "pf-tl-top", "aria-hidden": "true" });
+  const hintId = freshId("hint");
+  const canvas = h("canvas", { class: "pf-tl-canvas", tabindex: 0, role: "application", "aria-label": "Timeline", "aria-describedby": hintId });
+  const titles = h("div", { class: "pf-tl-titles" });
+  const body = h("div", { class: "pf-tl-body" }, canvas, titles);
+  const scroller = h("div", { class: "pf-tl-scroll" }, body);
+  const tip = h("div", { class: "pf-tl-tip", "aria-hidden": "true", hidden: true });
+  const spoken = h("p", { class: "pf-tl-spoken", role: "status", "aria-live": "polite" });
+  const panel = h("aside", { class: "pf-details pf-tl-details", "aria-label": "Details of the timeline" });
+  const table = h("div", { class: "pf-tl-table", hidden: true });
+  const note = h("p", { class: "pf-quiet" });
+  const frame = timelineFrame(state, canvas, top);
+  const words = timelineWords(state, facts);
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+  let asked = false;
+  let [listing, listed] = [0, ""];
+  const redraw = () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      if (state.goal) {
+        const [a, b] = state.goal;
+        const left = Math.max(Math.abs(a - state.t0), Math.abs(b - state.t1));
+        const part = left < 0.002 * (b - a) || still.matches ? 1 : 0.32;
+        [state.t0, state.t1] = [state.t0 + (a - state.t0) * part, state.t1 + (b - state.t1) * part];
+        if (part === 1) state.goal = null;
+      }
+      frame.draw();
+      if (state.goal) redraw();
+      else list();
+    });
+  };
+  // The table follows the picture once that stands still.
+  const list = () => {
+    const now = `${state.t0} ${state.t1} ${state.query} ${state.selected} ${state.store.total}`;
+    if (table.hidden || now === listed) return;
+    clearTimeout(listing);
+    listing = setTimeout(() => {
+      listed = now;
+      const held = table.contains(table.getRootNode().activeElement ?? null);
+      table.replaceChildren(...timelineTable(state, words, facts, (i) => act.choose(i, true)));
+      if (held) table.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
+    }, 150);
+  };
+  const ui = {
+    redraw, canvas, scroller, tip, spoken, describe: () => describe(), layout: () => layout, fold: (lane) => fold(lane), tell: (rank) => tell(rank),
+    say: (text) => {
+      panel.replaceChildren(h("p", { class: "pf-quiet" }, text));
+      spoken.textContent = text;
+    },
+    get shell() { return shell; }, get search() { return search; },
+  };
+  const act = timelineActs(state, frame, words, ui);
+
+  const search = h("input", { type: "search", placeholder: "Search events and layers", "aria-label": "Search events and layers", spellcheck: "false", autocomplete: "off" });
+  const status = h("span", { class: "pf-status", role: "status" });
+  let matches = 0;
+  const tell = (rank) => {
+    const number = (value) => value.toLocaleString("en-US");
+    status.textContent = !state.query ? "" : `${rank ? `${number(rank)} of ` : ""}${number(matches)}${rank ? "" : ` of ${number(state.store.total)} events`}`;
+    for (const button of steps) button.disabled = !matches;
+  };
+  const run = () => {
+    state.query = search.value.trim();
+    matches = state.store.search(state.query);
+    tell(0);
+    redraw();
+  };
+  search.addEventListener("input", run);
+  search.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") act.next(event.shiftKey ? -1 : 1);
+    else if (event.key === "Escape") {
+      search.value = "";
+      run();
+      canvas.focus({ preventScroll: true });
+    } else return;
+    event.preventDefault();
+  });
+  const button = (word, title, click, more = {}) => h("button", { type: "button", title, click, ...more }, word);
+  const steps = [button("‹", "Previous match (Shift+N)", () => act.next(-1), { "aria-label": "Previous match" }), button("›", "Next match (N)", () => act.next(1), { "aria-label": "Next match" })];
+  const toggle = button("Table", "The longest events in sight as a table", () => {
+    table.hidden = !table.hidden;
+    toggle.setAttribute("aria-pressed", String(!table.hidden));
+    listed = "";
+    list();
+  }, { "aria-pressed": "false" });
+  const toolbar = h("div", { class: "pf-toolbar" },
+    h("span", { class: "pf-search" }, search, h("span", { class: "pf-buttons pf-tl-steps" }, steps), status),
+    h("span", { class: "pf-buttons" }, button("−", "Zoom out (S)", () => act.zoom(1.6), { "aria-label": "Zoom out" }), button("+", "Zoom in (W)", () => act.zoom(1 / 1.6), { "aria-label": "Zoom in" }),
+      button("Whole", "Show the whole time (0)", act.whole), toggle));
+  const legend = h("ul", { class: "pf-legend pf-tl-legend", "aria-label": "Kinds of events" });
+  const wheel = h("span", {});
+  const sayWheel = (focused) => { wheel.textContent = focused ? "The wheel zooms; Esc gives it back to the page" : "Click, then the wheel zooms (or Ctrl+wheel); drag pans"; };
+  canvas.addEventListener("focus", () => sayWheel(true));
+  canvas.addEventListener("blur", () => sayWheel(false));
+  sayWheel(false);
+  const hints = h("p", { class: "pf-tl-hints pf-quiet", id: hintId }, wheel, HINTS.map(([key, word]) => h("span", {}, h("kbd", {}, key), ` ${word}`)));
+  const more = h("button", { type: "button", class: "pf-tl-more", hidden: true });
+  const shell = h("div", { class: "pf-tl" }, top, scroller, more, tip);
+
+  const describe = () => {
+    const inside = panel.contains(panel.getRootNode().activeElement ?? null);
+    const close = h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: () => { act.choose(-1); canvas.focus({ preventScroll: true }); } }, "×");
+    if (state.interval) panel.replaceChildren(close, ...intervalDetails(state, words));
+    else if (state.selected >= 0) panel.replaceChildren(close, ...eventDetails(state, words, (i) => act.choose(i, true), showLayer));
+    else panel.replaceChildren(h("p", { class: "pf-quiet" }, "Click an event to see its times, its layer, and what it launched or was launched by."));
+    if (inside) canvas.focus({ preventScroll: true });
+  };
+  let layout = null;
+  let [tallest, given] = [TALLEST, 0];
+  const fold = (lane) => {
+    if (!state.folded.delete(lane.key)) state.folded.add(lane.key);
+    lay();
+  };
+  // Tracks one below the other, their titles beside them.
+  const lay = () => {
+    const focused = [...titles.children].findIndex((node) => node === titles.getRootNode().activeElement);
+    layout = frame.lay();
+    body.style.height = `${layout.height}px`;
+    if (given && parseFloat(scroller.style.height) !== given) tallest = parseFloat(scroller.style.height);  // as the reader dragged it
+    given = Math.min(tallest, layout.height);
+    scroller.style.height = `${given}px`;
+    scroller.style.maxHeight = `${layout.height}px`;
+    titles.replaceChildren(...layout.lanes.map((lane) => {
+      const style = `top:${lane.y}px;height:${lane.height}px`;
+      const most = lane.memory ? `most ${byteSize(lane.memory.most)}` : null;
+      const title = [lane.title, most, lane.note].filter(Boolean).join("\n");
+      const text = [h("span", { class: "pf-tl-name" }, lane.title), lane.height > 32 ? [most, lane.note].filter(Boolean).map((line) => h("small", { class: "pf-quiet" }, line)) : null].flat();
+      return lane.folds
+        ? h("button", { type: "button", class: "pf-tl-title", style, title, "aria-expanded": String(!lane.folded), click: () => fold(lane) }, text)
+        : h("div", { class: "pf-tl-title", style, title }, text);
+    }));
+    titles.children[focused]?.focus({ preventScroll: true });
+    fit();
+  };
+  const fit = () => {
+    const wide = scroller.clientWidth;
+    if (!wide || !layout) return;
+    const gutter = Math.round(Math.min(190, Math.max(128, 0.15 * wide)));
+    shell.style.setProperty("--pf-gutter", `${gutter}px`);
+    frame.resize(wide - gutter, Math.min(scroller.clientHeight, layout.height), gutter);
+    scrolled();
+  };
+  // Tracks below the edge would be missed: a button names the next one.
+  const scrolled = () => {
+    state.scroll = scroller.scrollTop;
+    const below = layout.lanes.filter((lane) => lane.y + LANE.row > state.scroll + frame.size.height);
+    more.hidden = !below.length;
+    if (below.length) more.replaceChildren("↓ ", h("span", { class: "pf-name" }, below[0].title), below.length > 1 ? ` + ${below.length - 1}` : "");
+    more.title = below.map((lane) => lane.title).join("\n");
+    redraw();
+  };
+  more.addEventListener("click", () => {
+    const next = layout.lanes.find((lane) => lane.y + LANE.row > state.scroll + frame.size.height);
+    if (next) scroller.scrollTop = next.y + next.height - frame.size.height + LANE.gap;
+  });
+  const recolour = () => {
+    if (!element.isConnected) return;
+    frame.setTheme(element.closest(".perfnb"));
+    redraw();
+  };
+  const accept = () => {
+    const { header, used, total } = state.store;
+    legend.replaceChildren(...header.kinds.map((kind, k) => used[k] ? h("li", {}, swatch(kind), h("span", { class: "pf-word" }, kind.word)) : null).filter(Boolean));
+    const number = (value) => value.toLocaleString("en-US");
+    note.hidden = !(header.total_events > total);
+    note.textContent = note.hidden ? "" : `Showing events of ${duration(header.shortest_ns / 1e6)} and longer: ${number(total)} of ${number(header.total_events)}.`;
+    canvas.setAttribute("aria-label", `Timeline of ${number(total)} events in ${number(header.tracks.length)} tracks`);
+    lay();
+    recolour();
+    run();
+    describe();
+  };
+
+  element.replaceChildren(toolbar, legend, note, shell, hints, panel, table, spoken);
+  steerTimeline(canvas, scroller, state, frame, act);
+  steerOverview(top, state, frame, act);
+  scroller.addEventListener("scroll", scrolled);
+  new ResizeObserver(fit).observe(scroller);
+  const watched = new MutationObserver(() => (element.isConnected ? recolour() : watched.disconnect()));
+  for (const node of [document.body, document.documentElement]) watched.observe(node, { attributes: true });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  [state.t0, state.t1] = act.bounds();
+  // Python calls are many lines that tell what ops and layers tell in few.
+  for (const track of store.tracks) if (track.kind === "python") state.folded.add(`python ${track.title}`);
+  // Threads without work of the step make room for what has some.
+  if (timelineLanes(store, state.folded).height > TALLEST) {
+    const other = store.header.kinds.findIndex((kind) => kind.word === "other");
+    for (const track of store.tracks) {
+      if (track.kind === "thread" && store.kind.subarray(track.first, track.first + track.count).every((kind) => kind === other)) state.folded.add(`thread ${track.title}`);
+    }
+  }
+  accept();
+  return {
+    shown: () => {
+      recolour();
+      fit();
+    },
+    // The whole comes after a coarser level: time, choice, search and what is marked stay.
+    replace(next) {
+      const chosen = state.selected >= 0 ? state.store.same(state.selected, next) : -1;
+      const { interval } = state;
+      state.store = next;
+      state.hovered = -1;
+      accept();
+      act.choose(chosen);
+      if (interval) act.mark(...interval);
+    },
+    goToLayer(row) {
+      const code = state.store.header.layer_rows.indexOf(row);
+      search.value = `layer:${state.store.header.layers[code] ?? facts.path(row)}`;
+      run();
+      act.choose(-1);
+      const first = state.store.match(-1, -Infinity, 1);
+      if (first >= 0) {
+        act.choose(first, true, true);
+        tell(1);
+      }
+      canvas.focus();
+    },
+  };
+}

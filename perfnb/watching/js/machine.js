@@ -1,0 +1,83 @@
+// The tab of the machine: what was read of it while the steps ran, with passes and phases.
+import { drawn, patternFills, swatch } from "../../draw/js/chart.js";
+import { columnHead, figure, h } from "../../draw/js/dom.js";
+import { tabMakers } from "../../draw/js/tabs.js";
+import { UNKNOWN, clock, count } from "../../draw/js/format.js";
+import { watchBoard } from "./board.js";
+import { write } from "./lines.js";
+import { watchStore } from "./store.js";
+import { watchTable, watchWords, wordLists } from "./words.js";
+
+const MOST_STRETCHES = 160;
+const LEAST_STRETCH_PX = 2.5;
+
+function machineTab(data) {
+  const store = watchStore(data);
+  const phases = data.steps && phasesOf(data.steps);
+  const below = data.steps ? 1 : 0;
+  const passes = data.steps?.passes.map(([word, start, end, steps]) => [word, 0, start, end, steps === 1 ? "1 step" : `${count(steps)} steps`]) ?? [];
+  const bands = [...passes, ...store.marked().map(([name, depth, start, end]) => [name, depth + below, start, end])];
+  const board = watchBoard(store, { bands: () => bands, phases, leastSpan: data.steps ? 0.02 : 4 * data.interval_s });
+  const reset = h("button", { type: "button", click: board.follow }, "Reset zoom");
+  const hint = h("span", { class: "pf-quiet" });
+  board.drawn = () => {
+    reset.disabled = !board.zoomed();
+    const { from, to } = board.time();
+    const seen = board.phasesIn(from, to, 250).length;
+    write(hint, seen ? phases.placed ? "lighter: estimated from the traced steps" : "" : "zoom in on the strip below to see them under each chart");
+  };
+  const words = watchWords(store);
+  const element = h("div", { class: "pf-view pf-machine" },
+    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)),
+    phases ? h("ul", { class: "pf-legend" }, phases.marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word))), h("li", {}, hint)) : null,
+    board.element, data.steps ? byPhase(data.steps) : null, watchTable(data), wordLists(words));
+  if (phases) element.append(drawn("svg", { width: 0, height: 0, class: "pf-watch-patterns", "aria-hidden": "true" }, phases.defs));
+  return { element, shown: board.draw };
+}
+
+// The stretches of the phases: where they are, how they are filled, and which of them are seen in a window.
+function phasesOf({ phases, stretches }) {
+  const { defs, fills } = patternFills(phases);
+  let us = 0;
+  const start = stretches.start.map((step) => (us += step) / 1e6);
+  const end = start.map((from, i) => from + stretches.us[i] / 1e6);
+  const firstAfter = (time) => {
+    let [low, high] = [0, start.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (start[middle] > time) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  };
+  const within = (from, to, width) => {
+    const [first, last] = [Math.max(0, firstAfter(from) - 1), firstAfter(to)];
+    if (last - first > MOST_STRETCHES || (last - first) * LEAST_STRETCH_PX > width) return [];
+    const seen = [];
+    for (let i = first; i < last; i += 1) {
+      if (end[i] > from) seen.push([start[i], end[i], fills[stretches.phase[i]], stretches.placed[i] === 1]);
+    }
+    return seen;
+  };
+  const wordsAt = (time) => {
+    const i = firstAfter(time) - 1;
+    return i >= 0 && time < end[i] ? ` · ${phases[stretches.phase[i]].word}${stretches.placed[i] ? " (estimated)" : ""}` : "";
+  };
+  return { marks: phases, defs, within, wordsAt, placed: stretches.placed.includes(1) };
+}
+
+function byPhase({ by_phase: { phases, rows }, stretches }) {
+  if (!rows.length) return null;
+  const few = () => h("span", { class: "pf-unknown", title: "too few readings" }, UNKNOWN);
+  const placed = stretches.placed.includes(1) ? "; phases of untraced steps are estimated from the traced ones" : "";
+  const left = stretches.left_out ? `; ${stretches.left_out.toLocaleString("en-US")} more stretches are not drawn` : "";
+  return h("div", { class: "pf-scroll pf-watch-table", tabindex: 0 }, h("table", { class: "pf-small" },
+    h("caption", {}, `Mean in each phase (n/a: too few readings, rates such as CPU need phases longer than the reading interval${placed}${left})`),
+    h("thead", {}, h("tr", {}, columnHead("Metric", true),
+      phases.map((mark) => h("th", { scope: "col" }, swatch(mark), ` ${mark.word}`)))),
+    h("tbody", {}, rows.map(([device, metric, ...means]) => h("tr", {},
+      h("th", { scope: "row", class: "pf-text" }, device, h("span", { class: "pf-quiet" }, ` ${metric}`)),
+      means.map((mean) => h("td", {}, mean == null ? few() : figure(mean))))))));
+}
+
+tabMakers.machine = ({ data }) => ({ ...machineTab(data.machine), size: clock(data.machine.duration_s) });

@@ -1,0 +1,153 @@
+// What a watch has read, in the browser: by device columns of numbers that take no more room after days than after an hour.
+const MOST_POINTS = 4000;
+const LATEST_POINTS = 1000; // are never merged
+const ROOM_POINTS = 500;
+const MOST_MARKS = 500;
+const BREAK_INTERVALS = 2.5;
+
+// The readings of one device. `broken` says of a point that the line does not reach it from the one before.
+function deviceReadings(columns) {
+  const own = {
+    size: 0, until: -Infinity, t: new Float64Array(MOST_POINTS), span: new Float64Array(MOST_POINTS), broken: new Uint8Array(MOST_POINTS),
+    values: new Map(columns.map((column) => [column, new Float64Array(MOST_POINTS)])), known: new Set(),
+  };
+  own.add = (t, span, broken, values) => {
+    if (own.size === MOST_POINTS) coarsen(own);
+    const i = own.size;
+    [own.t[i], own.span[i], own.broken[i]] = [t, span, broken ? 1 : 0];
+    for (const [column, list] of own.values) {
+      const value = values[column];
+      list[i] = value ?? NaN;
+      if (value != null) own.known.add(column);
+    }
+    own.size += 1;
+  };
+  // The last point at or before a time; -1 where there is none.
+  own.before = (time) => {
+    let [low, high] = [-1, own.size - 1];
+    while (low < high) {
+      const middle = Math.ceil((low + high) / 2);
+      if (own.t[middle] <= time) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  };
+  return own;
+}
+
+// Makes room: neighbours among the older points are merged into means, weighted by the time for which each stands, those
+// that stand for least first, so that the past is equally fine everywhere. Points with a gap between stay apart as long
+// as room can be won without.
+function coarsen(own) {
+  const old = MOST_POINTS - LATEST_POINTS;
+  const whole = own.t[own.size - 1] - own.t[0];
+  let least = Infinity;
+  for (let i = 1; i < old; i += 1) least = Math.min(least, own.span[i - 1] + own.span[i]);
+  for (let most = least; own.size > MOST_POINTS - ROOM_POINTS; most *= 1.5) mergePairs(own, own.size - LATEST_POINTS, most, most > 4 * whole);
+}
+
+function mergePairs(own, old, most, overGaps) {
+  const lists = [...own.values.values()];
+  let to = 0;
+  for (let i = 0; i < old; to += 1) {
+    const pair = i + 1 < old && own.span[i] + own.span[i + 1] <= 1.001 * most && (overGaps || !own.broken[i + 1]);
+    const [a, b] = [own.span[i], pair ? own.span[i + 1] : 0];
+    const mean = (list) => {
+      if (!pair || Number.isNaN(list[i + 1])) return list[i];
+      return Number.isNaN(list[i]) ? list[i + 1] : (a * list[i] + b * list[i + 1]) / (a + b);
+    };
+    for (const list of [own.t, ...lists]) list[to] = mean(list);
+    own.broken[to] = own.broken[i];
+    own.span[to] = a + b;
+    i += pair ? 2 : 1;
+  }
+  for (const list of [own.t, own.span, own.broken, ...lists]) list.copyWithin(to, old, own.size);
+  own.size -= old - to;
+}
+
+// The readings of all devices, with marks and notes; whoever draws them is told of each change.
+export function watchStore(first) {
+  const listeners = new Set();
+  const store = { listen: (listener) => (listeners.add(listener), () => listeners.delete(listener)) };
+  const changed = (whole) => listeners.forEach((listener) => listener(whole));
+  const markKey = ([, depth, start]) => `${depth} ${Math.round(1000 * start)}`;
+  const addMarks = (marks) => {
+    for (const mark of marks ?? []) {
+      store.marks.delete(markKey(mark));
+      store.marks.set(markKey(mark), mark);
+    }
+    for (const [key, [, , , end]] of store.marks) {
+      if (store.marks.size <= MOST_MARKS) break;
+      if (end == null) continue;
+      store.marks.delete(key);
+      store.marksLeftOut += 1;
+    }
+  };
+  const addNote = (note) => note && !store.notes.includes(note) && store.notes.push(note);
+  const addRow = ([device, t, span, values]) => {
+    const own = store.devices.get(device);
+    if (!own || !(t > own.until)) return;
+    const interval = store.data.interval_s;
+    own.add(t, span > 0 ? span : interval, own.size && t - own.until > BREAK_INTERVALS * interval, values);
+    own.until = t;
+    store.first = Math.min(store.first, t);
+    store.last = Math.max(store.last, t);
+  };
+  // Everything anew: at the start, and when the watch has ended.
+  store.load = (data) => {
+    Object.assign(store, {
+      data, pushed: data.pushed ?? 0, running: data.state === "running", devices: new Map(), marks: new Map(), marksLeftOut: data.marks_left_out ?? 0,
+      notes: [...data.notes], first: Infinity, last: -Infinity,
+    });
+    const columns = new Map(Object.keys(data.words).map((device) => [device, new Set()]));
+    for (const { lines } of data.charts) for (const { device, column } of lines) columns.get(device)?.add(column);
+    for (const [device, wanted] of columns) {
+      const own = deviceReadings([...wanted]);
+      store.devices.set(device, own);
+      const past = data.history[device];
+      if (!past?.t.length) continue;
+      const gaps = new Set(past.broken);
+      const lists = Object.entries(past.columns);
+      let t = 0;
+      past.t.forEach((step, i) => {
+        t += step / 1000;
+        const values = Object.fromEntries(lists.map(([column, [factor, list]]) => [column, list[i] == null ? null : factor * list[i]]));
+        own.add(t, i && !gaps.has(i) ? step / 1000 : data.interval_s, gaps.has(i), values);
+      });
+      own.until = past.until;
+      store.first = Math.min(store.first, past.since);
+      store.last = Math.max(store.last, past.until);
+    }
+    addMarks(data.marks);
+    changed(true);
+  };
+  // A chunk repeats what was pushed shortly before it, so that little is lost where a page comes late.
+  store.take = (pushes) => {
+    const fresh = pushes.filter(([number]) => number > store.pushed);
+    for (const [number, rows, marks, note] of fresh) {
+      rows.forEach(addRow);
+      addMarks(marks);
+      addNote(note);
+      store.pushed = number;
+    }
+    if (fresh.length && store.running) changed(false);
+  };
+  store.marked = () => [...store.marks.values()];
+  store.load(first);
+  return store;
+}
+
+// What was read nearest to a time; null where nothing was.
+export function readAt(own, column, time, interval) {
+  const i = own.before(time);
+  const near = (k) => Math.abs(own.t[k] - time);
+  const reach = BREAK_INTERVALS * interval;
+  const last = i + 1 >= own.size;
+  let at = i;
+  if (i < 0 || (!last && near(i + 1) < near(i))) at = i + 1;
+  if (at >= own.size) return null;
+  const outside = i < 0 || last || own.broken[i + 1];
+  if (outside && near(at) > reach / 2) return null;
+  const value = own.values.get(column)?.[at];
+  return value == null || Number.isNaN(value) ? null : value;
+}

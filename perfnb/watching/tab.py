@@ -1,0 +1,36 @@
+"""The report's tab of the machine: its telemetry while the steps ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from perfnb.draw.tab import Tab
+from perfnb.watching.data import machine_data
+from perfnb.watching.steps import steps_watched
+from perfnb.watching.summary import MachineSummary, machine_summary
+from perfnb.watching.view import machine_html, machine_text
+
+if TYPE_CHECKING:
+    from perfnb.attribution.attribution import Attribution
+    from perfnb.recording.recording import Recording
+
+
+def _machine(recording: Recording, attribution: Attribution | None) -> MachineSummary | None:
+    if recording.watch is None:
+        return None
+    seen = machine_summary(recording.watch, recording.meta["watch"])
+    return replace(seen, steps=steps_watched(recording, attribution))
+
+
+TAB = Tab(
+    key="machine",
+    title="Machine",
+    compute=_machine,
+    shows=lambda report: report.summary.parts.get("machine"),
+    text=machine_text,
+    html=machine_html,
+    data=machine_data,
+    script="watching/js/machine.js",
+    style="watching/js/watch.css",
+)

@@ -1,0 +1,68 @@
+"""Scripts are ES modules that are joined to one: each says what it uses, and no name is defined twice."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import perfnb
+from perfnb.draw import assets
+from perfnb.profile.report import report_script, report_style, tabs
+
+PACKAGE = Path(perfnb.__file__).parent
+SCRIPTS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.js"))
+ENTRIES = {
+    "report": [*(tab.script for tab in tabs()), "profile/js/report.js"],
+    "architectures": ["models/js/architectures.js"],
+    "scaling": ["models/js/scaling.js"],
+    "watch": ["watching/js/panel.js"],
+}
+
+_DEFINED = re.compile(r"^(export )?(?:async )?(?:function|class|const|let) (\w+|\[[^\]]*\]|\{[^}]*\})", re.M)
+_IMPORTED = re.compile(r'^import \{([^}]*)\} from "([^"]+)";$', re.M)
+
+
+def defined(path: str, *, exported: bool = False) -> list[str]:
+    """What a script defines at its top level, or exports."""
+    found = _DEFINED.findall(assets.read(path))
+    return list(chain.from_iterable(re.findall(r"\w+", names) for export, names in found if export or not exported))
+
+
+@pytest.mark.parametrize("view", ENTRIES)
+def test_no_name_is_defined_twice_in_what_is_joined(view: str) -> None:
+    names = [name for path in assets.in_order(*ENTRIES[view]) for name in defined(path)]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("view", ENTRIES)
+def test_the_joined_script_imports_nothing_and_exports_one_thing(view: str) -> None:
+    script = assets.script(*ENTRIES[view])
+    assert re.findall(r"^(?:import|export)\b.*", script, re.M) == [f"export default {view};"]
+
+
+def test_every_script_belongs_to_a_view_and_finds_what_it_imports() -> None:
+    used = {path for entries in ENTRIES.values() for path in assets.in_order(*entries)}
+    assert sorted(used) == SCRIPTS
+    for path in SCRIPTS:
+        for names, other in _IMPORTED.findall(assets.read(path)):
+            target = (PACKAGE / path).parent.joinpath(other).resolve().relative_to(PACKAGE).as_posix()
+            assert set(re.findall(r"\w+", names)) <= set(defined(target, exported=True)), (path, other)
+        assert assets.read(path).count("import {") == len(_IMPORTED.findall(assets.read(path))), path
+
+
+def test_a_circle_of_imports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"a/js/a.js": 'import { b } from "./b.js";\n', "a/js/b.js": 'import { a } from "../js/a.js";\n'}
+    monkeypatch.setattr(assets, "read", texts.__getitem__)
+    with pytest.raises(ValueError, match="imports itself"):
+        assets.in_order("a/js/a.js")
+
+
+def test_a_report_holds_the_scripts_and_styles_of_its_tabs_alone() -> None:
+    small = report_script(["layers", "ops"])
+    assert "rooflineTab" not in small
+    assert "rooflineTab" in report_script(["layers", "ops", "roofline"])
+    assert len(small.encode()) < 50_000 < len(report_script().encode()) < 200_000
+    assert "pf-gpu" not in report_style(["layers"])
