@@ -13,21 +13,11 @@ class NotRead(Exception):
 
 
 class Finding(NamedTuple):
-    """What a check found.
-
-    Attributes
-    ----------
-    found : str
-        As text.
-    verdict : str
-        "ok", "attention", "info" or "unknown".
-    how : str
-        What to do, if that depends on what was found.
-    """
+    """What a check found."""
 
     found: str
-    verdict: str
-    how: str = ""
+    verdict: str  # "ok", "attention", "info" or "unknown"
+    how: str = ""  # what to do, if that depends on what was found
 
 
 class Facts:
@@ -61,19 +51,11 @@ class Facts:
 
 
 class Check(NamedTuple):
-    """A check: its text, and the function that judges what was read.
-
-    Attributes
-    ----------
-    name, expected, why, how : str
-        What is checked, what would be good, why it matters for step time, and how to change it.
-    judge : callable
-        Returns a `Finding`, or raises `NotRead`.
-    """
+    """A check: its text, and the function that judges what was read, which may raise `NotRead`."""
 
     name: str
     expected: str
-    why: str
+    why: str  # why it matters for step time
     how: str
     judge: Callable[[Facts], Finding]
 

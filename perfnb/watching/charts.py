@@ -11,48 +11,23 @@ import pandas as pd
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart: a metric of a device.
-
-    Attributes
-    ----------
-    device, column : str
-        Where ``samples`` has its values.
-    word : str
-        Its label in the chart.
-    """
+    """One line of a chart: a metric of a device."""
 
     device: str
     column: str
-    word: str
+    word: str  # its label in the chart
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines that share an axis.
+    """Lines that share an axis."""
 
-    Attributes
-    ----------
-    key : str
-        The option word that selects it.
-    title : str
-        What is drawn.
-    unit : str
-        ``percent``, ``bytes``, ``bytes_per_s``, ``watts``, ``celsius`` or ``megahertz``.
-    lines : tuple of Line
-    note : str
-        A caveat.
-    ceiling : float or None
-        The most that the machine has.
-    ceiling_word : str
-        The label of the ceiling.
-    """
-
-    key: str
+    key: str  # the option word that selects it
     title: str
-    unit: str
+    unit: str  # as for `fmt.reading`
     lines: tuple[Line, ...]
-    note: str = ""
-    ceiling: float | None = None
+    note: str = ""  # a caveat
+    ceiling: float | None = None  # the most that the machine has
     ceiling_word: str = ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,7 +161,7 @@ def machine_data(summary: MachineSummary) -> dict[str, Any]:
 
 def row_data(device: str, t_s: float, window_s: float | None, values: Mapping[str, float | None]) -> list[Any]:
     """A reading in the panel's format."""
-    known = {metric: _short(value, 6) for metric, value in values.items() if metric in METRICS}
+    known = {metric: fmt.short(value) for metric, value in values.items() if metric in METRICS}
     return [device, round(t_s, 3), None if window_s is None else round(window_s, 3), known]
 
 
@@ -177,17 +178,8 @@ def _possible(summary: MachineSummary, wanted: Sequence[str] | None) -> tuple[Ch
 
 
 def _chart(chart: Chart) -> dict[str, Any]:
-    return {
-        "key": chart.key,
-        "title": chart.title,
-        "unit": chart.unit,
-        "note": chart.note,
-        "ceiling": chart.ceiling,
-        "ceiling_word": chart.ceiling_word,
-        "lines": [
-            {"device": line.device, "column": line.column, "word": escape.plain(line.word, 60)} for line in chart.lines
-        ],
-    }
+    lines = [{**asdict(line), "word": escape.plain(line.word, 60)} for line in chart.lines]
+    return {**asdict(chart), "lines": lines}
 
 
 def _history(summary: MachineSummary, charts: Iterable[Chart]) -> dict[str, Any]:
@@ -214,7 +206,7 @@ def _device(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: 
         "t": np.diff(np.rint(1000 * points.t_s).astype("int64"), prepend=0).tolist(),
         "broken": np.flatnonzero(points.broken).tolist(),
         "columns": {
-            name: [factors[name], [_short(value / factors[name]) for value in values]]
+            name: [factors[name], [fmt.short(value / factors[name], _DIGITS) for value in values]]
             for name, values in points.values.items()
         },
         "since": round(float(own["t_s"].iloc[0]), 3),
@@ -254,11 +246,3 @@ def _steps(summary: MachineSummary, steps: StepsWatched) -> dict[str, Any]:
 def _phase(name: str) -> dict[str, str]:
     mark = palette.mark(name)
     return {"word": escape.plain(mark.word, 60), "colour": mark.colour, "pattern": mark.pattern}
-
-
-def _short(value: Any, digits: int = _DIGITS) -> float | None:
-    number = fmt.known(value)
-    if number is None:
-        return None
-    short = fmt.rounded(number, digits)
-    return int(short) if short.is_integer() else short

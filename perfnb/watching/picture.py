@@ -174,15 +174,12 @@ def _axis(chart: Chart, most: float) -> tuple[float, np.ndarray, bool]:
     """A round top, ticks, and whether the ceiling is on the axis, which it is if the lines come near."""
     near = chart.ceiling is not None and most >= 0.6 * chart.ceiling
     wanted = max(_LEAST_TOP.get(chart.unit, 1.0), most, chart.ceiling if near and chart.ceiling else 0.0)
-    unit = 1024.0 ** int(math.log2(wanted) // 10) if chart.unit.startswith("bytes") else 1.0
+    unit = float(fmt.byte_unit(wanted)[0]) if chart.unit.startswith("bytes") else 1.0
     rough = wanted / unit / 3
-    if unit > 1 and rough < 1:  # halves and quarters of a GiB, not tenths of a power
-        rough = next(part for part in (0.125, 0.25, 0.5, 1.0) if part >= rough * 0.999)
-        step = unit * rough
-        top = 1.04 * wanted if near else step * math.ceil(wanted / step - 1e-9)
-        return top, np.arange(0, top + 1e-9 * step, step), near
     power = 10.0 ** math.floor(math.log10(rough))
-    step = unit * power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    halves = unit > 1 and rough < 1  # halves and quarters of a GiB, not tenths
+    steps = (0.125, 0.25, 0.5, 1.0) if halves else (power, 2 * power, 5 * power, 10 * power)
+    step = unit * next(step for step in steps if step >= rough * 0.999)
     top = 1.04 * wanted if near else step * math.ceil(wanted / step - 1e-9)
     return top, np.arange(0, top + 1e-9 * step, step), near
 
@@ -192,9 +189,8 @@ def _tick_words(value: float, top: float, unit: str) -> str:
         return "0"
     if not unit.startswith("bytes"):
         return fmt.reading(value, unit).replace(".0 ", " ")
-    power = int(math.log2(max(1.0, top)) // 10)
-    words = f"{fmt.significant(value / 1024**power, trim=True)} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power]}"
-    return words if unit == "bytes" else f"{words}/s"
+    factor, word = fmt.byte_unit(top)
+    return f"{fmt.significant(value / factor, trim=True)} {word}" + ("/s" if unit == "bytes_per_s" else "")
 
 
 def _clock_axis(axes: Axes, span: tuple[float, float], wanted: int) -> None:

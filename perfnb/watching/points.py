@@ -14,20 +14,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Points:
-    """The points of the lines of one device.
-
-    Attributes
-    ----------
-    t_s : array
-    broken : array of bool
-        Whether there is a gap before a point.
-    values : mapping of str to array
-        By column; ``nan`` if nothing was read. Columns without a reading are left out.
-    """
+    """The points of the lines of one device."""
 
     t_s: Floats
-    broken: NDArray[np.bool_]
-    values: Mapping[str, Floats]
+    broken: NDArray[np.bool_]  # whether there is a gap before a point
+    values: Mapping[str, Floats]  # by column; `nan` if nothing was read; no columns without a reading
 
 
 def thinned(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: int, latest: int = 0) -> Points:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb.arguments import shown
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import METRICS
 from perfnb.watching.charts import Chart, charts_of, device_word, without_limits
@@ -156,6 +158,28 @@ def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] 
                 rows.append({"device": str(device), "metric": metric, **row})
     frame = pd.DataFrame(rows, columns=["device", "metric", *_TABLE]).set_index(["device", "metric"])
     return frame.astype(dict.fromkeys(_TABLE[:-1], "Float64") | {"readings": "Int64"})
+
+
+def inside_mark(record: WatchRecord, name: str) -> pd.DataFrame:
+    """The samples inside marks of a name.
+
+    Raises
+    ------
+    ValueError
+        If there is no such mark, or no reading inside it.
+    """
+    samples, marks = record.samples, record.marks
+    named = marks[marks["name"] == name]
+    if named.empty:
+        near = difflib.get_close_matches(name, sorted(set(marks["name"])), n=3, cutoff=0.3)
+        hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; see `marks` for all of them."
+        raise ValueError(f"there is no mark {shown(name)}{hint}")
+    inside = pd.Series(False, index=samples.index)
+    for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
+        inside |= samples["t_s"].between(float(start), float(end))
+    if not inside.any():
+        raise ValueError(f"no reading falls into the mark {shown(name)}: it is shorter than the time between readings.")
+    return samples[inside]
 
 
 def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -166,12 +167,9 @@ def _by_phase_text(summary: MachineSummary, width: int) -> list[str]:
     each = max(1, (width - names) // 15)
     lines = escape.wrapped(_by_phase_head(summary), width)
     for start in range(0, len(phases), each):
-        words = [escape.fit(palette.mark(name).word, 14, ">") for name in phases[start : start + each]]
-        lines.append(" " * names + "".join(f" {word}" for word in words))
-        for device, word, *cells in rows:
-            shown = cells[start : start + each]
-            figures = "".join(f" {fmt.UNKNOWN if cell is None else cell:>14}" for cell in shown)
-            lines.append(escape.fit(f"{device} {word}", names) + figures)
+        heads = [escape.fit(palette.mark(name).word, 14, ">") for name in phases[start : start + each]]
+        shown = [[*row[:2], *(cell or fmt.UNKNOWN for cell in row[2 + start : 2 + start + each])] for row in rows]
+        lines += _lined_up(heads, shown, names, [14] * len(heads))
     return lines
 
 
@@ -213,14 +211,16 @@ def _curves(summary: MachineSummary, width: int) -> list[str]:
 
 def _table_text(summary: MachineSummary, width: int) -> list[str]:
     rows = table_rows(summary)
-    if not rows:
-        return []
-    names = width - 4 * 13 - 8
-    heads = "".join(
-        f" {head:>{wide}}" for head, wide in zip(("median", "95th pct.", "maximum", "total"), _WIDE, strict=True)
-    )
-    lines = [" " * names + heads]
-    for device, word, *figures in rows:
-        text = "".join(f" {figure:>{wide}}" for figure, wide in zip(figures, _WIDE, strict=True))
-        lines.append(escape.fit(f"{device} {word}", names) + text)
-    return lines
+    return _lined_up(_SHORT_HEADS, rows, width - 4 * 13 - 8, _WIDE) if rows else []
+
+
+def _lined_up(
+    heads: Sequence[str], rows: Iterable[Sequence[str | None]], names: int, widths: Sequence[int]
+) -> list[str]:
+    """Lines of a table: device and metric in `names` cells, then figures."""
+
+    def figures(texts: Sequence[str | None]) -> str:
+        return "".join(f" {text:>{wide}}" for text, wide in zip(texts, widths, strict=True))
+
+    body = [escape.fit(f"{device} {word}", names) + figures(texts) for device, word, *texts in rows]
+    return [" " * names + figures(heads), *body]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from perfnb.watching.cell_marks import CellMarks
 from perfnb.watching.charts import CHARTS
 from perfnb.watching.live import LivePanel
 from perfnb.watching.saved import save_watch
-from perfnb.watching.summary import MachineSummary, machine_summary, machine_table
+from perfnb.watching.summary import MachineSummary, inside_mark, machine_summary, machine_table
 from perfnb.watching.view import watch_figure, watch_html, watch_text
 
 if TYPE_CHECKING:
@@ -103,23 +102,9 @@ class Watch(Shown):
             ``uncertainty``, not given under 1 s), ``readings``.
         """
         record = self._record()
-        samples, marks = record.samples, record.marks
         if mark is None:
-            return machine_table(samples, self._meta().get("exact"))
-        name = f"cell {mark}" if isinstance(mark, int) else str(mark)
-        named = marks[marks["name"] == name]
-        if named.empty:
-            near = difflib.get_close_matches(name, sorted(set(marks["name"])), n=3, cutoff=0.3)
-            hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; see `marks` for all of them."
-            raise ValueError(f"there is no mark {shown(name)}{hint}")
-        inside = pd.Series(False, index=samples.index)
-        for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
-            inside |= samples["t_s"].between(float(start), float(end))
-        if not inside.any():
-            raise ValueError(
-                f"no reading falls into the mark {shown(name)}: it is shorter than the time between readings."
-            )
-        return machine_table(samples[inside])
+            return machine_table(record.samples, self._meta().get("exact"))
+        return machine_table(inside_mark(record, f"cell {mark}" if isinstance(mark, int) else str(mark)))
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:

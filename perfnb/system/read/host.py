@@ -15,6 +15,12 @@ from perfnb.telemetry.sampler.source import Absent
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
 
+#: Facts that are methods of `_Host`.
+_METHODS = (
+    *("frequency_limits", "boost", "heat_events", "heat_ms", "virtual", "cpus", "cores", "nodes"),
+    *("cpu_limit", "throttled", "memory", "memory_limit", "swap", "shared_memory"),
+)
+
 
 def host_readers(tree: Tree) -> dict[str, Reader]:
     """A reader for each fact."""
@@ -23,21 +29,8 @@ def host_readers(tree: Tree) -> dict[str, Reader]:
         "governors": lambda: host.of_policies("scaling_governor"),
         "frequency_drivers": lambda: host.of_policies("scaling_driver"),
         "energy_preferences": lambda: host.of_policies("energy_performance_preference"),
-        "frequency_limits": host.frequency_limits,
-        "boost": host.boost,
-        "heat_events": host.heat_events,
-        "heat_ms": host.heat_ms,
-        "virtual": host.virtual,
-        "cpus": host.cpus,
-        "cores": host.cores,
-        "nodes": host.nodes,
-        "cpu_limit": host.cpu_limit,
-        "throttled": host.throttled,
-        "memory": host.memory,
-        "memory_limit": host.memory_limit,
-        "swap": host.swap,
+        **{name: getattr(host, name) for name in _METHODS},
         "huge_pages": lambda: tree.chosen("sys/kernel/mm/transparent_hugepage/enabled"),
-        "shared_memory": host.shared_memory,
         "platform": lambda: tree.platform,
     }
 

@@ -27,36 +27,16 @@ OTHER_WAY = (
 
 @dataclass(eq=False)
 class Device:
-    """A GPU, or a MIG slice of one.
+    """A GPU, or a MIG slice of one."""
 
-    Attributes
-    ----------
-    key : str
-        Its UUID, or its index if NVML gives none.
-    words : str
-        Its name in messages: ``GPU 1 (NVIDIA H100)``.
-    handle : object
-        NVML's.
-    facts : dict
-        What does not change about it.
-    old_name : str
-        What drivers before version 470 called a slice.
-    problem : str
-        Why it cannot be read, or empty.
-    told : set of str
-        Metrics that the user was told cannot be read.
-    mute : set of str
-        Metrics that this device does not have.
-    """
-
-    key: str
-    words: str
-    handle: Any = None
-    facts: Facts = field(default_factory=dict)
-    old_name: str = ""
-    problem: str = ""
-    told: set[str] = field(default_factory=set)
-    mute: set[str] = field(default_factory=set)
+    key: str  # its UUID, or its index if NVML gives none
+    words: str  # its name in messages: "GPU 1 (NVIDIA H100)"
+    handle: Any = None  # NVML's
+    facts: Facts = field(default_factory=dict)  # what does not change about it
+    old_name: str = ""  # what drivers before version 470 called a slice
+    problem: str = ""  # why it cannot be read
+    told: set[str] = field(default_factory=set)  # metrics that the user was told cannot be read
+    mute: set[str] = field(default_factory=set)  # metrics that it does not have
 
     @property
     def mig(self) -> bool:
