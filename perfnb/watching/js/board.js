@@ -1,4 +1,4 @@
-// Charts over one time, with the history below: what the live panel and the tab of a report have in common.
+// Charts with one time axis and the history below, as in the live panel and the Machine tab.
 import { h } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
 import { watchChart } from "./chart.js";
@@ -7,7 +7,7 @@ import { MOST_LEVELS, watchStrip } from "./strip.js";
 
 const FOLLOWED_S = [10, 20, 30, 60];
 
-// `options`: bands() gives named stretches, phases those of the steps; leastSpan is the closest look.
+// `options`: bands() returns marks, phases are those of the steps; leastSpan limits the zoom.
 export function watchBoard(store, { bands, phases = null, leastSpan }) {
   const state = { view: null, frozen: null, cursor: null };
   let [wanted, visible, once, missed] = [0, true, false, false];
@@ -16,7 +16,7 @@ export function watchBoard(store, { bands, phases = null, leastSpan }) {
     cursor: () => state.cursor,
     zoomed: () => state.view != null,
     paused: () => state.frozen != null,
-    // What is shown: from, to; what there is: first, last; and where the drawing ends.
+    // from, to: the visible window; first, last: the history; end: where the drawing ends.
     time: () => {
       const first = Number.isFinite(store.first) ? store.first : 0;
       const end = Math.max(first, state.frozen ?? (Number.isFinite(store.last) ? store.last : 0));
@@ -57,8 +57,8 @@ export function watchBoard(store, { bands, phases = null, leastSpan }) {
   const element = h("div", { class: "pf-watch-board" }, grid, waiting, strip.element,
     h("p", { class: "pf-watch-help pf-quiet" }, strip.words, h("span", {}, "drag to zoom, drag the window to move it, double click for all")));
 
-  // 1: the cursor has moved; 2: everything is to be drawn anew. Once a frame, and after the first time only where it
-  // can be seen: a page that is printed holds all.
+  // 1: the cursor moved; 2: redraw everything. At most once per frame, and after the first time only if visible, so
+  // that a printed page has everything.
   const request = (what) => {
     if (!wanted) requestAnimationFrame(paint);
     wanted = Math.max(wanted, what);

@@ -1,4 +1,4 @@
-// One small chart of a watch: its elements are made once, and only their attributes change.
+// One small chart of a watch: its elements are created once, and only their attributes change.
 import { drawn } from "../../draw/js/chart.js";
 import { h } from "../../draw/js/dom.js";
 import { clock, reading } from "../../draw/js/format.js";
@@ -47,7 +47,7 @@ export function watchChart(chart, store, board) {
     point();
   };
 
-  // The cursor and the figures: of the instant that is pointed at, else of the last reading that is shown.
+  // The cursor and the figures: at the pointer, or else at the last visible reading.
   const point = () => {
     if (!frame || element.hidden) return;
     const at = board.cursor();

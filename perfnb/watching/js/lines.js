@@ -1,12 +1,12 @@
-// How a chart of readings is scaled, and how its lines look.
-// For round ends, which make each dash longer by the line's width.
+// Scales and line styles of a chart of readings.
+// Dashes for round ends, which make each dash longer by the line width.
 import { drawn, niceTicks, roundNumber, roundSize } from "../../draw/js/chart.js";
 import { reading } from "../../draw/js/format.js";
 
 const LINE_DASHES = [null, "6 6", "0.1 5", "9 5 0.1 5", "14 6", "2.5 5", "6 5 0.1 5 0.1 5", "0.1 8"];
 const LEAST_TOP = { percent: 100, bytes: 1024 ** 2, bytes_per_s: 1024, watts: 10, celsius: 50, megahertz: 100 };
 
-// Each device has its shade and dash; further lines of a device differ by their dash.
+// Each device has its own shade and dash; further lines of a device differ by dash.
 export function lineLook(line, chart) {
   const place = chart.lines.filter(({ device }) => device === line.device).indexOf(line);
   if (line.device === "process") return { shade: "process", dash: place ? "12 5" : null, width: place ? 1.5 : 2.2 };
@@ -21,7 +21,7 @@ export const lineProps = ({ shade, dash, width }) => ({ class: `pf-watch-line pf
 export const lineKey = (look) => drawn("svg", { width: 20, height: 8, class: "pf-watch-key", "aria-hidden": "true" },
   drawn("line", { x1: 1, x2: 19, y1: 4, y2: 4, ...lineProps(look) }));
 
-// A round top for an axis with what is drawn on it, and its ticks. The ceiling is on it where the lines come near.
+// A round top for an axis, and its ticks. The ceiling is on the axis if the lines come near.
 export function valueAxis(chart, most) {
   const base = chart.unit.startsWith("bytes") ? 1024 : 10;
   const near = chart.ceiling != null && most >= 0.6 * chart.ceiling;
@@ -38,7 +38,7 @@ export function tickWords(value, top, unit) {
 
 const TIME_STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400];
 
-// Times at which an axis has ticks, and how many decimals of a second tell them apart.
+// The ticks of a time axis, and how many decimals of a second they need.
 export function clockTicks(from, to, wanted) {
   const rough = (to - from) / wanted;
   const step = TIME_STEPS.find((one) => one >= rough) ?? 86400 * Math.ceil(rough / 86400);
@@ -47,7 +47,7 @@ export function clockTicks(from, to, wanted) {
   return { ticks, decimals: step < 1 ? Math.ceil(-Math.log10(step) - 1e-9) : 0 };
 }
 
-// The points of a line in sight, with one more to either side.
+// The visible points of a line, and one more on either side.
 function inSight(own, from, to) {
   return [Math.max(0, own.before(from)), Math.min(own.size, own.before(to) + 2)];
 }
@@ -60,7 +60,7 @@ export function mostOf(own, column, from, to) {
   return most;
 }
 
-// A line as a path: apart where a reading is missing, a dot where it stands alone. Of many points in one column of pixels,
+// A line as a path, broken at missing readings, with dots for isolated ones. Many points in one column of pixels become
 // the lowest and the highest.
 export function linePath(own, column, [from, to], x, y) {
   const values = own.values.get(column);
@@ -103,7 +103,7 @@ export function linePath(own, column, [from, to], x, y) {
   return parts.join("");
 }
 
-// Elements of one kind that are made once and used again, so that nothing flickers.
+// A pool of elements of one kind, so that nothing flickers.
 export function pool(parent, make) {
   const made = [];
   return (count, set) => {

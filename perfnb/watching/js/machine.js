@@ -1,4 +1,4 @@
-// The tab of the machine: what was read of it while the steps ran, with passes and phases.
+// The Machine tab: hardware telemetry during the steps, with passes and phases.
 import { drawn, patternFills, swatch } from "../../draw/js/chart.js";
 import { columnHead, figure, h } from "../../draw/js/dom.js";
 import { tabMakers } from "../../draw/js/tabs.js";
@@ -24,7 +24,7 @@ function machineTab(data) {
     reset.disabled = !board.zoomed();
     const { from, to } = board.time();
     const seen = board.phasesIn(from, to, 250).length;
-    write(hint, seen ? phases.placed ? "lighter: estimated from the traced steps" : "" : "zoom in on the strip below to see them under each chart");
+    write(hint, seen ? phases.placed ? "lighter: estimated from the traced steps" : "" : "zoom in on the strip below to see phases in the charts");
   };
   const words = watchWords(store);
   const element = h("div", { class: "pf-view pf-machine" },
@@ -35,7 +35,7 @@ function machineTab(data) {
   return { element, shown: board.draw };
 }
 
-// The stretches of the phases: where they are, how they are filled, and which of them are seen in a window.
+// The stretches of phases: where they are, their fills, and which of them are visible in a window.
 function phasesOf({ phases, stretches }) {
   const { defs, fills } = patternFills(phases);
   let us = 0;

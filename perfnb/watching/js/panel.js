@@ -1,4 +1,4 @@
-// The live panel of a watch. It is told what was read and never asks for anything.
+// The live panel of a watch. It receives readings and never asks for anything.
 import { h, titled } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
 import { settle } from "../../draw/js/notebook.js";
@@ -9,8 +9,8 @@ import { watchTable, watchWords, wordLists } from "./words.js";
 
 const stores = new Map();
 
-// One history a widget: a second view, or one that is opened later, shows all of it. Every caller gets another object for
-// the same model, so the history is found by the id that is in the data.
+// One history per widget, so that a second view, or one opened later, shows all of it. Each caller gets its own object
+// for the model, so the history is found by the id in the data.
 function initialize({ model }) {
   const store = watchStore(JSON.parse(model.get("data")));
   const { id } = store.data;

@@ -1,11 +1,11 @@
-// What a watch has read, in the browser: by device columns of numbers that take no more room after days than after an hour.
+// The readings of a watch in the browser: columns by device, in memory that stays bounded over days.
 const MOST_POINTS = 4000;
 const LATEST_POINTS = 1000; // are never merged
 const ROOM_POINTS = 500;
 const MOST_MARKS = 500;
 const BREAK_INTERVALS = 2.5;
 
-// The readings of one device. `broken` says of a point that the line does not reach it from the one before.
+// The readings of one device. `broken` marks points with a gap before them.
 function deviceReadings(columns) {
   const own = {
     size: 0, until: -Infinity, t: new Float64Array(MOST_POINTS), span: new Float64Array(MOST_POINTS), broken: new Uint8Array(MOST_POINTS),
@@ -22,7 +22,7 @@ function deviceReadings(columns) {
     }
     own.size += 1;
   };
-  // The last point at or before a time; -1 where there is none.
+  // The last point at or before a time; -1 if there is none.
   own.before = (time) => {
     let [low, high] = [-1, own.size - 1];
     while (low < high) {
@@ -35,9 +35,8 @@ function deviceReadings(columns) {
   return own;
 }
 
-// Makes room: neighbours among the older points are merged into means, weighted by the time for which each stands, those
-// that stand for least first, so that the past is equally fine everywhere. Points with a gap between stay apart as long
-// as room can be won without.
+// Makes room by merging neighbours among the older points into means, weighted by the time each stands for, those that
+// stand for the least time first, so that the past is equally fine. Points on either side of a gap are merged last.
 function coarsen(own) {
   const old = MOST_POINTS - LATEST_POINTS;
   const whole = own.t[own.size - 1] - own.t[0];
@@ -65,7 +64,7 @@ function mergePairs(own, old, most, overGaps) {
   own.size -= old - to;
 }
 
-// The readings of all devices, with marks and notes; whoever draws them is told of each change.
+// The readings of all devices, with marks and notes; listeners are called on each change.
 export function watchStore(first) {
   const listeners = new Set();
   const store = { listen: (listener) => (listeners.add(listener), () => listeners.delete(listener)) };
@@ -93,7 +92,7 @@ export function watchStore(first) {
     store.first = Math.min(store.first, t);
     store.last = Math.max(store.last, t);
   };
-  // Everything anew: at the start, and when the watch has ended.
+  // Replaces everything: at the start, after a reload, and at the end of the watch.
   store.load = (data) => {
     Object.assign(store, {
       data, pushed: data.pushed ?? 0, running: data.state === "running", devices: new Map(), marks: new Map(), marksLeftOut: data.marks_left_out ?? 0,
@@ -121,7 +120,7 @@ export function watchStore(first) {
     addMarks(data.marks);
     changed(true);
   };
-  // A chunk repeats what was pushed shortly before it, so that little is lost where a page comes late.
+  // A chunk repeats recent pushes, so that a page that starts late loses little.
   store.take = (pushes) => {
     const fresh = pushes.filter(([number]) => number > store.pushed);
     for (const [number, rows, marks, note] of fresh) {
@@ -137,7 +136,7 @@ export function watchStore(first) {
   return store;
 }
 
-// What was read nearest to a time; null where nothing was.
+// The reading nearest to a time; null if there is none.
 export function readAt(own, column, time, interval) {
   const i = own.before(time);
   const near = (k) => Math.abs(own.t[k] - time);

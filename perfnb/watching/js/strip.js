@@ -1,4 +1,4 @@
-// The whole history below the charts: named stretches, one line, and the window that the charts show.
+// The whole history below the charts: marks, one line, and the window that the charts show.
 import { drawn } from "../../draw/js/chart.js";
 import { h } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
@@ -56,7 +56,7 @@ export function watchStrip(store, board, bands) {
     });
   };
 
-  // The line of the first chart that has one: a GPU's where there are GPUs.
+  // The first line available: a GPU's if there are GPUs.
   const drawLine = (x, y0, first, last) => {
     const charts = [...store.data.charts].sort((a, b) => Number(b.key === "gpu") - Number(a.key === "gpu"));
     const lines = charts.flatMap((chart) => chart.lines.map((one) => ({ ...one, chart })));
@@ -83,7 +83,7 @@ function drawBand(g, [name, depth, start, end, note], x, last) {
   write(text, name.length <= room ? name : room >= 4 ? `${name.slice(0, room - 1)}…` : "");
 }
 
-// Drag to zoom, drag the window to move it or its edges to change it; keys do the same.
+// Drag to zoom, drag the window to move it or its edges to resize it; keys do the same.
 function steerWindow(holder, board, frameOf) {
   let drag = null;
   const pxOf = (event) => event.clientX - holder.getBoundingClientRect().left;

@@ -1,5 +1,5 @@
-// What is said beside the charts of a watch.
-// What this machine lacks and what to know, then how to read the charts.
+// The texts beside the charts of a watch.
+// Missing sensors and caveats, then how to read the charts.
 import { columnHead, figure, h } from "../../draw/js/dom.js";
 
 export function watchWords(store) {
