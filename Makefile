@@ -66,6 +66,10 @@ style: $(VENV)/.perfnb-test
 types: $(VENV)/.perfnb-test
 	@$(PY) -m mypy --no-error-summary
 
+lint-js:
+	@command -v npx > /dev/null || { echo "make lint-js needs node, with npx"; exit 1; }
+	@npx --yes @biomejs/biome@1.9.4 lint --error-on-warnings perfnb
+
 # Which room may import which: the contracts stand in pyproject.toml.
 contracts: $(VENV)/.perfnb-test
 	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))" >$(VENV)/.contracts || { cat $(VENV)/.contracts; exit 1; }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
 from collections.abc import Callable
 
@@ -12,10 +10,8 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Locator, Page, expect
 
-from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.profile.page import standalone_page
-from perfnb.profile.report import report_script
 from perfnb.profile.summary import Summary
 from tests import summaries
 from tests.browser.conftest import OpenPage
@@ -250,27 +246,6 @@ def test_text_stands_out_and_nothing_is_cut_off(report, scheme, width):
     assert scroller.evaluate("(element) => element.scrollWidth <= element.clientWidth")
     cut = "(cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"
     assert page.locator("tr[data-row]:visible td:not(.pf-text)").evaluate_all(cut) == []
-
-
-def test_numbers_are_written_as_python_writes_them(page):
-    rng = random.Random(0)
-    figures = [fmt.rounded(rng.uniform(1, 10) * 10 ** rng.randint(-6, 13), 6) for _ in range(500)]
-    figures += [0, 1, 999.4, 999.6, 0.0999, 0.09999, 1000, 1024, 0.341, 0.0423, 0.0001]
-    page.set_content("<p></p>")
-    written = page.evaluate(
-        "([script, figures]) => new Function(script.replace('export default report;', '') + "
-        "'return (figures) => figures.map((n) => [duration(n), count(n), flopCount(n), byteSize(n), "
-        'share(Math.min(n, 1)), rate(n, "samples"), intervalBounds(n, [n / 2, 2 * n])])\')()(figures)',
-        [report_script(), figures],
-    )
-    expected = [
-        [
-            *(fmt.duration(n), fmt.count(n), fmt.flops(n), fmt.size(n), fmt.share(min(n, 1)), fmt.rate(n, "samples")),
-            fmt.interval_bounds(n, (n / 2, 2 * n)),
-        ]
-        for n in figures
-    ]
-    assert json.loads(json.dumps(written)) == expected
 
 
 #: The lowest contrast of text in the report against what lies behind it.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +12,7 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb import quantities as fmt
 from perfnb.profile.page import standalone_page
-from perfnb.profile.report import report_script
 from perfnb.watching.summary import MachineSummary
 from tests import summaries
 from tests.browser.conftest import OpenPage
@@ -130,21 +126,3 @@ def test_text_stands_out_and_nothing_is_cut_off(tab, width, scheme):
     outside = """(texts) => texts.map((text) => [text.getBoundingClientRect(), text.textContent])
         .filter(([box]) => box.left < 0 || box.right > innerWidth).map(([, words]) => words)"""
     assert page.locator(".pf-machine svg text").evaluate_all(outside) == []
-
-
-def test_clocks_and_readings_are_written_as_python_writes_them(page):
-    rng = random.Random(1)
-    figures = [fmt.rounded(rng.uniform(1, 10) * 10 ** rng.randint(-3, 11), 6) for _ in range(300)] + [0, 59.96, 3599.96]
-    units = ["bytes", "bytes_per_s", "watts", "celsius", "megahertz"]
-    page.set_content("<p></p>")
-    written = page.evaluate(
-        "([script, figures, units]) => new Function(script.replace('export default report;', '') + "
-        '\'return (figures, units) => figures.map((n) => [clock(n), clock(n, 1), reading(Math.min(n, 900), "percent"), '
-        "...units.map((unit) => reading(n, unit))])')()(figures, units)",
-        [report_script(), figures, units],
-    )
-    expected = [
-        [fmt.clock(n), fmt.clock(n, 1), fmt.reading(min(n, 900), "percent"), *(fmt.reading(n, unit) for unit in units)]
-        for n in figures
-    ]
-    assert json.loads(json.dumps(written)) == expected

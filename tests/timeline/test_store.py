@@ -1,4 +1,4 @@
-"""What the timeline's store answers in a browser, against a search through all events."""
+"""What the timeline's store answers, against a search through all events."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import random
 
 import pytest
 
-pytest.importorskip("playwright", reason="needs playwright")
-
-from perfnb.profile.report import report_script
+from tests.scripts import evaluated
 from tests.timeline import timeline_samples as samples
 from tests.timeline.timeline_samples import Event, Track
 
-pytestmark = pytest.mark.browser
-
 #: Answers of the store to questions about random events.
-_ASK = """async ([script, packed, asked]) => {
-  const ask = new Function(script.replace("export default report;", "") + "return unpackTimeline;")();
-  const store = await ask(Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0)));
+_ASK = """async ([packed, asked]) => {
+  const store = await unpackTimeline(Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0)));
   const found = store.search(asked.query);
   const steps = [];
   for (let at = store.match(-1, -Infinity, 1); at >= 0; at = store.match(at, store.start[at], 1)) {
@@ -39,7 +34,7 @@ _ASK = """async ([script, packed, asked]) => {
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_store_answers_as_a_search_through_all_events(page, seed):
+def test_the_store_answers_as_a_search_through_all_events(seed: int) -> None:
     rng = random.Random(seed)
     threads, kernels = [Track("thread", f"Thread {n}") for n in range(2)], Track("stream", "GPU")
 
@@ -68,8 +63,7 @@ def test_the_store_answers_as_a_search_through_all_events(page, seed):
     n, t0, t1 = len(ordered), 40.0, 90.25
     ranges = [sorted(rng.sample(range(n + 1), 2)) for _ in range(200)]
     asked = {"query": "a", "t0": t0 * 1e3, "t1": t1 * 1e3, "ranges": ranges}
-    page.set_content("<p></p>")
-    given = page.evaluate(_ASK, [report_script(), base64.b64encode(data).decode(), asked])
+    given = evaluated("timeline/js/store.js", _ASK, [base64.b64encode(data).decode(), asked])
 
     def within(inner: Event, outer: Event) -> bool:
         same = of[id(inner)] is of[id(outer)] and inner.depth > outer.depth
