@@ -54,8 +54,6 @@ class Environment(TypedDict, total=False):
 
 
 class Options(TypedDict, total=False):
-    """The options of a profile."""
-
     warmup: Count | None
     steps: Count | None
     traced: Count
@@ -72,8 +70,6 @@ class Cost(TypedDict, total=False):
 
 
 class Ceilings(TypedDict, total=False):
-    """Peak rates of the machine."""
-
     on: Required[str]
     device: Required[str]
     threads: Count | None
@@ -84,8 +80,6 @@ class Ceilings(TypedDict, total=False):
 
 
 class Optimizer(Struct):
-    """Name and settings of an optimizer."""
-
     name: str
     class_: str = field(name="class")
     tensors: Count
@@ -146,8 +140,6 @@ class Sum(TypedDict):
 
 
 class Device(TypedDict, total=False):
-    """A watched device, as the sampler describes it."""
-
     name: str | None
     cpus: Count | None
     memory_bytes: Count | None
@@ -157,8 +149,6 @@ class Device(TypedDict, total=False):
 
 
 class WatchFacts(TypedDict, total=False):
-    """A watch."""
-
     running: bool
     interval_s: Required[Above0]
     devices: Required[dict[str, Device]]
@@ -173,8 +163,6 @@ class WatchFacts(TypedDict, total=False):
 
 
 class TraceFacts(TypedDict, total=False):
-    """A loaded trace."""
-
     file: Required[str]
     rank_known: Required[bool]
     rank: Whole | None
@@ -201,8 +189,6 @@ class Looped(TypedDict):
 
 
 class ProfileFacts(TypedDict, total=False):
-    """A profile."""
-
     name: Required[str]
     rank: Rank
     base_ns: Whole

@@ -97,6 +97,8 @@ _OF_MEMORY = {
     "device": "device_id",
 }
 _MEMORY_COLUMNS = ("time_ns", "process", "thread", *_OF_MEMORY)
+#: A column being built: values and number of events, without values if none of the events has one.
+_Parts = list[tuple[Ints | None, int]]
 _NOTHING: Ints = np.array([], dtype=np.int64)
 _MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
@@ -138,34 +140,6 @@ class Ids(dict[Any, int]):
         return number
 
 
-class _Column:
-    """A column being built."""
-
-    def __init__(self) -> None:
-        self._parts: list[Ints] = []
-        self._unsaid = 0  # trailing events without a value
-
-    def add(self, values: Ints | None, length: int) -> None:
-        """Add the values of `length` events, ``None`` if none of them has one."""
-        if values is None:
-            self._unsaid += length
-        else:
-            self._say()
-            self._parts.append(values)
-
-    def taken(self) -> Ints:
-        """Return all values in one array, and empty the column."""
-        self._say()
-        whole = np.concatenate([_NOTHING, *self._parts])
-        self._parts.clear()
-        return whole
-
-    def _say(self) -> None:
-        if self._unsaid:
-            self._parts.append(np.full(self._unsaid, MISSING, dtype=np.int64))
-            self._unsaid = 0
-
-
 class EventColumns:
     """The columns of the complete events and the memory events added so far.
 
@@ -187,8 +161,8 @@ class EventColumns:
         self.negative_durations = 0
         self._ids = Ids()
         self._source = source
-        self._timed = {name: _Column() for name in _COLUMNS}
-        self._memory = {name: _Column() for name in _MEMORY_COLUMNS}
+        self._timed: dict[str, _Parts] = {name: [] for name in _COLUMNS}
+        self._memory: dict[str, _Parts] = {name: [] for name in _MEMORY_COLUMNS}
 
     def add(self, piece: Piece) -> None:
         """Add the events of a piece.
@@ -248,7 +222,7 @@ class EventColumns:
             "group": self._groups_of(args["group"], args["ranks"]),
         }
         for name, values in columns.items():
-            self._timed[name].add(values, len(start))
+            self._timed[name].append((values, len(start)))
 
     def _add_memory(self, events: Sequence[AnyEvent], time: Ints) -> None:
         args = _by_field(Args, [event.args or NO_ARGS for event in events])
@@ -256,7 +230,7 @@ class EventColumns:
         columns |= {"time_ns": time, "process": self._ids_of([event.pid for event in events])}
         columns["thread"] = self._ids_of([event.tid for event in events])
         for name, values in columns.items():
-            self._memory[name].add(values, len(events))
+            self._memory[name].append((values, len(events)))
 
     def _add_names(self, events: Sequence[AnyEvent]) -> None:
         for event in events:
@@ -286,13 +260,21 @@ class EventColumns:
 
     def timed(self) -> dict[str, Ints]:
         """Return the columns of the complete events."""
-        return {name: column.taken() for name, column in self._timed.items()}
+        return {name: _joined(parts) for name, parts in self._timed.items()}
 
     def memory(self) -> MemoryColumns:
         """Return the columns of the allocations and frees, in time order."""
-        columns = {name: column.taken() for name, column in self._memory.items()}
+        columns = {name: _joined(parts) for name, parts in self._memory.items()}
         order = np.argsort(columns["time_ns"], kind="stable")
         return MemoryColumns(**{name: values[order] for name, values in columns.items()})
+
+
+def _joined(parts: _Parts) -> Ints:
+    """Join the parts of a column, and empty the list."""
+    each = (np.full(count, MISSING, dtype=np.int64) if values is None else values for values, count in parts)
+    whole = np.concatenate([_NOTHING, *each])
+    parts.clear()
+    return whole
 
 
 def whole_number(value: Any) -> int | None:

@@ -8,7 +8,7 @@ of its elements at this place of the whole text too. If it is not, a longer piec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -100,136 +100,6 @@ class Top(msgspec.Struct, Generic[Time]):
     perfnb: Any = UNSET
 
 
-_BYTE = re.compile(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)")
-_NOT_A_NUMBER = re.compile(rb"[+-]?(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
-_AGAIN = "copy or record it again"
-
-
-class _RawTop(msgspec.Struct):
-    events: list[msgspec.Raw] = msgspec.field(default_factory=list, name=INNER_KEY)
-    whole: list[msgspec.Raw] = msgspec.field(default_factory=list, name="traceEvents")
-
-
-_QUICK, _EXACT = msgspec.json.Decoder(Event[Quick]), msgspec.json.Decoder(Event[Decimal])
-_RAW_LIST, _RAW_TOP = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_RawTop)
-
-
-def is_open(error: Exception) -> bool:
-    """Return whether the text ended inside a value."""
-    return str(error).startswith("Input data was truncated")
-
-
-def is_beyond(error: Exception) -> bool:
-    """Return whether the text continued after the value."""
-    return "trailing characters" in str(error)
-
-
-def fault(source: str, error: Exception, text: bytes | bytearray, place: int, *, exact: bool = False) -> TraceError:
-    """Explain an error of the decoder; `text` starts at byte `place` of the file's text."""
-    if is_open(error):
-        return _no_trace(source, f"it is cut off after byte {place + len(text):,}", _AGAIN)
-    if found := _BYTE.fullmatch(str(error)):
-        byte = int(found[2])
-        if name := _NOT_A_NUMBER.match(text, byte):
-            return _no_trace(source, f"{name[0].decode()} at byte {place + byte:,} is not JSON", "write null instead")
-        advice = "if a name in it holds a quote or a line break, rename it and record again"
-        return _no_trace(source, f"at byte {place + byte:,} it is not JSON ({found[1]})", advice)
-    event = _first_fault(text, _EXACT if exact else _QUICK)
-    if event is None:
-        return _no_trace(source, _plain(error), _AGAIN)
-    byte, error = event
-    return _no_trace(source, f"the event at byte {place + byte:,} is invalid: {_plain(error)}", _AGAIN)
-
-
-def no_json(source: str, start: bytes, length: int) -> TraceError:
-    """Say what a text is that starts with neither an object nor a list."""
-    if not start.strip(b" \t\r\n"):
-        return _no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
-    letters = start.replace(b"\0", b"")
-    if not letters:
-        return _no_trace(source, "it contains null bytes instead of text", _AGAIN)
-    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if marked or (letters[0] in b"{[ \t\r\n" and len(letters) < len(start)):
-        return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
-    return _no_trace(source, f"it starts with {ascii(start)[1:]}, not a JSON object or list", "give another file")
-
-
-def no_events(source: str) -> TraceError:
-    """JSON without a list of events."""
-    return _no_trace(source, "it is JSON without a list called traceEvents", "give another file")
-
-
-def other_program(source: str, categories: Sequence[str]) -> TraceError:
-    """None of the events is of a kind that torch.profiler writes."""
-    found = [ascii(name)[:40] for name in categories if name][:3]
-    said = f"categories such as {', '.join(found)}" if found else "no categories"
-    return TraceError(
-        f"{source} is not a trace of torch.profiler: its events have {said}, none of which torch.profiler writes; give "
-        "a file that its export_chrome_trace wrote."
-    )
-
-
-def twice(source: str, name: str) -> TraceError:
-    """A key occurs more than once."""
-    return _no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
-
-
-def recursion(source: str) -> TraceError:
-    """Python's recursion limit was lower than the reader's."""
-    return _no_trace(source, "its values are nested deeper than Python's recursion limit", "give another file")
-
-
-def beyond(source: str, what: str, limit: str) -> TraceError:
-    """A trace exceeds one of the limits."""
-    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
-
-
-def no_end(source: str, place: int, most: int) -> TraceError:
-    """Two events should have met, and did not."""
-    return TraceError(
-        f"{source} was not read: no event ends within {size(most)} after byte {place:,}, so it does not "
-        "look like a trace; if it is one, raise max_event_bytes in limits=."
-    )
-
-
-def odd_time(source: str, what: str, time: str) -> TraceError:
-    """A time is not a number, or does not fit in int64 nanoseconds."""
-    return _no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
-
-
-def _no_trace(source: str, why: str, advice: str) -> TraceError:
-    return TraceError(f"{source} is not a Chrome trace that perfnb can read: {why}; {advice}.")
-
-
-def _plain(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "text that is not UTF-8"
-    text = str(error).replace(" - at `$", " at `").replace("`.", "`")[:200]
-    return text[:1].lower() + text[1:]
-
-
-def _first_fault(text: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> tuple[int, Exception] | None:
-    """Find where the first event starts that cannot be decoded, and why."""
-    try:
-        if text.startswith(b"["):
-            raws = _RAW_LIST.decode(text)
-        else:
-            top = _RAW_TOP.decode(text)
-            raws = top.events or top.whole
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    byte = 0
-    for raw in raws:
-        event = bytes(raw)
-        byte = text.index(event, byte)
-        try:
-            decoder.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return byte, error
-        byte += len(event)
-    return None
-
-
 #: Bytes of a piece: small enough that even a million empty events in it need little memory.
 _PIECE = 2**19
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -266,7 +136,7 @@ class Piece:
                 return _EXACT_LIST.decode(self.text)
             return _events_of(_EXACT_TOP.decode(self.text))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise fault(source, error, self.text, self.place, exact=True) from error
+            raise _fault(source, error, self.text, self.place, exact=True) from error
 
 
 class ChromeJson:
@@ -311,7 +181,7 @@ class ChromeJson:
         self._fill(None)
         text, place = opening + self._text, self._place - len(opening)
         if text.count(_INNER[:-1]) > (opening == _INSIDE):
-            raise twice(self._source, INNER_KEY)
+            raise _twice(self._source, INNER_KEY)
         try:
             if opening == _BARE:
                 events = self._decode(_QUICK_LIST, text)
@@ -320,7 +190,7 @@ class ChromeJson:
                 self._take(top, is_part=opening == _INSIDE)
                 events = _events_of(top)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise fault(self._source, error, text, place) from error
+            raise _fault(self._source, error, text, place) from error
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
@@ -331,7 +201,7 @@ class ChromeJson:
         while (first := _NOT_BLANK.search(self._text)) is None and not self._ended:
             self._fill(2 * len(self._text))
         if first is None or first[0] not in b"{[" or 0 in self._text[:4]:
-            raise no_json(self._source, bytes(self._text[:16]), self._place + len(self._text))
+            raise _no_json(self._source, bytes(self._text[:16]), self._place + len(self._text))
         if first[0] == _BARE:
             self._drop(first.end())
             return _BARE
@@ -345,8 +215,8 @@ class ChromeJson:
                 try:
                     self._take(self._decode(_QUICK_TOP, head), is_part=True)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    if not is_open(error):
-                        raise fault(self._source, error, head, self._place) from error
+                    if not _is_open(error):
+                        raise _fault(self._source, error, head, self._place) from error
                 else:
                     self._drop(end)
                     self._around = 1
@@ -370,12 +240,12 @@ class ChromeJson:
             try:
                 events = self._decode(_QUICK_LIST, text)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if is_open(error):
+                if _is_open(error):
                     target = max(2 * target, end)
                     continue
-                if is_beyond(error):
+                if _is_beyond(error):
                     return  # the events ended before this place
-                raise fault(self._source, error, text, self._place - 1) from error
+                raise _fault(self._source, error, text, self._place - 1) from error
             yield self._piece(events, text, self._place - 1)
             self._drop(end)
             target = _PIECE
@@ -383,20 +253,20 @@ class ChromeJson:
     def _piece(self, events: list[Event[Quick]], text: bytes, place: int) -> Piece:
         self._events += len(events)
         if self._events > self._limits.max_events:
-            raise beyond(self._source, f"{self._limits.max_events:,} events", "max_events")
+            raise _beyond(self._source, f"{self._limits.max_events:,} events", "max_events")
         return Piece(events, text, place)
 
     def _take(self, top: Top[Quick], *, is_part: bool) -> None:
         """Keep what `top` says about the trace."""
         if is_part and top.whole is not UNSET:
-            raise twice(self._source, "traceEvents")
+            raise _twice(self._source, "traceEvents")
         if not is_part and top.whole is UNSET:
-            raise no_events(self._source)
+            raise _no_trace(self._source, "it is JSON without a list called traceEvents", "give another file")
         for fact in _FACTS:
             value = getattr(top, fact.name)
             if value is not UNSET:
                 if fact.name in self.facts:
-                    raise twice(self._source, fact.encode_name)
+                    raise _twice(self._source, fact.encode_name)
                 self.facts[fact.name] = value
 
     def _fill(self, least: int | None) -> None:
@@ -404,7 +274,10 @@ class ChromeJson:
         most = max(self._limits.max_event_bytes, 2 * _PIECE)
         while not self._ended and (least is None or len(self._text) < least):
             if len(self._text) > most:
-                raise no_end(self._source, self._place, most)
+                raise TraceError(
+                    f"{self._source} was not read: no event ends within {size(most)} after byte {self._place:,}, so it "
+                    "does not look like a trace; if it is one, raise max_event_bytes in limits=."
+                )
             block = next(self._blocks, None)
             if block is None:
                 self._ended = True
@@ -425,13 +298,116 @@ class ChromeJson:
         depth = np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0)
         most = self._limits.max_depth
         if depth + (self._around if text.startswith(_BARE) else 0) > most:
-            raise beyond(self._source, f"{most:,} values inside each other", "max_depth")
+            raise _beyond(self._source, f"{most:,} values inside each other", "max_depth")
         try:
             return decoder.decode(text)
         except RecursionError as error:
-            raise recursion(self._source) from error
+            why = "its values are nested deeper than Python's recursion limit"
+            raise _no_trace(self._source, why, "give another file") from error
 
 
 def _events_of(top: Top[Time]) -> list[Event[Time]]:
     events = top.whole if top.events is UNSET else top.events
     return [] if events is UNSET else events
+
+
+_BYTE = re.compile(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)")
+_NOT_A_NUMBER = re.compile(rb"[+-]?(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_AGAIN = "copy or record it again"
+
+
+class _RawTop(msgspec.Struct):
+    events: list[msgspec.Raw] = msgspec.field(default_factory=list, name=INNER_KEY)
+    whole: list[msgspec.Raw] = msgspec.field(default_factory=list, name="traceEvents")
+
+
+_QUICK, _EXACT = msgspec.json.Decoder(Event[Quick]), msgspec.json.Decoder(Event[Decimal])
+_RAW_LIST, _RAW_TOP = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_RawTop)
+
+
+def _is_open(error: Exception) -> bool:
+    """Return whether the text ended inside a value."""
+    return str(error).startswith("Input data was truncated")
+
+
+def _is_beyond(error: Exception) -> bool:
+    """Return whether the text continued after the value."""
+    return "trailing characters" in str(error)
+
+
+def _fault(source: str, error: Exception, text: bytes | bytearray, place: int, *, exact: bool = False) -> TraceError:
+    """Explain an error of the decoder; `text` starts at byte `place` of the file's text."""
+    if _is_open(error):
+        return _no_trace(source, f"it is cut off after byte {place + len(text):,}", _AGAIN)
+    if found := _BYTE.fullmatch(str(error)):
+        byte = int(found[2])
+        if name := _NOT_A_NUMBER.match(text, byte):
+            return _no_trace(source, f"{name[0].decode()} at byte {place + byte:,} is not JSON", "write null instead")
+        advice = "if a name in it holds a quote or a line break, rename it and record again"
+        return _no_trace(source, f"at byte {place + byte:,} it is not JSON ({found[1]})", advice)
+    event = _first_fault(text, _EXACT if exact else _QUICK)
+    if event is None:
+        return _no_trace(source, _plain(error), _AGAIN)
+    byte, error = event
+    return _no_trace(source, f"the event at byte {place + byte:,} is invalid: {_plain(error)}", _AGAIN)
+
+
+def _no_json(source: str, start: bytes, length: int) -> TraceError:
+    """Say what a text is that starts with neither an object nor a list."""
+    if not start.strip(b" \t\r\n"):
+        return _no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
+    letters = start.replace(b"\0", b"")
+    if not letters:
+        return _no_trace(source, "it contains null bytes instead of text", _AGAIN)
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if marked or (letters[0] in b"{[ \t\r\n" and len(letters) < len(start)):
+        return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
+    return _no_trace(source, f"it starts with {ascii(start)[1:]}, not a JSON object or list", "give another file")
+
+
+def _twice(source: str, name: str) -> TraceError:
+    """A key occurs more than once."""
+    return _no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
+
+
+def _beyond(source: str, what: str, limit: str) -> TraceError:
+    """A trace exceeds one of the limits."""
+    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
+
+
+def odd_time(source: str, what: str, time: str) -> TraceError:
+    """A time is not a number, or does not fit in int64 nanoseconds."""
+    return _no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
+
+
+def _no_trace(source: str, why: str, advice: str) -> TraceError:
+    return TraceError(f"{source} is not a Chrome trace that perfnb can read: {why}; {advice}.")
+
+
+def _plain(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "text that is not UTF-8"
+    text = str(error).replace(" - at `$", " at `").replace("`.", "`")[:200]
+    return text[:1].lower() + text[1:]
+
+
+def _first_fault(text: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> tuple[int, Exception] | None:
+    """Find where the first event starts that cannot be decoded, and why."""
+    try:
+        if text.startswith(b"["):
+            raws = _RAW_LIST.decode(text)
+        else:
+            top = _RAW_TOP.decode(text)
+            raws = top.events or top.whole
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    byte = 0
+    for raw in raws:
+        event = bytes(raw)
+        byte = text.index(event, byte)
+        try:
+            decoder.decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return byte, error
+        byte += len(event)
+    return None

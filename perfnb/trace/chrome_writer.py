@@ -104,21 +104,21 @@ def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) ->
 
 def process_name(process: int, name: str, place: int | None = None) -> Iterator[str]:
     """Name a process, and give its place among the others."""
-    yield _metadata("process_name", process, None, {"name": name})
+    yield _metadata("process_name", process, None, name=name)
     if place is not None:
-        yield _metadata("process_sort_index", process, None, {"sort_index": place})
+        yield _metadata("process_sort_index", process, None, sort_index=place)
 
 
 def process_labels(process: int, labels: str) -> Iterator[str]:
     """Describe a process, besides its name."""
-    yield _metadata("process_labels", process, None, {"labels": labels})
+    yield _metadata("process_labels", process, None, labels=labels)
 
 
 def thread_name(process: int, thread: int, name: str, place: int | None = None) -> Iterator[str]:
     """Name a thread, and give its place among the others."""
-    yield _metadata("thread_name", process, thread, {"name": name})
+    yield _metadata("thread_name", process, thread, name=name)
     if place is not None:
-        yield _metadata("thread_sort_index", process, thread, {"sort_index": place})
+        yield _metadata("thread_sort_index", process, thread, sort_index=place)
 
 
 def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]:
@@ -140,7 +140,7 @@ def gzipped(parts: Iterable[bytes]) -> Iterator[bytes]:
     yield packer.flush()
 
 
-def _metadata(kind: str, process: int, thread: int | None, args: Mapping[str, Any]) -> str:
+def _metadata(kind: str, process: int, thread: int | None, **args: Any) -> str:
     place = {"pid": process} if thread is None else {"pid": process, "tid": thread}
     return msgspec.json.encode({"ph": "M", "name": kind, **place, "args": args}).decode()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from perfnb.errors import TraceError
 from perfnb.trace.chrome_columns import Codes, EventColumns, resolution, whole_number
-from perfnb.trace.chrome_json import ChromeJson, odd_time, other_program
+from perfnb.trace.chrome_json import ChromeJson, odd_time
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.readers import Reader
 from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, blocks_of_bytes, blocks_of_file
@@ -59,8 +59,17 @@ def read(path: str | Path, limits: Limits = LIMITS, progress: Progress | None = 
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
         trace = _columns(blocks, str(path), limits)
     if len(trace) and not len(trace.memory) and _WRITTEN.isdisjoint(trace.categories):
-        raise other_program(str(path), trace.categories)
+        raise _other_program(str(path), trace.categories)
     return trace
+
+
+def _other_program(source: str, categories: Sequence[str]) -> TraceError:
+    found = [ascii(name)[:40] for name in categories if name][:3]
+    said = f"categories such as {', '.join(found)}" if found else "no categories"
+    return TraceError(
+        f"{source} is not a trace of torch.profiler: its events have {said}, none of which torch.profiler writes; give "
+        "a file that its export_chrome_trace wrote."
+    )
 
 
 def decode(data: bytes, source: str = "the trace") -> TraceColumns:
