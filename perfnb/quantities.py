@@ -83,9 +83,41 @@ def duration(ms: Any) -> str:
     return f"{significant(number * factor)} {unit}"
 
 
-def interval(ms: Any, bounds: tuple[float, float] | None) -> str:
-    """A time with its confidence interval: ``12.3 ms [12.1, 12.6]``; the time alone where there is none."""
-    return duration(ms) if bounds is None else f"{duration(ms)} {interval_bounds(ms, bounds)}"
+def interval(ms: Any, bounds: tuple[Any, Any] | None) -> str:
+    """A time with its confidence interval: ``12.3 ms [12.1, 12.6]``; the time alone if a bound is unknown."""
+    inside = known_bounds(bounds)
+    return f"{duration(ms)} {interval_bounds(ms, inside)}" if inside else duration(ms)
+
+
+def known_bounds(bounds: tuple[Any, Any] | None) -> tuple[float, float] | None:
+    """Both bounds of an interval as floats; ``None`` if one is unknown."""
+    low, high = (known(bound) for bound in bounds or (None, None))
+    return None if low is None or high is None else (low, high)
+
+
+def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
+    """A ratio with its interval: ``0.912 [0.905, 0.921]``; thousandths near 1, otherwise three significant digits."""
+    number = known(ratio)
+    if number is None:
+        return UNKNOWN
+    inside = known_bounds(bounds) or ()
+    one, *others = (f"{each:.3f}" if 0.1 <= each < 10 else significant(each) for each in (number, *inside))
+    return one + (f" [{', '.join(others)}]" if others else "")
+
+
+def change(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
+    """A ratio as a percent change: ``−10.0 % [−10.6, −9.4]``; as a factor if it or a bound is far from 1."""
+    number, inside = known(ratio), known_bounds(bounds) or ()
+    if number is None:
+        return UNKNOWN
+    near = 0.5 <= number <= 2 and all(0.25 <= bound <= 4 for bound in inside)
+    one, *others = (_percent(each) if near else significant(each) for each in (number, *inside))
+    return f"{one} {'%' if near else '×'}" + (f" [{', '.join(others)}]" if others else "")
+
+
+def counted(number: int, thing: str) -> str:
+    """A count with its noun: ``1 pair``, ``1,200 pairs``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def interval_bounds(ms: Any, bounds: tuple[float, float]) -> str:
@@ -214,6 +246,11 @@ def executions(executed: Mapping[str, int]) -> str:
     total = sum(executed.values())
     times = "once" if total == 1 else f"{total:,} times"
     return f"ran {times}: {', '.join(passes)}" if passes else "did not run"
+
+
+def _percent(ratio: float) -> str:
+    percent = round(100 * (ratio - 1), 1)
+    return f"{percent:+.1f}".replace("-", "−") if percent else "0.0"
 
 
 def _time_unit(ms: float) -> tuple[float, str]:

@@ -100,3 +100,25 @@ def test_a_share_is_within_half_a_percent_point(value):
 def read(text, units):
     number, _, unit = text.partition(" ")
     return float(number.replace(",", "")) * units[unit]
+
+
+def test_ratios_have_thousandths_near_one_and_else_three_digits():
+    assert fmt.relative(0.98449, (0.9, 1.0261)) == "0.984 [0.900, 1.026]"
+    assert fmt.relative(249.798, (2.0271, 363.9)) == "250 [2.027, 364]"
+    assert fmt.relative(0.01234, None) == "0.0123"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        ((0.9, 0.894, 0.906), "−10.0 % [−10.6, −9.4]"),
+        ((1.1, 1.09, 1.12), "+10.0 % [+9.0, +12.0]"),
+        ((1.0, 0.99, 1.01), "0.0 % [−1.0, +1.0]"),
+        ((0.1, 0.09, 0.11), "0.100 × [0.0900, 0.110]"),
+        ((0.8, 0.2, 3.8), "0.800 × [0.200, 3.80]"),
+        ((1.0, None, None), "0.0 %"),
+        ((None, None, None), "n/a"),
+    ],
+)
+def test_a_ratio_is_told_in_percent_unless_it_is_far_from_1(ratio, words):
+    assert fmt.change(ratio[0], ratio[1:]) == words

@@ -40,7 +40,7 @@ _SHOWN = 6
 
 def ab_line(figures: ABFigures) -> str:
     """The verdict in a few words."""
-    return f"{verdict_words(figures)}: {ratio_words(figures.comparison.ratio, figures.comparison.ratio_ci)}"
+    return f"{verdict_words(figures)}: {fmt.relative(figures.comparison.ratio, figures.comparison.ratio_ci)}"
 
 
 def ab_sentences(figures: ABFigures) -> list[str]:
@@ -66,7 +66,7 @@ def ab_sentences(figures: ABFigures) -> list[str]:
 def too_few_words(figures: ABFigures) -> str:
     """Why there are too few pairs for a verdict, and what to do."""
     pairs, blocks = figures.comparison.pairs, figures.blocks
-    few = f"{pairs:,} pair{'' if pairs == 1 else 's'}{'' if blocks is None else ' of blocks'}"
+    few = fmt.counted(pairs, "pair") + ("" if blocks is None else " of blocks")
     take = ""
     if blocks is not None and blocks.round_s is not None:
         take = f"about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
@@ -83,9 +83,9 @@ def _pairs_words(figures: ABFigures) -> list[str]:
     if blocks is not None and not blocks.lead:
         return [too_few_words(figures)]
     said = []
-    pairs = _count(comparison.pairs, "pair")
+    pairs = fmt.counted(comparison.pairs, "pair")
     if blocks is not None:
-        lead, turns = (_count(count, "turn") for count in (blocks.lead, blocks.turns))
+        lead, turns = (fmt.counted(count, "turn") for count in (blocks.lead, blocks.turns))
         said.append(
             f"{_WHO[blocks.who]}. So each pair consists of two blocks of {turns} back to back, each after {lead} that "
             "only use up prefetched batches."
@@ -97,10 +97,6 @@ def _pairs_words(figures: ABFigures) -> list[str]:
         found = _apart(comparison.smallest_detectable)
         return [*said, f"{pairs} in random order; these detect a difference of {found} in 9 of 10 runs."]
     return [*said, f"{pairs} in random order, too few to detect anything."]
-
-
-def _count(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def _apart(difference: float) -> str:
@@ -119,16 +115,6 @@ def verdict_words(figures: ABFigures) -> str:
         "inconclusive": f"inconclusive: neither a difference between {b} and {a} nor equality within {band} was shown",
     }
     return words[figures.verdict]
-
-
-def ratio_words(ratio: float, bounds: tuple[float, float] | None) -> str:
-    """``0.912 [0.905, 0.921]``: thousandths near 1, else three significant digits."""
-    if not math.isfinite(ratio):
-        return fmt.UNKNOWN
-    one, *others = (
-        f"{value:.3f}" if 0.1 <= value < 10 else fmt.significant(value) for value in (ratio, *(bounds or ()))
-    )
-    return one + (f" [{', '.join(others)}]" if others else "")
 
 
 def ab_text(figures: ABFigures, width: int = 100) -> str:

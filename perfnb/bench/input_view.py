@@ -44,15 +44,15 @@ def input_bound_sentences(figures: InputBound) -> list[str]:
     if figures.verdict == "compute-bound" and figures.mostly_rest:
         sentences.append("Nearly all of the step is neither loader nor model: look at what else it does.")
     if figures.verdict == "inconclusive":
-        few = f"Only {_counted(figures.rounds, 'round')} ran, too few to separate signal from noise: raise budget_s."
+        few = f"Only {fmt.counted(figures.rounds, 'round')} ran, too few to separate signal from noise: raise budget_s."
         wide = "The intervals are too wide for a verdict: raise budget_s, or use a quieter machine."
         sentences.append(few if figures.rounds < 6 else wide)
     elif (words := _overlap_words(figures)) is not None:
         sentences.append(words)
-    blocks = f"one block of {_counted(figures.steps, 'step')} of each kind"
+    blocks = f"one block of {fmt.counted(figures.steps, 'step')} of each kind"
     sentences.append(
-        f"{_counted(figures.rounds, 'round')} with {blocks}, in random order; the step ran {figures.executed:,} times. "
-        "Models, optimizers and random state have been restored."
+        f"{fmt.counted(figures.rounds, 'round')} with {blocks}, in random order; the step ran "
+        f"{figures.executed:,} times. Models, optimizers and random state have been restored."
     )
     if figures.batches_a_start is not None and figures.batches_a_start < _FEW_A_START:
         every = fmt.significant(figures.batches_a_start, trim=True)
@@ -76,9 +76,10 @@ def input_bound_text(figures: InputBound, width: int = 100) -> str:
     longest = max(1e-12, float(figures.times["median_ms"].max()))
     for kind, row in figures.times.iterrows():
         word, mark = _WORDS[str(kind)]
+        took = fmt.interval(row["median_ms"], (row["low_ms"], row["high_ms"]))
         cells = max(1, round(_BAR_CELLS * row["median_ms"] / longest))
         bar = palette.mark(mark).glyph.replace("·", "━") * cells
-        lines.append(f"{word:<20} {_time(row):>26}  {bar}")
+        lines.append(f"{word:<20} {took:>26}  {bar}")
     return "\n".join(lines)
 
 
@@ -89,12 +90,13 @@ def input_bound_html(figures: InputBound) -> str:
     rows = []
     for kind, row in figures.times.iterrows():
         word, mark = _WORDS[str(kind)]
+        took = fmt.interval(row["median_ms"], (row["low_ms"], row["high_ms"]))
         pixels = max(1, round(_BAR_PIXELS * row["median_ms"] / longest))
         look = palette.mark(mark)
         style = f"display:inline-block;height:11px;width:{pixels}px;background-color:{look.colour}"
         bar = f'<i class="pf-key pf-{look.pattern}" style="{style}"></i>'
-        rows.append([escape.html(word), escape.html(_time(row)), bar, escape.html(row["ran"])])
-    medians = f"Time per step, median of {_counted(figures.rounds, 'block')}"
+        rows.append([escape.html(word), escape.html(took), bar, escape.html(row["ran"])])
+    medians = f"Time per step, median of {fmt.counted(figures.rounds, 'block')}"
     caption = medians + (" with 95 % interval" if figures.saved_by_loader.bounded else "")
     words = header("A step, its loader and its model", "input test", first, " ".join(rest))
     return framed(f"{words}{tables.table(caption, ['run', 'per step', '', 'what runs'], rows, texts=4)}", narrow=True)
@@ -114,10 +116,6 @@ def _saved(figures: InputBound) -> str:
     return f"a perfect loader would save between nothing and {fmt.duration(saved.high)} {whole}"
 
 
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def _overlap_words(figures: InputBound) -> str | None:
     """How loader and model share the time; ``None`` if the interval leaves it open."""
     overlap, bounds = figures.overlap, figures.overlap_bounds
@@ -132,9 +130,3 @@ def _overlap_words(figures: InputBound) -> str | None:
     if bounds[0] > 0 and bounds[1] < 1:
         return f"Loader and model overlap partly ({fmt.share(overlap)} of the shorter one is hidden)."
     return None
-
-
-def _time(row: object) -> str:
-    low, high = row["low_ms"], row["high_ms"]  # type: ignore[index]
-    known = fmt.known(low) is not None and fmt.known(high) is not None
-    return fmt.interval(row["median_ms"], (low, high) if known else None)  # type: ignore[index]

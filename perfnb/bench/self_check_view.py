@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.bench.ab_view import ab_body, ratio_words
+from perfnb.bench.ab_view import ab_body
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header
 from perfnb.profile.noise import noise_facts
@@ -29,7 +29,7 @@ def selfcheck_sentences(check: Any) -> list[str]:
     timing, count = test.a, len(test.pairs)
     sentences = [
         f"A step compared with itself: {test.verdict}, {_MEANING[test.verdict]}.",
-        f"The ratio is {ratio_words(test.ratio, test.ratio_ci)} over {count:,} pairs of steps that take "
+        f"The ratio is {fmt.relative(test.ratio, test.ratio_ci)} over {fmt.counted(count, 'pair')} of steps that take "
         f"{fmt.duration(timing.median_ms)}.",
         f"Noise floor: half of all single pairs differ by more than {fmt.share(check.noise_floor)}.",
     ]

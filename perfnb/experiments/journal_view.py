@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.bench.ab_view import ratio_words
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.page import static_page
@@ -175,7 +174,8 @@ def _standing(reference: Any) -> str:
 def _row(row: Any, *, intervals: bool) -> tuple[str, ...]:
     decision = f"{SIGNS.get(row['decision'], '')} {row['decision']}".strip() if _known(row["decision"]) else ""
     if decision and intervals:
-        decision += f" {_bounded(row, 'candidate_ratio', 'candidate_ci')}"
+        bounds = row["candidate_ci_low"], row["candidate_ci_high"]
+        decision += f" {fmt.relative(row['candidate_ratio'], bounds)}"
     if not decision and row["accepted"]:
         decision = "accepted"
     added = f"{row['at']:%Y-%m-%d %H:%M}" if intervals else f"{row['at']:%Y-%m-%d}"
@@ -207,7 +207,7 @@ def _verdict(row: Any, intervals: bool) -> str:
         return "not compared"
     if fmt.known(row["ratio"]) is None:
         return fmt.UNKNOWN
-    ratio = _ratio(row) if intervals else ratio_words(float(row["ratio"]), None)
+    ratio = _ratio(row) if intervals else fmt.relative(row["ratio"])
     baseline = "baseline " if row["kind"] == "report" else ""
     return f"{baseline}{ratio} {'regression' if row['regression'] else row['verdict']}"
 
@@ -223,19 +223,11 @@ def _about(row: Any) -> str:
 
 
 def _time(row: Any) -> str:
-    low, high = fmt.known(row["ci_low_ms"]), fmt.known(row["ci_high_ms"])
-    return fmt.interval(row["median_ms"], None if low is None or high is None else (low, high))
+    return fmt.interval(row["median_ms"], (row["ci_low_ms"], row["ci_high_ms"]))
 
 
 def _ratio(row: Any) -> str:
-    return _bounded(row, "ratio", "ratio_ci")
-
-
-def _bounded(row: Any, column: str, bounds: str) -> str:
-    value, low, high = (fmt.known(row[name]) for name in (column, f"{bounds}_low", f"{bounds}_high"))
-    if value is None:
-        return fmt.UNKNOWN
-    return ratio_words(value, None if low is None or high is None else (low, high))
+    return fmt.relative(row["ratio"], (row["ratio_ci_low"], row["ratio_ci_high"]))
 
 
 def _known(value: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.bench.ab_view import ab_picture, ab_sentences, ratio_words, too_few_words
+from perfnb.bench.ab_view import ab_picture, ab_sentences, too_few_words
 from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
@@ -30,7 +30,6 @@ _LABELS = {
     "flops": "FLOPs",
     "flops_per_s": "FLOP/s",
 }
-_FAR = 2.0
 #: How far apart, in log units, the ratio of the medians and that of the pairs may be without a note.
 _APART = 0.01
 #: Names of steps without names of their own, or with equal names; these are not shown.
@@ -111,7 +110,7 @@ def reason(figures: PerformanceFigures) -> str:
     """The reason for the decision."""
     cause, about = figures.decision.cause, figures.decision.about
     comparison = figures.ab.comparison
-    ratio = f"{ratio_words(comparison.ratio, comparison.ratio_ci)} × the baseline's time"
+    ratio = f"{fmt.relative(comparison.ratio, comparison.ratio_ci)} × the baseline's time"
     if cause == decision.WORSE:
         return f"The results are not good enough, whatever the speed: {_worse(figures)}."
     if cause == decision.OVER:
@@ -164,21 +163,9 @@ def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
             most += " (?)"
         value = _exact(metric, row["unit"], candidate, row) if over else _figure(metric, row["unit"], candidate)
         cells = (_figure(metric, row["unit"], row["baseline"]), value)
-        change = change_words(row["ratio"], row["ci_low"], row["ci_high"])
+        change = fmt.change(row["ratio"], (row["ci_low"], row["ci_high"]))
         found.append((label, *cells, change, most))
     return found
-
-
-def change_words(ratio: Any, low: Any, high: Any) -> str:
-    """A ratio as a percent change: ``−10.0 % [−10.6, −9.4]``; as a factor if it or a bound is far from 1."""
-    known = fmt.known(ratio)
-    if known is None:
-        return fmt.UNKNOWN
-    bounds = [bound for bound in (fmt.known(low), fmt.known(high)) if bound is not None]
-    near = 1 / _FAR <= known <= _FAR and all(_FAR**-2 <= bound <= _FAR**2 for bound in bounds)
-    value = _percent(known) if near else fmt.significant(known)
-    inside = [_percent(bound) if near else fmt.significant(bound) for bound in bounds]
-    return f"{value} {'%' if near else '×'}" + (f" [{', '.join(inside)}]" if len(inside) == 2 else "")
 
 
 def notes(figures: PerformanceFigures) -> list[str]:
@@ -324,8 +311,3 @@ def _exact(metric: str, unit: Any, value: Any, row: Any) -> str:
     words = _figure(metric, unit, value)
     same = _figure(metric, unit, row["candidate"]) == _figure(metric, unit, row["limit"])
     return f"{float(value):.9g}{f' {unit}' if unit else ''}" if same else words
-
-
-def _percent(ratio: float) -> str:
-    percent = round(100 * (ratio - 1), 1)
-    return f"{percent:+.1f}".replace("-", "−") if percent else "0.0"

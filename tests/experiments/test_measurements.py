@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfnb.bench.ab_view import ab_html, ab_text, ratio_words
+from perfnb.bench.ab_view import ab_html, ab_text
 from perfnb.bench.pairs import ABFigures, ab_figures
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html, diff_text
@@ -91,12 +91,6 @@ def test_a_timing_tells_what_disturbed_it() -> None:
     assert "the machine was busy before (load 1.9 on 2 CPUs)" in text
     assert "the CPU's clock went from 3,000 to 2,000 MHz" in text
     assert "<img alt=" in timing_html(timing)
-
-
-def test_ratios_have_thousandths_near_one_and_else_three_digits() -> None:
-    assert ratio_words(0.98449, (0.9, 1.0261)) == "0.984 [0.900, 1.026]"
-    assert ratio_words(249.798, (2.0271, 363.9)) == "250 [2.027, 364]"
-    assert ratio_words(0.01234, None) == "0.0123"
 
 
 def test_nothing_is_told_where_nothing_is_known() -> None:

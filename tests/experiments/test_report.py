@@ -59,7 +59,7 @@ def accepted() -> perfnb.PerformanceReport:
 def test_a_candidate_that_is_10_percent_faster_and_equal_is_accepted(accepted: perfnb.PerformanceReport) -> None:
     assert accepted.decision == "accept"
     assert accepted.reason.startswith("The candidate is faster (0.9")
-    assert accepted.reason.endswith("and its answer is the same.")
+    assert accepted.reason.endswith("and its results are the same.")
     table = accepted.table
     assert table.loc["median_ms", "ratio"] == pytest.approx(0.9, abs=0.01)
     assert table.loc["median_ms", "ci_low"] <= table.loc["median_ms", "ratio"] <= table.loc["median_ms", "ci_high"]
@@ -224,7 +224,7 @@ def test_both_profiles_have_the_same_batches_of_a_loader_that_shuffles(monkeypat
 def test_what_could_not_be_checked_is_never_accepted() -> None:
     silent = perfnb.report(sleeping(6.0, None), sleeping(2.0, None), profile=False, **COARSE)
     assert silent.decision == "inconclusive"
-    assert "return the loss from both steps, or give quality" in silent.reason
+    assert "Return the loss from both steps, or pass quality" in silent.reason
     brief = COARSE | {"budget_s": 4}
     few = perfnb.report(sleeping(40.0), sleeping(10.0), limits={"p95_ms": 1e4}, profile=False, **brief)
     assert few.decision == "inconclusive"

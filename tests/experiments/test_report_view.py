@@ -12,7 +12,6 @@ from perfnb.draw import escape
 from perfnb.experiments.decision import Loss
 from perfnb.experiments.report_table import Quality
 from perfnb.experiments.report_view import (
-    change_words,
     report_html,
     report_line,
     report_markdown,
@@ -53,22 +52,6 @@ def test_the_decision_comes_first_everywhere(name: str) -> None:
 def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
     for line in report_text(EXAMPLES[name], width).splitlines():
         assert escape.cells(line) <= width, line
-
-
-@pytest.mark.parametrize(
-    ("ratio", "words"),
-    [
-        ((0.9, 0.894, 0.906), "−10.0 % [−10.6, −9.4]"),
-        ((1.1, 1.09, 1.12), "+10.0 % [+9.0, +12.0]"),
-        ((1.0, 0.99, 1.01), "0.0 % [−1.0, +1.0]"),
-        ((0.1, 0.09, 0.11), "0.100 × [0.0900, 0.110]"),
-        ((0.8, 0.2, 3.8), "0.800 × [0.200, 3.80]"),
-        ((1.0, None, None), "0.0 %"),
-        ((None, None, None), "n/a"),
-    ],
-)
-def test_a_ratio_is_told_in_percent_unless_it_is_far_from_1(ratio: tuple[float | None, ...], words: str) -> None:
-    assert change_words(*ratio) == words
 
 
 @pytest.mark.slow
