@@ -68,3 +68,27 @@ def _row(cells: Sequence[str], texts: int, after: int) -> str:
     first, *rest = cells
     others = (f"<td {_side(place, texts, after)}>{cell}</td>" for place, cell in enumerate(rest, 1))
     return f"<tr><th {ROW_HEAD}>{first}</th>{''.join(others)}</tr>"
+
+
+def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int, said: str = "") -> str:
+    """A stacked bar as HTML, of `width` pixels for a total of `longest`; empty without parts.
+
+    Parameters
+    ----------
+    parts : sequence of (Mark, float)
+    longest : float
+        The total of the longest bar on this scale.
+    width : int
+    said : str
+        The bar in words, for screen readers and on hover; without it, a table must say the same.
+    """
+    total = sum(size for _, size in parts)
+    if not total > 0:
+        return ""
+    words = f'role="img" title="{escape.html(said)}" aria-label="{escape.html(said)}"' if said else 'aria-hidden="true"'
+    pieces = "".join(
+        f'<i class="pf-{mark.pattern}" style="width:{100 * size / total:.2f}%;background-color:{mark.colour}"></i>'
+        for mark, size in parts
+        if size > 0
+    )
+    return f'<div class="pf-bar" {words} style="width:{max(1, round(width * total / longest))}px">{pieces}</div>'

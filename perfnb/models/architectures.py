@@ -12,7 +12,7 @@ from perfnb.arguments import require_flag, shown, storable
 from perfnb.bench.design import planned_rounds, warm_up
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, ShownLive
-from perfnb.models.architecture_table import architecture_figures
+from perfnb.models.architecture_figures import ArchitectureFigures, architecture_figures
 from perfnb.models.architectures_view import (
     architectures_html,
     architectures_line,
@@ -20,7 +20,6 @@ from perfnb.models.architectures_view import (
     architectures_text,
     architectures_widget,
 )
-from perfnb.models.costs import ArchitectureFigures
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
@@ -28,9 +27,9 @@ from perfnb.profile.summary import device_words
 if TYPE_CHECKING:
     from torch import nn
 
-#: Relative difference of two times that does not matter.
+#: Relative difference up to which two times count as the same.
 EQUAL_WITHIN = 0.02
-#: Share of the budget for the times side by side; the rest is for one profile a model.
+#: Share of the budget for timing side by side; the rest is for one profile per model.
 TIMED_SHARE = 0.6
 
 
@@ -43,7 +42,7 @@ class ArchitectureComparison(Page, ShownLive):
 
     @property
     def table(self) -> pd.DataFrame:
-        """What each model costs, one row a name, in the given order; times are medians with 95 % intervals."""
+        """What each model costs, one row per name in the given order; times are medians with 95 % intervals."""
         return self._figures.table.copy()
 
     @property
@@ -53,7 +52,7 @@ class ArchitectureComparison(Page, ShownLive):
 
     @property
     def ratios(self) -> pd.DataFrame:
-        """Time of b by time of a for every pair, with simultaneous intervals, Holm's p-value and a verdict on b."""
+        """Time of b to time of a for every pair, with simultaneous intervals, Holm's p-value and a verdict on b."""
         return self._figures.ratios.copy()
 
     def _page(self) -> str:
@@ -80,26 +79,26 @@ def compare_architectures(
     loss: Callable[..., Any] | None = None,
     budget_s: float = 30.0,
 ) -> ArchitectureComparison:
-    """Set models side by side on one batch: time, memory, arithmetic, and where the time goes.
+    """Compare models on one batch: time, memory, FLOPs, and where the time goes.
 
-    The times come from rounds in which each model runs once, in random order, so that a drift of the machine falls on
-    all alike; layers, memory and FLOPs from one profile of each. The models' parameters and buffers are left as they
-    were, their gradients are not.
+    The times are interleaved: in each round every model runs once, in random order, so that drift of the machine
+    affects all alike. Layers, memory and FLOPs come from one profile of each. Parameters and buffers are restored,
+    gradients are not.
 
     Parameters
     ----------
     models : dict of str to Module or (Module, batch)
-        With a batch of its own, a model is run on that.
+        A model given with its own batch runs on that one.
     batch : tensor, tuple or mapping
-        A tensor is the models' input. Of a tuple the last is the target and the rest are inputs. A mapping holds
-        keyword arguments.
+        A tensor is the models' input. The last element of a tuple is the target and the others are inputs. A mapping
+        holds keyword arguments.
     training : bool
-        Forward, loss and backward; ``False``: forward alone, without gradients, in evaluation mode.
+        Forward, loss and backward; ``False``: forward only, without gradients, in evaluation mode.
     loss : callable, optional
         ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
-        default ``output.loss`` where there is one, else the sum of the outputs.
+        default ``output.loss`` if there is one, else the sum of the outputs.
     budget_s : float
-        Seconds that all may take; each model runs some twenty times at least.
+        Time limit in seconds for all models; each runs about twenty times at least.
 
     Returns
     -------
@@ -108,11 +107,11 @@ def compare_architectures(
     Raises
     ------
     TypeError, ValueError
-        Without models, or where one is no module or has no batch.
+        Without models, or if one is not a module or has no batch.
     CaptureError
         Inside a profiler.
     Exception
-        Whatever a model or the loss raise, after everything that perfnb installed has been removed.
+        Whatever a model or the loss raises, after perfnb has removed all its hooks.
     """
     from perfnb.bench.rounds import Bench
     from perfnb.memory.estimate.model_step import left_as_they_were, model_step
@@ -153,7 +152,7 @@ def compare_architectures(
         training=training,
         device=device_words(describe_environment()),
         batch=_batch_words(batch),
-        notes=() if steady is not False else ("Not all models were steady when the warm-up ended.",),
+        notes=() if steady is not False else ("Not all models had reached steady state when the warm-up ended.",),
     )
     return ArchitectureComparison(figures, profiles)
 
@@ -163,14 +162,14 @@ def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
     from torch import nn
 
     if not isinstance(models, Mapping) or not models:
-        raise TypeError("models must be a dict of at least one name to a model, or to a pair of a model and its batch.")
+        raise TypeError("models must be a non-empty dict of names to models, or to pairs (model, batch).")
     pairs: dict[str, tuple[nn.Module, Any]] = {}
     for name, value in models.items():
         model, own = value if isinstance(value, tuple) and len(value) == 2 else (value, batch)
         if not isinstance(model, nn.Module):
-            raise TypeError(f"models[{shown(name)}] is no torch module but {type(model).__name__}.")
+            raise TypeError(f"models[{shown(name)}] must be a torch module, not {type(model).__name__}.")
         if own is None:
-            raise ValueError(f"models[{shown(name)}] has no batch: give one for all, or a pair (model, batch).")
+            raise ValueError(f"models[{shown(name)}] has no batch: pass one for all models, or a pair (model, batch).")
         pairs[storable(str(name))] = (model, own)
     return pairs
 
@@ -180,4 +179,4 @@ def _batch_words(batch: Any) -> str:
     from perfnb.step.steps import tensors_in
 
     shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]
-    return ", ".join(shapes) if shapes else "a batch of each model's own"
+    return ", ".join(shapes) if shapes else "each model on its own batch"

@@ -1,4 +1,4 @@
-"""What the comparison of architectures shows: its metrics, marks and sentences, and all of it ready for JSON."""
+"""What the comparison of architectures shows: metrics, marks and sentences, and the payload of its live view."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perfnb.draw.palette import GREY, Mark
 from perfnb.draw.tree import build_tree, split_layers
 
 if TYPE_CHECKING:
-    from perfnb.models.costs import ArchitectureFigures
+    from perfnb.models.architecture_figures import ArchitectureFigures
 
-#: What the time can be shared out by, in words, and how each part of it is drawn.
+#: How the time is split up, in words, and how each part is drawn.
 SHARED_BY: Mapping[str, tuple[str, Mapping[str, Mark]]] = {
     "kind": ("kind of layer", palette.KINDS),
     "phase": ("phase", palette.MARKS),
@@ -28,38 +28,38 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of the table that can be shown: its word, how it is written, and the columns of its interval."""
+    """A column of the table to show: its label, number format, and the columns of its interval."""
 
     word: str
     form: str
     bounds: tuple[str, str] | None = None
 
 
-#: What can be compared, by column of the table; ``step_flops`` is the sum of the passes.
+#: Metrics by column of the table; ``step_flops`` is the sum of both passes.
 METRICS: Mapping[str, Metric] = {
-    "median_ms": Metric("time of a step", "duration", ("ci_low_ms", "ci_high_ms")),
+    "median_ms": Metric("step time", "duration", ("ci_low_ms", "ci_high_ms")),
     "throughput_per_s": Metric("throughput", "rate"),
-    "step_flops": Metric("arithmetic of a step", "flops"),
-    "forward_flops": Metric("arithmetic, forward", "flops"),
-    "backward_flops": Metric("arithmetic, backward", "flops"),
+    "step_flops": Metric("FLOPs per step", "flops"),
+    "forward_flops": Metric("FLOPs, forward", "flops"),
+    "backward_flops": Metric("FLOPs, backward", "flops"),
     "achieved_flops_per_s": Metric("achieved FLOP/s", "flop_rate"),
     "intensity": Metric("FLOP per byte moved", "intensity"),
-    "peak_bytes": Metric("peak of memory", "size"),
+    "peak_bytes": Metric("peak memory", "size"),
     "activation_bytes": Metric("saved for backward", "size"),
     "parameters": Metric("parameters", "count"),
-    "parameter_bytes": Metric("memory of parameters", "size"),
+    "parameter_bytes": Metric("parameter memory", "size"),
     "launches_or_ops": Metric("kernels or ops launched", "count"),
 }
 
 
 def architectures_data(figures: ArchitectureFigures, view_id: str = "architectures") -> dict[str, Any]:
-    """Everything that the comparison in the browser shows; unknown figures are ``None``.
+    """The payload of the live view; unknown figures are ``None``.
 
     Parameters
     ----------
     figures : ArchitectureFigures
     view_id : str
-        Ties the live view to its static twin, whose class is ``perfnb-static-<view_id>``.
+        Links the live view to its static twin, whose class is ``perfnb-static-<view_id>``.
     """
     names = [str(name) for name in figures.table.index]
     return {
@@ -99,13 +99,13 @@ def architectures_data(figures: ArchitectureFigures, view_id: str = "architectur
 
 def comparison_facts(figures: ArchitectureFigures) -> list[str]:
     """What was compared, where and how often, each in a few words."""
-    step = "training step" if figures.training else "inference, forward pass alone"
-    times = "once each" if figures.rounds == 1 else f"{figures.rounds:,} times each, in turn"
+    step = "training step" if figures.training else "inference, forward only"
+    times = "once each" if figures.rounds == 1 else f"{figures.rounds:,} times each, interleaved"
     return [step, escape.plain(figures.batch), escape.plain(figures.device), f"measured {times}"]
 
 
 def metric_values(figures: ArchitectureFigures, key: str) -> list[float | None]:
-    """A metric of each architecture in the order of the table."""
+    """A metric of each architecture, in table order."""
     table = figures.table
     if key != "step_flops":
         return [fmt.known(value) for value in table[key]]
@@ -116,10 +116,10 @@ def metric_values(figures: ArchitectureFigures, key: str) -> list[float | None]:
 
 
 def part_times(figures: ArchitectureFigures, by: str) -> dict[str, list[tuple[float | None, float | None]]]:
-    """Milliseconds and share of each part in each architecture, in the order of the parts' marks.
+    """Milliseconds and share of each part in each architecture, in the order of `SHARED_BY`.
 
-    A part that an architecture does not have takes no time; where nothing is known of it, all is unknown. Parts that
-    take no time in any are left out.
+    A part that an architecture lacks takes no time; if it was not measured, all its parts are unknown. Parts that take
+    no time anywhere are left out.
     """
     rows = figures.shares[figures.shares["by"] == by]
     known = {
@@ -141,7 +141,7 @@ def part_mark(by: str, part: str) -> Mark:
 
 
 def ratio_words(row: Any, equal_within: float, width: int = 60) -> tuple[str, str, str]:
-    """A pair as a sentence in three parts, of which the second is the figure."""
+    """A pair as a sentence in three parts; the second is the figure."""
     a, b = escape.plain(row.a, width), escape.plain(row.b, width)
     ratio, low, high = fmt.known(row.ratio), fmt.known(row.ci_low), fmt.known(row.ci_high)
     if ratio is None:
@@ -152,7 +152,7 @@ def ratio_words(row: Any, equal_within: float, width: int = 60) -> tuple[str, st
     if verdict == "same":
         verdict = f"the same within {fmt.share(equal_within)}"
     elif verdict == "inconclusive" and not low <= 1 <= high:
-        verdict = "likely " + ("slower" if ratio > 1 else "faster") + ", but not certain after correction"
+        verdict = f"likely {'slower' if ratio > 1 else 'faster'}, but not significant after correction"
     elif verdict == "inconclusive":
         unseen = max(abs(low - 1), abs(high - 1))
         verdict = f"no detectable difference, but one of up to {fmt.share(unseen)} is possible"
@@ -161,23 +161,23 @@ def ratio_words(row: Any, equal_within: float, width: int = 60) -> tuple[str, st
 
 
 def told_apart(row: Any) -> bool:
-    """Whether the times of a pair differ: by its verdict, or at least by its interval."""
+    """Whether the times of a pair differ by its verdict, or at least by its interval."""
     low, high = fmt.known(row.ci_low), fmt.known(row.ci_high)
     aside = low is not None and high is not None and not low <= 1 <= high
     return str(row.verdict) in ("faster", "slower") or (str(row.verdict) == "inconclusive" and aside)
 
 
 def smallest_detectable(row: Any) -> float | None:
-    """The least relative difference that a pair's measurements could find."""
+    """The smallest relative difference that the measurements of a pair can detect."""
     return fmt.known(getattr(row, "smallest_detectable", None))
 
 
 def ratio_rule(figures: ArchitectureFigures) -> str:
-    """How the sentences about pairs are to be read."""
+    """How to read the sentences about pairs."""
     pairs, same = len(figures.ratios), f"“the same” means within {fmt.share(figures.equal_within)}"
     if pairs < 2:
-        return f"In brackets a 95 % interval; {same}."
-    return f"In brackets intervals that hold for all {pairs} pairs together (95 %); {same}; verdicts corrected (Holm)."
+        return f"Brackets: 95 % interval; {same}."
+    return f"Brackets: simultaneous 95 % intervals for all {pairs} pairs; {same}; verdicts are corrected (Holm)."
 
 
 def _shared(figures: ArchitectureFigures, by: str, marks: Mapping[str, Mark]) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def _shared(figures: ArchitectureFigures, by: str, marks: Mapping[str, Mark]) ->
 
 
 def _tree(layers: pd.DataFrame | None) -> dict[str, Any] | None:
-    """A model's layers; `kind` holds places among the kinds, -1 for none."""
+    """A model's layers; ``kind`` is an index into the kinds, -1 for none."""
     if layers is None or not len(layers):
         return None
     modules, special = split_layers(layers)

@@ -1,8 +1,7 @@
-"""The comparison of architectures without scripts: a picture with its figures as tables, and text."""
+"""The comparison of architectures as text and as tables and bars without scripts."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.page import static_page
-from perfnb.draw.picture import picture_html
 from perfnb.models.architectures_data import (
     METRICS,
     SHARED_BY,
@@ -24,14 +22,13 @@ from perfnb.models.architectures_data import (
     smallest_detectable,
     told_apart,
 )
-from perfnb.models.architectures_picture import draw_architectures, inches
 from perfnb.roofline.view import flop_rate, intensity
 from perfnb.stats.step_times import times_in_words
 
 if TYPE_CHECKING:
-    from perfnb.models.costs import ArchitectureFigures
+    from perfnb.models.architecture_figures import ArchitectureFigures
 
-#: Greatest number of pairs that are listed as text.
+#: Most pairs listed in text.
 PAIRS_IN_TEXT = 15
 
 _FORMS: dict[str, Callable[[Any], str]] = {
@@ -45,15 +42,15 @@ _FORMS: dict[str, Callable[[Any], str]] = {
 }
 #: Tables of figures: caption and columns.
 _TABLES = {
-    "Speed and arithmetic of a step, the time with its 95 % interval": (
+    "Speed and FLOPs per step, times with 95 % intervals": (
         "throughput_per_s", "step_flops", "forward_flops", "backward_flops", "achieved_flops_per_s", "intensity",
     ),
     "Size and memory": ("parameters", "parameter_bytes", "peak_bytes", "activation_bytes", "launches_or_ops"),
 }  # fmt: skip
-#: Columns of the table in text, most wanted first: key, head, width.
+#: Columns of the text table, most important first: key, head, width.
 _TEXT_COLUMNS = (
     ("throughput_per_s", "throughput", 16),
-    ("step_flops", "arithmetic", 10),
+    ("step_flops", "FLOPs", 10),
     ("achieved_flops_per_s", "achieved", 13),
     ("peak_bytes", "peak", 8),
     ("parameters", "params", 7),
@@ -62,6 +59,8 @@ _TEXT_COLUMNS = (
     ("launches_or_ops", "launched", 8),
 )
 _TIME_WIDTH = 23
+#: Width of the longest bar.
+_BAR_PX = 240
 _NAMES = 24
 
 
@@ -72,13 +71,12 @@ def architectures_line(figures: ArchitectureFigures) -> str:
 
 
 def architectures_html(figures: ArchitectureFigures) -> str:
-    """The comparison as a picture, with its figures as tables and its pairs as sentences."""
+    """The comparison as tables and bars, with its pairs as sentences."""
     parts = [header(_title(figures), " · ".join(comparison_facts(figures)), *why_words(figures))]
     if len(figures.table):
-        draw = functools.partial(draw_architectures, figures=figures)
-        parts.append(f"<p>{picture_html(draw, inches(figures), _alt(figures))}</p>")
+        parts += [_shares_table(figures, by) for by in SHARED_BY]
         parts += [_figures_table(figures, caption, keys) for caption, keys in _TABLES.items()]
-        parts += [*(_shares_table(figures, by) for by in SHARED_BY), _pairs_table(figures)]
+        parts.append(_pairs_table(figures))
     parts += [f'<p class="pf-small">{escape.html_sentence(note)}</p>' for note in figures.notes]
     return framed("".join(parts))
 
@@ -102,20 +100,20 @@ def architectures_text(figures: ArchitectureFigures, width: int = 100) -> str:
 
 
 def why_words(figures: ArchitectureFigures) -> tuple[str, ...]:
-    """What makes the slowest slower than the fastest: by how much, and which kinds of layers take it."""
+    """How much slower the slowest is than the fastest, and which kinds of layers account for it."""
     names = [escape.plain(name, 60) for name in figures.table.index]
     times = [(ms, place) for place, ms in enumerate(metric_values(figures, "median_ms")) if ms is not None]
     if len(times) < 2:
         return ()
     (least, fast), (most, slow) = min(times), max(times)
     if not _differ(figures, fast, slow):
-        return (f"{names[slow]} and {names[fast]} do not detectably differ in time.",)
+        return (f"{names[slow]} and {names[fast]} show no detectable difference in time.",)
     more = []
     for part, taken in part_times(figures, "kind").items():
         (here, _), (there, _) = taken[slow], taken[fast]
         if here is not None and there is not None and here != there:
             more.append((here - there, part_mark("kind", part).word))
-    first = f"{names[slow]} takes {fmt.duration(most - least)} more a step than {names[fast]}."
+    first = f"{names[slow]} takes {fmt.duration(most - least)} more per step than {names[fast]}."
     if not more:
         return (first,)
     listed = (f"{word} {'−' if ms < 0 else '+'}{fmt.duration(abs(ms))}" for ms, word in sorted(more, reverse=True))
@@ -123,7 +121,7 @@ def why_words(figures: ArchitectureFigures) -> tuple[str, ...]:
 
 
 def _differ(figures: ArchitectureFigures, *places: int) -> bool:
-    """Whether the times of two architectures were told apart, as far as they were compared."""
+    """Whether the times of two architectures differ, if they were compared."""
     pair = {str(figures.table.index[place]) for place in places}
     compared = [row for row in figures.ratios.itertuples(index=False) if {str(row.a), str(row.b)} == pair]
     return all(map(told_apart, compared))
@@ -135,7 +133,7 @@ def _title(figures: ArchitectureFigures) -> str:
 
 
 def _times(figures: ArchitectureFigures) -> list[str]:
-    """The median time of each with its interval."""
+    """Median times with their intervals."""
     columns = (metric_values(figures, name) for name in ("median_ms", "ci_low_ms", "ci_high_ms"))
     return [
         fmt.interval(ms, None if low is None or high is None else (low, high))
@@ -149,18 +147,21 @@ def _figures_table(figures: ArchitectureFigures, caption: str, keys: Sequence[st
         (tables.name(name), *map(escape.html, cells))
         for name, *cells in zip(figures.table.index, _times(figures), *written, strict=True)
     ]
-    return tables.table(caption, ["architecture", "time of a step", *(METRICS[key].word for key in keys)], rows)
+    return tables.table(caption, ["architecture", "step time", *(METRICS[key].word for key in keys)], rows)
 
 
 def _shares_table(figures: ArchitectureFigures, by: str) -> str:
     parts = part_times(figures, by)
     if not parts:
         return ""
-    rows = [
-        (tables.name(name), time, *(escape.html(_share_words(*times[place])) for times in parts.values()))
-        for place, (name, time) in enumerate(zip(figures.table.index, _times(figures), strict=True))
-    ]
-    heads = ["architecture", "time of a step", *(tables.keyed(part_mark(by, part)) for part in parts)]
+    longest = max(sum(times[place][0] or 0.0 for times in parts.values()) for place in range(len(figures.table)))
+    rows = []
+    for place, (name, time) in enumerate(zip(figures.table.index, _times(figures), strict=True)):
+        taken = [(part_mark(by, part), times[place][0] or 0.0) for part, times in parts.items()]
+        bar = tables.bar(taken, longest, _BAR_PX) or fmt.UNKNOWN
+        words = (escape.html(_share_words(*times[place])) for times in parts.values())
+        rows.append((tables.name(name), time, bar, *words))
+    heads = ["architecture", "step time", "", *(tables.keyed(part_mark(by, part)) for part in parts)]
     return tables.table(f"Where the time goes, by {SHARED_BY[by][0]}", heads, rows)
 
 
@@ -177,7 +178,7 @@ def _pairs_table(figures: ArchitectureFigures) -> str:
     if not rows:
         return ""
     table = tables.table(
-        "Pair by pair", ["", "p, corrected" if len(rows) > 1 else "p", "smallest difference that can be seen"], rows
+        "Pair by pair", ["", "p, corrected" if len(rows) > 1 else "p", "smallest detectable difference"], rows
     )
     return f'{table}<p class="pf-small">{escape.html_sentence(ratio_rule(figures))}</p>'
 
@@ -194,16 +195,14 @@ def _figures_lines(figures: ArchitectureFigures, width: int) -> list[str]:
         [head, *(_FORMS[METRICS[key].form](value) for value in metric_values(figures, key))] for key, head, _ in shown
     ]
     lines = []
-    for name, time, *cells in zip(
-        ["", *figures.table.index], ["time of a step", *_times(figures)], *columns, strict=True
-    ):
+    for name, time, *cells in zip(["", *figures.table.index], ["step time", *_times(figures)], *columns, strict=True):
         rest = "".join(f" {cell:>{wide}}" for cell, (_, _, wide) in zip(cells, shown, strict=True))
         lines.append(f"{escape.fit(name, names)} {time:<{_TIME_WIDTH}}{rest}")
     return lines if len(figures.table) else []
 
 
 def _share_lines(figures: ArchitectureFigures, width: int) -> list[str]:
-    """A bar an architecture, as long as its time, and its parts in words; heaviest first."""
+    """For each architecture a bar as long as its time, and its parts in words, largest first."""
     names = _names_width(figures)
     kinds, phases = part_times(figures, "kind"), part_times(figures, "phase")
     sums = [sum(times[place][0] or 0.0 for times in kinds.values()) for place in range(len(figures.table))]
@@ -225,7 +224,7 @@ def _share_lines(figures: ArchitectureFigures, width: int) -> list[str]:
 
 
 def _listed(entries: list[str], width: int) -> list[str]:
-    """Entries with commas between them, indented; none is broken."""
+    """Comma-separated entries, indented, none broken."""
     lines: list[str] = []
     for place, entry in enumerate(entries):
         words = entry + ("," if place + 1 < len(entries) else "")
@@ -248,12 +247,6 @@ def _pair_lines(figures: ArchitectureFigures, width: int) -> list[str]:
 
 def _names_width(figures: ArchitectureFigures) -> int:
     return min(_NAMES, max(8, *(escape.cells(escape.plain(name, _NAMES)) for name in figures.table.index), 8))
-
-
-def _alt(figures: ArchitectureFigures) -> str:
-    named = zip(figures.table.index, _times(figures), strict=True)
-    times = "; ".join(f"{escape.plain(name, 60)} {time}" for name, time in named)
-    return f"Time of a step by kind of layer and by phase: {times}. {' '.join(why_words(figures))}"
 
 
 def architectures_widget(figures: ArchitectureFigures, view_id: str) -> Any:

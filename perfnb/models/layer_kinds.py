@@ -1,4 +1,4 @@
-"""What kind of work a layer or an operator does, so that models of different make can be set side by side."""
+"""The kind of work a layer or an operator does, by which models of different designs can be compared."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 
 import pandas as pd
 
-from perfnb.models.costs import KINDS
 from perfnb.recording.schema import SPECIAL_ROWS
 from perfnb.recording.text import TEXT
 
-#: What the class of a layer of each kind is called; the first that fits counts.
+KINDS = ("attention", "linear", "convolution", "normalisation", "activation", "embedding", "other")
+
+#: Class names of the layers of each kind; the first match counts.
 _CLASSES = {
     "attention": r"attention|attn|^MHA",
     "normalisation": r"norm",
@@ -19,10 +20,10 @@ _CLASSES = {
     "linear": r"linear|^dense$",
     "activation": (
         r"(re|ge|se|ce|si|gl|pre)lu|tanh|sigmoid|softmax|softplus|softsign|swish|mish|activation|^hard|threshold|"
-        r"dropout"  # element by element too, and as cheap
+        r"dropout"  # elementwise too, and as cheap
     ),
 }
-#: The same of operators, for layers whose class says nothing; autograd's names are among them.
+#: The same for operators, autograd's included, of layers whose class says nothing.
 _OPS = {
     "attention": r"attention",
     "normalisation": r"norm",
@@ -34,7 +35,7 @@ _OPS = {
 
 
 def kind_of_class(name: str) -> str | None:
-    """The kind of a layer by the name of its class; ``None`` where that does not tell.
+    """The kind of a layer by its class name; ``None`` if unknown.
 
     ``Conv1D`` is what transformers calls a linear layer; torch's convolution is ``Conv1d``.
     """
@@ -49,12 +50,12 @@ def kind_of_op(name: str) -> str:
 
 
 def kinds_of_layers(layers: pd.DataFrame) -> pd.Series:
-    """The kind of each row of the frame ``layers``; missing where only its operators tell.
+    """The kind of each row of the frame ``layers``; missing if only its operators tell.
 
-    Whatever lies in an attention layer, its projections too, is attention.
+    Everything inside an attention layer, projections included, is attention.
     """
     kinds: list[str | None] = []
-    around: list[tuple[int, bool]] = []  # depth of each layer around, and whether it is attention or lies in one
+    around: list[tuple[int, bool]] = []  # depth of each layer around, and whether it is or is inside attention
     for name, kind, depth in zip(layers.index, layers["module"], layers["depth"].fillna(0), strict=True):
         if name in SPECIAL_ROWS:
             kinds.append(None)
@@ -68,7 +69,7 @@ def kinds_of_layers(layers: pd.DataFrame) -> pd.Series:
 
 
 def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
-    """Milliseconds of a traced step's operators by kind, on the GPU where there is one; all of `KINDS`, in order.
+    """Milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
 
     Parameters
     ----------

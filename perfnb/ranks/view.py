@@ -96,20 +96,9 @@ def _bars(summary: RanksSummary) -> str:
 
 
 def _bar(row: Any, longest: float) -> str:
-    lengths = {name: fmt.known(row[name]) or 0.0 for name in palette.RANK_PARTS}
-    total = sum(lengths.values())
-    if total <= 0:
-        return fmt.UNKNOWN
-    marks = palette.RANK_PARTS.items()
-    words = ", ".join(f"{mark.word} {fmt.duration(lengths[name])}" for name, mark in marks if lengths[name] > 0)
-    pieces = "".join(
-        f'<i class="pf-{mark.pattern}" style="width:{100 * lengths[name] / total:.2f}%;background-color:{mark.colour}">'
-        "</i>"
-        for name, mark in marks
-        if lengths[name] > 0
-    )
-    width = max(1, round(_BAR_PX * total / longest))
-    return f'<div class="pf-bar" role="img" title="{words}" aria-label="{words}" style="width:{width}px">{pieces}</div>'
+    parts = [(mark, fmt.known(row[name]) or 0.0) for name, mark in palette.RANK_PARTS.items()]
+    said = ", ".join(f"{mark.word} {fmt.duration(ms)}" for mark, ms in parts if ms > 0)
+    return tables.bar(parts, longest, _BAR_PX, said) or fmt.UNKNOWN
 
 
 def _means(summary: RanksSummary) -> pd.DataFrame:

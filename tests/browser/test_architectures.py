@@ -104,7 +104,7 @@ def test_why_one_is_slower_stands_on_one_screen(opened):
     assert question.evaluate("(p) => [...p.children].slice(0, 3).map((part) => part.value ?? part.textContent)") == [
         *("Why is", "2", "slower than"),
     ]
-    expect(question.locator(".pf-answer")).to_have_text(f"{fmt.duration(more)} more a step:")
+    expect(question.locator(".pf-answer")).to_have_text(f"{fmt.duration(more)} more per step:")
     chips = page.locator(".pf-chip").all_inner_texts()
     attention = kinds["attention"][2][0]
     assert re.sub(r"\s+", " ", chips[0]) == f"attention +{fmt.duration(attention)}"
@@ -165,7 +165,7 @@ def test_a_metric_can_be_picked(opened):
     per_pixel = median / bar["width"]
     assert whisker["width"] * per_pixel == pytest.approx(high - low, rel=0.15)
     assert whisker["x"] < bar["x"] + bar["width"] < whisker["x"] + whisker["width"]
-    page.get_by_label("Metric", exact=True).select_option("peak of memory")
+    page.get_by_label("Metric", exact=True).select_option("peak memory")
     expect(rows.nth(2)).to_contain_text(fmt.size(made.table.loc["transformer", "peak_bytes"]))
     expect(page.locator(".pf-metric s")).to_have_count(0)
     widths = [row.locator("i").bounding_box()["width"] for row in rows.all()]
@@ -178,7 +178,7 @@ def test_two_metrics_stand_against_each_other(opened):
     page = opened(made)
     page.get_by_label("Second metric").select_option("parameters")
     svg = page.locator(".pf-plane svg")
-    expect(svg).to_have_attribute("aria-label", "time of a step against parameters")
+    expect(svg).to_have_attribute("aria-label", "step time against parameters")
     dots = {name: page.locator(f'.pf-points [aria-label^="{name}:"]') for name in made.table.index}
     box = {name: dot.bounding_box() for name, dot in dots.items()}
     zero = page.locator(".pf-plane text", has_text=re.compile("^0$")).first.bounding_box()
@@ -190,9 +190,9 @@ def test_two_metrics_stand_against_each_other(opened):
     expect(page.locator(".pf-plane .pf-whisker")).to_have_count(3)
     dots["cnn"].focus()
     tip = page.locator(".pf-plane + .pf-tip")
-    expect(tip).to_contain_text(re.compile(r"^cnn: time of a step 8.48\sms \[8.35,\s8.65\], parameters 454 k$"))
+    expect(tip).to_contain_text(re.compile(r"^cnn: step time 8.48\sms \[8.35,\s8.65\], parameters 454 k$"))
     dots["mlp"].hover()
-    expect(tip).to_contain_text("mlp: time of a step")
+    expect(tip).to_contain_text("mlp: step time")
 
 
 def test_trees_open_and_name_their_layers(opened):

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from perfnb.models.costs import ArchitectureFigures
+from perfnb.models.architecture_figures import ArchitectureFigures
 from tests.labs.judging import hint
 
 

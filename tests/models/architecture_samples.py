@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pandas as pd
 
-from perfnb.models.costs import ArchitectureFigures
+from perfnb.models.architecture_figures import ArchitectureFigures
 from perfnb.recording.schema import PHASES
 from tests.summaries import HOSTILE, Leaf, make_summary
 

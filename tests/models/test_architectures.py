@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.models.architecture_table import COLUMNS
-from perfnb.models.costs import KINDS
-from perfnb.models.layer_kinds import kind_of_class, kind_of_op
+from perfnb.models.architecture_figures import COLUMNS
+from perfnb.models.layer_kinds import KINDS, kind_of_class, kind_of_op
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -104,8 +103,8 @@ def test_a_model_may_have_a_batch_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: perfnb.compare_architectures({}, X), TypeError, "at least one name"),
-        (lambda: perfnb.compare_architectures({"a": 3}, X), TypeError, "no torch module but int"),  # type: ignore[dict-item]
+        (lambda: perfnb.compare_architectures({}, X), TypeError, "non-empty dict"),
+        (lambda: perfnb.compare_architectures({"a": 3}, X), TypeError, "must be a torch module, not int"),  # type: ignore[dict-item]
         (lambda: perfnb.compare_architectures({"a": mlp()}), ValueError, "has no batch"),
         (lambda: perfnb.compare_architectures({"a": mlp()}, X, loss="mse"), TypeError, "loss must be a function"),  # type: ignore[arg-type]
     ],

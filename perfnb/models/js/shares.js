@@ -91,7 +91,7 @@ function differences(data, state, light) {
   const known = shown.filter(({ more }) => more != null);
   const total = known.reduce((sum, { more }) => sum + more, 0);
   if (known.length) shown.sort((x, y) => (x.more == null) - (y.more == null) || Math.sign(total || 1) * (y.more - x.more));
-  const words = known.length ? [h("b", {}, figure(duration(Math.abs(total)))), ` ${total < 0 ? "less" : "more"} a step:`] : [];
+  const words = known.length ? [h("b", {}, figure(duration(Math.abs(total)))), ` ${total < 0 ? "less" : "more"} per step:`] : [];
   const list = h("ul", { class: "pf-legend" }, shown.map(({ part, at, more }) => h("li", {}, h("button", {
     type: "button", class: "pf-chip", "data-part": at, pointerenter: () => light(at), pointerleave: () => light(-1), focus: () => light(at), blur: () => light(-1),
   }, swatch(part), h("span", { class: "pf-word" }, part.word), more == null ? null : h("b", {}, figure(signedDuration(more)))))));

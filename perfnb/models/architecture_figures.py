@@ -1,13 +1,13 @@
-"""From the profiles of several models, and their times side by side, to what a comparison of architectures tells."""
+"""What a comparison of architectures found: costs, where the time goes, and how far the models differ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from perfnb.models.costs import ArchitectureFigures
 from perfnb.models.layer_kinds import kinds_of_layers, time_by_kind
 from perfnb.profile.summary import Summary
 from perfnb.recording.schema import SPECIAL_ROWS
@@ -23,6 +23,53 @@ _FLOATS = (
 COLUMNS = (*_INTEGERS[:4], *_FLOATS[:4], *_INTEGERS[4:], *_FLOATS[4:])
 
 
+@dataclass(frozen=True)
+class ArchitectureFigures:
+    """Figures of a comparison of architectures.
+
+    Attributes
+    ----------
+    table : DataFrame
+        One row per name (the index), in the given order: ``parameters``, ``parameter_bytes``, ``forward_flops``,
+        ``backward_flops``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``throughput_per_s``, ``peak_bytes``,
+        ``activation_bytes``, ``achieved_flops_per_s``, ``intensity`` (FLOP/byte), ``launches_or_ops``; each may be NA.
+    shares : DataFrame
+        Where the time goes: ``name``, ``by`` (kind or phase), ``part`` (one of `layer_kinds.KINDS`, or a phase),
+        ``ms``, ``share``. For each name and ``by`` the shares add up to 1, and the times to the median.
+    ratios : DataFrame
+        Pairs: ``a``, ``b``, ``ratio`` (time of b to time of a), ``ci_low``, ``ci_high``, ``p_holm``, ``verdict`` of b
+        against a (faster, slower, same, inconclusive), ``smallest_detectable`` (relative).
+    layers : mapping of str to DataFrame
+        Each model's frame ``layers`` with a column ``kind``.
+    samples_ms : mapping of str to tuple of float
+        Step times of each model; the n-th of all models were measured side by side.
+    training : bool
+        With loss and backward pass, or forward only.
+    device : str
+        Name of the device.
+    batch : str
+        Description of the batch.
+    rounds : int
+        Measurements per model.
+    equal_within : float
+        Relative difference up to which two times count as the same: 0.02 is 2 %.
+    notes : tuple of str
+        Caveats.
+    """
+
+    table: pd.DataFrame
+    shares: pd.DataFrame
+    ratios: pd.DataFrame
+    layers: Mapping[str, pd.DataFrame]
+    samples_ms: Mapping[str, tuple[float, ...]]
+    training: bool
+    device: str
+    batch: str
+    rounds: int
+    equal_within: float
+    notes: tuple[str, ...] = ()
+
+
 def architecture_figures(
     summaries: Mapping[str, Summary],
     samples_ms: Mapping[str, Sequence[float]],
@@ -31,14 +78,14 @@ def architecture_figures(
     equal_within: float,
     **rest: Any,
 ) -> ArchitectureFigures:
-    """Put together what was measured.
+    """Combine what was measured.
 
     Parameters
     ----------
     summaries : mapping of str to Summary
-        Of each model's profile.
+        Summary of each model's profile.
     samples_ms : mapping of str to sequence of float
-        Each model's step times, one a round.
+        Step times of each model, one per round.
     batch_sizes : mapping of str to (int or None)
         Samples in each model's batch.
     """
@@ -78,7 +125,7 @@ def _row(summary: Summary, timing: Timing) -> dict[str, Any]:
         "ci_low_ms": None if interval is None else interval.low,
         "ci_high_ms": None if interval is None else interval.high,
         "throughput_per_s": timing.throughput_per_s,
-        # What else is alive in the process is `other`, and no part of the model's need.
+        # `other` is what else is alive in the process.
         "peak_bytes": None if memory is None else memory.peak_bytes - memory.by_category["other"],
         "achieved_flops_per_s": flops / timing.median_ms * 1e3 if flops is not None and timing.median_ms else None,
         "intensity": flops / moved if flops is not None and moved else None,
@@ -87,7 +134,7 @@ def _row(summary: Summary, timing: Timing) -> dict[str, Any]:
 
 
 def _shares(name: str, summary: Summary, median_ms: float) -> pd.DataFrame:
-    """Where the time goes by kind of layer and by phase, of the median time."""
+    """Shares of the median time by kind of layer and by phase."""
     phases = summary.phases["share"].astype("Float64")
     parts = {"kind": time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
     tables = []
