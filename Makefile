@@ -20,7 +20,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all test-lowest accuracy lab docs bench buttons picture lint style types contracts clean distclean
+.PHONY: help demo test test-fast test-all test-lowest accuracy lab docs bench buttons picture lint lint-js style types contracts clean distclean
 
 help:
 	@echo "make demo       profile a small model, print its layers and write demo.html"
@@ -32,6 +32,7 @@ help:
 	@echo "make accuracy   measure what perfnb promises of its figures, beside their limits; wants a quiet machine"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make lint       ruff, mypy and the import contracts only"
+	@echo "make lint-js    biome over the browser's scripts; needs node, which nothing else does"
 	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
 	@echo "make picture    make the README's picture anew; needs Chromium and a machine that does nothing else"
 	@echo "make bench      measure perfnb itself, beside its peers"
