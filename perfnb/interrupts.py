@@ -1,4 +1,4 @@
-"""Interrupts only where it is safe, so that nothing is left behind."""
+"""Interrupts delivered only where it is safe, so that nothing is left installed."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-#: Code in which Python would lose an exception.
+#: Code in which Python drops exceptions.
 _LOSES_EXCEPTIONS: set[CodeType] = set()
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def loses_exceptions(function: _Function) -> _Function:
-    """Mark a callback of the garbage collector: an interrupt that comes while it runs waits until later."""
+    """Mark a callback of the garbage collector; an interrupt while it runs is deferred."""
     _LOSES_EXCEPTIONS.add(function.__code__)
     return function
 
 
 class InterruptGate:
-    """Lets an interrupt through only while the user's code runs, and at most once.
+    """Delivers an interrupt only while the user's code runs, and at most once.
 
-    Outside `opened()` an interrupt waits until the gate is left, so that whatever was installed is removed
-    first. One that was raised in a finalizer, or in a callback of a weak reference or of the garbage collector, where
-    Python drops exceptions, waits too. In a thread other than the main one Python delivers no interrupts, and the gate
-    does nothing.
+    Outside `opened()` an interrupt is deferred until the gate exits, so that all hooks are removed first. An interrupt
+    that Python drops, because it was raised in a finalizer or in a callback of a weak reference or of the garbage
+    collector, is deferred too. Threads other than the main one get no interrupts, and the gate does nothing there.
     """
 
     def __init__(self) -> None:
@@ -58,15 +57,15 @@ class InterruptGate:
             self._waiting = False
             if self._previous is None:
                 raise KeyboardInterrupt
-            self._previous(signal.SIGINT, None)  # which may be another gate's
+            self._previous(signal.SIGINT, None)  # may be another gate's
         self._forget_handler(exc_info[2])
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Let interrupts through in this block; one that waited is raised at once.
+        """Deliver interrupts in this block; a deferred one is raised at once.
 
-        One can come between torch's switching gradients off and the block at whose end it would switch them on again.
-        They are as they were before, then.
+        An interrupt may come right after torch has disabled gradients, before the block that would enable them again;
+        their state is therefore restored.
         """
         if self._waiting:
             self._waiting = False
@@ -84,7 +83,7 @@ class InterruptGate:
             self._open = False
 
     def _forget_handler(self, trace: Any) -> None:
-        """Let the traceback of an interrupt end in the user's code, not in the handler below."""
+        """End the traceback of an interrupt in the user's code, not in the handler below."""
         while trace is not None and trace.tb_next is not None:
             if trace.tb_next.tb_frame.f_code is InterruptGate._handle.__code__:
                 trace.tb_next = None
@@ -92,7 +91,7 @@ class InterruptGate:
 
     @loses_exceptions
     def _dropped(self, told: sys.UnraisableHookArgs) -> None:
-        """Let an interrupt that Python dropped wait, here and in the gates around; tell all else as before."""
+        """Defer an interrupt that Python dropped, here and in outer gates; pass anything else on."""
         if issubclass(told.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             self._waiting = self._open = True
             if not isinstance(getattr(self._previous_hook, "__self__", None), InterruptGate):
@@ -103,7 +102,7 @@ class InterruptGate:
         if not self._open or (frame is not None and frame.f_code in _LOSES_EXCEPTIONS):
             self._waiting = True
             return
-        # Closed before the handler raises: a second interrupt cannot cut the removal short.
+        # Closed before the handler raises, so that a second interrupt cannot stop the cleanup.
         self._open = False
         previous: Callable[[int, FrameType | None], Any] = self._previous
         previous(signum, frame)

@@ -167,14 +167,14 @@ def test_a_model_without_data_is_named_where_its_step_fails() -> None:
         perfnb.profile_step(lambda: net(x).sum().backward())
 
     (note,) = raised.value.__notes__
-    assert note.startswith("perfnb: net is on the device meta, where tensors have no data. Make its weights first")
+    assert note.startswith("perfnb: net is on the meta device, where tensors have no data. Create the weights first")
 
 
 def test_a_step_that_runs_without_data_is_refused_in_a_sentence() -> None:
     with torch.device("meta"):
         model, x = nn.Linear(4, 4), torch.ones(2, 4)
 
-    with pytest.raises(CaptureError, match="runs on the device meta, where tensors have no data"):
+    with pytest.raises(CaptureError, match="runs on the meta device, where tensors have no data"):
         perfnb.profile_step(lambda: model(x).sum().backward(), **SHORT)
 
 

@@ -1,4 +1,4 @@
-"""What a user gives to be run: steps, batches, losses. What cannot work is refused before anything runs."""
+"""Checks of what a user asks to run (steps, batches, losses), before anything runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
-    """Refuse what is no step, batches that are one batch, and steps that take a batch where there is none.
+    """Refuse steps that cannot be called, a single batch given as batches, and steps of the wrong signature.
 
     Parameters
     ----------
     steps : mapping of str to object
-        By the names of the arguments.
+        By argument name.
     batches : object
-        ``None`` where there are none.
+        ``None`` if there are none.
     how : str
-        The call as it is meant, with batches; empty where it takes none.
+        The intended call with batches, for error messages; empty if it takes none.
 
     Raises
     ------
@@ -42,13 +42,13 @@ def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
 
 
 def require_name(name: object) -> None:
-    """Raise `TypeError` unless what a result is to be called is text."""
+    """Raise `TypeError` unless the name of a result is text."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name must be text, not {shown(name)}.")
 
 
 def require_step(step: Any, fed: bool, how: str) -> None:
-    """Refuse what is no step, and one that takes a batch where there is none, or the reverse.
+    """Refuse what cannot be called as a step, with a batch if `fed`, else without.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def require_step(step: Any, fed: bool, how: str) -> None:
 
 
 def require_loss(loss: Any, batch: Any) -> None:
-    """Refuse what is no loss, or one that cannot be called with what there is after such a batch.
+    """Refuse what is not a loss, or cannot be called with a model's output and such a batch.
 
     Raises
     ------
@@ -74,18 +74,18 @@ def require_loss(loss: Any, batch: Any) -> None:
     if isinstance(batch, Mapping):
         call, why = "loss(output, batch)", "the batch is a mapping"
     elif isinstance(batch, (tuple, list)):
-        call, why = "loss(output, target)", "the last part of the batch is the target"
+        call, why = "loss(output, target)", "the last item of the batch is the target"
     else:
-        call, why = "loss(output)", "the batch is the input alone"
+        call, why = "loss(output)", "the batch is only the input"
     given, (least, most) = call.count(",") + 1, _arguments_of(loss)
     if least <= given <= most:
         return
-    advice = "give the batch (x, y) where y is the target" if given < least == 2 else "give a function that takes these"
-    raise TypeError(f"loss takes {_counted(least, most)} and is called as {call}, for {why}: {advice}.")
+    advice = "pass (x, y) as batch, where y is the target" if given < least == 2 else "pass a function that takes these"
+    raise TypeError(f"loss takes {_counted(least, most)} but is called as {call}, because {why}: {advice}.")
 
 
 def refuse_meta(arguments: Any) -> None:
-    """Refuse a call whose tensors are on ``meta``: such a step takes no time and no memory.
+    """Refuse a call with tensors on ``meta``: they take no time and no memory.
 
     Raises
     ------
@@ -93,23 +93,23 @@ def refuse_meta(arguments: Any) -> None:
     """
     __tracebackhide__ = True
     if any(tensor.device.type == "meta" for tensor in tensors_in(arguments)):
-        raise CaptureError(f"The step runs on the device meta, where tensors have no data. {_NOT_ON_META}")
+        raise CaptureError(f"The step runs on the meta device, where tensors have no data. {_NOT_ON_META}")
 
 
 def note_on_meta(used: Mapping[str, Any]) -> str | None:
-    """What to say where a step failed and a model among its variables has no data; ``None`` where none is such.
+    """A note for a failed step that uses a model on ``meta``; ``None`` if there is no such model.
 
-    Models of accelerate's, whose weights come from elsewhere when they are called, are not meant.
+    Models dispatched by accelerate are exempt: their weights are loaded when they are called.
     """
     for name, module in named_modules(used):
         devices = {parameter.device.type for parameter in module.parameters()}
         if devices == {"meta"} and not any(hasattr(inner, "_hf_hook") for inner in module.modules()):
-            return f"perfnb: {name} is on the device meta, where tensors have no data. {_NOT_ON_META}"
+            return f"perfnb: {name} is on the meta device, where tensors have no data. {_NOT_ON_META}"
     return None
 
 
 _NOT_ON_META = (
-    "Make its weights first, as in model.to_empty(device='cpu') and loading them; only estimate_memory needs no data."
+    "Create the weights first, as in model.to_empty(device='cpu') and loading them; only estimate_memory needs no data."
 )
 
 
@@ -120,26 +120,26 @@ def _require_step(step: Any, name: str, how: str) -> None:
         advice = f"write {how}" if feeds else f"pass {name}, not {name}()"
         raise TypeError(f"{name} must be a function that runs one step, not {type(step).__name__}: {advice}.")
     if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
-        raise TypeError(f"{name} must run when it is called: a coroutine or generator function does not.")
+        raise TypeError(f"{name} must run when called: a coroutine or generator function does not.")
 
 
 def _require_many(batches: Any) -> None:
-    """Refuse one batch in the place of several: its rows or parts would be taken for batches."""
+    """Refuse one batch in place of several: its rows or items would become batches."""
     __tracebackhide__ = True
     if isinstance(batches, tuple) and any(map(_is_array, batches)):
         raise TypeError(
-            "batches is a tuple of tensors, each of which would be a batch: for one batch pass [(x, y)], for several "
-            "[x, y] or a loader."
+            "batches is a tuple of tensors, and each would be a batch: pass [(x, y)] for one batch, [x, y] or a loader "
+            "for several."
         )
     if isinstance(batches, Mapping):
         raise TypeError(
-            f"batches is a {type(batches).__name__}, whose keys would be batches: pass [batch] for one batch, or a "
+            f"batches is a {type(batches).__name__}, and its keys would be batches: pass [batch] for one batch, or a "
             "loader."
         )
     if _is_array(batches):
         kind = {"Tensor": "tensor", "ndarray": "numpy array"}.get(type(batches).__name__, type(batches).__name__)
         raise TypeError(
-            f"batches is a {kind}, whose rows would be batches: pass [x] for one batch, or a loader for many."
+            f"batches is a {kind}, and its rows would be batches: pass [x] for one batch, or a loader for several."
         )
 
 
@@ -149,26 +149,26 @@ def _require_arguments(step: Callable[..., Any], name: str, fed: bool, how: str)
     if least <= fed <= most:
         return
     if most < fed:
-        said = f"{name} takes no batch, and batches were given: give it a parameter for the batch, or leave out batches"
+        said = f"{name} takes no batch, but batches were given: add a parameter for the batch, or leave out batches"
     elif least > 1:
-        said = f"{name} takes {_counted(least, most)}, and a step is given one at most, the batch"
+        said = f"{name} takes {_counted(least, most)}, but a step gets at most one, the batch"
         said += ": unpack it in the step, as in x, y = batch"
     elif how:
-        said = f"{name} takes a batch, and no batches were given: write {how}"
+        said = f"{name} takes a batch, but no batches were given: write {how}"
     else:
-        said = f"{name} takes an argument, and is called without any: wrap it, as in lambda: step(batch)"
+        said = f"{name} takes an argument, but is called without any: wrap it, as in lambda: step(batch)"
     raise TypeError(f"{said}.")
 
 
 def _arguments_of(function: Any) -> tuple[int, float]:
-    """How many arguments a function must be given by position, and may be; 0 and any number where it does not tell."""
+    """Fewest and most positional arguments of a function; 0 and infinity if it has no signature."""
     unknown = 0, math.inf
     try:
         if isinstance(function, nn.Module) and type(function).__call__ is nn.Module.__call__:
             function = function.forward
-        # A wrapper may take other arguments than what it wraps.
+        # A wrapper may take other arguments than the function that it wraps.
         parameters: Iterable[inspect.Parameter] = inspect.signature(function, follow_wrapped=False).parameters.values()
-    except Exception:  # built-in, or made by something that has a way of its own
+    except Exception:  # built in, or without a readable signature
         return unknown
     parameters = list(parameters)
     if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
@@ -185,5 +185,5 @@ def _counted(least: int, most: float) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    """A tensor, numpy's array, or what can be made one as a whole, such as a frame of pandas."""
+    """Whether a value is a tensor, an array, or converts to one, as a pandas frame does."""
     return isinstance(value, Tensor) or (hasattr(type(value), "__array__") and hasattr(type(value), "__iter__"))

@@ -1,13 +1,12 @@
-"""Layer spans: every module call becomes a span in the trace, by torch's global forward hooks.
+"""Layer spans: global forward hooks turn every module call into a span of the trace.
 
-A span's label is ``pf#<n>``, n being the number of the call: unique, because torch merges nested spans of one
-name, and ASCII, because its exporter loses other characters. Which module the n-th call belongs to stands in
-`Calls`. Backward hooks are not used: they break in-place operations and fire early; a layer's backward is found
-in the trace by autograd's sequence numbers.
+A span's label is ``pf#<n>``, where n is the number of the call; `Calls` has the module of each call. Labels are unique
+because torch merges nested spans of one name, and ASCII because its exporter loses other characters. Backward hooks are
+not used, because they break in-place operations and fire early: attribution finds a layer's backward in the trace by
+autograd's sequence numbers.
 
-torch's profiler records the thread that started it, and the threads in which autograd runs that thread's backward
-pass. Any other thread may call modules at any time, also while spans are installed or removed: its calls get no span,
-and `Calls` only remembers which modules they were.
+torch's profiler records the thread that started it and the threads in which autograd runs its backward passes. Calls on
+any other thread, which may come at any time, get no span; `Calls` only remembers their modules.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from torch.nn.modules.module import (
 from perfnb.step.guard import profiler_active
 from perfnb.trace_names import LAYER_SPAN
 
-#: A span in a running profiler, at a third of the cost of `record_function`. The trace has it in the category of
-#: operators, where no range of the user's can pass for one.
+#: A span, at a third of the cost of `record_function`. Its category is that of operators, which no `record_function`
+#: gets.
 function_span: Any = torch._C._profiler._RecordFunctionFast
 
 #: Frames of torch between a module's caller and its hooks; their first argument is the module that is called.
 _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
-#: What runs the step: what lies around it is no part of it.
+#: The module that runs the step; frames outside it are not part of the step.
 _RUNNER = "perfnb.step.steps"
 
 Stack = list[tuple[nn.Module, int, Any]]
@@ -53,20 +52,20 @@ class _Handle(Protocol):
 
 @dataclass
 class Calls:
-    """The module calls of the passes that mark layers.
+    """The module calls of all passes with layer spans.
 
     Attributes
     ----------
     records : list of (int, Module, int or None)
-        Number of the call, its module, and the number of the call around it.
+        Number of the call, its module, and the number of the enclosing call.
     loss : set of int
         Numbers of the calls that computed a loss.
     begins : list of int
         Number of the first call of each step.
     elsewhere : dict of int to weak reference
-        The modules that were called in threads which the profiler does not record, by their ``id``.
+        Modules called on threads that the profiler does not record, by ``id``.
     called_whole : dict of int to bool
-        Of each outermost module, by ``id``: whether the step called it, and not a method of a module that did.
+        For each outermost module, by ``id``: whether the step called it itself, not through a module's method.
     """
 
     records: list[tuple[int, nn.Module, int | None]] = field(default_factory=list)
@@ -76,27 +75,27 @@ class Calls:
     elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
 
     def begin_step(self) -> None:
-        """The calls from here on belong to another step."""
+        """Later calls belong to the next step."""
         self.begins.append(len(self.records))
 
     def unseen(self) -> list[nn.Module]:
-        """The modules, other than losses, that were only called where the profiler does not record."""
+        """The modules, except losses, that were only called on threads that the profiler does not record."""
         seen = {id(module) for _, module, _ in self.records}
         alive = [reference() for reference in list(self.elsewhere.values())]
         return [m for m in alive if m is not None and id(m) not in seen and not isinstance(m, _Loss)]
 
 
 class LayerSpans:
-    """Context manager: while it is entered, each module call opens a span in the trace.
+    """Context manager in which each module call opens a span in the trace.
 
     Parameters
     ----------
     only : list of Module or None
-        Restrict the spans to these modules, what they contain, and outermost calls.
+        Restrict the spans to these modules, their submodules, and outermost calls.
     calls : Calls, optional
-        Calls of an earlier pass, to which those of this one are added.
+        Calls of earlier passes, to which those of this one are added.
     outermost : callable, optional
-        Told the positional arguments of each outermost call.
+        Called with the positional arguments of each outermost call.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class LayerSpans:
         self._own_thread = threading.get_ident()
         self._local.stack = self._own_stack
         self._handles.append(register_module_forward_pre_hook(self._open))
-        # always_call: an exception in forward must not leave its span open
+        # always_call: an exception in forward must close the span
         self._handles.append(register_module_forward_hook(self._close, always_call=True))
         return self
 
@@ -126,18 +125,18 @@ class LayerSpans:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        # An interrupt skips even the hooks that are always called. A span ends only on the thread that opened it.
+        # An interrupt skips even these hooks. A span can only be closed on its own thread.
         _close_down_to(self._own_stack, 0)
 
     def call(self, module: nn.Module, argument: Any) -> Any:
-        """Call a module within a span, and tell no other hook of it."""
+        """Call a module inside a span, without calling any other hook."""
         self._open(module, (argument,))
         output = module.forward(argument)
         self._close(module, (argument,), output)
         return output
 
     def _open(self, module: nn.Module, args: Any) -> None:
-        # Runs for every module call: as little as can be.
+        # Runs for every module call, so it must be fast.
         if is_compiling():
             return
         try:
@@ -147,7 +146,7 @@ class LayerSpans:
         if not stack and not self._is_recorded():
             self.calls.elsewhere[id(module)] = weakref.ref(module)
             return
-        # An outermost call has its span in any case: it is forward, whichever models are wanted.
+        # An outermost call always gets a span: it is forward, whichever models are wanted.
         if stack and self._wanted is not None and id(module) not in self._wanted:
             return
         if not stack:
@@ -162,13 +161,13 @@ class LayerSpans:
         span.__enter__()
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
-        if is_compiling():  # asked first: a compiler that reads on would compile the stack too
+        if is_compiling():  # first, or the compiler would compile the stack too
             return
         stack: Stack | None = getattr(self._local, "stack", None)
         if not stack:
             return
         if stack[-1][0] is not module:
-            # Either a span was left open inside this call, or this module was given none.
+            # Either a span inside this call is still open, or this module got none.
             open_at = [place for place, entry in enumerate(stack) if entry[0] is module]
             if not open_at:
                 return
@@ -179,18 +178,18 @@ class LayerSpans:
             self.calls.loss.add(number)
 
     def _is_recorded(self) -> bool:
-        """Whether the profiler records this thread: it began here, or autograd runs here on behalf of its thread."""
+        """Whether the profiler records this thread: it was started here, or autograd runs here on its behalf."""
         return threading.get_ident() == self._own_thread or profiler_active()
 
 
 def others_listen() -> bool:
-    """Whether somebody else's hooks hear of every module call."""
+    """Whether other global hooks see every module call."""
     hooks = (*_global_forward_pre_hooks.values(), *_global_forward_hooks.values())
     return any(not isinstance(getattr(hook, "__self__", None), LayerSpans) for hook in hooks)
 
 
 def _inside_a_method(frame: FrameType | None) -> bool:
-    """Whether a method of a module, such as ``generate``, leads to the outermost module call that this frame makes."""
+    """Whether the outermost module call of this frame comes from a module's method, such as ``generate``."""
     while frame is not None and frame.f_globals.get("__name__") != _RUNNER:
         code = frame.f_code
         if code.co_name not in _CALLING and code.co_argcount:
@@ -207,7 +206,7 @@ def _close_down_to(stack: Stack, height: int) -> None:
 
 
 def computes_loss(module: nn.Module, output: Any) -> bool:
-    """Whether an outermost call was a loss: torch's own loss class, or no parameters and a scalar result."""
+    """Whether an outermost call was a loss: one of torch's loss classes, or a scalar result without parameters."""
     if isinstance(module, _Loss):
         return True
     scalar = isinstance(output, torch.Tensor) and output.dim() == 0

@@ -1,4 +1,4 @@
-"""Whose memory it is, where live objects tell: parameters, buffers, gradients, optimizer state, inputs, the rest."""
+"""Which memory belongs to live objects: parameters, buffers, gradients, optimizer state, inputs, other tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from perfnb.step.steps import tensors_in
 
 
 class Known(NamedTuple):
-    """A block of memory whose owner was seen.
+    """A block of memory with a known owner.
 
     Attributes
     ----------
     mark : int
-        Number of the mark in the trace at which it was seen.
+        Number of the mark in the trace at which it was found.
     address, bytes : int
         Of the storage.
     device : str
         ``cpu``, ``cuda:0``.
     category : str
-        ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for a tensor of which
-        only this is known.
+        ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for any other tensor.
     module : int or None
-        ``id`` of the module whose parameter or buffer it is, or belongs to.
+        ``id`` of the module of its parameter or buffer.
     name : str or None
         Name in that module.
     """
@@ -43,9 +42,10 @@ class Known(NamedTuple):
 
 
 class LiveObjects:
-    """Finds the blocks of the live objects that a step works on.
+    """Finds the memory blocks of the live objects that a step uses.
 
-    Models become known as they are called, optimizers as they step; where none steps, those of the known models.
+    Models become known when they are called, optimizers when they step; if none steps, those of the known models are
+    used.
     """
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class LiveObjects:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of the models and optimizers that are known."""
+        """The parameters of all known models and optimizers."""
         return list(self._parameters.values())
 
     def add_model(self, model: nn.Module) -> None:
-        """Know the parameters and buffers of a module and of all that it contains."""
+        """Add the parameters and buffers of a module and its submodules."""
         if id(model) in self._modules:
             return
         for module in model.modules():
@@ -74,14 +74,14 @@ class LiveObjects:
                     self._add(self._buffers, buffer, module, name)
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Know an optimizer's state, and parameters that no known model has."""
+        """Add an optimizer's state, and its parameters that belong to no known model."""
         self._optimizers[id(optimizer)] = optimizer
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._parameters.setdefault(id(parameter), parameter)
 
     def add_optimizers_not_seen(self) -> None:
-        """Know the optimizers of the known models where none has stepped, as in a step that fails before."""
+        """Add the optimizers of the known models if none has stepped, as in a step that fails early."""
         if self._optimizers:
             return
         ours = self._parameters.keys()
@@ -94,7 +94,7 @@ class LiveObjects:
         self._owner.setdefault(id(tensor), (id(module), name))
 
     def blocks(self, mark: int) -> Iterator[Known]:
-        """The blocks of parameters, buffers, gradients and optimizer state as they are now."""
+        """The current blocks of parameters, buffers, gradients and optimizer state."""
         for tensor in (*self._parameters.values(), *self._buffers.values()):
             yield from self._known(mark, tensor, "parameters", tensor)
         for parameter in self._parameters.values():
@@ -120,10 +120,10 @@ class LiveObjects:
 
 
 def inputs(mark: int, values: Any) -> Iterator[Known]:
-    """The blocks of a batch, or of the arguments of a model's call; what autograd made is no input."""
+    """The blocks of a batch or of a model's arguments, except tensors created by autograd."""
     try:
         tensors = list(tensors_in(values))
-    except Exception:  # a batch may be anything, and whose memory it is is not worth a profile
+    except Exception:  # a batch may be anything, and its memory is not worth failing for
         return
     for tensor in tensors:
         if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter):
@@ -132,23 +132,23 @@ def inputs(mark: int, values: Any) -> Iterator[Known]:
 
 
 def everything(mark: int) -> Iterator[Known]:
-    """The blocks of all tensors that Python knows."""
+    """The blocks of all live tensors."""
     for tensor in living(torch.Tensor):
         for address, size, device in storages(tensor):
             yield Known(mark, address, size, device, "other")
 
 
 def living(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
-    """The objects of a class that Python knows; asked for their type only, for some answer `isinstance` with work."""
+    """The live objects of a class, by type: `isinstance` may run code of proxies."""
     return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
-    """Address, size in bytes and device of the memory behind a tensor; none where it has none of its own."""
+    """Address, size in bytes and device of the storages of a tensor, if it has any."""
     try:
         for part in _parts(tensor):
             storage = part.untyped_storage()
-            # A fake tensor, as torch.compile leaves some, lies on meta, whatever it says; to ask its address is warned.
+            # A fake tensor, such as torch.compile leaves, has a meta storage, and asking for its address warns.
             if storage.device.type != "meta" and storage.data_ptr():
                 yield storage.data_ptr(), storage.nbytes(), str(part.device)
     except (RuntimeError, NotImplementedError, AttributeError):
@@ -156,7 +156,7 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
 
 
 def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The plain tensors of which a wrapping one is made."""
+    """The plain tensors inside a wrapper subclass."""
     if not bool(is_traceable_wrapper_subclass(tensor)):
         return [tensor]
     names, _ = getattr(tensor, "__tensor_flatten__")()  # noqa: B009 - not every tensor has it

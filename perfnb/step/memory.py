@@ -1,4 +1,4 @@
-"""Watching memory through whole steps: every allocation in a trace, and marks that say whose some of them are."""
+"""Memory of whole steps: every allocation in a trace, and marks that identify the owners of blocks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from perfnb.trace_names import MARK_SPAN
 
 @dataclass
 class WatchedMemory:
-    """What a session of watched steps leaves.
+    """The results of watching memory.
 
     Attributes
     ----------
     known : list of Known
-        The blocks whose owner was seen, each with the mark at which it was.
+        The blocks with a known owner, each with the mark at which it was found.
     resident : list of (int, int)
-        Nanoseconds since 1970 and the process's resident bytes.
+        Unix time in nanoseconds, and resident bytes of the process.
     step_begins : list of int
-        Nanoseconds since 1970 at which each watched step began.
+        Unix time in nanoseconds of the start of each watched step.
     allocator : dict
         Statistics of each CUDA device's allocator, by device; JSON-able.
     lead_in : int
-        How many steps at the begin are watched only to know what the others find.
+        Number of first steps that only show what is alive before the others.
     """
 
     known: list[Known] = field(default_factory=list)
@@ -52,14 +52,14 @@ class WatchedMemory:
 
 
 class MemoryWatch:
-    """Context manager for a session in which a profiler records memory: notes which blocks belong to whom.
+    """Context manager that notes the owners of memory blocks while a profiler records memory.
 
     Parameters
     ----------
     models : iterable of Module
-        The modules that were called so far.
+        The modules called so far.
     called : callable
-        Gives the modules that have been called by now.
+        Returns the modules called by now.
     """
 
     def __init__(self, models: Iterable[nn.Module], called: Callable[[], Iterable[nn.Module]]) -> None:
@@ -91,24 +91,24 @@ class MemoryWatch:
         self.watched.allocator = allocator_statistics()
 
     def step_begins(self) -> None:
-        """Look around before a step."""
+        """Note all owners before a step."""
         self._look(lambda mark: [*self._objects.blocks(mark), *everything(mark)])
         self.watched.step_begins.append(time.time_ns())
 
     def step_ends(self) -> None:
-        """Look around after a step, also after one that failed."""
+        """Note all owners after a step, even if it failed."""
         for module in self._called():
             self._objects.add_model(module)
         self._objects.add_optimizers_not_seen()
         self._look(self._objects.blocks)
 
     def inputs(self, values: Any) -> None:
-        """These are inputs: a batch, or the arguments of a model's call."""
+        """Note inputs: a batch, or the arguments of a model's call."""
         self._look(lambda mark: inputs(mark, values))
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
         if not profiler_active():
-            return  # another thread's, which the trace does not have
+            return  # on a thread that is not recorded
         self._objects.add_optimizer(optimizer)
         self._look(self._objects.blocks)
 
@@ -129,7 +129,7 @@ class MemoryWatch:
 
 
 def allocator_statistics() -> dict[str, dict[str, int]]:
-    """What CUDA's allocator counts, by device; empty without a GPU."""
+    """Statistics of CUDA's caching allocator by device; empty without a GPU."""
     statistics: dict[str, dict[str, int]] = {}
     if not cuda_in_use():
         return statistics
@@ -153,7 +153,7 @@ def allocator_statistics() -> dict[str, dict[str, int]]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory could not be had, from a GPU or from the host."""
+    """Whether an exception means that GPU or host memory ran out."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "allocate" in str(error)

@@ -1,4 +1,4 @@
-"""What the user calls things: the variables that a step sees, the modules among them, and the models chosen."""
+"""The variables that a step uses: by name, the models among them, and everything reachable from them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-#: Where code lies that is none of the user's own.
+#: Locations of code that is not the user's.
 _INSTALLED = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]) + os.sep,
     "<frozen ",
 )
-#: Functions that a step calls, directly or not, whose variables are looked at for names.
+#: Most functions called by a step, directly or not, whose variables are searched for names.
 _MOST_FUNCTIONS = 50
 
 
 def namespace_of(step: Any) -> dict[str, Any]:
-    """The variables that a function sees by name: the globals and closure that it, a function in it or a function that
-    it calls by name uses, and a method's object."""
+    """The globals and closure variables used by a function, the functions inside it and those that it calls by name,
+    and a method's object as ``self``."""
     seen: dict[str, Any] = {}
     functions = [getattr(step, "__func__", step)]
-    for function in functions:  # grows; what stands nearer to the step comes first and keeps its name
+    for function in functions:  # grows; variables nearer to the step keep their names
         if type(function) is FunctionType:
             new = {name: value for name, value in _variables(function).items() if name not in seen}
             seen |= new
@@ -43,20 +43,20 @@ def namespace_of(step: Any) -> dict[str, Any]:
 
 
 def _variables(function: FunctionType) -> dict[str, Any]:
-    """The globals that a function's code names, and its closure."""
+    """The globals named in a function's code, and its closure."""
     seen = {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return seen | {name: cell.cell_contents for name, cell in cells if not is_empty(cell)}
 
 
 def names_in(code: CodeType) -> list[str]:
-    """Global names in a function's code and in that of the functions inside it."""
+    """Global names in a code object and in the functions inside it."""
     inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in names_in(constant)]
     return list(dict.fromkeys([*code.co_names, *inner]))
 
 
 def is_empty(cell: CellType) -> bool:
-    """Whether a closure's variable has no value yet."""
+    """Whether a closure variable has no value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -65,12 +65,12 @@ def is_empty(cell: CellType) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Whether code comes from Python's library, an installed package or perfnb: it is none of the user's own."""
+    """Whether code is from the standard library, an installed package or perfnb, and not the user's."""
     return file.startswith(_INSTALLED)
 
 
 def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:
-    """The models that a user named, and the names given with them.
+    """The models that the user chose, and the names given to them.
 
     Parameters
     ----------
@@ -94,12 +94,12 @@ def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Modu
 
 
 def named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
-    """Modules bound to variables, then those one level inside an object, list or dict bound to a variable."""
+    """Modules in variables, then those one level inside an object, list or dict in a variable."""
     return named_values(namespace, nn.Module)
 
 
 def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
-    """Values of a class, found as `named_modules` are."""
+    """Values of a class, found as in `named_modules`."""
     public = [(name, value) for name, value in namespace.items() if _is_public(name)]
     direct = [(name, value) for name, value in public if _is_a(value, kind)]
     nested: list[tuple[str, Any]] = []
@@ -120,12 +120,12 @@ def _is_public(name: Any) -> bool:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    # By type: isinstance asks a proxy for its class, and a proxy may have none.
+    # By type: isinstance may run code of a proxy.
     return issubclass(type(value), kind)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """An object's own attributes; ``None`` where it has none or will not tell."""
+    """An object's own attributes; ``None`` if it has none or they cannot be read."""
     try:
         parts: dict[str, Any] = vars(value)
         return parts
@@ -133,22 +133,21 @@ def _attributes(value: Any) -> dict[str, Any] | None:
         return None
 
 
-#: Levels inside a variable, entries of one container, and values in all that are looked at.
+#: Most levels inside a variable, entries of a container, and values in all.
 _MOST_LEVELS, _MOST_ENTRIES, _MOST_VALUES = 4, 1000, 20_000
 
-#: What holds nothing that a step could change for us to know.
+#: Values that are not searched.
 _CLOSED = (str, bytes, bytearray, int, float, complex, type, ModuleType, Tensor, Optimizer, LRScheduler, type(None))
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """The roots, then what lies in their entries and attributes, nearer ones first, each once.
+    """The roots, then the values inside them, nearest first, each once.
 
-    Containers, objects, methods, partial functions, and generators and other iterators are opened, also variables that
-    functions among them use, but neither classes nor Python modules. How deep and how many is bounded, for a dataset
-    may hold millions.
+    Searches containers, objects, methods, partial functions, iterators and the variables of functions, but not classes
+    or Python modules. Depth and number are limited, because a dataset may hold millions of values.
     """
     waiting = deque((value, 0) for value in roots)
-    seen: dict[int, Any] = {}  # what was seen is held, so that no other takes its place in memory
+    seen: dict[int, Any] = {}  # kept alive, so that no id is reused
     while waiting and len(seen) < _MOST_VALUES:
         value, level = waiting.popleft()
         if id(value) in seen:
@@ -160,8 +159,7 @@ def reachable(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    # By type: isinstance asks a proxy for its class, and a proxy may have none.
-    kind = type(value)
+    kind = type(value)  # isinstance may run code of a proxy
     if issubclass(kind, _CLOSED):
         return ()
     if issubclass(kind, dict):
@@ -176,9 +174,9 @@ def _inside(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values()
     try:
         parts = vars(value)
-    except Exception:  # it has none, or will not tell
-        # What a generator loops over lies in none of its variables.
+    except Exception:  # no attributes, or not readable
+        # The iterable of a generator's loop is in none of its variables.
         return gc.get_referents(value) if hasattr(kind, "__next__") else ()
-    if issubclass(kind, nn.Module):  # its tensors and the modules in it have ways of their own
+    if issubclass(kind, nn.Module):  # its tensors and submodules are found otherwise
         return [part for name, part in parts.items() if not name.startswith("_")]
     return list(parts.values())

@@ -1,4 +1,4 @@
-"""From module objects to layers: who is a model, what the user calls it, and the qualified name of each layer."""
+"""From modules to layers: which modules are models, what the user calls them, and each layer's qualified name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from perfnb.step.layers import Calls
 from perfnb.step.namespace import named_modules
 
-#: Component that ``torch.compile`` puts between a compiled model and its layers.
+#: Attribute in which a compiled model keeps the original one.
 COMPILED_CHILD = "_orig_mod"
 
 
@@ -26,13 +26,13 @@ class Layer:
     Attributes
     ----------
     name : str
-        Qualified name, beginning with the model's variable or class.
+        Qualified name, starting with the model's variable or class.
     module : str
         Class of the module.
     parent : int or None
-        Place of the layer around it in the list of layers; ``None`` for a model.
+        Index of the enclosing layer; ``None`` for a model.
     parameters, parameter_bytes : int
-        Of the module with all it contains, a shared parameter counted once.
+        Of the module and its submodules, shared parameters counted once.
     compiled : bool
         Whether the layer is a region of ``torch.compile`` or TorchScript, which hide the layers inside.
     """
@@ -48,11 +48,11 @@ class Layer:
 def name_layers(
     calls: Calls, namespace: Mapping[str, Any], only: list[nn.Module] | None = None
 ) -> tuple[list[Layer], dict[int, int]]:
-    """All layers of the models that were called, in model order, and the layer of each module (by ``id``).
+    """All layers of the models that were called, in model order, and the layer index of each module (by ``id``).
 
-    A model is an outermost called module, or the module bound to a variable of `namespace` that contains it.
-    Modules that no model contains (made while the step ran) become layers below the call around them, and those that
-    each step makes anew are one layer. `only` restricts the layers to these models.
+    A model is an outermost called module, or the module in a variable of `namespace` that contains it. Modules outside
+    all models, created by the step, become layers below the enclosing call; one that each step creates anew is one
+    layer. `only` restricts the layers to these models.
     """
     modules = {number: module for number, module, _ in calls.records}
     twins = _made_anew(calls, namespace)
@@ -82,13 +82,13 @@ def name_layers(
 def known_models(
     calls: Calls, namespace: Mapping[str, Any], layers: list[Layer], places: Mapping[int, int]
 ) -> list[dict[str, Any]]:
-    """The models that a variable of the user's holds; JSON-able.
+    """The models in variables of the user; JSON-able.
 
     Returns
     -------
     list of dict
-        ``name`` (its layer's, which is that variable) and ``called``: whether the step calls it itself, instead of a
-        method of it such as ``generate`` or layers inside it.
+        ``name`` (of the layer and the variable) and ``called``: whether the step calls the model itself, not a method
+        such as ``generate`` or layers inside it.
     """
     known: dict[str, bool] = {}
     for name, module in named_modules(namespace):
@@ -101,7 +101,7 @@ def known_models(
 def own_tables(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module], namespace: Mapping[str, Any]
 ) -> list[str]:
-    """The layers that are embeddings whose weight no other module has, and whose gradient is dense."""
+    """The embedding layers with a dense gradient whose weight no other module shares."""
     held: dict[int, set[int]] = {}
     embeddings: dict[int, Any] = {}
     for model in [*called, *(module for _, module in named_modules(namespace))]:
@@ -118,10 +118,10 @@ def own_tables(
 
 
 def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """For each module that a step made like one of an earlier step, by ``id``: that one.
+    """For each module that a step created again, by ``id``: the corresponding module of an earlier step.
 
-    A module made by a step is part of no model that has a name or is called in two steps. Twins have one class and
-    structure, are called by the same module, and have the same rank among such modules of their steps.
+    A module created by a step is in no named model and is called in only one step. Corresponding modules have the same
+    class, structure and caller, and the same position among such modules of their steps.
     """
     steps = [bisect_right(calls.begins, number) for number, _, _ in calls.records]
     seen: dict[int, set[int]] = {}
@@ -150,7 +150,7 @@ def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Modul
 
 
 def _place_as(first: nn.Module, module: nn.Module, places: dict[int, int]) -> None:
-    """Put a module and all it contains where its twin is."""
+    """Give a module and its submodules the layers of its twin."""
     for one, other in zip(first.modules(), module.modules(), strict=True):
         if id(one) in places:
             places[id(other)] = places[id(one)]
@@ -159,7 +159,7 @@ def _place_as(first: nn.Module, module: nn.Module, places: dict[int, int]) -> No
 def _restricted(
     layers: list[Layer], places: dict[int, int], only: list[nn.Module] | None
 ) -> tuple[list[Layer], dict[int, int]]:
-    """The layers that belong to the models `only`, which become roots under their qualified names."""
+    """The layers of the models in `only`, which become roots under their qualified names."""
     if only is None:
         return layers, places
     wanted = {id(module) for model in only for module in model.modules()}
@@ -172,7 +172,7 @@ def _restricted(
 def _models(
     outermost: list[nn.Module], namespace: Mapping[str, Any], twins: Mapping[int, nn.Module]
 ) -> list[tuple[str, nn.Module]]:
-    """The models around the outermost modules, each once, with their names."""
+    """The models that contain the outermost modules, each once, with their names."""
     named = named_modules(namespace)
     by_id = {id(module): name for name, module in reversed(named)}
     found: dict[int, tuple[str, nn.Module]] = {}
@@ -200,7 +200,7 @@ def _add_model(
         above = parent if not path else by_path.get(path.rpartition(".")[0], parent)
         last = path.rpartition(".")[2]
         if last == COMPILED_CHILD and above is not None and layers[above].compiled:
-            places[id(module)] = by_path[path] = above  # the compiled model and the model are one layer
+            places[id(module)] = by_path[path] = above  # the compiled model and the original are one layer
             continue
         own = name if not path or above is None else f"{layers[above].name}.{last}"
         places[id(module)] = by_path[path] = len(layers)
@@ -208,7 +208,7 @@ def _add_model(
 
 
 def _in_order(layers: list[Layer], places: dict[int, int]) -> tuple[list[Layer], dict[int, int]]:
-    """The layers with each one's children right behind it, and their new places."""
+    """The layers in depth-first order, and their new indices."""
     below: dict[int | None, list[int]] = {}
     for place, layer in enumerate(layers):
         below.setdefault(layer.parent, []).append(place)
@@ -239,7 +239,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
 
 
 def _without_inner(modules: list[nn.Module]) -> list[nn.Module]:
-    """Those of the modules that no other of them contains."""
+    """The modules that are not inside another one of them."""
     inner = {id(part) for module in modules for part in module.modules() if part is not module}
     return [module for module in modules if id(module) not in inner]
 
@@ -249,7 +249,7 @@ def _unique(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """`name`, or with a number where an earlier layer has it."""
+    """`name`, with a number if it is taken."""
     candidate, count = name, 1
     while candidate in taken:
         count += 1

@@ -1,4 +1,4 @@
-"""What the user calls the parts of a step that a change would touch: the model, the optimizer, the loader."""
+"""The names and settings of a step's optimizers and loader, for recommendations that name them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from perfnb.step.namespace import named_values
 
-#: What is told of a loader and of an optimizer.
+#: Recorded settings of a loader and of an optimizer.
 _OF_LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "batch_size", "drop_last")
 _OF_OPTIMIZER = ("foreach", "fused", "capturable")
-#: Modules of which a line of advice may make use.
+#: Modules that a recommended line may use.
 _IMPORTS = ("torch", "gc", "os")
-#: Ways in which torch's optimizers update all parameters at once, the fastest first.
+#: Arguments that let torch's optimizers update all parameters at once, fastest first.
 _AT_ONCE = ("fused", "foreach")
 
 
 def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
-    """The global variable of a step's module that holds its batches, with the batches."""
+    """The global variable of a step's module that holds the batches, with the batches."""
     places = getattr(getattr(step, "__func__", step), "__globals__", {})
     if batches is None or isinstance(batches, (int, str)):
         return {}
@@ -42,20 +42,20 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
     namespace : mapping
         Variables.
     batches : object
-        What the steps were fed from; ``None`` for nothing.
+        Source of the batches; ``None`` without batches.
     called : iterable of Module
-        The modules that were called; an optimizer of other parameters is none of the step's.
+        The called modules; optimizers of other parameters are left out.
 
     Returns
     -------
     dict
-        ``optimizers``: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them, ``groups``,
-        ``at_once`` (arguments that would make it update all at once), ``arguments`` (those given, where it is one of
-        torch's), ``untold`` (those of them that are no plain values), ``scheduled`` (whether a learning-rate scheduler
-        sets its rates), ``held_by`` (what else holds it: other names, or classes of objects) and its settings, each
-        optimizer once; ``loader``: ``name`` (``None`` where no variable holds it), ``class``, its settings,
-        ``iterable`` (whether its data set only iterates) and ``collates`` (whether by a function of the user's), or
-        ``None`` where nothing fed the step; ``imports``: modules that the namespace holds under their own names.
+        ``optimizers``, each once: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them,
+        ``groups``, ``at_once`` (arguments that would make it update all at once), ``arguments`` (those given, for
+        torch's optimizers), ``untold`` (which of them are not plain values), ``scheduled`` (whether a scheduler sets
+        its learning rate), ``held_by`` (other names, or classes of objects, that refer to it) and its settings.
+        ``loader``: ``name`` (``None`` if it is in no variable), ``class``, its settings, ``iterable`` (whether its
+        dataset is iterable-style) and ``collates`` (whether with the user's function); ``None`` without batches.
+        ``imports``: modules that the namespace has under their own names.
     """
     used = {id(parameter) for module in called for parameter in module.parameters(recurse=False)}
     names: dict[int, list[str]] = {}
@@ -68,7 +68,7 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
     optimizers = []
     for key, (name, *others) in names.items():
         value, tensors = found[key], _tensors(found[key])
-        # A new optimizer under that name takes the old one's place in the object that the name leads through.
+        # Assigning a new optimizer to that name also replaces it in the object that the name goes through.
         root = namespace.get(re.split(r"[.\[]", name)[0])
         around = [holder for holder in held[key] if holder is not root]
         given = _given(value)
@@ -99,13 +99,13 @@ def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _is_scheduled(optimizer: torch.optim.Optimizer, held_by: Iterable[Any]) -> bool:
-    """Whether a scheduler sets its rates: most of torch's note the first one in the optimizer."""
+    """Whether a scheduler sets its learning rate; most of torch's schedulers leave ``initial_lr`` in the optimizer."""
     noted = any("initial_lr" in group for group in optimizer.param_groups)
     return noted or any(issubclass(type(holder), LRScheduler) for holder in held_by)
 
 
 def _given(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """The settings in which one of torch's optimizers differs from its defaults; ``None`` of any other class."""
+    """The non-default settings of one of torch's optimizers; ``None`` for any other class."""
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind:
         return None
@@ -119,12 +119,12 @@ def _given(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
 
 
 def _is(value: Any, usual: Any) -> bool:
-    """Whether a setting is the default one; a tensor never is."""
+    """Whether a setting has its default value; a tensor never does."""
     return value is usual or (_is_told(value) and bool(value == usual))
 
 
 def _told(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The settings that are plain values."""
+    """The settings with plain values."""
     return None if given is None else {name: value for name, value in given.items() if _is_told(value)}
 
 
@@ -136,7 +136,7 @@ def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
     known = named_values(namespace, type(batches))
     name = next((name for name, value in known if value is batches), None)
     if not isinstance(batches, DataLoader):
-        # enumerate(loader), zip(loader): the loader itself, if there is but one.
+        # enumerate(loader), zip(loader): use the loader, if there is only one.
         loaders = list({id(value): (name, value) for name, value in named_values(namespace, DataLoader)}.values())
         if name is not None or len(loaders) != 1 or isinstance(batches, (list, tuple)):
             return {"name": name, "class": type(batches).__name__}
@@ -159,22 +159,23 @@ def _plain(value: Any) -> bool:
 
 
 def holders(values: Iterable[Any]) -> dict[int, list[Any]]:
-    """The objects with an attribute that is one of the values, by the value's ``id``; modules are left out.
+    """The objects that hold one of the values as an attribute, by the value's ``id``.
 
-    What the user set apart from the garbage collector (``gc.freeze``) is not seen.
+    They would keep the old value if its variable were assigned a new one. Modules are left out, and objects frozen by
+    ``gc.freeze`` are not found.
     """
     wanted = {id(value): value for value in values}
     found: dict[int, list[Any]] = {key: [] for key in wanted}
     if not wanted:
         return found
-    # An attribute is held by the object itself or by its dictionary, which the object holds.
+    # The referrer is the object itself, or its __dict__, which the object refers to.
     direct = gc.get_referrers(*wanted.values())
     dicts = [one for one in direct if type(one) is dict]
     above = gc.get_referrers(*dicts) if dicts else []
     for owner in {id(one): one for one in (*direct, *above)}.values():
         if issubclass(type(owner), ModuleType):
             continue
-        try:  # a proxy's own attributes are asked for, not those of what it stands for
+        try:  # a proxy's own attributes
             parts = object.__getattribute__(owner, "__dict__")
         except Exception:
             continue

@@ -1,4 +1,4 @@
-"""The resident memory of the process, read again and again while a step runs."""
+"""Resident memory of the process: sampled while a step runs, or read between steps so that readings compare."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import psutil
 
-#: Seconds between two readings.
+#: Seconds between samples.
 INTERVAL_S = 0.001
 
 
 class ResidentMemory:
-    """Context manager: a thread reads the process's resident memory until it is left.
+    """Context manager in which a thread samples the process's resident memory.
 
     Attributes
     ----------
     readings : list of (int, int)
-        Nanoseconds since 1970, and bytes.
+        Unix time in nanoseconds, and bytes.
     """
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
@@ -48,12 +48,12 @@ class ResidentMemory:
 
 
 class Footprint:
-    """Context manager: reads resident memory so that successive readings can be compared.
+    """Context manager for comparable readings of resident memory.
 
-    A plain reading says little about a leak: the C library keeps pages that the program freed, so that memory jumps
-    with batches of varying shape, and a leak can fill those pages for a hundred steps before the process grows. Here
-    each reading first collects garbage and hands free pages back, where the C library can (glibc's `malloc_trim`).
-    Objects that are there at the begin are set apart meanwhile, for a collection over all of them takes 0.1 s.
+    Plain readings hide leaks: the C library keeps freed pages, so memory jumps with batches of varying shape, and a
+    leak can fill those pages for a hundred steps before the process grows. Each reading therefore collects garbage
+    first and returns free pages to the system, if the C library can (glibc's `malloc_trim`). Objects that exist at the
+    start are frozen in the meantime, because a collection over all of them takes 0.1 s.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Footprint:
 
     def __enter__(self) -> Footprint:
         gc.collect()
-        if gc.get_freeze_count() == 0:  # else they are set apart by the user, and stay so
+        if gc.get_freeze_count() == 0:  # otherwise the user froze them
             gc.freeze()
             self._frozen = True
         return self
@@ -74,7 +74,7 @@ class Footprint:
             gc.unfreeze()
 
     def read(self) -> int:
-        """Resident bytes of the process, now."""
+        """Resident bytes of the process."""
         gc.collect()
         if self._trim is not None:
             self._trim(0)
@@ -82,7 +82,7 @@ class Footprint:
 
 
 def _malloc_trim() -> Any:
-    """glibc's function that hands free pages back to the system; ``None`` where there is none."""
+    """glibc's function that returns free pages to the system; ``None`` in other C libraries."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):

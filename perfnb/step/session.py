@@ -34,17 +34,17 @@ from perfnb.step.process_memory import Footprint
 from perfnb.step.steps import StepRunner
 from perfnb.step.tracer import Costs, Tracer, data_span, measure_costs, step_span
 
-#: By how much the process may grow while allocations are recorded over many steps, 0.4 KiB an event: to read the trace
-#: takes seven times as much. Beyond, the recording ends early, but not before there are enough steps for an interval.
+#: Growth of the process, 0.4 KiB per event, at which the recording of allocations over many steps stops, if it has the
+#: fewest steps needed for an interval: reading the trace takes seven times as much memory.
 MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 
-#: Told of each executed step: the pass, how many of its steps are done, how many are planned (if known), and perhaps
-#: what the user should know meanwhile.
+#: Called after each step with the pass, its steps done, its steps planned (or ``None``), and sometimes a note for the
+#: user.
 Progress = Callable[..., None]
 
 
 class ExecutedStep(NamedTuple):
-    """One executed step, in whatever pass; `begin_ns` is `time.perf_counter_ns`."""
+    """An executed step of any pass; `begin_ns` is `time.perf_counter_ns` at its start."""
 
     pass_name: str
     begin_ns: int
@@ -54,22 +54,22 @@ class ExecutedStep(NamedTuple):
 
 
 class Session:
-    """Runs the passes of one capture and keeps what they share.
+    """Runs the passes of a capture and keeps their shared state.
 
     Attributes
     ----------
     executed : list of ExecutedStep
-        Every step that ended, in order.
+        Every completed step, in order.
     calls : Calls
-        The module calls of the passes that mark layers.
+        The module calls of all passes with layer spans.
     memory : tuple of WatchedMemory and Tracer, or None
-        What was seen of memory, and its trace.
+        Recorded memory, and its trace.
     arithmetic : tuple of list of OpCall and Tracer, or None
-        The operators counted, and their trace.
+        Counted operators, and their trace.
     running : str
-        The pass that runs, or ran last.
+        The current or last pass.
     meta : dict
-        What was found out about the run; JSON-able.
+        Facts about the run; JSON-able.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Session:
         return time.perf_counter() - self._begin
 
     def warm_up(self) -> list[int]:
-        """Run until steady, at least once unless told otherwise."""
+        """Run until the step time is in steady state, or as often as requested."""
         __tracebackhide__ = True
         plan = self._plan
 
@@ -110,14 +110,14 @@ class Session:
 
         times = self._run("warmup", plan.warmup, more=more)
         if len(times) == 2 and plan.steps_are_long(times, self._spent_s()):
-            # Of steps this long none is given away: the first one warmed up, the second is a measurement.
+            # Steps this long are too precious: the first one was the warm-up, the second counts as timed.
             self.executed[-1] = self.executed[-1]._replace(pass_name="timed")
             self._timed_already.append(times.pop())
         self.meta["steady"] = is_steady(times)
         return times
 
     def time(self, warm_ns: list[int]) -> list[int]:
-        """Run without profiler and hooks: the honest step time."""
+        """Run without profiler and hooks, for the true step time."""
         __tracebackhide__ = True
         plan, already = self._plan, self._timed_already
         wanted = plan.timed_steps(warm_ns)
@@ -139,7 +139,7 @@ class Session:
         return times
 
     def try_threads(self, timed_ns: list[int]) -> None:
-        """Time a few steps with as many threads as there are cores, where torch uses far fewer or more; into `meta`."""
+        """Time a few steps with one thread per core, if torch uses more or far fewer threads; into `meta`."""
         __tracebackhide__ = True
         threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
         if cuda_in_use() or not timed_ns or not (threads > cores or 2 * threads < cores):
@@ -157,7 +157,7 @@ class Session:
         self.meta["threads_tried"] = {"threads": cores, "steps_ms": [ns / 1e6 for ns in times]}
 
     def trace(self, timed_ns: list[int], stacks: bool) -> Tracer:
-        """Run under torch.profiler with layer spans, in one session."""
+        """Run under torch.profiler with layer spans, in a single session."""
         __tracebackhide__ = True
         count, lead_in = self._plan.traced_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
         bare = measure_costs()
@@ -174,16 +174,16 @@ class Session:
                     traced = traced.least(measure_costs(idle))
             bare = bare.least(measure_costs())
         self.meta["cost"] = traced.beyond(bare)._asdict()
-        # A machine changes its speed: the least of all is as near to the steps' own least as can be had.
+        # The machine's speed varies: the least of all measurements matches the fastest steps best.
         self.meta["bare_cost"] = (bare if self._bare is None else self._bare.least(bare))._asdict()
         self.meta["stacks"] = stacks
         self.meta["traced_cut_short"] = count < self._plan.traced
         return tracer
 
     def watch_memory(self, count: int = 1, *, lead_in: bool | None = None) -> None:
-        """Run with every allocation recorded; `memory` holds what was seen, also where a step fails for want of it.
+        """Run with every allocation recorded, into `memory`, even if a step runs out of memory.
 
-        A step before them, watched but not counted, tells what is alive when they begin.
+        A lead-in step, watched but not counted, shows what is alive when the others start.
         """
         __tracebackhide__ = True
         tracer = Tracer(cuda=False, memory=True)
@@ -208,10 +208,10 @@ class Session:
                 if lead_in:
                     self._run("lead_in", 1, lambda: watched(numbered()), watch.inputs)
                 self._run("counted", count, lambda: watched(numbered()), watch.inputs)
-                gc.collect()  # so that cycles of garbage do not pass for what the steps left behind
+                gc.collect()  # garbage cycles are not leaks
 
     def count_arithmetic(self) -> None:
-        """Run one step with every operator counted; `arithmetic` holds what was seen."""
+        """Run one step with every operator counted, into `arithmetic`."""
         __tracebackhide__ = True
         tracer = Tracer(cuda=False)
         self._uncompiled_from = len(self.calls.records)
@@ -221,7 +221,7 @@ class Session:
         self.arithmetic = (counter.calls, tracer)
 
     def measure_ceilings(self) -> None:
-        """Find out what the machine can do at most in the dtypes that the counted step computes in; into `meta`."""
+        """Measure the machine's ceilings in the dtypes of the counted step, into `meta`."""
         __tracebackhide__ = True
         if self.arithmetic is None:
             return
@@ -230,13 +230,13 @@ class Session:
             device = "cuda" if cuda_in_use() else "cpu"
             dtypes = dict.fromkeys(call.dtype for call in self.arithmetic[0] if call.flops)
             if "float32" in dtypes and (lower := lower_precision()) is not None:
-                dtypes[lower] = None  # what the same products could reach
+                dtypes[lower] = None  # for the gain from lower precision
             if "float64" in dtypes:
                 dtypes["float32"] = None
             self.meta["ceilings"] = {"on": device, **measure_ceilings(dtypes, device)}
 
     def read_process(self, count: int) -> list[int]:
-        """Run without profiler and hooks; the process's resident bytes after each step."""
+        """Run without profiler and hooks; return the process's resident bytes after each step."""
         __tracebackhide__ = True
         readings: list[int] = []
         with Footprint() as footprint:
@@ -244,10 +244,10 @@ class Session:
         return readings
 
     def record_allocations(self, count: int, at_end: Callable[[], None]) -> int:
-        """Run with every allocation recorded and no object looked at, and at last collect garbage; into `memory`.
+        """Run with every allocation recorded but no live objects noted, then collect garbage; into `memory`.
 
-        `at_end` is called at the end of each step, within it. Fewer steps are run where the recording grows too large;
-        their number is returned.
+        `at_end` is called inside each step, at its end. Returns the number of steps, which is lower than requested if
+        the recording grows too large.
         """
         __tracebackhide__ = True
         tracer = Tracer(cuda=False, memory=True)
@@ -272,10 +272,10 @@ class Session:
         return len(times)
 
     def watch_failure(self, error: Exception) -> Exception:
-        """Find out who owned memory when a step failed for want of it; the error to raise.
+        """Find the owners of memory after a step ran out of it; return the error to report.
 
-        Where memory was not watched, the step is run once more on the same batch, after the memory that the first
-        error's traceback holds has been let go, and it is the second error that is raised.
+        If memory was not watched, the memory held by the error's traceback is released and the step is run again on the
+        same batch. The second error, if there is one, is then returned.
         """
         __tracebackhide__ = True
         if self.memory is not None:
@@ -287,17 +287,17 @@ class Session:
             self.watch_memory(lead_in=False)
         except Exception as again:
             return again
-        error.add_note(f"The step was run once more, and memory sufficed. The first time:\n{first}")
+        error.add_note(f"The step was run again and did not run out of memory. The first error:\n{first}")
         return error
 
     def close(self) -> None:
-        """Free what the sessions of the profiler hold."""
+        """Free the memory of the profiler's sessions."""
         for session in (self.memory, self.arithmetic):
             if session is not None:
                 session[1].close()
 
     def watched_calls(self) -> Calls:
-        """The calls by which layers are named: not those inside compiled regions, which run uncompiled when counted."""
+        """The calls by which layers are named, without the counted step, in which compiled regions run uncompiled."""
         until = self._uncompiled_from
         begins = [begin for begin in self.calls.begins if until is None or begin < until]
         calls = self.calls
@@ -307,7 +307,7 @@ class Session:
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Gives the span of the next step of a session."""
+        """A function that returns the span of the session's next step."""
         numbers = itertools.count()
 
         def next_span() -> AbstractContextManager[Any]:
@@ -327,9 +327,9 @@ class Session:
         after: Callable[[], None] | None = None,
         beside: Conditions | None = None,
     ) -> list[int]:
-        """Run `count` steps of a pass, or as many as `more`, given their durations, says; the durations in ns.
+        """Run `count` steps of a pass, or as long as `more` returns true for their durations; return durations in ns.
 
-        `after` is called when a step has ended, outside its time. `beside` is told when a step runs.
+        `after` is called after each step, outside its time. `beside` gets to know when a step is running.
         """
         __tracebackhide__ = True
         self.running = pass_name
@@ -361,7 +361,7 @@ class Session:
                     self._first_step_ended(self._first, hosts[-1] / 1e9)
                 self._progress(pass_name, len(hosts), count, *self._notes)
         finally:
-            # Without waiting for a device that may have failed.
+            # Do not wait for a device that may have failed.
             self.executed += [
                 ExecutedStep(pass_name, begin, wall, *row) for begin, wall, row in zip(begins, hosts, rest, strict=True)
             ]
@@ -371,7 +371,7 @@ class Session:
         return durations
 
     def _first_step_ended(self, first: FirstStep, step_s: float) -> None:
-        """Tell what the first execution shows that the user should know before the others have run."""
+        """Collect what the user should know after the first execution."""
         self._first = None
         if first.looped is not None:
             self.meta["optimizer_steps"] = first.looped._asdict()
@@ -382,7 +382,7 @@ class Session:
 
 @contextmanager
 def _closed_on_error(tracer: Tracer, spare: Callable[[BaseException], bool] = lambda _: False) -> Iterator[None]:
-    """Let go of a session's events when what runs under it fails, unless the error is one to `spare`."""
+    """Free a session's events on an error, unless `spare` returns true for it."""
     try:
         yield
     except BaseException as error:
@@ -393,34 +393,34 @@ def _closed_on_error(tracer: Tracer, spare: Callable[[BaseException], bool] = la
 
 @contextmanager
 def _with_hooks() -> Iterator[None]:
-    """torch warns that global hooks see a compiled model as one module more; that is what is wanted."""
+    """Silence torch's warning that global hooks see a compiled model as one more module."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
         yield
 
 
-#: An optimizer that steps more often than this in one step seems to be in a loop; some methods step a few times.
+#: More optimizer steps than this in one step look like a loop; some training methods need a few.
 MOST_STEPS = 8
-#: A longer name, as of a key in a dict of optimizers, tells less than the optimizer's class.
+#: A longer name, such as a key in a dict of optimizers, is less helpful than the class.
 _LONGEST_NAME = 60
 
 
 class Looped(NamedTuple):
-    """An optimizer that steps many times in one step."""
+    """An optimizer that is called many times in one step."""
 
     optimizer: str
     times: int
 
 
 class FirstStep:
-    """Context manager around the first execution of a step: counts how often each optimizer steps.
+    """Context manager for the first execution of a step that counts how often each optimizer is called.
 
     Parameters
     ----------
     tell : callable
-        Told in a few words, while the step still runs, that it seems to be a loop.
+        Called with a note while the step still runs, if it looks like a loop.
     namespace : mapping
-        Variables by which optimizers are named; one that is in none is called by its class.
+        Variables by which optimizers are named; others are called by their class.
     """
 
     def __init__(self, tell: Callable[[str], Any], namespace: Mapping[str, Any]) -> None:
@@ -437,14 +437,14 @@ class FirstStep:
 
     @property
     def looped(self) -> Looped | None:
-        """The optimizer that stepped most often, if that was too often for one iteration."""
+        """The optimizer called most often, if that was too often for one iteration."""
         for key, times in self._times.most_common(1):
             return Looped(self._name(*key), times) if times > MOST_STEPS else None
         return None
 
     @property
     def note(self) -> str | None:
-        """What the user should know, in a few words."""
+        """The note for the user."""
         found = self.looped
         return None if found is None else f"your step calls {found.optimizer}.step() {found.times:,} times: {_ADVICE}"
 
@@ -455,7 +455,7 @@ class FirstStep:
             self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
 
     def _name(self, identity: int, kind: str) -> str:
-        """The optimizer as the user wrote it, where that is known."""
+        """The optimizer's variable, if known."""
         names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
         return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
 

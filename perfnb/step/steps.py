@@ -1,4 +1,4 @@
-"""One step: fetch a batch, run the body, and know how long each took."""
+"""One step: fetch a batch, run the body, and time both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END = object()
 
 
 class StepTimes(NamedTuple):
-    """When a step began, had its batch, and ended (`time.perf_counter_ns`), and how many samples the batch held."""
+    """Start of a step, arrival of its batch, and end (`time.perf_counter_ns`), and the batch's number of samples."""
 
     begin_ns: int
     ready_ns: int
@@ -25,19 +25,19 @@ class StepTimes(NamedTuple):
 
 
 class BatchSource:
-    """Batches without end: begun again each time they run out.
+    """An endless supply of batches: iteration restarts when they run out.
 
     Parameters
     ----------
     batches : iterable, or callable returning one
-        A callable is asked for a new iterable at every start, so that ``enumerate(loader)`` can begin again.
+        A callable is called for a new iterable at every start, so that ``enumerate(loader)`` can be restarted.
 
     Attributes
     ----------
     made : object
-        The iterable that gave the last batch; ``None`` before and after.
+        The current iterable; ``None`` before the first batch and after `close`.
     starts, taken : int
-        How often the batches were begun, and how many were taken in all.
+        Number of starts of the iteration, and of batches taken in all.
     """
 
     def __init__(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
@@ -48,11 +48,11 @@ class BatchSource:
         self.made: Any = None
 
     def next(self) -> Any:
-        """The next batch, from the beginning again if the batches ran out."""
+        """The next batch, from the start if the batches ran out."""
         __tracebackhide__ = True
         batch = _END if self._iterator is None else next(self._iterator, _END)
         if batch is _END:
-            self._iterator = None  # a loader's workers end before new ones start
+            self._iterator = None  # end a loader's workers before new ones start
             made = self._make()
             if not any(hasattr(type(made), way) for way in ("__iter__", "__getitem__")):
                 kind = type(made).__name__
@@ -67,7 +67,7 @@ class BatchSource:
         return batch
 
     def close(self) -> None:
-        """Let go of the iterator, and end a loader's workers: the traceback of an error would keep them."""
+        """Release the iterator and end a loader's workers, which the traceback of an error would keep alive."""
         iterator, self._iterator, self.made = self._iterator, None, None
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None and self._own and not getattr(iterator, "_persistent_workers", True):
@@ -75,10 +75,10 @@ class BatchSource:
 
     def _why_exhausted(self) -> str:
         if self.taken == 0:
-            return "The batches are empty: a step needs at least one."
+            return "batches is empty: a step needs at least one."
         return (
-            f"The batches ran out after {self.taken} and cannot start again, being an iterator or a generator: "
-            "pass a list, a loader, or a function that returns new ones."
+            f"The batches ran out after {self.taken} and cannot start again, because they are an iterator or a "
+            "generator: pass a list, a loader, or a function that returns new ones."
         )
 
 
@@ -87,7 +87,7 @@ def _is_factory(batches: object) -> bool:
 
 
 class StepRunner:
-    """Runs steps of the user's code, fed by `batches` where there are any."""
+    """Runs steps of the user's code, with batches if there are any."""
 
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
         self._step = step
@@ -96,7 +96,7 @@ class StepRunner:
         self._repeat = False
 
     def repeat_batch(self) -> None:
-        """Let the next step have the batch of the last one."""
+        """Give the next step the same batch as the last one."""
         self._repeat = self._last is not _END
 
     def run(self, span: Span | None = None, seen: Callable[[Any], None] | None = None) -> StepTimes:
@@ -105,9 +105,9 @@ class StepRunner:
         Parameters
         ----------
         span : callable, optional
-            Opens a span of the given name around the fetching of the batch.
+            Opens a span of the given name around the wait for the batch.
         seen : callable, optional
-            Told the batch before the step gets it.
+            Called with the batch before the step.
         """
         __tracebackhide__ = True
         if self._source is None:
@@ -117,7 +117,7 @@ class StepRunner:
         begin = time.perf_counter_ns()
         with nullcontext() if span is None else span("data"):
             batch = self._last if self._repeat else self._source.next()
-            self._last, self._repeat = batch, False  # held no longer than the step itself holds it
+            self._last, self._repeat = batch, False  # released when the step has ended
         ready = time.perf_counter_ns()
         if seen is not None:
             seen(batch)
@@ -128,16 +128,16 @@ class StepRunner:
 
 
 def common_size(batch: Any) -> int | None:
-    """Length of the first dimension that all tensors of a batch share; ``None`` where they share none."""
+    """Length of the first dimension of all tensors of a batch; ``None`` if they differ."""
     try:
         sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim() > 0}
-    except Exception:  # a batch may be anything, and its size is not worth a profile
+    except Exception:  # a batch may be anything, and its size is not worth failing for
         return None
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, in whatever nest of lists, tuples and mappings they lie."""
+    """The tensors of a batch, inside nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth > 0 and isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""From a capture to a recording: read the traces, keep what belongs to the steps, name what perfnb named."""
+"""From a capture to a recording: reads its traces, keeps the events of the steps, and builds the frames."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ CHANGE_NAME, CHANGE_CATEGORY = "[memory]", "memory"
 
 
 def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) -> Recording:
-    """The recording of a capture, which is closed, with what a watcher read meanwhile.
+    """The recording of a capture, which is closed, with the telemetry of a watcher.
 
     Raises
     ------
     CaptureError
-        If the trace does not hold the traced steps.
+        If the trace does not contain the traced steps.
     """
     try:
         trace = None if capture.tracer is None else read_trace(capture.tracer)
@@ -70,27 +70,27 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     events = _no_events() if trace is None else _steps_of_trace(trace)[0]
     watch: WatchRecord | None = None
     if watcher is not None:
-        # One time for both: the first step's begin is 0.
+        # Both clocks start with the first step.
         watch = watch_record(watcher.columns(), [], (watcher.zero_ns - zero) / 1e9)
         meta["watch"] = watcher.meta
     return Recording(events, steps, _modules(capture), spans, meta, memory, arithmetic, watch)
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """The events inside the steps of a trace, and the place that each has in it.
+    """The events inside the steps of a trace, and their positions in it.
 
-    What runs on the host is inside by its time, what runs on a device by the launch that it follows.
+    Host events are inside by their start, GPU work by that of its launch.
 
     Raises
     ------
     CaptureError
-        If the trace holds no step.
+        If the trace has no step.
     """
     marks, _ = numbered_spans(trace, STEP_SPAN, OPS)
     if len(marks) == 0:
         raise CaptureError(
-            "The trace holds none of the traced steps: torch's profiler lost them; profile again, and if it stays so, "
-            "look for another profiler or tracer in the step."
+            "The trace has none of the traced steps: torch's profiler lost them. Profile again; if this persists, look "
+            "for another profiler or tracer in the step."
         )
     on_device = is_in(trace, DEVICE_EVENTS)
     in_step = inside(trace.start_ns, trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
@@ -143,7 +143,7 @@ def _modules(capture: Capture) -> pd.DataFrame:
 
 
 def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -> MemoryRecord:
-    """The changes of memory as events among the others, and what was known of blocks with times instead of marks.
+    """Changes of memory as events among the others, and known blocks with times instead of marks.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
     marks = _moments(trace, MARK_SPAN)
     known = [block for block in watched.known if block.mark in marks]
     times = [marks[block.mark] for block in known]
-    # The two clocks run alike; where the first step began on both says how far they are apart.
+    # The start of the first step gives the offset between the two clocks.
     begin = min(_moments(trace, STEP_SPAN).values(), default=None)
     shift = begin - watched.step_begins[0] if begin is not None and watched.step_begins else 0
     events, place = _with_changes(trace)
@@ -168,13 +168,13 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
 
 
 def _moments(trace: TraceColumns, label: str) -> dict[int, int]:
-    """When each of perfnb's spans of this label began, by number."""
+    """Start of each of perfnb's spans with this label, by number."""
     rows, numbers = numbered_spans(trace, label, OPS)
     return dict(zip(numbers.tolist(), trace.start_ns[rows].tolist(), strict=True))
 
 
 def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """The events of the steps, changes of memory among them, and for each change its row among those, -1 for none."""
+    """The events of the steps with the changes of memory, and the row of each change among them, -1 for none."""
     changes = trace.memory
     instants = len(changes)
     nowhere = np.full(instants, MISSING, dtype=np.int64)

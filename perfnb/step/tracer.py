@@ -1,4 +1,4 @@
-"""One session of torch.profiler, and its trace as the bytes of a Chrome trace file."""
+"""A torch.profiler session, reading its trace, and what tracing costs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
 #: What torch's C++ exporter writes for a name outside ASCII.
 _LOST_NAME = "unknown"
-_OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: take it out of the step."
+_OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: remove it from the step."
 
 
 class Tracer:
-    """A torch.profiler session. It records no shapes, for those keep tensors alive.
+    """A torch.profiler session without shapes, which would keep tensors alive.
 
     Parameters
     ----------
     cuda : bool
-        Record the GPU's kernels and copies too.
+        Record GPU kernels and copies too.
     stacks : bool
         Record Python calls too, at a high cost.
     memory : bool
@@ -55,7 +55,7 @@ class Tracer:
     def __enter__(self) -> Tracer:
         assert self._profile is not None
         if profiler_active():
-            raise CaptureError(_OWN_PROFILER)  # started in an earlier pass, and running still
+            raise CaptureError(_OWN_PROFILER)  # started in an earlier pass and still running
         with quiet_kineto():
             self._profile.start()
         if self._warning is not None:
@@ -65,7 +65,7 @@ class Tracer:
     def __exit__(self, *exc_info: object) -> None:
         assert self._profile is not None
         if not profiler_active():
-            # A profiler inside the step took the session with it; torch would crash on what is left of this one.
+            # A profiler inside the step ended the session; stopping it again would crash torch.
             self._profile = None
             if exc_info[0] is None:
                 raise CaptureError(_OWN_PROFILER)
@@ -76,11 +76,11 @@ class Tracer:
     def export(self, *, exact: bool = False) -> bytes:
         """The trace as Chrome trace JSON.
 
-        torch's C++ exporter is fast, but writes a name with a quote as broken JSON and a name outside ASCII as
-        ``unknown``; `exact` asks for its Python exporter, which is slow and right.
+        torch's C++ exporter is fast, but writes a name with a quote as invalid JSON and a non-ASCII name as
+        ``unknown``; `exact` uses its Python exporter, which is slow and correct.
         """
         assert self._profile is not None, "export() after close()"
-        # The gate: an interrupt while the folder is made or removed would leave it behind.
+        # The gate: an interrupt while the folder is created or removed would leave it behind.
         with InterruptGate(), tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
             path = Path(folder) / "trace.json"
             options: dict[str, Any] = {"use_python_export": True} if exact else {}
@@ -88,19 +88,19 @@ class Tracer:
                 self._profile.export_chrome_trace(str(path), **options)
             except TypeError as error:
                 raise CaptureError(
-                    f"torch {torch.__version__} cannot export this trace: a record_function name in it holds a quote "
-                    "or a character outside ASCII; rename it or use torch 2.13."
+                    f"torch {torch.__version__} cannot export this trace, because a record_function name has a quote "
+                    "or a non-ASCII character in it: rename it, or use torch 2.13."
                 ) from error
             return path.read_bytes()
 
     def threads(self) -> set[int]:
-        """The threads that were recorded, by torch's own numbers, in which a backward node tells its forward op's."""
+        """The recorded threads, by the numbers that backward nodes use for their forward op's thread."""
         assert self._profile is not None, "threads() after close()"
         results: Any = self._profile.profiler
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
 
     def close(self) -> None:
-        """Free what the session holds."""
+        """Free the session's memory."""
         self._profile = None
 
 
@@ -117,8 +117,8 @@ def data_span(_: str) -> Any:
 def read_trace(tracer: Tracer) -> TraceColumns:
     """The columns of a session's trace.
 
-    Sequence numbers count the operators of one thread. Those of backward nodes whose operators ran in a thread that was
-    not recorded are left out: the same numbers stand at other operators.
+    Sequence numbers count per thread. Those of backward nodes whose forward ops ran on a thread that was not recorded
+    are dropped, because ops of other threads have the same numbers.
     """
     trace = _decoded(tracer)
     unseen = (trace.forward_thread > 0) & ~np.isin(trace.forward_thread, list(tracer.threads()))
@@ -132,25 +132,25 @@ def _decoded(tracer: Tracer) -> TraceColumns:
         if _LOST_NAME not in trace.names:
             return trace
     except TraceError:
-        pass  # a name with a quote in it; the slow exporter writes it right
+        pass  # a name contains a quote; the slow exporter handles it
     try:
         return kineto.decode(tracer.export(exact=True))
     except CaptureError:
         if trace is None:
             raise
-        return trace  # an older torch: all but the names outside ASCII is there
+        return trace  # an older torch: everything but non-ASCII names is there
 
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _STDERR = 2
-#: Each time this many blocks from before the session were freed, torch's CPU allocator says so.
+#: torch's CPU allocator warns about every thousandth freed block that was allocated before the session.
 _FREES_PER_WARNING = 1000
 _WARNING = b"allocated before the profiling started"
 
 
 @contextmanager
 def quiet_kineto() -> Iterator[None]:
-    """Keep Kineto's log lines out of the notebook's output; a level that the user set stays."""
+    """Keep Kineto's log lines out of the notebook's output; a level set by the user is kept."""
     before = os.environ.get(_LOG_LEVEL)
     if before is None:
         os.environ[_LOG_LEVEL] = "99"
@@ -162,25 +162,25 @@ def quiet_kineto() -> Iterator[None]:
 
 
 class AllocatorWarning:
-    """Spends the CPU allocator's warning about blocks that it did not see being made.
+    """Triggers the CPU allocator's warning about blocks from before the session where nobody sees it.
 
-    Blocks from before a session that records memory are freed in every such session, and the first of each thousand
-    makes a line on standard error. Blocks made before the session are freed in it, unseen, until that line was
-    written: a thousand frees of the user's step are then silent. The other blocks must live as long as the session.
+    In a session that records memory, the first of each thousand freed blocks from before it writes a line to standard
+    error. Own blocks are freed, with standard error redirected, until that line appears; the next thousand frees of the
+    user's step are then silent. The remaining blocks must live as long as the session.
     """
 
     def __init__(self) -> None:
-        # No tensors: those would be seen among the user's.
+        # Not tensors, which would be found among the user's.
         self._blocks = [torch.UntypedStorage(4) for _ in range(_FREES_PER_WARNING)]
 
     def spend(self) -> None:
-        """Free the blocks; call this when the session has begun."""
+        """Free the blocks; call this after the session has started."""
         try:
             with tempfile.TemporaryFile() as sink:
                 self._spend_into(sink.fileno())
                 sink.seek(0)
                 other = b"".join(line for line in sink if _WARNING not in line)
-        except OSError:  # no standard error, or nowhere to write: then the line is shown
+        except OSError:  # no standard error, or no temporary file: the line is shown
             return
         if other:
             os.write(_STDERR, other)
@@ -202,31 +202,35 @@ _REPEATS, _BLOCKS = 100, 7
 
 
 class Costs(NamedTuple):
-    """Time of one op and of one module call that do almost nothing."""
+    """Times of an op and of a module call that do almost nothing."""
 
     op_ns: float
     call_ns: float
 
     def least(self, other: Costs) -> Costs:
-        """The smaller of two measurements: other work can only add to one, and may last longer than it."""
+        """The smaller values of two measurements: other work only adds time."""
         return Costs(min(self.op_ns, other.op_ns), min(self.call_ns, other.call_ns))
 
     def beyond(self, bare: Costs) -> Costs:
-        """What these cost more than `bare`, never below 0."""
+        """The cost beyond `bare`, at least 0."""
         return Costs(max(0.0, self.op_ns - bare.op_ns), max(0.0, self.call_ns - bare.call_ns))
 
 
 def measure_costs(spans: LayerSpans | None = None) -> Costs:
-    """Least cost over a few blocks of ops and calls, which other work disturbs least; under the tracer active now.
+    """Measure ops and module calls that do almost nothing, traced or not as the session is now.
+
+    Tracing adds about 1 µs to an op and a few to a module call, so layers of many tiny ops would look too heavy. The
+    difference of two measurements, with and without the tracer, corrects for it. The least of a few repetitions is
+    used, which other work disturbs least.
 
     Parameters
     ----------
     spans : LayerSpans, optional
-        The layer spans that are entered, if any.
+        The active layer spans, if any.
     """
     number, module = torch.zeros(1), nn.Identity()
     call: Callable[[Any], Any] = module
-    if others_listen():  # the user's hooks are not to hear of these calls
+    if others_listen():  # the user's hooks must not see these calls
         call = module.forward if spans is None else partial(spans.call, module)
     with torch.no_grad():
         return Costs(_per_call(torch.neg_, number), _per_call(call, number))

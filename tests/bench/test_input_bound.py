@@ -247,7 +247,7 @@ def test_what_cannot_be_tried_is_refused_in_a_sentence() -> None:
     batches = [torch.ones(2, 8)]
     with pytest.raises(CaptureError, match="calls neither the given model nor a module inside it"):
         perfnb.confirm_input_bound(lambda x: model(x), batches, other, budget_s=1)
-    with pytest.raises(BatchesExhaustedError, match="are empty"):
+    with pytest.raises(BatchesExhaustedError, match="is empty"):
         perfnb.confirm_input_bound(lambda x: model(x), [], model, budget_s=1)
     with pytest.raises(BatchesExhaustedError, match="cannot start again"):
         perfnb.confirm_input_bound(lambda x: model(x), iter(batches), model, budget_s=1)

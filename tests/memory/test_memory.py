@@ -170,7 +170,7 @@ def test_memory_that_suffices_the_second_time_is_said() -> None:
     with pytest.raises(RuntimeError, match="allocate memory") as caught:
         profile(step)
 
-    assert any("memory sufficed" in note for note in caught.value.__notes__)
+    assert any("did not run out of memory" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.usefixtures("nothing_left")

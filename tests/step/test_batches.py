@@ -115,7 +115,7 @@ def test_a_generator_that_runs_out_is_an_error_that_says_what_to_do(count: int) 
 
     assert isinstance(caught.value, CaptureError)
     assert str(caught.value) == (
-        f"The batches ran out after {count} and cannot start again, being an iterator or a generator: "
+        f"The batches ran out after {count} and cannot start again, because they are an iterator or a generator: "
         "pass a list, a loader, or a function that returns new ones."
     )
 
@@ -125,7 +125,7 @@ NOTHING = {"list": [], "tuple": (), "iterator": iter([]), "function": lambda: []
 
 @pytest.mark.parametrize("nothing", NOTHING.values(), ids=NOTHING)
 def test_no_batches_at_all_is_another_error(nothing: Any) -> None:
-    with pytest.raises(BatchesExhaustedError, match=r"^The batches are empty: a step needs at least one\.$"):
+    with pytest.raises(BatchesExhaustedError, match=r"^batches is empty: a step needs at least one\.$"):
         fed(nothing)
 
 

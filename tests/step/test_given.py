@@ -44,8 +44,8 @@ def never(batch: Any) -> None:
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        (X, r"^batches is a tensor, whose rows would be batches: pass \[x\] for one batch, or a loader for many\.$"),
-        ((X, Y), r"^batches is a tuple of tensors, .*: for one batch pass \[\(x, y\)\], "),
+        (X, r"^batches is a tensor, and its rows would be batches: pass \[x\] for one batch"),
+        ((X, Y), r"^batches is a tuple of tensors, .*: pass \[\(x, y\)\] for one batch, "),
     ],
     ids=["tensor", "tuple"],
 )
@@ -55,13 +55,13 @@ def test_no_function_takes_one_batch_for_many(take: Callable[[Any, Any], Any], b
 
 
 ONE = {
-    "parameter": (nn.Parameter(X), "is a Parameter, whose rows"),
-    "array": (np.ones((8, 4)), "is a numpy array, whose rows"),
-    "frame": (pd.DataFrame({"a": [1]}), "is a DataFrame, whose rows"),
+    "parameter": (nn.Parameter(X), "is a Parameter, and its rows"),
+    "array": (np.ones((8, 4)), "is a numpy array, and its rows"),
+    "frame": (pd.DataFrame({"a": [1]}), "is a DataFrame, and its rows"),
     "named tuple": (Pair(X, Y), "is a tuple of tensors"),
     "tuple of array and list": ((np.ones(3), [1, 2, 3]), "is a tuple of tensors"),
-    "mapping": ({"x": X}, "is a dict, whose keys would be batches: pass [batch] for one batch"),
-    "another mapping": (UserDict(x=X), "is a UserDict, whose keys"),
+    "mapping": ({"x": X}, "is a dict, and its keys would be batches: pass [batch] for one batch"),
+    "another mapping": (UserDict(x=X), "is a UserDict, and its keys"),
 }
 
 
@@ -116,13 +116,13 @@ def wrapper() -> None: ...
 
 @pytest.mark.parametrize("take", TAKERS.values(), ids=TAKERS)
 def test_every_function_wants_a_parameter_for_the_batch(take: Callable[[Any, Any], Any]) -> None:
-    with pytest.raises(TypeError, match=r"^(step|a|baseline) takes no batch, and batches were given: give it a param"):
+    with pytest.raises(TypeError, match=r"^(step|a|baseline) takes no batch, but batches were given: add a param"):
         take(none, [X])
 
 
 @pytest.mark.parametrize("name", [name for name in TAKERS if name != "confirm_input_bound"])
 def test_every_function_wants_batches_for_a_step_that_takes_one(name: str) -> None:
-    how = rf"takes a batch, and no batches were given: write {name}\((step|a, b|baseline, candidate), loader\)\.$"
+    how = rf"takes a batch, but no batches were given: write {name}\((step|a, b|baseline, candidate), loader\)\.$"
     with pytest.raises(TypeError, match=how):
         TAKERS[name](never, None)
 
@@ -151,13 +151,13 @@ def test_only_what_must_fail_is_refused(step: Any, feeding: tuple[bool, ...]) ->
         if fed in feeding:
             require_steps({"step": step}, batches, "f(step, loader)")
         else:
-            with pytest.raises(TypeError, match=r"^step takes (a|no) batch, and (no )?batches were given: "):
+            with pytest.raises(TypeError, match=r"^step takes (a|no) batch, but (no )?batches were given: "):
                 require_steps({"step": step}, batches, "f(step, loader)")
 
 
 @pytest.mark.parametrize("batches", [None, [(X, Y)]])
 def test_a_step_of_two_arguments_is_told_to_unpack_its_batch(batches: Any) -> None:
-    with pytest.raises(TypeError, match=r"^step takes 2 arguments, and a step is given one .*: unpack it in the step,"):
+    with pytest.raises(TypeError, match=r"^step takes 2 arguments, but a step gets at most one, .*: unpack it in"):
         perfnb.time_step(two, batches)
 
 
@@ -176,9 +176,9 @@ def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
         yield 1
 
     for step in (later, makes):
-        with pytest.raises(TypeError, match=r"^b must run when it is called"):
+        with pytest.raises(TypeError, match=r"^b must run when called"):
             perfnb.ab_test(none, step)
-    with pytest.raises(TypeError, match=r"^step takes an argument, and is called without any: wrap it, as in lambda:"):
+    with pytest.raises(TypeError, match=r"^step takes an argument, but is called without any: wrap it, as in lambda:"):
         perfnb.selfcheck(never)  # type: ignore[arg-type]
 
 
@@ -194,13 +194,13 @@ def test_a_scaling_study_wants_functions() -> None:
 @pytest.mark.parametrize(
     ("loss", "batch", "message"),
     [
-        (nn.functional.cross_entropy, X, r"loss takes 2 arguments and is called as loss\(output\), for the batch is"),
-        (nn.MSELoss(), X, r"the input alone: give the batch \(x, y\) where y is the target\.$"),
+        (nn.functional.cross_entropy, X, r"loss takes 2 arguments but is called as loss\(output\), because"),
+        (nn.MSELoss(), X, r"only the input: pass \(x, y\) as batch, where y is the target\.$"),
         (torch.mean, X, None),
         (torch.nn.functional.relu, X, None),
         (nn.MSELoss(), (X, Y), None),
-        (lambda output: output.sum(), (X, Y), r"loss takes 1 argument and is called as loss\(output, target\)"),
-        (lambda output: output.sum(), {"input": X}, r"loss\(output, batch\), for the batch is a mapping: give a fun"),
+        (lambda output: output.sum(), (X, Y), r"loss takes 1 argument but is called as loss\(output, target\)"),
+        (lambda output: output.sum(), {"input": X}, r"loss\(output, batch\), because the batch is a mapping: pass "),
         ("mse", X, "loss must be a function such as"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_step_that_starts_torchs_profiler_is_refused_in_one_sentence(steps_bef
         with torch.profiler.profile():
             model(torch.ones(4, 8))
 
-    with pytest.raises(CaptureError, match=r"profilers do not nest: take it out of the step\.$"):
+    with pytest.raises(CaptureError, match=r"profilers do not nest: remove it from the step\.$"):
         perfnb.profile_step(step, warmup=1, steps=1, traced=2)
     assert_next_profile_is_whole()
 
