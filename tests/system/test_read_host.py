@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from perfnb.system.read.host import host_readers
 from perfnb.system.read.reading import Tree, Unread, Unreadable, numbers_of, read_all
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("nothing_left", "three_cpus")
 
 CPU = "sys/devices/system/cpu"
 THP = "sys/kernel/mm/transparent_hugepage"
-MEMORY = "MemTotal:       1000 kB\nMemAvailable:    400 kB\nSwapTotal:    300 kB\nSwapFree:    100 kB\n"
+
+
+@pytest.fixture
+def three_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may use CPUs 0 to 2."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -28,10 +33,8 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 
 
 def machine(root: Path, **other: str) -> Path:
-    """Two cores of two threads each on two nodes; the process may use CPUs 0 to 2."""
+    """Two cores of two threads each on two nodes."""
     files = {
-        "proc/self/status": "Name:\tx\nCpus_allowed:\t7\nCpus_allowed_list:\t0-2\n",
-        "proc/meminfo": MEMORY,
         "proc/cpuinfo": "processor : 0\nflags\t\t: fpu hypervisor sse\n",
         f"{CPU}/intel_pstate/no_turbo": "0\n",
         f"{THP}/enabled": "always [madvise] never\n",
@@ -61,8 +64,10 @@ def facts(root: Path, platform: str = "linux") -> dict[str, Any]:
 def test_all_is_read(tmp_path: Path) -> None:
     told = facts(machine(tmp_path))
 
-    shared = told.pop("shared_memory")
+    shared, memory, swap = (told.pop(name) for name in ("shared_memory", "memory", "swap"))
     assert shared["total"] >= shared["free"] > 0
+    assert memory["total"] > memory["available"] > 0
+    assert swap["total"] >= swap["used"] >= 0
     assert told == {
         "governors": {"performance": 1, "powersave": 3},
         "frequency_drivers": {"intel_pstate": 4},
@@ -77,9 +82,7 @@ def test_all_is_read(tmp_path: Path) -> None:
         "nodes": [(2, 2), (2, 1)],
         "cpu_limit": None,
         "throttled": Unread("no cgroup reports it"),
-        "memory": {"total": 1000 * 1024, "available": 400 * 1024},
         "memory_limit": None,
-        "swap": {"total": 300 * 1024, "used": 200 * 1024},
         "huge_pages": "madvise",
         "platform": "linux",
     }
@@ -122,13 +125,16 @@ def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:
     told = facts(tmp_path)
 
     assert {name for name, value in told.items() if not isinstance(value, Unread)} == {
+        "cpus",
         "cpu_limit",
+        "memory",
         "memory_limit",
+        "swap",
         "platform",
     }
     assert "virtual machine" in told["governors"].why
     assert "only Intel CPUs" in told["heat_events"].why
-    assert told["memory"].why == "no such file or directory: /proc/meminfo"
+    assert told["virtual"].why == "no such file or directory: /proc/cpuinfo"
     assert str(tmp_path) not in repr(told)
 
 
@@ -165,7 +171,7 @@ FILES = sorted(
         for name in ("scaling_governor", "scaling_max_freq", "energy_performance_preference")
     }
     | {f"{CPU}/cpu0/topology/thread_siblings_list", f"{CPU}/intel_pstate/no_turbo"}
-    | {"proc/meminfo", "proc/self/status", f"{THP}/enabled", "sys/devices/system/node/node0/cpulist"}
+    | {"proc/cpuinfo", f"{THP}/enabled", "sys/devices/system/node/node0/cpulist"}
 )
 
 
@@ -184,7 +190,7 @@ def test_garbage_in_a_file_spoils_only_what_it_tells(
     (root / name).write_bytes(content)
     told = facts(root)
 
-    changed = {fact for fact in good if fact != "shared_memory" and told[fact] != good[fact]}
+    changed = {fact for fact in good if fact not in ("shared_memory", "memory", "swap") and told[fact] != good[fact]}
     assert len(changed) <= 4
     for fact in ("governors", "energy_preferences"):
         assert isinstance(told[fact], (dict, Unread))
@@ -194,13 +200,13 @@ def test_garbage_in_a_file_spoils_only_what_it_tells(
 
 def test_a_file_that_is_no_file_does_not_hold_it_up(tmp_path: Path) -> None:
     root = machine(tmp_path)
-    (root / "proc/meminfo").unlink()
-    os.mkfifo(root / "proc/meminfo")
+    (root / "proc/cpuinfo").unlink()
+    os.mkfifo(root / "proc/cpuinfo")
     (root / f"{THP}/enabled").unlink()
     (root / f"{THP}/enabled").mkdir()
 
     told = facts(root)
-    assert told["memory"].why == "/proc/meminfo is empty"
+    assert told["virtual"].why == "/proc/cpuinfo is empty"
     assert "/sys/kernel/mm/transparent_hugepage/enabled" in told["huge_pages"].why
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from typing import Any
 
 import psutil
@@ -124,17 +125,9 @@ class _Host:
         return found
 
     def _allowed(self) -> frozenset[int]:
-        if self._tree.is_linux and not self._tree.is_here:
-            return numbers_of(self._row("proc/self/status", "Cpus_allowed_list"))
         if hasattr(os, "sched_getaffinity"):
             return frozenset(os.sched_getaffinity(0))
         return frozenset(range(os.cpu_count() or 1))
-
-    def _row(self, name: str, key: str) -> str:
-        for line in self._tree.text(name).splitlines():
-            if line.startswith(f"{key}:"):
-                return line.partition(":")[2].strip()
-        raise Unreadable(f"/{name} has no {key}")
 
     def _places(self) -> tuple[str, str]:
         return self._tree.path("proc/self"), self._tree.path("sys/fs/cgroup")
@@ -152,10 +145,8 @@ class _Host:
 
     def memory(self) -> dict[str, int]:
         """Total bytes, and bytes available without swapping."""
-        if not self._tree.is_linux:
-            told = psutil.virtual_memory()
-            return {"total": int(told.total), "available": int(told.available)}
-        return {"total": self._kib("MemTotal"), "available": self._kib("MemAvailable")}
+        memory = psutil.virtual_memory()
+        return {"total": int(memory.total), "available": int(memory.available)}
 
     def memory_limit(self) -> tuple[int, float | None] | None:
         """Bytes that the cgroups allow, and bytes in use; ``None`` for no limit."""
@@ -173,17 +164,10 @@ class _Host:
 
     def swap(self) -> dict[str, int]:
         """Bytes of swap, and bytes of it in use."""
-        if not self._tree.is_linux:
-            told = psutil.swap_memory()
-            return {"total": int(told.total), "used": int(told.used)}
-        total = self._kib("SwapTotal")
-        return {"total": total, "used": total - self._kib("SwapFree")}
-
-    def _kib(self, key: str) -> int:
-        number, _, unit = self._row("proc/meminfo", key).partition(" ")
-        if not number.isdecimal() or len(number) > 15 or unit.strip() != "kB":
-            raise Unreadable(f"/proc/meminfo contains {number[:20]!r} for {key}")
-        return int(number) * 1024
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # psutil warns if it cannot count pages swapped in and out
+            swap = psutil.swap_memory()
+        return {"total": int(swap.total), "used": int(swap.used)}
 
     def shared_memory(self) -> dict[str, int]:
         """Total and free bytes of the shared memory file system."""

@@ -61,11 +61,6 @@ class Tree:
         """Whether there are such files."""
         return self.platform.startswith("linux")
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the files describe the machine that this process runs on."""
-        return self.root == "/"
-
     def path(self, name: str) -> str:
         """The path of a file such as ``proc/meminfo``.
 
