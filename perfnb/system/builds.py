@@ -38,25 +38,25 @@ def python_build(facts: Facts) -> Finding:
 
 def torch_build(facts: Facts) -> Finding:
     """Does torch have the libraries that make it fast on this CPU?"""
-    told, runtimes = facts["torch"], facts.get("openmp_runtimes") or []
-    intel = told["machine"].lower() in _INTEL
-    blas = "MKL" if told["mkl"] else _BLAS.get(told["blas"] or "")
-    libraries = [(blas, blas), ("oneDNN", told["onednn"]), ("OpenMP", told["openmp"])]
+    build, runtimes = facts["torch"], facts.get("openmp_runtimes") or []
+    intel = build["machine"].lower() in _INTEL
+    blas = "MKL" if build["mkl"] else _BLAS.get(build["blas"] or "")
+    libraries = [(blas, blas), ("oneDNN", build["onednn"]), ("OpenMP", build["openmp"])]
     having = [word for word, have in libraries if word and have]
     lacks = [word for word, have in libraries[1:] if word and not have] + (["MKL"] if intel and not blas else [])
-    gpu = f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told["hip"] else "CPU only"
-    found = f"{told['version']} ({gpu}), with {', '.join(having) or 'no CPU library'}"
-    found += f", for {told['capability']}" if told["capability"] else ""
+    gpu = f"CUDA {build['cuda']}" if build["cuda"] else f"ROCm {build['hip']}" if build["hip"] else "CPU only"
+    found = f"{build['version']} ({gpu}), with {', '.join(having) or 'no CPU library'}"
+    found += f", for {build['capability']}" if build["capability"] else ""
     found += f"; lacks {', '.join(lacks)}" if lacks else ""
-    found += "; a debug build" if told["debug"] else ""
-    plain = intel and (told["capability"] or "").upper() in ("DEFAULT", "NO AVX")
-    if told["debug"] or plain or (intel and lacks):
+    found += "; a debug build" if build["debug"] else ""
+    plain = intel and (build["capability"] or "").upper() in ("DEFAULT", "NO AVX")
+    if build["debug"] or plain or (intel and lacks):
         unset = " Unset ATEN_CPU_CAPABILITY; if it is not set, the CPU has no AVX2." if plain else ""
         return Finding(found, "attention", _WHEEL + unset)
     if len(runtimes) > 1:
         names = ", ".join(path.rpartition("/")[2] for path in runtimes)
         return Finding(f"{found}; {len(runtimes)} OpenMP runtimes are loaded ({names})", "info", _ONE_RUNTIME)
-    return Finding(found, "info" if lacks or (intel and not told["mkl"]) else "ok")
+    return Finding(found, "info" if lacks or (intel and not build["mkl"]) else "ok")
 
 
 CHECKS = (

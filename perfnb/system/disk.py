@@ -44,7 +44,7 @@ def read_test(facts: Facts) -> Finding:
     """How fast was a short read?"""
     test = facts["read_test"]
     what = _what(test, facts.get("data"))
-    if not test["tells"]:
+    if not test["cache_known"]:
         rate = _rate(test["disk_bytes"] + test["cached_bytes"], test["disk_s"] + test["cached_s"])
         return Finding(f"{rate}, possibly from the page cache ({what})", "info")
     cached = f"{fmt.size(test['cached_bytes'])} from the page cache"

@@ -96,8 +96,8 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
     -------
     dict
         ``files`` (how many were read), ``temporary`` (whether a temporary one was), ``disk_bytes``, ``disk_s`` and
-        ``disk_requests`` (of at most 1 MiB each), ``cached_bytes``, ``cached_s``, ``tells`` (whether the system tells
-        cache from disk), ``failed`` (files that could not be read).
+        ``disk_requests`` (of at most 1 MiB each), ``cached_bytes``, ``cached_s``, ``cache_known`` (whether
+        the system tells cache from disk), ``failed`` (files that could not be read).
 
     Raises
     ------
@@ -108,7 +108,7 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
         raise Unreadable(f"there is no {data!r}")
     if not hasattr(os, "pread"):
         raise Unreadable("perfnb cannot test reads on this system")
-    result: dict[str, Any] = {"files": 0, "temporary": False, "failed": 0, "tells": hasattr(os, "RWF_NOWAIT")}
+    result: dict[str, Any] = {"files": 0, "temporary": False, "failed": 0, "cache_known": hasattr(os, "RWF_NOWAIT")}
     result |= {"disk_bytes": 0, "disk_s": 0.0, "disk_requests": 0, "cached_bytes": 0, "cached_s": 0.0}
     until = time.perf_counter() + most_s
     for path in _files(data):
@@ -124,8 +124,8 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
             result["files"] += 1
         except OSError:
             result["failed"] += 1
-    told = result["disk_bytes"] + (0 if result["tells"] else result["cached_bytes"])
-    if told < _FEWEST_BYTES and time.perf_counter() < until:
+    read = result["disk_bytes"] + (0 if result["cache_known"] else result["cached_bytes"])
+    if read < _FEWEST_BYTES and time.perf_counter() < until:
         try:
             _read_temporary(data, until, result)
         except OSError as error:
@@ -153,8 +153,8 @@ def _files(data: str) -> Iterator[str]:
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
-                    elif stat.S_ISREG((told := entry.stat()).st_mode) and told.st_size:
-                        found.append((told.st_size, entry.path))
+                    elif stat.S_ISREG((status := entry.stat()).st_mode) and status.st_size:
+                        found.append((status.st_size, entry.path))
     yield from (path for _, path in sorted(found, reverse=True))
 
 
@@ -191,7 +191,7 @@ def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]
 
 def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any]) -> tuple[int, bool]:
     """Read a chunk; return its size and whether it was cached: Linux can refuse to wait for what is not."""
-    if result["tells"]:
+    if result["cache_known"]:
         try:
             count = os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT)
             if count:
@@ -199,7 +199,7 @@ def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any
         except BlockingIOError:
             pass
         except OSError:  # a file system that cannot tell
-            result["tells"] = False
+            result["cache_known"] = False
     data = os.pread(descriptor, len(buffer), place)
     return len(data), False
 

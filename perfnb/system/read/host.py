@@ -79,10 +79,10 @@ class _Host:
 
     def _heat(self, name: str) -> int:
         files = [f"{folder}/thermal_throttle/{name}" for folder in self._tree.folders(_CPU, "cpu")]
-        told = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
-        if not told:
+        counts = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
+        if not counts:
             raise Unreadable(f"no {name} in /{_CPU}; only Intel CPUs outside virtual machines have it")
-        return sum(told)
+        return sum(counts)
 
     def virtual(self) -> bool:
         """Whether this is a virtual machine, whose disks are virtual too."""
@@ -104,10 +104,10 @@ class _Host:
                 raise Unreadable("the system does not report its cores")
             return cores
         allowed = self._allowed()
-        told = [self._siblings(folder) for folder in self._tree.folders(_CPU, "cpu") if _number(folder) in allowed]
-        if not told:
+        siblings = [self._siblings(folder) for folder in self._tree.folders(_CPU, "cpu") if _number(folder) in allowed]
+        if not siblings:
             raise Unreadable(f"/{_CPU} lists none of the CPUs that the process may use")
-        return len(set(told))
+        return len(set(siblings))
 
     def _siblings(self, folder: str) -> frozenset[int]:
         try:
@@ -138,10 +138,10 @@ class _Host:
 
     def throttled(self) -> tuple[int, float]:
         """How often the limit throttled the cgroup, and for how many milliseconds."""
-        told = throttled(*self._places())
-        if told is None:
+        stopped = throttled(*self._places())
+        if stopped is None:
             raise Unreadable("no cgroup reports it")
-        return told
+        return stopped
 
     def memory(self) -> dict[str, int]:
         """Total bytes, and bytes available without swapping."""

@@ -60,12 +60,12 @@ def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
     if place is None:
         return None
     if place.unified:
-        told = [_whole(_text(folder, "memory.max")) for folder in place.folders]
+        limits = [_whole(_text(folder, "memory.max")) for folder in place.folders]
     else:
-        told = [_whole(_text(folder, "memory.limit_in_bytes")) for folder in place.folders]
+        limits = [_whole(_text(folder, "memory.limit_in_bytes")) for folder in place.folders]
         # Includes groups above the outermost visible one.
-        told.append(_row(_text(place.folders[0], "memory.stat"), "hierarchical_memory_limit"))
-    return min((limit for limit in told if limit is not None and limit < _NO_LIMIT), default=None)
+        limits.append(_row(_text(place.folders[0], "memory.stat"), "hierarchical_memory_limit"))
+    return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
 
 
 def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
@@ -258,8 +258,8 @@ def _usual_mounts(root: str) -> list[_Mount]:
     names = ("cpu", "cpuacct", "cpu,cpuacct", "memory")
     old = [_Mount(False, frozenset(name.split(",")), "/", os.path.join(root, name)) for name in names]
     new = [_Mount(True, frozenset(), "/", folder) for folder in (root, os.path.join(root, "unified"))]
-    told = {True: "cgroup.controllers", False: "cgroup.procs"}
-    return [mount for mount in (*old, *new) if os.path.exists(os.path.join(mount.folder, told[mount.unified]))]
+    markers = {True: "cgroup.controllers", False: "cgroup.procs"}
+    return [mount for mount in (*old, *new) if os.path.exists(os.path.join(mount.folder, markers[mount.unified]))]
 
 
 def _text(folder: str, name: str) -> bytes:

@@ -78,20 +78,20 @@ class _Files:
         return (total - available) * 1024
 
     def disks(self) -> Traffic:
-        told = {}
+        traffic = {}
         for line in self._kept.text(f"{self._proc}/diskstats", 1 << 16).splitlines():
             words = line.split(None, 10)
             if _is_whole_disk(words[2]):
-                told[os.fsdecode(words[2])] = int(words[5]) * _SECTOR_BYTES, int(words[9]) * _SECTOR_BYTES
-        return _some(told, "the system lists no disk")
+                traffic[os.fsdecode(words[2])] = int(words[5]) * _SECTOR_BYTES, int(words[9]) * _SECTOR_BYTES
+        return _some(traffic, "the system lists no disk")
 
     def interfaces(self) -> Traffic:
-        told = {}
+        traffic = {}
         for line in self._kept.text(f"{self._proc}/net/dev", 1 << 16).splitlines()[2:]:
             name, _, counters = line.rpartition(b":")
             words = counters.split(None, 9)
-            told[os.fsdecode(name.strip())] = int(words[0]), int(words[8])
-        return _without_loopback(told)
+            traffic[os.fsdecode(name.strip())] = int(words[0]), int(words[8])
+        return _without_loopback(traffic)
 
 
 def _busy_s() -> float:
@@ -107,9 +107,9 @@ def _used_bytes() -> int:
 
 def _disks() -> Traffic:
     counters = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
-    told = {name: (disk.read_bytes, disk.write_bytes) for name, disk in counters.items()}
+    traffic = {name: (disk.read_bytes, disk.write_bytes) for name, disk in counters.items()}
     return _some(
-        {name: both for name, both in told.items() if _is_whole_disk(name.encode())}, "the system lists no disk"
+        {name: both for name, both in traffic.items() if _is_whole_disk(name.encode())}, "the system lists no disk"
     )
 
 
@@ -118,15 +118,15 @@ def _interfaces() -> Traffic:
     return _without_loopback({name: (each.bytes_recv, each.bytes_sent) for name, each in counters.items()})
 
 
-def _without_loopback(told: Traffic) -> Traffic:
-    told = {name: both for name, both in told.items() if not _LOOPBACK.fullmatch(name)}
-    return _some(told, "the system lists no interface but loopback")
+def _without_loopback(traffic: Traffic) -> Traffic:
+    traffic = {name: both for name, both in traffic.items() if not _LOOPBACK.fullmatch(name)}
+    return _some(traffic, "the system lists no interface but loopback")
 
 
-def _some(told: Traffic, otherwise: str) -> Traffic:
-    if not told:
+def _some(traffic: Traffic, otherwise: str) -> Traffic:
+    if not traffic:
         raise LookupError(otherwise)
-    return told
+    return traffic
 
 
 _whole_disks: dict[bytes, bool] = {}

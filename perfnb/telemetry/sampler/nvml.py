@@ -146,8 +146,8 @@ class NvmlSource:
         return None
 
     def _note(self, device: Device, metric: str, words: str, why: str) -> None:
-        if metric not in device.told:
-            device.told.add(metric)
+        if metric not in device.reported:
+            device.reported.add(metric)
             self.notes.append(f"{device.words}: {words} cannot be read: {why}.")
 
 

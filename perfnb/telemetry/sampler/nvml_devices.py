@@ -35,7 +35,7 @@ class Device:
     facts: Facts = field(default_factory=dict)  # what does not change about it
     old_name: str = ""  # what drivers before version 470 called a slice
     problem: str = ""  # why it cannot be read
-    told: set[str] = field(default_factory=set)  # metrics that the user was told cannot be read
+    reported: set[str] = field(default_factory=set)  # metrics reported as unreadable
     mute: set[str] = field(default_factory=set)  # metrics that it does not have
 
     @property

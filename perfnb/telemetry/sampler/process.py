@@ -11,7 +11,7 @@ from perfnb.telemetry.sampler import MODULE
 from perfnb.telemetry.sampler.process_table import Seen, table_for
 from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Values
 
-#: How often to look for new processes if nothing tells that one has started.
+#: How often to look for new processes if nothing shows that one has started.
 _SEARCH_S = 0.5
 #: The wait before a search, as a multiple of what the last one took: searching takes at most 0.2 % of a core.
 _SEARCH_SHARE = 500
