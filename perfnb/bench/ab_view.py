@@ -72,7 +72,8 @@ def too_few_words(figures: ABFigures) -> str:
         take = f"about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
     if blocks is not None and not blocks.lead:
         needed = f" (6 pairs take {take})" if take else ""
-        return f"{_WHO[blocks.who]}. Only blocks are fair then, and there was no time for any{needed}: raise budget_s."
+        why = "A fair comparison then needs blocks, and there was no time for any"
+        return f"{_WHO[blocks.who]}. {why}{needed}: raise budget_s."
     needed = f"6 are needed, {take}" if take else "6 are needed"
     return f"{few} {'is' if pairs == 1 else 'are'} too few for a verdict ({needed}): raise budget_s."
 

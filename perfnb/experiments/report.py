@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, astuple, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,21 @@ import pandas as pd
 
 from perfnb.arguments import shown
 from perfnb.bench.comparison import ABTest, ab_test
-from perfnb.bench.pairs import ABFigures, Blocks, ab_figures
+from perfnb.bench.pairs import ABFigures
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw.shown import Page, Shown
-from perfnb.errors import RecordingError
-from perfnb.experiments import saved
 from perfnb.experiments.decision import Loss
 from perfnb.experiments.quality import limits_of, losses_of, require_quality
-from perfnb.experiments.report_table import (
-    DIFFERENCE,
-    PerformanceFigures,
-    Quality,
-    Side,
-    performance_figures,
-)
+from perfnb.experiments.report_files import SIDES, read_report, save_report
+from perfnb.experiments.report_table import DIFFERENCE, PerformanceFigures, Quality, Side, performance_figures
 from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
-from perfnb.recording.text import TEXT
 
 #: Shares of the budget that the pairs and each of the two profiles may take.
 PAIRS_SHARE, PROFILE_SHARE = 0.6, 0.2
 #: Steps of each profile; few are enough, because the pairs have warmed up and timed both steps.
 _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
-#: What is saved of the experiment and of quality, besides the frames.
-_EXPERIMENT = ("a_name", "b_name", "planned", "needed", "seed", "check", "noise", "steady", "batch_size")
-_QUALITY = ("judged_by", "said", "dtype")
 
 
 class PerformanceReport(Page, Shown):
@@ -52,7 +40,7 @@ class PerformanceReport(Page, Shown):
         self, ab: ABFigures, quality: Quality, profiles: Mapping[str, Profile], meta: Mapping[str, Any]
     ) -> None:
         self._ab, self._quality, self._meta = ab, quality, meta
-        self._profiles = {side: profiles[side] for side in saved.SIDES if side in profiles}
+        self._profiles = {side: profiles[side] for side in SIDES if side in profiles}
 
     @property
     def decision(self) -> str:
@@ -120,28 +108,9 @@ class PerformanceReport(Page, Shown):
         RecordingError
             If `path` holds something else, or cannot be written.
         """
-        ab, quality = self._ab, self._quality
-        names = [field.name for field in fields(Loss)]
-        types = {name: TEXT if name == "name" else "float64" for name in names}
-        losses = pd.DataFrame([astuple(loss) for loss in quality.losses], columns=names).astype(types)
-        experiment = {name: getattr(ab, name) for name in _EXPERIMENT} | {
-            "equal_within": ab.comparison.equal_within,
-            "blocks": None if ab.blocks is None else asdict(ab.blocks),
-        }
-        meta = {
-            **self._meta,
-            "experiment": experiment,
-            "quality": {name: getattr(quality, name) for name in _QUALITY},
-            "decision": self.decision,
-            "reason": self.reason,
-        }
-        frames = {
-            "pairs": pd.DataFrame({"a_ms": ab.a_ms, "b_ms": ab.b_ms}),
-            "losses": losses,
-            "table": self.table.reset_index(),
-        }
-        recordings = {side: profile._recording for side, profile in self._profiles.items()}
-        return saved.save_report(frames, recordings, meta, path)
+        meta = {**self._meta, "decision": self.decision, "reason": self.reason}
+        profiles = {side: profile._recording for side, profile in self._profiles.items()}
+        return save_report(self._ab, self._quality, self._figures.table, profiles, meta, path)
 
     @cached_property
     def _figures(self) -> PerformanceFigures:
@@ -254,12 +223,12 @@ def report(
     )._figures
     a_name, b_name = (str(getattr(step, "__name__", "<lambda>")) for step in (baseline, candidate))
     if a_name == b_name or "<lambda>" in (a_name, b_name):
-        a_name, b_name = saved.SIDES
+        a_name, b_name = SIDES
     ab = replace(ab, a_name=a_name, b_name=b_name)
     found = results.quality if quality is None else Quality(losses_of(quality(), accepted), "function")
     profiles = {}
     numbers = random_state()
-    for side, step, name in zip(saved.SIDES, (baseline, candidate), (ab.a_name, ab.b_name), strict=True):
+    for side, step, name in zip(SIDES, (baseline, candidate), (ab.a_name, ab.b_name), strict=True):
         if profile:
             set_random_state(numbers)  # so that a shuffling loader gives both the same batches
             profiles[side] = profile_step(step, batches, name=name, budget_s=PROFILE_SHARE * budget_s, **_STEPS)
@@ -304,29 +273,5 @@ def load_report(path: str | Path) -> PerformanceReport:
     RecordingError
         If it is missing or damaged.
     """
-    frames, recordings, meta = saved.load_report(path)
-    try:
-        pairs, losses, said = frames["pairs"], frames["losses"], meta["quality"]
-        blocks = meta["experiment"].get("blocks")  # absent in what an earlier version saved
-        ab = ab_figures(
-            [float(value) for value in pairs["a_ms"]],
-            [float(value) for value in pairs["b_ms"]],
-            equal_within=float(meta["experiment"]["equal_within"]),
-            blocks=None if blocks is None else Blocks(**blocks),
-            **{name: meta["experiment"][name] for name in _EXPERIMENT},
-        )
-        quality = Quality(
-            tuple(
-                Loss(str(name), float(candidate), *(None if math.isnan(value) else float(value) for value in rest))
-                for name, candidate, *rest in losses[[field.name for field in fields(Loss)]].itertuples(index=False)
-            ),
-            *(str(said[name]) for name in _QUALITY),
-        )
-        kept = {
-            "change": str(meta["change"]),
-            "limits": {str(name): float(limit) for name, limit in meta["limits"].items()},
-            **{name: dict(meta[name]) for name in ("options", "environment")},
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordingError(f"{path} is damaged: its figures are not those of a report ({error}).") from error
-    return PerformanceReport(ab, quality, {side: Profile(one) for side, one in recordings.items()}, kept)
+    ab, quality, recordings, meta = read_report(path)
+    return PerformanceReport(ab, quality, {side: Profile(each) for side, each in recordings.items()}, meta)

@@ -19,14 +19,14 @@ from perfnb.recording.saved_facts import Count, Noise
 from perfnb.recording.text import TEXT
 from perfnb.stats import step_times as analysis
 
-#: What is saved of a timing, beside its steps.
+#: What is saved of a timing, besides its steps.
 _FACTS = ("batch_size", "samples", "steady", "noise", "wanted")
-#: What a timing saved by an earlier version does not tell.
+#: What earlier versions did not save, with its value then.
 _LATER = {"block": 1}
 
 
 class TimingFacts(TypedDict, total=False):
-    """What saved step times say beside their frame."""
+    """What saved step times contain besides their frame."""
 
     batch_size: Required[Count | None]
     samples: Required[Count | None]
@@ -40,15 +40,15 @@ TIMING = Kind("timing", frozenset({"steps"}), frozenset({"noise"}), TimingFacts)
 
 
 class Timing(analysis.Timing, Shown):
-    """Step times, measured without profiler and hooks. Shows itself as a line and a small picture."""
+    """Step times, measured without profiler and hooks. Shows itself in a notebook."""
 
     def save(self, path: str | Path) -> Path:
-        """Write the step times to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+        """Save the step times to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
 
         Raises
         ------
         RecordingError
-            If something that is no timing stands there, or it cannot be written.
+            If `path` holds something else, or cannot be written.
         """
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
@@ -67,7 +67,7 @@ class Timing(analysis.Timing, Shown):
 
 
 def shown(timing: analysis.Timing) -> Timing:
-    """The same figures, as what shows itself."""
+    """Turn figures into a `Timing` that shows itself."""
     return Timing(**{name: getattr(timing, name) for name in analysis.Timing.__dataclass_fields__})
 
 
@@ -77,7 +77,7 @@ def load_timing(path: str | Path) -> Timing:
     Raises
     ------
     RecordingError
-        If there are none, or damaged ones.
+        If it is missing or damaged.
     """
     source = usable(path)
     meta = folder.load_meta(TIMING, source)
@@ -89,7 +89,7 @@ def load_timing(path: str | Path) -> Timing:
         facts = {name: meta[name] for name in _FACTS} | {name: meta.get(name, old) for name, old in _LATER.items()}
         return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
     except (KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path} is damaged: its steps are not what a timing writes ({error}).") from error
+        raise RecordingError(f"{path} is damaged: its steps are not those of a timing ({error}).") from error
 
 
 LOADER = Loader("saved step times", TIMING.stands_at, lambda path, *_: load_timing(path))

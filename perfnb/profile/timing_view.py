@@ -20,27 +20,26 @@ if TYPE_CHECKING:
 
 _INCHES = (6.4, 1.7)
 _QUANTILES = (0.9, 0.95, 0.99)
-#: Interquartile ranges above the upper quartile up to which steps are drawn in their place.
+#: Steps up to this many interquartile ranges above the upper quartile are drawn in place.
 _SHOWN = 6
 _POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 2.5}
 _BEYOND = palette.WORSE
 
 
 def timing_facts(timing: Timing) -> list[str]:
-    """What is known of a step time, the most important first."""
+    """What is known about a step time, most important first."""
     if not timing.steps:
         return ["no step was timed"]
     facts = [f"{fmt.interval(timing.median_ms, timing.ci_ms)} ({timing.basis})"]
     if timing.wanted is not None and timing.steps < timing.wanted:
-        facts.append(f"the budget ended it before the {timing.wanted:,} steps that were wanted: raise budget_s")
+        facts.append(f"the budget ended before the {timing.wanted:,} steps needed: raise budget_s")
     if timing.throughput_per_s is not None:
         facts.append(fmt.rate(timing.throughput_per_s, "samples"))
     tails = [(q, timing.quantile_ms(q)) for q in _QUANTILES]
     facts += [f"p{round(100 * q)} {fmt.duration(value)}" for q, value in tails if value is not None][-1:]
     if timing.warmup_ms:
-        steps = "1 step" if len(timing.warmup_ms) == 1 else f"{len(timing.warmup_ms):,} steps"
-        end = {True: "steady after", False: "never steady in", None: "too few steps to tell whether steady after"}
-        facts.append(f"{end[timing.steady]} {steps} of warm-up")
+        end = {True: "steady after", False: "not steady after", None: "too few steps to tell if steady after"}
+        facts.append(f"{end[timing.steady]} {fmt.counted(len(timing.warmup_ms), 'warm-up step')}")
     if timing.outliers.count:
         outliers = str(timing.outliers)
         facts.append(outliers if timing.block == 1 else outliers.replace(" steps:", " blocks:"))
@@ -53,13 +52,13 @@ def timing_text(timing: Timing) -> str:
 
 
 def timing_html(timing: Timing) -> str:
-    """The step time in one line, above a picture of the steps in order and of their distribution."""
+    """The step time in one line, above a plot of the steps in order and a histogram."""
     first, *rest = timing_facts(timing)
     time, _, known = first.partition(" (")
     words = header("A step", "timing", time, " · ".join([known.removesuffix(")"), *rest]))
     if len(timing.samples_ms) < 2:
         return framed(words)
-    alt = f"Step times in their order and how they are distributed; {timing_facts(timing)[0]}"
+    alt = f"Step times in order, and their histogram; {timing_facts(timing)[0]}"
     return framed(f"{words}<p>{picture_html(functools.partial(_draw, timing=timing), _INCHES, alt)}</p>")
 
 
@@ -68,7 +67,7 @@ def _draw(figure: Figure, timing: Timing) -> None:
     median = timing.median_ms or 0.0
     unit, factor = ("s", 1e-3) if median >= 1000 else ("µs", 1e3) if median < 0.1 else ("ms", 1.0)
     warm, timed = (np.asarray(values) * factor for values in (timing.warmup_ms, timing.samples_ms))
-    # The scale is that of most timed steps: a stall, or a first step that compiles, would flatten all others.
+    # Scale to most timed steps: a stall, or a first step that compiles, would flatten all others.
     low, (first, third), high = timed.min(), np.percentile(timed, [25, 75]), timed.max()
     top = min(high, third + _SHOWN * (third - first)) if third > first else high
     margin = 0.08 * (top - low) or 0.05 * top
@@ -88,7 +87,7 @@ def _draw(figure: Figure, timing: Timing) -> None:
     order.set_ylabel(f"step, {unit}")
     words = [
         "steps in order" if timing.block == 1 else f"blocks of {timing.block:,} steps in order",
-        f"× {len(warm)} of warm-up" if len(warm) else "",
+        f"× {len(warm)} warm-up" if len(warm) else "",
         f"▲ {len(beyond)} above" if len(beyond) else "",
     ]
     order.set_xlabel(", ".join(filter(None, words)))

@@ -18,7 +18,7 @@ from perfnb.trace.trace_file import Limits
 LOADERS = (
     "perfnb.profile.loading:LOADER",
     "perfnb.watching.saved:LOADER",
-    "perfnb.experiments.saved:LOADER",
+    "perfnb.experiments.report_files:LOADER",
     "perfnb.profile.timing:LOADER",
     "perfnb.ranks.saved:LOADER",
     "perfnb.ranks.saved:FOLDER_OF_TRACES",

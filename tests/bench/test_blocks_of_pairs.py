@@ -146,7 +146,7 @@ def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock)
     report = perfnb.report(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), budget_s=1, profile=False)
 
     assert report.decision == "inconclusive"
-    assert "Only blocks are fair then, and there was no time for any" in report.reason
+    assert "A fair comparison then needs blocks, and there was no time for any" in report.reason
     assert report.reason.endswith("raise budget_s.")
 
 
@@ -207,7 +207,7 @@ def test_blocks_say_how_they_were_made() -> None:
     few = words(3, Blocks("processes", 4, 16, 1.5))
     assert "3 pairs of blocks are too few for a verdict (6 are needed, about 9.00 s)" in few
     none = words(1, Blocks("processes", 0, 1, None))
-    assert "Only blocks are fair then, and there was no time for any: raise budget_s." in none
+    assert "A fair comparison then needs blocks, and there was no time for any: raise budget_s." in none
 
 
 def test_more_pairs_than_are_counted_and_large_differences_are_said_in_words() -> None:

@@ -100,7 +100,7 @@ def test_the_budget_ends_what_noise_never_lets_end_and_the_result_says_so(clock:
     assert half_width(made) > 0.02
     assert made.wanted is not None
     assert made.steps < made.wanted
-    assert "the budget ended it before the" in str(made)
+    assert "the budget ended before the" in str(made)
 
 
 def test_long_steps_do_not_overrun_the_budget(clock: Clock) -> None:

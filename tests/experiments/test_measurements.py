@@ -86,7 +86,7 @@ def test_a_timing_tells_what_disturbed_it() -> None:
     timing = Timing(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
     text = timing_text(timing)
     assert re.match(r"\S+ ms \[\S+ \S+\] \(95 % interval, median of 100 timed steps\) · \S+ samples/s · p95 ", text)
-    assert "steady after 2 steps of warm-up" in text
+    assert "steady after 2 warm-up steps" in text
     assert "garbage collections took 4" in text
     assert "the machine was busy before (load 1.9 on 2 CPUs)" in text
     assert "the CPU's clock went from 3,000 to 2,000 MHz" in text
