@@ -1,4 +1,4 @@
-"""`scaling_study`: how time and memory grow with size, and what they will be at another."""
+"""`scaling_study`: how time and memory grow with size, and what they will be at other sizes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from perfnb.models.size_laws import ScalingFigures, scaling_figures
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
 
-#: Share of the budget for the times; the rest counts memory and arithmetic.
+#: Share of the budget for timing; the rest is for counting memory and FLOPs.
 TIMED_SHARE = 0.7
-#: Bounds of the number of rounds, in each of which every size runs once.
+#: Fewest and most rounds; each size runs once per round.
 FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """What a step of some size will need.
+    """Predicted time and memory of a step at some size.
 
     Attributes
     ----------
@@ -34,9 +34,9 @@ class Prediction:
     median_ms : float
         Median step time.
     ci_ms : tuple of float
-        95 % prediction interval of that median; wider outside the sizes that were measured.
+        95 % prediction interval of that median; it widens outside the measured sizes.
     peak_bytes : int or None
-        The most memory alive; ``None`` if unknown.
+        Peak memory; ``None`` if unknown.
     """
 
     size: float
@@ -57,31 +57,31 @@ class ScalingStudy(ShownLive):
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row a size: median time with its interval, peak memory, FLOPs, and what the law foretells."""
+        """One row per size: median time with its interval, peak memory, FLOPs, and the law's prediction."""
         return self._figures.table.copy()
 
     @property
     def fit(self) -> pd.DataFrame:
-        """A row a size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` as a share of the latter."""
+        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` as a share of the latter."""
         return self._figures.law.fit.copy()
 
     @property
     def exponent(self) -> float:
-        """Of the law of time: 2 means that a step of twice the size takes four times as long."""
+        """Exponent of the time: 2 means that a step of twice the size takes four times as long."""
         return self._figures.law.exponent
 
     @property
     def exponent_ci(self) -> tuple[float, float] | None:
-        """95 % interval of the exponent; ``None`` for two sizes, which cannot support one."""
+        """95 % interval of the exponent; ``None`` for two sizes, which are too few for one."""
         return self._figures.law.exponent_ci
 
     @property
     def warning(self) -> str | None:
-        """Where one law does not hold, as at a cache's size or where another kernel takes over; ``None`` if it does."""
+        """Where one law does not hold, such as at a cache's size or a switch of kernels; ``None`` if it holds."""
         return self._figures.law.warning
 
     def predict(self, size: float) -> Prediction:
-        """What a step of that size will need."""
+        """Predict time and memory of a step of that size."""
         from perfnb.arguments import finite, shown
 
         if (finite(size) or 0.0) <= 0:
@@ -111,12 +111,12 @@ def scaling_study(
     Parameters
     ----------
     make_step : callable
-        ``make_step(size)`` gives the step of that size, which is called without arguments. The steps of all sizes are
+        ``make_step(size)`` returns the step of that size, a function without arguments. The steps of all sizes are
         alive at once.
     sizes : iterable of number
-        At least two, above 0; five or more show whether one law holds.
+        At least two, above 0; five or more can show whether one law holds.
     budget_s : float
-        Seconds that all steps together may take; each size runs some ten times at least.
+        Time limit in seconds for all steps together; each size runs about ten times at least.
 
     Returns
     -------
@@ -125,11 +125,11 @@ def scaling_study(
     Raises
     ------
     ValueError
-        For fewer than two sizes, or one that is not above 0.
+        For fewer than two sizes, or a size that is not above 0.
     CaptureError
         Inside a profiler.
     Exception
-        Whatever `make_step` or a step raise, after everything that perfnb installed has been removed.
+        Whatever `make_step` or a step raises, after perfnb has removed all its hooks.
     """
     from perfnb.arguments import finite, shown
     from perfnb.bench.rounds import Bench
@@ -146,7 +146,7 @@ def scaling_study(
     given: Any = make_step
     if not callable(given):
         kind = type(make_step).__name__
-        raise TypeError(f"make_step must be a function that returns the step of a size, not {kind}.")
+        raise TypeError(f"make_step must be a function that returns the step for a size, not {kind}.")
     steps = [_made(make_step, size) for size in chosen]
     begin = time.perf_counter()
     with Progress() as progress:
@@ -167,7 +167,7 @@ def scaling_study(
             peaks,
             flops,
             device=device_words(describe_environment()),
-            notes=() if steady is not False else ("Not all sizes were steady when the warm-up ended.",),
+            notes=() if steady is not False else ("Not all sizes had reached steady state when the warm-up ended.",),
         )
     )
 
@@ -181,16 +181,16 @@ def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
     step = make_step(size)
     if not callable(step):
         raise TypeError(
-            f"make_step({shown(size)}) must return a function, the step of that size, and returned "
-            f"{type(step).__name__}: write def make_step(size) with the step as a function in it, or lambda size: "
-            "lambda: work(size)."
+            f"make_step({shown(size)}) must return a function, the step of that size, but returned "
+            f"{type(step).__name__}: write lambda size: lambda: work(size), or define the step as a function inside "
+            "make_step."
         )
     require_steps({"the step that make_step returns": step}, None, "")
     return step  # type: ignore[no-any-return]
 
 
 def _counted(step: Callable[[], Any]) -> tuple[int | None, int | None]:
-    """Peak of memory and FLOPs of a step; what else is alive in the process is left out of the peak."""
+    """Peak memory and FLOPs of a step; memory that is not the step's is left out."""
     from perfnb.step.budget import Plan
 
     __tracebackhide__ = True

@@ -1,4 +1,4 @@
-"""A study of sizes: the law in a sentence, the curve on log axes, and a slider that reads off time and memory."""
+"""A scaling study: the law in a sentence, the curve on log axes, and a slider that reads off time and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def scaling_line(figures: ScalingFigures) -> str:
     """``time grows as size^1.98 [1.91, 2.05]``."""
     law = figures.law
     bounds = "" if law.exponent_ci is None else f" [{_exponent(law.exponent_ci[0])}, {_exponent(law.exponent_ci[1])}]"
-    beside = "" if not law.overhead else f", beside a constant {fmt.duration(law.overhead)}"
+    beside = "" if not law.overhead else f", plus a constant {fmt.duration(law.overhead)}"
     return f"time grows as size^{_exponent(law.exponent)}{bounds}{beside}"
 
 
@@ -38,7 +38,7 @@ def scaling_sentences(figures: ScalingFigures) -> list[str]:
     few = "" if figures.law.exponent_ci else " (too few sizes for an interval)"
     sentences = [f"The {scaling_line(figures)}{few}, on {escape.plain(figures.device, 80)}."]
     if figures.memory_law is not None:
-        sentences.append(f"The peak of memory grows as size^{_exponent(figures.memory_law.exponent)}.")
+        sentences.append(f"Peak memory grows as size^{_exponent(figures.memory_law.exponent)}.")
     if figures.law.warning is not None:
         sentences.append(figures.law.warning)
     return [*sentences, *figures.notes]
@@ -47,9 +47,9 @@ def scaling_sentences(figures: ScalingFigures) -> list[str]:
 def scaling_text(figures: ScalingFigures, width: int = 100) -> str:
     """The study as text."""
     lines = [line for sentence in scaling_sentences(figures) for line in escape.wrapped(sentence, width)]
-    lines.append(f"{'size':>10}  {'median':>26}  {'foretold':>10}  {'off by':>8}  {'peak':>9}  {'FLOPs':>12}")
-    for size, median, foretold, off, peak, flops in _rows(figures):
-        lines.append(f"{size:>10}  {median:>26}  {foretold:>10}  {off:>8}  {peak:>9}  {flops:>12}")
+    lines.append(f"{'size':>10}  {'median':>26}  {'predicted':>10}  {'off by':>8}  {'peak':>9}  {'FLOPs':>12}")
+    for size, median, predicted, off, peak, flops in _rows(figures):
+        lines.append(f"{size:>10}  {median:>26}  {predicted:>10}  {off:>8}  {peak:>9}  {flops:>12}")
     return "\n".join(lines)
 
 
@@ -57,17 +57,17 @@ def scaling_html(figures: ScalingFigures) -> str:
     """The study as sentences, a picture on log axes, and a table."""
     first, *rest = scaling_sentences(figures)
     alt = f"Step time and peak memory by size on log axes, with the prediction interval; {scaling_line(figures)}"
-    heads = ["size", "median", "foretold", "off by", "peak", "FLOPs"]
+    heads = ["size", "median", "predicted", "off by", "peak", "FLOPs"]
     rows = [[escape.html(cell) for cell in row] for row in _rows(figures)]
     return framed(
         f"{header(_title(figures), 'scaling study', first, ' '.join(rest))}"
         f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
-        f"{tables.table('What was measured', heads, rows)}"
+        f"{tables.table('Measurements by size', heads, rows)}"
     )
 
 
 def scaling_data(figures: ScalingFigures) -> dict[str, Any]:
-    """Everything that the browser shows, ready for JSON."""
+    """The payload of the live view."""
 
     def numbers(values: Any) -> list[float | None]:
         known = [fmt.known(value) for value in values]

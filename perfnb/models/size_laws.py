@@ -1,4 +1,4 @@
-"""How time and memory of a step grow with size: a law, what it foretells, and where it does not hold."""
+"""How a step's time and memory grow with size: the laws, their predictions, and where they break."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import pandas as pd
 from perfnb.stats.intervals import interval_of_median, relative_standard_error
 from perfnb.stats.power_law import PowerLaw, fit_power_law
 
-#: The curve that is drawn reaches from this share of the least size to this multiple of the largest, in so many points
-#: and at the sizes themselves.
+#: The curve runs from this fraction of the smallest size to this multiple of the largest, in this many points plus the
+#: sizes themselves.
 _BELOW, _ABOVE, _POINTS = 0.5, 2.0, 121
 
 
 @dataclass(frozen=True)
 class ScalingFigures:
-    """What a study of sizes found.
+    """Figures of a scaling study.
 
     Attributes
     ----------
     table : DataFrame
-        A row a size, ascending: ``size``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``peak_bytes``, ``flops``,
-        ``predicted_ms``, ``residual`` (share of what is predicted).
+        One row per size, ascending: ``size``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``peak_bytes``, ``flops``,
+        ``predicted_ms``, ``residual`` (share of the prediction).
     law : PowerLaw
-        Of the median times.
+        For the median times.
     memory_law : PowerLaw or None
-        Of the peaks of memory, which are counted and not measured.
+        For peak memory, which is counted, not timed.
     curve : DataFrame
-        What the laws foretell on a grid of sizes, evenly on the log scale: ``size``, ``median_ms``, ``low_ms``,
+        Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``,
         ``high_ms``, ``peak_bytes``.
     device : str
-        In words.
+        Description of the device.
     notes : tuple of str
-        What else a reader must know.
+        Caveats.
     """
 
     table: pd.DataFrame
@@ -54,7 +54,7 @@ def scaling_figures(
     device: str,
     notes: tuple[str, ...] = (),
 ) -> ScalingFigures:
-    """Fit the laws to what was measured at each size."""
+    """Fit the laws to the measurements at each size."""
     sizes = sorted(samples_ms)
     medians = [float(np.median(samples_ms[size])) for size in sizes]
     errors = [relative_standard_error(samples_ms[size]) for size in sizes]
