@@ -62,7 +62,7 @@ class ScalingStudy(ShownLive):
 
     @property
     def fit(self) -> pd.DataFrame:
-        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` as a share of the latter."""
+        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` (share of the latter)."""
         return self._figures.law.fit.copy()
 
     @property
@@ -146,7 +146,7 @@ def scaling_study(
     given: Any = make_step
     if not callable(given):
         kind = type(make_step).__name__
-        raise TypeError(f"make_step must be a function that returns the step for a size, not {kind}.")
+        raise TypeError(f"make_step must be a function that returns the step of a size, not {kind}.")
     steps = [_made(make_step, size) for size in chosen]
     begin = time.perf_counter()
     with Progress() as progress:
