@@ -17,8 +17,7 @@ from perfnb.profile.profiling import profile_step
 from perfnb.profile.summary import summarize
 from perfnb.timeline.data import NOTEBOOK_BYTES, PAGE_BYTES, timeline_bytes
 from perfnb.timeline.memory import MemoryCurve
-from perfnb.timeline.rows import KINDS
-from perfnb.timeline.timeline import Timeline, Track
+from perfnb.timeline.timeline import KINDS, Timeline, Track
 
 EVENTS, STEPS, LAYERS = 1_000_000, 20, 200
 _FRAMES = 120

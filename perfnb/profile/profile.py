@@ -38,7 +38,8 @@ from perfnb.recording.schema import conform
 from perfnb.recording.storage import TABLES, SavedProfile
 from perfnb.roofline.roofline import Roofline
 from perfnb.stats.step_times import times_in_words
-from perfnb.timeline.timeline import Timeline, timeline_of
+from perfnb.timeline.build import timeline_of
+from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.trace_export import trace_text
 from perfnb.trace.chrome_writer import gzipped
 

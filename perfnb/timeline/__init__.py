@@ -1,1 +1,1 @@
-"""What ran when, as intervals on tracks; export as a Chrome trace."""
+"""What ran when, as intervals on tracks; exported as a Chrome trace."""

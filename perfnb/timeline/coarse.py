@@ -1,4 +1,4 @@
-"""A timeline with less detail: what is too short to be seen from afar is joined with its neighbours."""
+"""A coarser timeline: events too short to see from afar are merged with their neighbours."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ import numpy as np
 
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.timeline.memory import MemoryCurve
-from perfnb.timeline.rows import KINDS, OTHER
-from perfnb.timeline.timeline import Timeline, Track
+from perfnb.timeline.timeline import KINDS, OTHER, Timeline, Track
 
-#: Category of what stands for several events.
+#: Category of merged events.
 JOINED = "joined"
-#: Greatest number of moments of a curve of memory.
+#: Most points of a memory curve.
 _MOMENTS = 4000
 
 
 class _Joins(NamedTuple):
-    """Which rows give way, in order, and where each series of them begins."""
+    """Rows that are merged, in order, and where each group of them starts."""
 
     rows: Ints
     first: Ints
 
 
 def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
-    """The timeline in which events shorter than `shortest_ns` are one block where they lie together.
+    """Merge neighbouring events shorter than `shortest_ns` into one block.
 
-    They lie together where on one line of a track less than `shortest_ns` is between them. A block is called ``12 short
-    events``, of the category ``joined``, and has the kind that most of its time is of, or ``other``. What is short
-    and alone stays.
+    Neighbours are on one line of a track with less than `shortest_ns` between them. A block is called ``12 short
+    events``, has the category ``joined``, and the kind that takes most of its time, or ``other``. Short events without
+    neighbours stay.
     """
     joins = _joins(timeline, shortest_ns)
     rows = timeline.rows
     kept = np.ones(len(rows), dtype=bool)
     kept[joins.rows] = False
-    kept[joins.rows[joins.first]] = True  # where the block stands
+    kept[joins.rows[joins.first]] = True  # the merged block
     start, duration = rows["start"].to_numpy(), rows["duration"].to_numpy().copy()
     count = np.diff(np.append(joins.first, len(joins.rows)))
     blocks = joins.rows[joins.first]
@@ -71,7 +70,7 @@ def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
 
 
 def longest_of(timeline: Timeline, events: int) -> Timeline:
-    """The timeline with no more than so many of its events, the longest, and without texts that none of them has."""
+    """The timeline with at most this many events, the longest, and without texts that none of them uses."""
     rows = timeline.rows
     order = np.argsort(-rows["duration"].to_numpy(), kind="stable")
     kept = np.zeros(len(rows), dtype=bool)
@@ -87,7 +86,7 @@ def longest_of(timeline: Timeline, events: int) -> Timeline:
 
 
 def size_of_coarser(timeline: Timeline, shortest_ns: int) -> int:
-    """How many rows `coarser` would give."""
+    """Number of rows that `coarser` would return."""
     joins = _joins(timeline, shortest_ns)
     return len(timeline) - len(joins.rows) + len(joins.first)
 
@@ -99,7 +98,7 @@ def _joins(timeline: Timeline, shortest_ns: int) -> _Joins:
     short = np.flatnonzero(duration < shortest_ns)
     if len(short) == 0:
         return _Joins(short, short)
-    # A longer one between two of them parts them: they are no neighbours then.
+    # A longer event between two of them separates them.
     neighbours = (np.diff(short) == 1) & (np.diff(track[short]) == 0) & (np.diff(depth[short]) == 0)
     near = start[short[1:]] - (start + duration)[short[:-1]] < shortest_ns
     first = np.flatnonzero(np.concatenate([[True], ~(neighbours & near)]))
@@ -110,7 +109,7 @@ def _joins(timeline: Timeline, shortest_ns: int) -> _Joins:
 
 
 def _kinds(kind: Ints, weight: Ints, count: Ints) -> Ints:
-    """The kind of more than half of the time of each series."""
+    """The kind with more than half of the time of each group."""
     series = np.repeat(np.arange(len(count)), count)
     time = np.bincount(series * len(KINDS) + kind, weights=weight + 1.0, minlength=len(count) * len(KINDS))
     table = time.reshape(len(count), len(KINDS))
@@ -124,7 +123,7 @@ def _tracks(tracks: tuple[Track, ...], kept: Bools) -> tuple[Track, ...]:
 
 
 def _thinned(curve: MemoryCurve) -> MemoryCurve:
-    """The curve with the most of each stretch of time, its first and its last value."""
+    """The curve with the maximum of each time bin, its first and its last value."""
     if len(curve.bytes) <= _MOMENTS:
         return curve
     time = curve.times_ns - curve.times_ns[0]

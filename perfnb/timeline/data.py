@@ -1,4 +1,4 @@
-"""The timeline as the browser gets it: a header of JSON and arrays of numbers, compressed."""
+"""The timeline for the browser: a JSON header and arrays of numbers, compressed."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from perfnb.draw import escape, palette
 from perfnb.timeline.coarse import coarser, longest_of, size_of_coarser
 from perfnb.timeline.timeline import Timeline
 
-#: Greatest number of compressed bytes that a saved notebook holds, and that a page holds. A notebook writes them as
-#: base64, a third larger, beside the script, the report's data and the static twin: all in all at most 2 MB.
+#: Most compressed bytes in a saved notebook, and in a page. A notebook stores them as base64, a third larger, beside
+#: the script, the report's data and the static twin: at most 2 MB in total.
 NOTEBOOK_BYTES, PAGE_BYTES = 1_000_000, 24_000_000
-#: No name of the timeline is longer.
+#: Longest name.
 MAX_TEXT = 500
 
-#: Numbers of each event, in the order in which they are written.
+#: Columns of each event, in the order written.
 _ARRAYS = {
     "start": "<f8", "duration": "<f8", "name": "<u4", "layer": "<i4", "launch": "<i4", "forward": "<i4",
     "detail": "<i4", "depth": "u1", "kind": "u1", "category": "u1",
 }  # fmt: skip
 _LEVEL = 4
 _UNIT = 8
-#: A coarser timeline is made for so much less than the limit, since it packs less well.
+#: A coarser timeline aims below the limit by this factor, because it compresses less well.
 _ROOM = 0.85
-#: Lengths that are tried between one and its double.
+#: Lengths tried per doubling.
 _FINE = 4
 
 
 def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tuple[bytes, dict[str, Any] | None]:
-    """What a notebook saves of a timeline, and the facts of that.
+    """The timeline that a notebook saves, and facts about it.
 
-    Without a timeline the bytes are empty, and the facts are ``None``.
+    Without a timeline the bytes are empty and the facts are ``None``.
     """
     if timeline is None:
         return b"", None
@@ -51,19 +51,19 @@ def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tup
 def timeline_bytes(
     timeline: Timeline, layer_rows: Sequence[int], limit: int, whole_size: int | None = None
 ) -> tuple[bytes, dict[str, Any]]:
-    """The compressed timeline, with less detail where it would be larger than a limit.
+    """Compress the timeline, with less detail if it would exceed a limit.
 
-    Short events are joined, if need be all; where even that is too large, only the longest stay.
+    Short events are merged, if necessary all of them; if even that is too large, only the longest stay.
 
     Parameters
     ----------
     timeline : Timeline
     layer_rows : sequence of int
-        For each of its layers the row among those of the report; -1 for none.
+        For each of its layers the row in the report's layer table; -1 for none.
     limit : int
-        Bytes. Only what a timeline has beside its events (names of layers, curves of memory) can be larger.
+        Bytes. Only what a timeline holds beside its events (layer names, memory curves) can exceed it.
     whole_size : int, optional
-        About how many bytes all of it takes, where that is known.
+        Approximate size of the whole timeline, if known.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def timeline_bytes(
         packed = _packed(shown, layer_rows, len(timeline), shortest)
         size = len(packed)
     kept = len(shown)
-    while size > limit and kept:  # of very many tracks each has an event left
+    while size > limit and kept:  # with very many tracks, each still has an event
         kept = int(kept * min(_ROOM * limit / size, _ROOM))
         shown = longest_of(shown, kept)
         packed = _packed(shown, layer_rows, len(timeline), shortest)
@@ -92,7 +92,7 @@ def timeline_bytes(
 
 
 def _shortest_for(timeline: Timeline, events: int) -> int:
-    """About the least length below which events must be joined for no more than so many to stay."""
+    """About the smallest length below which merging events leaves no more than this many."""
     first, last = timeline.span_ns
     low, high = 0, _FINE * (last - first + 2).bit_length()
     while low < high:
@@ -105,12 +105,12 @@ def _shortest_for(timeline: Timeline, events: int) -> int:
 
 
 def _length(step: int) -> int:
-    """Lengths that double with every `_FINE` steps."""
+    """Lengths that double every `_FINE` steps."""
     return round(2 ** (step / _FINE))
 
 
 def _worded(timeline: Timeline) -> list[str]:
-    """The names of the rows, with those of the phases as words."""
+    """Row names, with phases spelled out."""
     phases = set(timeline.kinds)
     return [palette.mark(name).word if name in phases else name for name in timeline.names]
 
@@ -178,7 +178,7 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
 
 
 def memory_word(device: str) -> str:
-    """The device of a curve in words."""
+    """The device of a curve, in words."""
     return "CPU" if device == "cpu" else escape.plain(device, 40)
 
 
@@ -188,7 +188,7 @@ def _kind(name: str) -> dict[str, str]:
 
 
 def _used(texts: Sequence[str], codes: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The texts that are used, made plain, each once, and the numbers of those; -1 stays."""
+    """The texts in use, escaped and unique, and their numbers; -1 stays."""
     used = np.unique(codes[codes >= 0])
     plain: dict[str, int] = {}
     place = np.full(len(texts) + 1, -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The events of a trace as intervals of a timeline: a track for each thread and each stream, and who caused whom."""
+"""The events of a trace as intervals: one track per thread and stream, and which event caused which."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, innermost, nest_cutting
 from perfnb.recording.recording import Recording
-from perfnb.timeline.rows import (
+from perfnb.timeline.timeline import (
     DEEPEST,
     OTHER,
     Labels,
@@ -31,7 +31,7 @@ from perfnb.timeline.rows import (
 )
 from perfnb.trace_names import DATA_SPAN, DEVICE_EVENTS, OPS, PYTHON_CALLS, STEP_SPAN
 
-#: As torch's profiler and perfnb write it.
+#: As written by torch's profiler and perfnb.
 _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 
 
@@ -45,7 +45,7 @@ class EventRows:
         ``thread``, ``stream`` or ``python``: the Python calls of a thread.
     title : str
     rows : DataFrame
-        As `rows_of` gives them; ``launch`` and ``forward`` are rows of `all_events`.
+        Output of `rows_of`; ``launch`` and ``forward`` are rows of `all_events`.
     thread : str
         Title of the thread whose Python calls these are.
     """
@@ -57,7 +57,7 @@ class EventRows:
 
 
 def event_rows(recording: Recording, attribution: Attribution, names: Labels, categories: Labels) -> list[EventRows]:
-    """All events of the trace: the step's thread first, then the others, streams, and Python calls, which are deep."""
+    """All events of the trace: the step's thread first, then other threads, streams, and Python calls."""
     events = all_events(recording)
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
@@ -71,7 +71,7 @@ def event_rows(recording: Recording, attribution: Attribution, names: Labels, ca
     depth = np.zeros(len(events), dtype=np.int64)
     is_python = is_in(events, PYTHON_CALLS)[host]
     depth[host] = np.minimum(_depths_apart(forest, is_python, thread, start[host], end[host]), DEEPEST)
-    # Python calls are no part of the attribution: they belong to the block that they run in.
+    # Python calls are not attributed: they belong to the block that they run in.
     around = innermost(forest, block[host] != NONE)
     block[host] = np.where(block[host] != NONE, block[host], np.where(around != NONE, block[host][around], NONE))
     codes = {
@@ -103,7 +103,7 @@ def event_rows(recording: Recording, attribution: Attribution, names: Labels, ca
 
 
 def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, end: Ints) -> Ints:
-    """How deep each event lies in others of its sort: in Python calls, or in all else."""
+    """Nesting depth of each event among its own sort: Python calls, or everything else."""
     depth = forest.depth
     if is_python.any() and not is_python.all():
         depth = depth.copy()
@@ -113,7 +113,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 
 
 def shape_texts(recording: Recording) -> list[str]:
-    """What the numbers in ``detail`` stand for."""
+    """The texts that ``detail`` refers to."""
     events = all_events(recording)
     return list(map(str, text(events, "shapes")[1])) if "shapes" in events else []
 
@@ -121,7 +121,7 @@ def shape_texts(recording: Recording) -> list[str]:
 def _names(
     recording: Recording, events: pd.DataFrame, layer: Ints, names: Labels, categories: Labels
 ) -> tuple[Ints, Ints]:
-    """Numbers of names and categories; perfnb's own spans are called by what they stand for."""
+    """Numbers of names and categories; perfnb's own spans are named after what they mark."""
     found, labels = text(events, "name")
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
@@ -139,12 +139,12 @@ def _names(
 
 
 def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
-    """The call that launched each piece of work on a device, else the op that the profiler says it belongs to."""
+    """The call that launched each piece of device work, else the op that the profiler assigns it to."""
     launch = np.full(len(events), NONE, dtype=np.int64)
     device = np.flatnonzero(on_device)
     launch[device] = calls_of(events, device)
     external, correlation = column(events, "external_id"), column(events, "correlation")
-    # Where there was no operator, Kineto writes the correlation id as the external one.
+    # Without an op, Kineto writes the correlation id as the external id.
     lost = device[(launch[device] == NONE) & (external[device] != NONE)]
     lost = lost[external[lost] != correlation[lost]]
     ops = np.flatnonzero(is_in(events, OPS) & (external != NONE))
@@ -207,7 +207,7 @@ def _threads(
 
 
 def _own_name(name: str, number: int) -> str:
-    """What a thread is called beyond its number: ``python3`` of ``thread 12 (python3)``."""
+    """A thread's name beyond its number: ``python3`` of ``thread 12 (python3)``."""
     found = _THREAD_NAME.fullmatch(name)
     inner = name if found is None else found[1] or ""
     return "" if inner.strip() in (str(number), f"thread {number}") else inner
@@ -226,7 +226,7 @@ def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
 
 
 def _groups(key: Ints) -> Sequence[Ints]:
-    """Places of each value, in order of their first."""
+    """Places of each value, in ascending order of value."""
     if len(key) == 0:
         return []
     order = np.argsort(key, kind="stable")
@@ -234,7 +234,7 @@ def _groups(key: Ints) -> Sequence[Ints]:
 
 
 def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
-    """Ends cut to the next begin where they are later by no more than what the file's times are rounded by."""
+    """Ends cut to the next start if they overlap by no more than the rounding of the file's times."""
     over = end[:-1] - start[1:]
     cut = (over > 0) & (over <= unit) & (start[1:] > start[:-1])
     result = end.copy()

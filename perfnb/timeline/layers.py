@@ -1,4 +1,4 @@
-"""Steps, phases and layers as intervals of a timeline: what the blocks of the traced steps tell."""
+"""Steps, phases and layers as intervals of a timeline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perfnb.recording.nesting import NONE, Bools, Ints, innermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW
 from perfnb.recording.text import TEXT
-from perfnb.timeline.rows import KINDS, Labels, apart, joined, kinds_of, layer_names, layers_of, rows_of
+from perfnb.timeline.timeline import KINDS, Labels, apart, joined, kinds_of, layer_names, layers_of, rows_of
 
 _RECOMPUTE, _BACKWARD = KINDS.index("recompute"), KINDS.index("backward")
 
 
 def step_rows(recording: Recording, attribution: Attribution, names: Labels, categories: Labels) -> pd.DataFrame:
-    """An interval a step, ``step 3``, numbered as in the frames."""
+    """One interval per step, ``step 3``, numbered as in the frames."""
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
     number = np.arange(len(steps))
@@ -29,7 +29,7 @@ def step_rows(recording: Recording, attribution: Attribution, names: Labels, cat
 
 
 def phase_rows(attribution: Attribution, names: Labels, categories: Labels) -> pd.DataFrame:
-    """The phases of the steps' time line, without overlap: their lengths add up to what the frame ``phases`` tells."""
+    """The phases of the steps, without overlap: their lengths add up to the frame ``phases``."""
     blocks = attribution.host.blocks
     start, end, block = _segments(attribution, blocks["main"].to_numpy(dtype=bool))
     phase = kinds_of(attribution)[block]
@@ -41,9 +41,9 @@ def phase_rows(attribution: Attribution, names: Labels, categories: Labels) -> p
 
 
 def layer_rows(recording: Recording, attribution: Attribution, names: Labels, categories: Labels) -> pd.DataFrame:
-    """The layers' calls in forward, one below the other, and in backward the time of each layer's nodes.
+    """Layer calls in forward, nested, and in backward the time of each layer's nodes.
 
-    In backward neighbouring nodes of a layer are one interval, also where only gradients were accumulated between them.
+    In backward, neighbouring nodes of a layer form one interval, even if only gradients were accumulated in between.
     """
     forward = _forward(recording, attribution)
     rows = apart(joined([forward, *_backward(recording, attribution)]))
@@ -63,7 +63,7 @@ def _forward(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFrame]:
-    """A table for each depth of layers."""
+    """One table per layer depth."""
     host = attribution.host
     kind, in_backward = host.blocks["kind"].to_numpy(), host.blocks["in_backward"].to_numpy()
     again = (kind == Kind.SPAN) & in_backward
@@ -92,7 +92,7 @@ def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFra
 
 
 def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
-    """Number of the layer of each span; a span without one is the loss's."""
+    """Layer number of each span; a span without one belongs to the loss."""
     blocks = attribution.host.blocks
     layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
     loss = layer_names(recording).index(LOSS_ROW, len(recording.modules))
@@ -100,7 +100,7 @@ def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _short_names(recording: Recording) -> list[str]:
-    """What a layer adds to the name of the one around it."""
+    """What a layer's name adds to that of its parent."""
     whole, parents = recording.modules["name"].astype(TEXT).tolist(), recording.modules["parent"].tolist()
     return [
         name.removeprefix(f"{whole[above]}.") if above != NONE else name
@@ -109,14 +109,14 @@ def _short_names(recording: Recording) -> list[str]:
 
 
 def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints]:
-    """The time of some blocks cut where another of them begins or ends: begin, end and the innermost block of each."""
+    """Blocks cut wherever another of them starts or ends: start, end and innermost block of each piece."""
     host = attribution.host
     begin, finish, thread = (host.blocks[name].to_numpy() for name in ("start", "end", "thread"))
     members = np.flatnonzero(chosen & (finish > begin))
     kept = np.zeros(len(begin), dtype=bool)
     kept[members] = True
     above = innermost(host.forest, kept)
-    # A node of another thread lies in a run of the engine, but not in its time line.
+    # A node on another thread is part of an engine run, but not of its timeline.
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)[members]
     depth, thread = host.forest.depth[members], thread[members]
     moments = pd.DataFrame(
@@ -124,7 +124,7 @@ def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints
             "thread": np.tile(thread, 2),
             "time": np.concatenate([begin[members], finish[members]]),
             "begins": np.repeat([True, False], len(members)),
-            # At one moment ends come first, from the inside out; then begins, from the outside in.
+            # At one moment ends come first, from the inside out; then starts, from the outside in.
             "turn": np.concatenate([depth, -depth]),
             "now": np.concatenate([members, above]),
         }
@@ -135,8 +135,10 @@ def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints
 
 
 def _runs(meets: Bools, *keys: Ints) -> tuple[Ints, Ints]:
-    """First and last of each series of neighbours that are alike; `meets` tells of each but the last whether it may
-    go on after it."""
+    """First and last of each run of neighbours that are alike.
+
+    `meets` says for each but the last whether a run may continue after it.
+    """
     size = len(keys[0])
     if size == 0:
         return np.array([], dtype=np.int64), np.array([], dtype=np.int64)

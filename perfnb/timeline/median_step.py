@@ -1,4 +1,4 @@
-"""One step of a timeline, as a picture and a table show it."""
+"""The step of median length, as a picture and a table show it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from perfnb.attribution.interval_sets import union
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.text import TEXT
 from perfnb.timeline.memory import MemoryCurve
-from perfnb.timeline.rows import lanes
-from perfnb.timeline.timeline import Timeline, Track
+from perfnb.timeline.timeline import Timeline, Track, lanes
 from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, STEP_MARKS
 
-#: What counts as being at work: no spans that stand around others, no Python calls.
+#: Categories that count as work: no enclosing spans, no Python calls.
 _WORK = {
     "thread": (*OPS, *CALLS),
     "stream": DEVICE_WORK,
@@ -34,16 +33,16 @@ class StepTimeline:
     name : str
         ``step 3``.
     duration_ns : int
-        Of the step itself, which is the host's.
+        Length of the step on the host.
     shown_ns : int
-        Until the step ended and all work that it launched on devices.
+        Until the step and all device work that it launched had ended.
     timeline : Timeline
-        The events that are work, from the step's begin; spans around them are left out. The host's are cut at the
-        step's end. Devices' are those during the step, and later ones that it launched.
+        The events that are work, from the start of the step; enclosing spans are left out. Host events are cut at the
+        end of the step. Device events are those during the step, and later ones that it launched.
     tracks : DataFrame
-        One row a track, in the same order: ``track``, ``kind``, ``events``, ``busy_ms`` (while at least one event ran),
-        ``share`` (of what is shown), ``longest`` (name of the longest event; of a layer that has none inside),
-        ``layer`` (its layer, missing where there is none) and ``longest_ms``.
+        One row per track, in the same order: ``track``, ``kind``, ``events``, ``busy_ms`` (at least one event ran),
+        ``share`` (of what is shown), ``longest`` (name of the longest event, or of the longest layer without children),
+        ``layer`` (its layer, missing if none) and ``longest_ms``.
     """
 
     name: str
@@ -54,7 +53,7 @@ class StepTimeline:
 
 
 def step_timeline(timeline: Timeline) -> StepTimeline | None:
-    """The traced step of median length, of two the longer; ``None`` where none takes time."""
+    """The traced step of median length (of two, the longer); ``None`` if none takes time."""
     steps = timeline.rows_on(timeline.of("steps")[0])
     lengths = steps["duration"].to_numpy()
     chosen = steps.iloc[int(np.argmax(lengths == np.sort(lengths)[len(lengths) // 2]))]
@@ -89,7 +88,7 @@ _COLUMNS = {
 
 
 class _Rows:
-    """The rows of a timeline, column by column: a trace may have thousands of tracks of a few rows each."""
+    """A timeline's rows, column by column: a trace may have thousands of tracks of a few rows each."""
 
     def __init__(self, timeline: Timeline) -> None:
         rows = timeline.rows
@@ -105,18 +104,18 @@ class _Rows:
         }
 
     def launched(self, track: Track, begin: int, end: int) -> Bools:
-        """Which work of a stream something in the step launched."""
+        """Which work of a stream was launched in the step."""
         own = _own(track)
         launch = self._launch[own]
         at = self._start[launch]
         return np.asarray((launch != NONE) & (at >= begin) & (at < end) & self._work[track.kind][own])
 
     def latest(self, track: Track, chosen: Bools) -> int:
-        """When the last of the chosen rows of a track ends; 0 where there is none."""
+        """When the last of the chosen rows of a track ends; 0 if there are none."""
         return int(self._end[_own(track)][chosen].max(initial=0))
 
     def during(self, track: Track, begin: int, end: int, launched: Bools | None, last: int) -> Ints:
-        """Place, start, duration and depth of each row of a track that is shown, cut to what is, by depth and start."""
+        """Place, start, duration and depth of each visible row of a track, cut to the step, by depth and start."""
         own = _own(track)
         chosen = (self._start[own] < end) & (self._end[own] > begin)
         if track.kind in _WORK:
@@ -152,7 +151,7 @@ def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:
 
 
 def _has_none_inside(rows: pd.DataFrame) -> Bools:
-    """Whether no row of the next depth begins within each; rows are sorted by depth and begin."""
+    """Whether no row of the next depth starts within each; rows are sorted by depth and start."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     alone = np.ones(len(rows), dtype=bool)

@@ -1,6 +1,6 @@
-"""Curves of memory: as a loaded trace tells, or the counted step's, placed on the traced ones.
+"""Memory curves: from a loaded trace, or from the counted step, mapped onto the traced ones.
 
-Those ran the same, but not at the same speed.
+The counted step ran the same ops, but not at the same speed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
 
-_AS_TOLD = "as the trace tells"
-_BY_OP = "as in the counted step, placed by op"
-_BY_PHASE = "as in the counted step, placed by phase"
-_STRETCHED = "as in the counted step, stretched over the step"
-#: Marks of perfnb's own, which the passes do not share.
+_AS_RECORDED = "from the trace"
+_BY_OP = "from the counted step, aligned by op"
+_BY_PHASE = "from the counted step, aligned by phase"
+_STRETCHED = "from the counted step, stretched to fit"
+#: perfnb's own marks, which differ between passes.
 _OWN = "pf"
-#: Begin and end of a step.
+#: Start and end of a step.
 _Window = tuple[int, int]
 
 
@@ -39,9 +39,9 @@ class MemoryCurve:
     device : str
         ``cpu``, ``cuda:0``.
     note : str
-        Where it is from.
+        Where the curve comes from.
     times_ns, bytes : ndarray of int64
-        From each time on so much is alive, until the next.
+        The level from each time until the next.
     """
 
     device: str
@@ -51,14 +51,14 @@ class MemoryCurve:
 
 
 class _Ops(NamedTuple):
-    """The ops of a recording in order of time: name, begin, and whether each is on the step's thread."""
+    """The ops of a recording in time order: name, start, and whether each is on the step's thread."""
 
     name: np.ndarray
     start: Ints
     main: Bools
 
     def between(self, begin: int, end: int, everywhere: bool) -> tuple[np.ndarray, Ints]:
-        """Names and begins of the ops of a step."""
+        """Names and starts of the ops of a step."""
         first, last = np.searchsorted(self.start, (begin, end))
         chosen = slice(None) if everywhere else self.main[first:last]
         return self.name[first:last][chosen], self.start[first:last][chosen]
@@ -67,8 +67,8 @@ class _Ops(NamedTuple):
 def memory_curves(recording: Recording, attribution: Attribution, watched: Watched) -> list[MemoryCurve]:
     """The curve of each device, over all traced steps.
 
-    Two steps in which the same ops ran in the same order are laid over each other op by op, in proportion between
-    them; others phase by phase, or as a whole.
+    If the same ops ran in the same order in both steps, the curve is aligned op by op and interpolated in between;
+    otherwise phase by phase, or as a whole.
     """
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
@@ -89,12 +89,14 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
 
 
 def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
-    """The curve of each device as the trace that was loaded tells it: every total at its own time, in steps or not."""
-    return [MemoryCurve(line.device, _AS_TOLD, line.times_ns, line.allocated) for line in memory_of_trace(recording)]
+    """The curve of each device of a loaded trace: every total at its own time, inside steps or not."""
+    return [
+        MemoryCurve(line.device, _AS_RECORDED, line.times_ns, line.allocated) for line in memory_of_trace(recording)
+    ]
 
 
 def _by_op(counted: _Ops, traced: _Ops, window: _Window, step: _Window) -> tuple[Ints, Ints, str] | None:
-    """Moments of the counted step and those of a traced one that they stand for, where the same ops ran."""
+    """Moments of the counted step and the matching ones of a traced step, if the same ops ran."""
     for everywhere in (True, False):
         (names, known), (others, meant) = counted.between(*window, everywhere), traced.between(*step, everywhere)
         if len(names) and len(names) == len(others) and (names == others).all():
@@ -103,7 +105,7 @@ def _by_op(counted: _Ops, traced: _Ops, window: _Window, step: _Window) -> tuple
 
 
 def _by_phase(counted: Attribution, traced: Attribution, window: _Window, step: _Window) -> tuple[Ints, Ints, str]:
-    """As `_by_op`, at the begins of phases, where the same ones follow each other; else only the step's own."""
+    """Like `_by_op`, at the starts of phases if both steps have the same; else only at the ends of the step."""
     ours, theirs = phase_stretches(counted, *window), phase_stretches(traced, *step)
     if [name for name, *_ in ours] == [name for name, *_ in theirs]:
         known, meant = (np.array([start for _, start, _ in one], dtype=np.int64) for one in (ours, theirs))
@@ -113,7 +115,7 @@ def _by_phase(counted: Attribution, traced: Attribution, window: _Window, step: 
 
 
 def _ordered(known: Ints, meant: Ints, window: _Window, step: _Window) -> tuple[Ints, Ints]:
-    """The moments between begin and end of both steps, in an order in which both grow."""
+    """The moments between start and end of both steps, made to increase in both."""
     of_counted = np.concatenate([window[:1], known, window[1:]])
     of_traced = np.concatenate([step[:1], meant, step[1:]])
     return np.maximum.accumulate(of_counted), np.maximum.accumulate(of_traced)

@@ -1,4 +1,4 @@
-"""One step's timeline as a matplotlib chart: a band for each track, intervals in the colours of their phases."""
+"""The median step as a matplotlib chart: one band per track, intervals in the colours of their phases."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from perfnb.timeline.memory import MemoryCurve
     from perfnb.timeline.timeline import Timeline, Track
 
-#: Of each kind of track, how many are drawn, and how many lines of each.
+#: Tracks drawn of each kind, and lines of each.
 _TRACKS = {"phases": 1, "layers": 1, "thread": 4, "stream": 6}
 _LINES = {"phases": 1, "layers": 4, "thread": 2, "stream": 2}
 _WIDTH = 8.8
 _LINE_INCHES, _GAP, _MEMORY_INCHES, _REST_INCHES = 0.19, 0.55, 0.6, 0.62
-#: Parts of the width that are told apart: what is narrower is joined with its neighbours.
+#: Horizontal resolution: narrower events are merged with their neighbours.
 _PARTS = 900
 _INCHES_A_CHARACTER = 0.062
 _TITLE = 22
-#: A name that does not fit gets so many characters at least, or none.
+#: A name that does not fit gets at least this many characters, or is left out.
 _LEAST_ROOM = 7
 _BEGINS = (f"{BACKWARD_NODE}: ", "torch::autograd::", "aten::")
 
 
 def inches_of(step: StepTimeline) -> tuple[float, float]:
-    """Width and height that the chart takes."""
+    """Width and height of the chart."""
     shown = shown_tracks(step)
     lines = sum(min(track.depth, _LINES[track.kind]) + _GAP for track in shown)
     return _WIDTH, _REST_INCHES + lines * _LINE_INCHES + _MEMORY_INCHES * len(_curves(step))
 
 
 def shown_tracks(step: StepTimeline) -> list[Track]:
-    """The tracks that are drawn: of many threads and streams those that work the most."""
+    """The tracks that are drawn: the busiest of many threads and streams."""
     tracks, table = step.timeline.tracks, step.tracks
     chosen: list[int] = []
     for kind, most in _TRACKS.items():
@@ -83,7 +83,7 @@ def draw_step(figure: Figure, step: StepTimeline) -> None:
 
 
 def _title(track: Track) -> str:
-    """The title without what it says beyond the role of a thread."""
+    """The title without anything after a thread's role."""
     for role in ("(main", "(backward"):
         if f"{role}, " in track.title:
             return f"{track.title.partition(role)[0]}{role})"
@@ -129,7 +129,7 @@ def _name(timeline: Timeline, row: pd.Series) -> str:
 
 
 def _short(name: str) -> str:
-    """A name without what many begin with."""
+    """A name without common prefixes."""
     for start in _BEGINS:
         name = name.removeprefix(start)
     return name
@@ -142,7 +142,7 @@ def _ink(colour: str) -> str:
 
 
 def _curves(step: StepTimeline) -> list[MemoryCurve]:
-    """Of devices on which something was alive, the two with the most."""
+    """The two devices with the most memory, if anything was alive on them."""
     used = [curve for curve in step.timeline.memory if curve.bytes.max(initial=0) > 0]
     return sorted(used, key=lambda curve: -int(curve.bytes.max()))[:2]
 

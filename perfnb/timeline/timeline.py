@@ -1,45 +1,49 @@
-"""What ran when: every event of a trace as an interval on a track, with its layer, phase, and what caused it."""
+"""The timeline: intervals on tracks, and how its rows are put together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution
-from perfnb.memory.allocations import Watched
+from perfnb.attribution.ops import owner_names
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
-from perfnb.timeline.events import event_rows, shape_texts
-from perfnb.timeline.layers import layer_rows, phase_rows, step_rows
-from perfnb.timeline.memory import MemoryCurve, curves_of_trace, memory_curves
-from perfnb.timeline.rows import KINDS, Labels, joined, layer_names
+from perfnb.recording.schema import PHASES, SPECIAL_ROWS
+from perfnb.timeline.memory import MemoryCurve
 
-#: Kinds of tracks that hold the events of the trace, each once.
+#: Kinds of interval: the phases, and forward recomputed in backward.
+KINDS = (*PHASES, "recompute")
+OTHER = KINDS.index("other")
+#: Kinds of tracks with the events of the trace, each once.
 OF_EVENTS = ("thread", "stream", "python")
-LAYERS_NOTE = "forward by calls, backward by the nodes that a layer's ops made"
+#: Deepest line that is drawn.
+DEEPEST = 255
+
+_COLUMNS = ("start", "duration", "depth", "name", "category", "kind", "layer", "launch", "forward", "detail", "event")
 
 
 @dataclass(frozen=True)
 class Track:
-    """A line of a timeline, or several where intervals lie in others.
+    """A line of a timeline, or several if intervals nest.
 
     Attributes
     ----------
     kind : str
         ``steps``, ``phases``, ``layers``, ``thread``, ``stream`` or ``python``.
     title : str
-        May quote a name of the trace.
+        May quote a name from the trace.
     first, count : int
-        Its rows in the timeline's.
+        Its rows in the timeline.
     depth : int
-        How many lines it takes.
+        Number of lines.
     note : str
         What to know about it.
     thread : str
-        Title of the track of the thread whose Python calls these are.
+        Title of the thread whose Python calls these are.
     """
 
     kind: str
@@ -58,19 +62,19 @@ class Timeline:
     Attributes
     ----------
     tracks : tuple of Track
-        In the order in which they are shown.
+        In display order.
     rows : DataFrame
-        One row an interval, by track, depth and begin. ``start`` (nanoseconds from the begin of the first traced step)
-        and ``duration``; what ends later than the event around it is cut. ``depth``; ``name``, ``category``, ``kind``,
-        ``layer`` and ``detail`` are places in the texts below, ``launch`` and ``forward`` rows of this frame: the call
-        that launched work on a device, and the op whose backward this is; ``event`` is the row of
-        `perfnb.attribution.events.all_events`. -1 stands for none.
+        One row per interval, by track, depth and start. ``start`` (nanoseconds from the start of the first traced step)
+        and ``duration``; events that end after the event around them are cut. ``depth``; ``name``, ``category``,
+        ``kind``, ``layer`` and ``detail`` are places in the texts below. ``launch`` and ``forward`` are rows of this
+        frame: the call that launched device work, and the op whose backward this is. ``event`` is the row of
+        `perfnb.attribution.events.all_events`. -1 means none.
     names, categories, kinds, layers, details : tuple of str
-        Texts; `kinds` are phases and ``recompute``, `details` shapes of inputs.
+        Texts; `kinds` are phases and ``recompute``, `details` input shapes.
     memory : tuple of MemoryCurve
-        Where it was watched, or a loaded trace tells of it.
+        If memory was watched, or a loaded trace records it.
     zero_ns : int
-        What to add to ``start`` to have the trace's own time.
+        Added to ``start``, gives the trace's own time.
     """
 
     tracks: tuple[Track, ...]
@@ -96,73 +100,100 @@ class Timeline:
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """When the first interval begins and the last one ends."""
+        """Start of the first interval and end of the last."""
         if self.rows.empty:
             return 0, 0
         return int(self.rows["start"].min()), int((self.rows["start"] + self.rows["duration"]).max())
 
 
-def timeline_of(recording: Recording, attribution: Attribution, watched: Watched | None = None) -> Timeline:
-    """The timeline of a recording that holds a traced step.
+class Labels(dict[str, int]):
+    """Numbers texts in the order in which they are first requested."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = code = len(self)
+        return code
+
+    def all_of(self, texts: Iterable[object]) -> Ints:
+        """The numbers of some texts."""
+        return np.array([self[str(text)] for text in texts], dtype=np.int64)
+
+
+def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
+    """Rows of a track, ordered by depth and time; missing columns are -1, and depth 0."""
+    values: dict[str, Ints | int] = {**dict.fromkeys(_COLUMNS, NONE), "depth": 0, "kind": OTHER}
+    values |= {"start": start, "duration": np.maximum(end - start, 0), **columns}
+    whole = {name: np.broadcast_to(np.asarray(value, dtype=np.int64), len(start)) for name, value in values.items()}
+    order = np.lexsort((whole["start"], whole["depth"]))
+    return pd.DataFrame({name: column[order] for name, column in whole.items()}, copy=False)
+
+
+def lanes(start: Ints, end: Ints) -> Ints:
+    """For each interval the first line on which it overlaps no earlier one; for nested intervals, their depth.
 
     Parameters
     ----------
-    recording : Recording
-    attribution : Attribution
-        Of its events.
-    watched : Watched, optional
-        What was seen of memory, in steps of its own; its curve is placed on every traced step. A loaded trace has its
-        own curves.
+    start, end : ndarray
+        Sorted by start, then longest first.
     """
-    names, categories = Labels(), Labels()
-    whole = [
-        ("steps", "Steps", step_rows(recording, attribution, names, categories), ""),
-        ("phases", "Phases", phase_rows(attribution, names, categories), ""),
-        ("layers", "Layers", layer_rows(recording, attribution, names, categories), ""),
-        *((one.kind, one.title, one.rows, one.thread) for one in event_rows(recording, attribution, names, categories)),
-    ]
-    named = len(recording.modules) > 0
-    tables = [one for one in whole if len(one[2]) and (named or one[0] != "layers")]
-    rows = joined([rows for _, _, rows, _ in tables])
-    steps = tables[0][2]
-    zero = int(steps["start"].iloc[0])
-    rows = rows.assign(
-        start=rows["start"] - zero,
-        launch=_places(rows["event"].to_numpy(), rows["launch"].to_numpy(), _of_events(tables)),
-        forward=_places(rows["event"].to_numpy(), rows["forward"].to_numpy(), _of_events(tables)),
-    )
-    curves = curves_of_trace(recording) if watched is None else memory_curves(recording, attribution, watched)
-    return Timeline(
-        tracks=_tracks(tables),
-        rows=rows,
-        names=tuple(names),
-        categories=tuple(categories),
-        kinds=KINDS,
-        layers=tuple(layer_names(recording)),
-        details=tuple(shape_texts(recording)),
-        memory=tuple(replace(curve, times_ns=curve.times_ns - zero) for curve in curves),
-        zero_ns=zero,
-    )
+    lane = np.full(len(start), DEEPEST, dtype=np.int64)
+    end = np.maximum(end, start + 1)
+    rest = np.arange(len(start))
+    for depth in range(DEEPEST):
+        if len(rest) == 0:
+            break
+        chosen = _reached(np.searchsorted(start[rest], end[rest]))
+        lane[rest[chosen]] = depth
+        rest = rest[~chosen]
+    return lane
 
 
-def _tracks(tables: Sequence[tuple[str, str, pd.DataFrame, str]]) -> tuple[Track, ...]:
-    firsts = np.cumsum([0, *(len(rows) for _, _, rows, _ in tables)]).tolist()
-    return tuple(
-        Track(
-            kind, title, first, len(rows), int(rows["depth"].max()) + 1, LAYERS_NOTE if kind == "layers" else "", thread
-        )
-        for (kind, title, rows, thread), first in zip(tables, firsts, strict=False)
-    )
+def _reached(following: Ints) -> np.ndarray:
+    """Which places are reached from the first, if `following` is each one's successor; by doubling strides."""
+    jump = np.append(following, len(following))
+    hit = np.zeros(len(jump), dtype=bool)
+    hit[0] = True
+    while True:
+        more = hit.copy()
+        more[jump[hit]] = True
+        if (more == hit).all():
+            return hit[:-1]
+        hit, jump = more, jump[jump]
 
 
-def _of_events(tables: Sequence[tuple[str, str, pd.DataFrame, str]]) -> np.ndarray:
-    """Whether each row is an event of the trace; only those are what a link leads to."""
-    return np.repeat([kind in OF_EVENTS for kind, *_ in tables], [len(rows) for _, _, rows, _ in tables])
+def apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """A track's rows ordered by depth and time; if some at one depth overlap, each is put on the first free line."""
+    rows = rows.iloc[np.lexsort((rows["start"], rows["depth"]))].reset_index(drop=True)
+    depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
+    end = start + rows["duration"].to_numpy()
+    if not ((depth[1:] == depth[:-1]) & (start[1:] < end[:-1])).any():
+        return rows
+    order = np.lexsort((depth, -end, start))
+    rows = rows.iloc[order].assign(depth=lanes(start[order], end[order]))
+    return rows.iloc[np.lexsort((rows["start"], rows["depth"]))].reset_index(drop=True)
 
 
-def _places(event: Ints, wanted: Ints, of_events: np.ndarray) -> Ints:
-    """Rows of the timeline for rows of the events."""
-    place = np.full(max(int(event.max(initial=NONE)), int(wanted.max(initial=NONE))) + 2, NONE, dtype=np.int64)
-    rows = np.flatnonzero(of_events)
-    place[event[rows]] = rows
-    return np.where(wanted != NONE, place[wanted], NONE)
+def kinds_of(attribution: Attribution) -> Ints:
+    """Place in `KINDS` of each block, `OTHER` for an unknown phase."""
+    phase = attribution.cells["phase"].cat
+    of_phase = np.array([KINDS.index(name) if name in KINDS else OTHER for name in phase.categories], dtype=np.int64)
+    recomputed = (attribution.cells["direction"] == "recompute").to_numpy()
+    return np.where(recomputed, KINDS.index("recompute"), of_phase[phase.codes.to_numpy()])
+
+
+def layer_names(recording: Recording) -> list[str]:
+    """The texts that layer numbers refer to: the layers, then the table rows that are not modules."""
+    return [*map(str, recording.modules["name"]), *SPECIAL_ROWS]
+
+
+def layers_of(recording: Recording, attribution: Attribution) -> Ints:
+    """Number of the layer that owns each block, -1 for none; see `layer_names`."""
+    names = layer_names(recording)
+    place = {name: code for code, name in reversed(list(enumerate(names)))}
+    owners, labels = pd.factorize(owner_names(recording, attribution))
+    codes = np.array([place.get(str(label), NONE) for label in labels], dtype=np.int64)
+    return codes[owners] if len(codes) else np.full(len(owners), NONE, dtype=np.int64)
+
+
+def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all tracks, one after the other."""
+    return pd.concat(tables, ignore_index=True) if tables else rows_of(np.array([], dtype=np.int64), np.array([], int))

@@ -1,4 +1,4 @@
-"""A profile as a Chrome trace: the events as they were, and beside them what perfnb found out about them."""
+"""A profile as a Chrome trace: the original events, plus what perfnb found out about them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from perfnb.trace.chrome_json import OWN_NAME
 from perfnb.trace.chrome_writer import Column, Flow, Json, Labels
 from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, number_behind
 
-#: What the columns of numbers are called in a trace.
+#: Names of numeric columns in a trace.
 _ARGUMENTS = {
     "device": "device", "stream": "stream", "correlation": "correlation", "external_id": "External id",
     "sequence": "Sequence number", "forward_thread": "Fwd thread id", "wait_stream": "wait_on_stream",
     "wait_correlation": "wait_on_cuda_event_record_corr_id", "bytes": "bytes",
 }  # fmt: skip
 _TEXTS = {"shapes": "Input Dims", "collective": "Collective name", "group": "Process Group Name"}
-#: Number of the process under which what perfnb found out stands, or the next one that is free.
+#: Process number of perfnb's own tracks, or the next free one.
 _OWN_PROCESS = 1_000_000_000
-#: As `_ARGUMENTS`, of allocations and frees.
+#: Like `_ARGUMENTS`, for allocations and frees.
 _OF_MEMORY = {
     "reserved": "Total Reserved", "allocated": "Total Allocated", "bytes": "Bytes", "address": "Addr",
     "device": "Device Id", "device_type": "Device Type",
@@ -41,8 +41,8 @@ _NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
 def trace_text(recording: Recording, timeline: Timeline) -> Iterator[bytes]:
     """The JSON of a trace that chrome://tracing, Perfetto and `perfnb.load` open.
 
-    Its events are those of the recording. Steps, phases and layers are tracks of their own, which `perfnb.load` leaves
-    out and finds anew. Arrows lead from launches to what they launched, and from ops to their backward.
+    Its events are those of the recording. Steps, phases and layers get tracks of their own, which `perfnb.load` ignores
+    and recomputes. Arrows lead from launches to the launched work, and from ops to their backward.
     """
     return writer.document(_parts(recording, timeline), _facts(recording))
 
@@ -93,7 +93,7 @@ def _places(events: pd.DataFrame, rows: pd.DataFrame) -> Flow:
 
 
 def _own_spans(events: pd.DataFrame) -> Any:
-    """Which events are layer spans of perfnb's, whose names in a trace hold their numbers."""
+    """Which events are perfnb's layer spans, whose names in a trace contain their numbers."""
     ours = (events["category"] == SPAN_CATEGORY) & (events["name"] == LAYER_SPAN)
     return ours.to_numpy(dtype=bool) & (column(events, "span") != NONE)
 
@@ -125,7 +125,7 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
 
 
 def _names_of(events: pd.DataFrame) -> Labels:
-    """Names as they stood in the trace."""
+    """Names as they were in the trace."""
     codes, labels = text(events, "name")
     spans = np.flatnonzero(_own_spans(events))
     numbers = column(events, "span")[spans]
@@ -137,7 +137,7 @@ def _names_of(events: pd.DataFrame) -> Labels:
 def _readable(
     names: Labels, recording: Recording, events: pd.DataFrame, timeline: Timeline, layer: Column, order: Ints
 ) -> Labels:
-    """The names where perfnb's own marks are called by what they stand for; those are the ones added at the end."""
+    """Names with perfnb's own marks replaced by what they mark; replacements are added at the end."""
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
     for code, name in enumerate(names.texts):
@@ -167,7 +167,7 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Colum
         codes[rows["event"].to_numpy()] = rows[name].to_numpy()
         found[key] = Labels(labels, codes[order])
     steps = timeline.rows_on(timeline.of("steps")[0]).sort_values("start")
-    # What runs on a device belongs to the step that launched it.
+    # Device work belongs to the step that launched it.
     begin = np.where(rows["launch"] != NONE, timeline.rows["start"].to_numpy()[rows["launch"]], rows["start"])
     place = np.searchsorted(steps["start"].to_numpy(), begin, side="right") - 1
     ends = (steps["start"] + steps["duration"]).to_numpy()
@@ -178,7 +178,7 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Colum
 
 
 def _derived(timeline: Timeline, process: int) -> Iterator[str]:
-    """Steps, phases and layers, each as a thread of a process of their own."""
+    """Steps, phases and layers, each as a thread of a separate process."""
     for track, thread, rows in _own_threads(timeline):
         none = np.full(len(rows), NONE, dtype=np.int64)
         args: dict[str, Column] = {"layer": Labels(timeline.layers, rows["layer"].to_numpy())}
@@ -196,7 +196,7 @@ def _derived(timeline: Timeline, process: int) -> Iterator[str]:
 
 
 def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]]:
-    """Tracks with a number and rows; where intervals of a track cross, each of its lines has a number."""
+    """Tracks with a number and rows; if a track's intervals cross, each of its lines gets a number."""
     number = 0
     for track in timeline.tracks:
         if track.kind in OF_EVENTS:
@@ -221,7 +221,7 @@ def _nest(rows: pd.DataFrame) -> bool:
 
 
 def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: int) -> Iterator[str]:
-    """What processes and threads are called: as in the trace that was loaded, else as the timeline calls them."""
+    """Names of processes and threads: from the loaded trace, else from the timeline."""
     yield from writer.process_name(own, "perfnb", place=-1)
     for track, number, rows in _own_threads(timeline):
         deeper = f" {int(rows['depth'].iloc[0])}" if len(rows) < track.count and len(rows) else ""
@@ -239,7 +239,7 @@ def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: 
                 if track.kind == "stream":
                     processes.setdefault(pid, track.title.partition(",")[0])
             elif track.kind == "stream" and tid < 0:
-                threads.setdefault((pid, tid), track.title)  # old traces have names where others have numbers
+                threads.setdefault((pid, tid), track.title)  # old traces have names instead of numbers
     for pid, name in processes.items():
         yield from writer.process_name(int(pid), str(name))
     for pid, labels in facts.get("process_labels", []):

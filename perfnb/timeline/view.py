@@ -15,13 +15,13 @@ from perfnb.trace_names import BACKWARD_NODE
 if TYPE_CHECKING:
     from perfnb.timeline.timeline import Timeline
 
-#: Greatest number of tracks that are listed.
+#: Most tracks listed.
 TRACKS_IN_HTML, TRACKS_IN_TEXT = 24, 8
 _NODE = f"{BACKWARD_NODE}: "
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """The step of median length as a picture, and what each of its tracks did."""
+    """The median step as a picture, and what each of its tracks did."""
     step = step_timeline(timeline)
     if step is None or not len(step.tracks):
         return ""
@@ -38,7 +38,7 @@ def timeline_html(timeline: Timeline) -> str:
         for row in step.tracks.head(TRACKS_IN_HTML).itertuples(index=False)
     ]
     left = len(step.tracks) - len(rows)
-    more = f": the first {len(rows)}; {left:,} are not listed" if left else ""
+    more = f": the first {len(rows)}; {left:,} more are not listed" if left else ""
     caption = f"Tracks of {step.name}{more}"
     table = tables.table(caption, ["track", "longest event", "its time", "events", "busy", "share"], rows, texts=2)
     head = f"<p><strong>Timeline</strong> · {escape.html_sentence(_headline(timeline, step))}</p>"
@@ -46,7 +46,7 @@ def timeline_html(timeline: Timeline) -> str:
 
 
 def timeline_text(timeline: Timeline, width: int = 100) -> list[str]:
-    """What each track did in the step of median length, as lines of at most `width` cells."""
+    """What each track did in the median step, as lines of at most `width` cells."""
     step = step_timeline(timeline)
     if step is None or not len(step.tracks):
         return []
@@ -74,7 +74,7 @@ def _length(step: StepTimeline) -> str:
     length = f"{step.name}, {fmt.duration(step.duration_ns / 1e6)}"
     if step.shown_ns == step.duration_ns:
         return length
-    return f"{length}; work that it launched ends {fmt.duration(step.shown_ns / 1e6)} after its begin"
+    return f"{length}; work that it launched ends {fmt.duration(step.shown_ns / 1e6)} after it started"
 
 
 def _longest(row: Any) -> str:

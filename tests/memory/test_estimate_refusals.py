@@ -22,7 +22,7 @@ def test_what_is_no_model_no_loss_and_no_number_of_bytes_is_refused() -> None:
     with pytest.raises(TypeError, match="loss must be a function such as"):
         estimate_memory(nn.Linear(4, 4), batch, loss="mse")  # type: ignore[arg-type]
     for wrong in ("8GiB", -1, float("nan")):
-        with pytest.raises(ValueError, match="bytes must be a number that is not negative"):
+        with pytest.raises(ValueError, match="bytes must be a non-negative number"):
             estimate_memory(nn.Linear(4, 4), batch).largest_batch(wrong)  # type: ignore[arg-type]
 
 
@@ -42,7 +42,7 @@ def test_what_depends_on_numbers_is_refused_in_one_sentence(forward: Callable[[T
 
     model = nn.Sequential(nn.Linear(4, 4), Picky())
 
-    with pytest.raises(CaptureError, match=rf"{says}.* in 1 \(Picky\) depends on the numbers"):
+    with pytest.raises(CaptureError, match=rf"{says}.* in 1 \(Picky\) depends on the values"):
         estimate_memory(model, torch.randn(2, 4))
 
 
@@ -55,8 +55,8 @@ def test_what_depends_on_numbers_is_refused_in_one_sentence(forward: Callable[[T
         ("device", -1, ValueError, "device must be cpu or cuda, not -1"),
         ("device", "cuda:x", ValueError, "device must be cpu or cuda, not 'cuda:x'"),
         ("training", "no", TypeError, "training must be True or False, not 'no'"),
-        ("autocast", "bfloat16", TypeError, "autocast must be a type such as torch.bfloat16, not 'bfloat16'"),
-        ("autocast", True, TypeError, "autocast must be a type such as torch.bfloat16, not True"),
+        ("autocast", "bfloat16", TypeError, "autocast must be a dtype such as torch.bfloat16, not 'bfloat16'"),
+        ("autocast", True, TypeError, "autocast must be a dtype such as torch.bfloat16, not True"),
     ],
 )
 def test_an_argument_that_is_none_is_refused_in_one_sentence(

@@ -497,8 +497,8 @@ def test_the_first_batch_of_a_loader_is_taken() -> None:
     ("call", "says"),
     [
         (lambda m, x: estimate_memory(m, iter([x])), r"pass one batch, as in next\(iter\(loader\)\)"),
-        (lambda m, x: estimate_memory(m), "there is no batch"),
-        (lambda m, x: estimate_memory(lambda b: m(b), x), "give a step as step="),
+        (lambda m, x: estimate_memory(m), "The batch is missing"),
+        (lambda m, x: estimate_memory(lambda b: m(b), x), "pass a step as step="),
         (lambda m, x: estimate_memory(m, x, step=lambda b: m(b)), "brings its own model"),
         (lambda m, x: estimate_memory(step=lambda: m(x), batch=x), "takes no batch"),
         (lambda m, x: estimate_memory(step=lambda b: m(b)), r"write estimate_memory\(step=step, batch=batch\)"),

@@ -60,7 +60,7 @@ def test_totals_stand_at_their_own_times_and_before_the_first_what_was_there(tmp
         "cpu": [(-20, 0), (80.125, 100), (285.5, 0)],
         "cuda:0": [(-20, 10_000), (90, 10_512), (1500, 10_000), (2090, 14_000)],
     }
-    assert {curve.note for curve in line_of(profile).memory} == {"as the trace tells"}
+    assert {curve.note for curve in line_of(profile).memory} == {"from the trace"}
 
 
 def test_the_table_has_totals_and_no_categories(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     (note,) = [note for note in profile._summary.notes if "memory" in note]
     assert "not what for" in note
     assert "Of the CPU's, what was alive before is left out." in note
-    assert "memory as the trace tells" in str(profile)
+    assert "memory from the trace" in str(profile)
     assert profile.allocations.empty
     assert profile.layers["peak_bytes"].isna().all()
-    assert "memory as the trace tells" in profile._repr_mimebundle_()["text/html"]
+    assert "memory from the trace" in profile._repr_mimebundle_()["text/html"]
     figure, step = Figure(), step_timeline(line_of(profile))
     assert step is not None
     draw_step(figure, step)

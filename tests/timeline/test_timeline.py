@@ -17,10 +17,10 @@ from perfnb.attribution.attribution import attribute
 from perfnb.attribution.phases import phase_table
 from perfnb.memory.allocations import watched_memory
 from perfnb.recording.recording import Recording
+from perfnb.timeline.build import timeline_of
 from perfnb.timeline.coarse import coarser
 from perfnb.timeline.median_step import step_timeline
-from perfnb.timeline.rows import lanes
-from perfnb.timeline.timeline import Timeline, Track, timeline_of
+from perfnb.timeline.timeline import Timeline, Track, lanes
 from tests.recordings import US, ByHand
 from tests.written_traces import Written
 
@@ -228,9 +228,9 @@ def counted_at_half_speed() -> ByHand:
 @pytest.mark.parametrize(
     ("ops", "note", "times"),
     [
-        ((("aten::a", 10, 20), ("aten::b", 30, 50), ("aten::c", 80, 90)), "placed by op", [0, 30, 80, 90, 100]),
-        ((("aten::a", 10, 20), ("aten::b", 50, 60), ("aten::c", 60, 90)), "placed by op", [0, 50, 60, 80, 100]),
-        ((("aten::a", 10, 20), ("aten::odd", 30, 50)), "placed by phase", [0, 30, 80, 90, 100]),
+        ((("aten::a", 10, 20), ("aten::b", 30, 50), ("aten::c", 80, 90)), "aligned by op", [0, 30, 80, 90, 100]),
+        ((("aten::a", 10, 20), ("aten::b", 50, 60), ("aten::c", 60, 90)), "aligned by op", [0, 50, 60, 80, 100]),
+        ((("aten::a", 10, 20), ("aten::odd", 30, 50)), "aligned by phase", [0, 30, 80, 90, 100]),
     ],
 )
 def test_memory_of_the_counted_step_stands_at_the_same_ops(
@@ -245,7 +245,7 @@ def test_memory_of_the_counted_step_stands_at_the_same_ops(
 
     (curve,) = timeline(whole).memory
 
-    assert (curve.device, curve.note) == ("cpu", f"as in the counted step, {note}")
+    assert (curve.device, curve.note) == ("cpu", f"from the counted step, {note}")
     assert (curve.times_ns / US).tolist() == times
     assert curve.bytes.tolist() == [0, 1000, 1500, 1000, 1000]
 
@@ -288,7 +288,7 @@ def test_a_real_profile_is_there_in_full(profile: perfnb.Profile) -> None:
     sums = of_phases.groupby([line.kinds[code] for code in of_phases["kind"]])["duration"].sum() / 2e6
     assert sums.to_dict() == pytest.approx(table.loc[table["ms"] > 0, "ms"].to_dict())
     (curve,) = line.memory
-    assert curve.note.endswith("placed by op")
+    assert curve.note.endswith("aligned by op")
     assert len(curve.bytes) == 2 * len(profile.memory)
 
 

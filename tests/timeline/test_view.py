@@ -22,11 +22,12 @@ from perfnb.profile.html import summary_html
 from perfnb.profile.page import standalone_page
 from perfnb.profile.report_data import layer_rows, report_data
 from perfnb.profile.text import summary_text
+from perfnb.timeline.build import timeline_of
 from perfnb.timeline.data import MAX_TEXT, timeline_bytes
 from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.picture import shown_tracks
-from perfnb.timeline.timeline import Timeline, timeline_of
+from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.view import timeline_html, timeline_text
 from tests import summaries
 from tests.pages import spaced
@@ -268,7 +269,7 @@ def test_of_many_threads_the_busiest_are_drawn_and_the_rest_is_counted() -> None
     assert step is not None
     drawn = [track.title for track in shown_tracks(step) if track.kind == "thread"]
     assert drawn == ["Thread 1 (main)", "Thread 37", "Thread 38", "Thread 39"]
-    assert "Tracks of step 0: the first 24; 16 are not listed" in timeline_html(line)
+    assert "Tracks of step 0: the first 24; 16 more are not listed" in timeline_html(line)
     assert timeline_text(line)[-1] == "… 32 more tracks"
 
 

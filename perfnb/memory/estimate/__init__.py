@@ -1,1 +1,1 @@
-"""What a step would take, simulated on fake tensors."""
+"""Estimates of a step's memory, from a simulated allocator and fake tensors."""

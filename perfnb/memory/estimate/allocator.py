@@ -1,4 +1,4 @@
-"""A simulated allocator: who allocates what, and when it is freed, while operators run on fake tensors."""
+"""A simulated allocator: what ops on fake tensors allocate, who owns it, and when it is freed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from perfnb.arguments import shown
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.scratch import scratch_bytes, untold_bytes
 
-#: CUDA's caching allocator hands out multiples of so many bytes.
+#: CUDA's caching allocator rounds up to multiples of this many bytes.
 CUDA_GRAIN = 512
-#: What an optimizer is told where it asks for a number that fake tensors do not hold: how often it stepped.
+#: The step count returned to an optimizer that reads it from a fake tensor.
 _SOME_STEP = 1000.0
 
 
@@ -38,22 +38,22 @@ class Made(NamedTuple):
 
     size: int
     phase: str
-    recorded: bool  # while a graph for backward was being recorded
+    recorded: bool  # while autograd was recording
     scratch: bool
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What the simulated allocator saw in a steady step.
+    """What the simulated allocator saw in a steady-state step.
 
     Attributes
     ----------
     changes : list of Change
-        Every allocation and its end within the step.
+        Every allocation and free within the step.
     resident : dict of str to int
-        Bytes alive all through the step: ``parameters``, ``inputs``, ``optimizer_state``.
+        Bytes alive throughout the step: ``parameters``, ``inputs``, ``optimizer_state``.
     category : dict of int to str
-        The category of each allocation in `changes`.
+        Category of each allocation in `changes`.
     buffers : int
         Bytes of buffers among the parameters.
     optimizer : str or None
@@ -63,7 +63,7 @@ class Simulation:
     training : bool
         Whether the step has a backward pass.
     never_stepped : str or None
-        Class of an optimizer whose parameters get gradients and that did not step in any simulated call.
+        Class of an optimizer whose parameters get gradients but which never stepped in the simulated calls.
     """
 
     changes: list[Change]
@@ -77,18 +77,18 @@ class Simulation:
 
 
 class SimulatedAllocator(TorchDispatchMode):
-    """Follows the storages that operators make, until they die.
+    """Follows the storages that ops create until they are freed.
 
     Attributes
     ----------
     phase : str
         What the step is doing; set by whoever runs it.
     changes : list of Change
-        In the order in which they happen.
+        In order.
     made : dict of int to Made
-        Every allocation by its number.
+        Every allocation by number.
     used : set of int
-        The allocations that operators were given.
+        The allocations that were passed to ops.
     """
 
     def __init__(self, device: torch.device, *, grain: int = 1, scratch: bool = True) -> None:
@@ -100,7 +100,7 @@ class SimulatedAllocator(TorchDispatchMode):
         self._device, self._grain, self._scratch = device, grain, scratch
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._known = KnownNumbers()
-        self._reusable: int | None = None  # the allocation that the sum just made may stand for
+        self._reusable: int | None = None  # the allocation that the sum just made may replace
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
         """The allocations that hold these tensors."""
@@ -112,24 +112,24 @@ class SimulatedAllocator(TorchDispatchMode):
         return {number for number, _ in self._alive.values()}
 
     def numbers_known(self, fake: Any, real: Any) -> None:
-        """Tell the numbers behind an input, for code that asks for them."""
+        """Give the values behind an input, for code that reads them."""
         self._known.tell(fake, real)
 
     def before_op(self) -> None:
         """Called before each operator."""
 
     def number_asked_for(self) -> float | None:
-        """What is told where code asks for a number that nobody knows; ``None``: it cannot be told."""
+        """The value returned to code that reads an unknown one; ``None`` if it cannot be given."""
         return _SOME_STEP if self.phase == "optimizer" else None
 
     def hold(self, tensor: Tensor) -> None:
-        """Count a tensor that was made outside an operator."""
+        """Count a tensor that was created outside an op."""
         self._see(tensor, "")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run the operator on fake tensors and note what it made."""
+        """Run the op on fake tensors and record what it allocated."""
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
@@ -156,7 +156,7 @@ class SimulatedAllocator(TorchDispatchMode):
         if new:
             self._reusable = None
             if self.phase == "backward" and op == "add" and not torch.is_grad_enabled():
-                # The engine adds gradients up in place; for fake tensors it makes a new sum.
+                # The engine accumulates gradients in place; with fake tensors it allocates a new sum.
                 first = self.numbers(args[:1])
                 self._reusable = next(iter(first), None)
             if self._scratch:
@@ -175,7 +175,7 @@ class SimulatedAllocator(TorchDispatchMode):
 
     def _new(self, size: int, op: str, *, scratch: bool = False) -> int:
         number = len(self.made)
-        # The gradient of the loss itself is made before the first node of backward runs.
+        # The gradient of the loss itself is made before the first backward node runs.
         inside = self.phase != "backward" or torch._C._current_autograd_node() is not None
         self.made[number] = Made(size, self.phase, torch.is_grad_enabled() and inside, scratch)
         self.changes.append(Change(number, size, self.phase, op))
@@ -205,29 +205,29 @@ _Allocator = TypeVar("_Allocator", bound=SimulatedAllocator)
 
 
 def allocator_of(device: torch.device, kind: type[_Allocator]) -> tuple[_Allocator, torch.device]:
-    """An allocator of a class like that of a device, and where its tensors pretend to be."""
-    # Autograd has no cuda queue where there is no cuda: then sizes come from the CPU's kernels.
+    """An allocator of class `kind` that behaves like a device's, and where its tensors pretend to be."""
+    # Without CUDA, autograd has no cuda queue: sizes then come from CPU kernels.
     cuda = device.type == "cuda"
     place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
     return kind(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda), place
 
 
 def kind_of(made: Made, saved: bool, training: bool) -> str:
-    """The category of an allocation that no live object owns, by where it was made and whether backward needs it."""
+    """Category of an allocation that no live object owns, from where it was made and whether backward needs it."""
     if made.scratch or made.phase == "optimizer":
         return "temporaries"
     if made.phase == "backward":
-        return "activations" if made.recorded else "temporaries"  # recorded again: a checkpoint's recomputation
+        return "activations" if made.recorded else "temporaries"  # recorded in backward: recomputation
     return "activations" if saved or not training else "temporaries"
 
 
 def device_of(model: nn.Module, wanted: str | torch.device | None) -> torch.device:
-    """The device to simulate: `wanted`, or the parameters' own; models without one, or on ``meta``, are for the CPU."""
+    """The device to simulate: `wanted`, or that of the parameters; the CPU if there are none or on ``meta``."""
     return device_among((t for group in (model.parameters(), model.buffers()) for t in group), wanted)
 
 
 def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
-    """The device to simulate: `wanted`, or the first one on which data lies, else the CPU."""
+    """The device to simulate: `wanted`, or the first one with data, else the CPU."""
     if wanted is None:
         device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
     else:
@@ -236,17 +236,17 @@ def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -
         except (RuntimeError, TypeError):
             raise ValueError(f"device must be cpu or cuda, not {shown(wanted)}.") from None
     if device.type not in ("cpu", "cuda"):
-        raise CaptureError(f"memory is estimated for cpu and cuda, not for {device.type}: give one of them as device.")
+        raise CaptureError(f"Memory can be estimated for cpu and cuda, not {device.type}: pass one of them as device.")
     return device
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
     try:
         return tensor.untyped_storage()
-    except NotImplementedError:  # fake sparse tensors lose their elements on the way, so they cannot be counted
+    except NotImplementedError:  # fake sparse tensors lose their elements, so their size is unknown
         shape = " × ".join(map(str, tensor.shape))
         raise CaptureError(
-            f"memory cannot be estimated: the step makes or uses a sparse tensor of {shape}; estimate with dense "
+            f"Memory cannot be estimated: the step makes or uses a sparse tensor of {shape}; estimate with dense "
             "gradients (sparse=False), or measure a small batch with profile_step."
         ) from None
 
@@ -261,24 +261,24 @@ def _refuse_strangers(arguments: list[Any]) -> None:
             )
 
 
-#: Tensors with more elements than this are not followed.
+#: Tensors with more elements are not tracked.
 _MOST = 2**20
-#: What makes numbers out of nothing.
+#: Ops that create values without inputs.
 _MAKERS = {"arange", "full", "zeros", "ones", "scalar_tensor"}
 
 
 class KnownNumbers:
-    """Follows whole numbers and truth values from the inputs through the operators, at the size of the user's batch."""
+    """Tracks integer and boolean values from the inputs through the ops, at the size of the user's batch."""
 
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
-        self._sizes: tuple[int, int] | None = None  # samples that are simulated, and that the numbers are of
+        self._sizes: tuple[int, int] | None = None  # samples simulated, and samples that the values belong to
 
     def __contains__(self, fake: Tensor) -> bool:
         return fake in self._of
 
     def item(self, fake: Tensor) -> Any:
-        """The one number in a tensor."""
+        """The single value in a tensor."""
         with unset_fake_temporarily():
             return self._of[fake].item()
 
@@ -291,7 +291,7 @@ class KnownNumbers:
                 self._sizes = int(fake.shape[0]), int(real.shape[0])
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Compute for the known numbers what the operator did with their stand-ins."""
+        """Compute for the known values what the op did with their stand-ins."""
         if not self._of:
             return
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -312,18 +312,18 @@ class KnownNumbers:
                 with unset_fake_temporarily():
                     numbers = func(*arguments[0], **arguments[1])
             except (RuntimeError, IndexError, NotImplementedError):
-                continue  # sizes of the estimated batch where those of the user's are held
+                continue  # sizes of the simulated batch, not of the user's
             if self._corresponds(result, numbers):
                 self._of[result] = numbers
                 return
 
     def _at_size_held(self, arguments: Any) -> Any:
-        """Arguments with the number of samples that is held where the simulated one stands, as in ``x.view(n, -1)``."""
+        """Arguments with the user's batch size in place of the simulated one, as in ``x.view(n, -1)``."""
         simulated, held = self._sizes or (None, None)
         return tree_map_only(int, lambda n: held if n == simulated and type(n) is int else n, arguments)
 
     def _corresponds(self, fake: Tensor, numbers: Tensor) -> bool:
-        """Whether numbers have the shape of what they stand behind, the number of samples apart."""
+        """Whether values have the shape of their stand-in, apart from the number of samples."""
         pairs = zip(fake.shape, numbers.shape, strict=False)
         return fake.dim() == numbers.dim() and all(a == b or (a, b) == self._sizes for a, b in pairs)
 

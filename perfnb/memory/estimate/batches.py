@@ -1,4 +1,4 @@
-"""Batches of another size, made of tensors without memory."""
+"""Batches of a different size, made of tensors without memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfnb.arguments import shown
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.steps import BatchSource
 
-#: Levels of containers and objects in a batch in which tensors are looked for.
+#: Nesting depth to which a batch is searched for tensors.
 _MOST_LEVELS = 4
 
 
@@ -46,14 +46,14 @@ def one_batch(batch: Any) -> Any:
 
 
 def samples_in(batch: Any) -> int | None:
-    """The first dimension of the first tensor that has one."""
+    """First dimension of the first tensor that has one."""
     leaves = batch.values() if isinstance(batch, Mapping) else tree_leaves(batch)
     return next((int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.dim()), None)
 
 
 def resized(batch: Any, samples: int, size: int) -> Any:
     """`batch` with `size` samples instead of `samples`, of tensors on ``meta``."""
-    made: dict[int, Tensor] = {}  # a batch may hold a tensor twice, as input and as target
+    made: dict[int, Tensor] = {}  # a batch may hold a tensor twice, as input and target
 
     def sized(tensor: Tensor) -> Tensor:
         return made.setdefault(id(tensor), tensor_resized(tensor, samples, size))
@@ -62,7 +62,7 @@ def resized(batch: Any, samples: int, size: int) -> Any:
 
 
 def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
-    """A tensor on ``meta`` like one of a batch, if its first dimension counts the samples; else the tensor."""
+    """A resized tensor on ``meta`` if its first dimension counts samples; otherwise the tensor itself."""
     given: Any = size
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1, not {shown(given)}.")
@@ -74,12 +74,12 @@ def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
     try:
         made = torch.empty([shape[0], *(shape[d] for d in order)], dtype=tensor.dtype, device="meta")
     except RuntimeError:
-        raise OverflowError(f"a batch of {size:,} samples has more bytes than can be counted.") from None
+        raise OverflowError(f"A batch of {size:,} samples has more bytes than can be counted.") from None
     return made.permute(0, *(1 + order.index(d) for d in range(1, tensor.dim())))
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Tensor], levels: int = _MOST_LEVELS) -> Any:
-    """A batch with other tensors, in containers and objects of the same classes; the batch itself is left alone."""
+    """A copy of a batch with its tensors replaced, in containers and objects of the same classes."""
     if isinstance(value, Tensor):
         return change(value)
     if not levels:
@@ -94,7 +94,7 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor], levels: int = _
             copied: Any = copy.copy(value)
             for key, item in items.items():
                 copied[key] = item
-        except Exception:  # it cannot be written to
+        except Exception:  # read-only
             return items
         return copied
     if isinstance(value, tuple) and hasattr(value, "_fields"):

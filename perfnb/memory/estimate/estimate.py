@@ -1,4 +1,4 @@
-"""`estimate_memory`: what a step will take, before it runs."""
+"""`estimate_memory`: how much memory a step will take, before it runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from perfnb import quantities as fmt
 from perfnb.draw.shown import Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.errors import CaptureError
@@ -21,32 +22,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Shown):
-    """The memory of one step, foretold. Shows itself in a notebook.
+    """Estimated memory of one step. Shows itself in a notebook.
 
     Attributes
     ----------
     model : str
         Class of the model.
     device : str
-        Whose allocator this is for.
+        The device whose allocator is simulated.
     batch_size : int or None
-        Samples in the batch; ``None`` where the batch has none that can be counted.
+        Samples in the batch; ``None`` if they cannot be counted.
     training : bool
         Whether this is a training step.
     optimizer : str or None
         Class of the optimizer.
     parameters, gradients, optimizer_state, activations, inputs, temporaries : int
-        The most bytes of each category that are alive at once. Parameters include buffers.
+        Most bytes of each category alive at once. Parameters include buffers.
     buffers : int
         Bytes of buffers among the parameters.
     by_category : mapping of str to int
-        Bytes of each category at the step's peak; they add up to `peak_bytes`.
+        Bytes of each category at the peak; they add up to `peak_bytes`.
     peak_bytes : int
-        The most bytes alive at once, in a step after the first.
+        Most bytes alive at once, in a step after the first.
     peak_phase : str
-        The phase in which that is.
+        Phase of the peak.
     peak_op : str or None
-        The operator that makes the allocation with which the peak is reached.
+        The op whose allocation reaches the peak.
     caveat : str or None
         What the estimate cannot know, in a sentence.
     """
@@ -71,32 +72,36 @@ class MemoryEstimate(Shown):
     _again: Callable[[int], MemoryEstimate] = field(compare=False)
 
     def largest_batch(self, bytes: int | float) -> int:
-        """The largest batch whose step fits into so many bytes; 0 where not even one sample does.
+        """The largest batch whose step fits into so many bytes; 0 if not even one sample fits.
+
+        Parameters
+        ----------
+        bytes : int or float
+            Memory available, for instance ``8 * 2**30``.
 
         Raises
         ------
         CaptureError
-            Where the need of memory does not depend on the batch.
+            If memory does not depend on the batch size.
         """
         from perfnb.arguments import finite, shown
 
         room = math.inf if bytes == math.inf else finite(bytes)
         if room is None or room < 0:
-            raise ValueError(f"bytes must be a number that is not negative, not {shown(bytes)}.")
+            raise ValueError(f"bytes must be a non-negative number, not {shown(bytes)}.")
         if self.batch_size is None:
             raise CaptureError(
-                "there is no batch whose first dimension could be made larger or smaller: give one, and let your step "
-                "take it."
+                "The step has no batch whose size could be changed: pass a batch, and let your step take it."
             )
         found = largest_fitting(self._need, bytes, self.batch_size)
         if found is None:
             raise CaptureError(
-                f"every batch fits into {bytes:,.0f} bytes: the memory of this step does not depend on the batch."
+                f"Every batch fits into {fmt.size(bytes)}: this step's memory does not depend on the batch."
             )
         return found
 
     def with_batch_size(self, batch_size: int) -> MemoryEstimate:
-        """The estimate for another number of samples."""
+        """The estimate for a different number of samples."""
         return self if batch_size == self.batch_size else self._again(batch_size)
 
     def _need(self, batch_size: int) -> float:
@@ -107,7 +112,7 @@ class MemoryEstimate(Shown):
         except CaptureError:
             raise
         except Exception:
-            # Some layers refuse a batch of one, such as a normalisation over the batch.
+            # Some layers, such as batch normalization, refuse a batch of one.
             if self.batch_size is not None and batch_size < self.batch_size:
                 return float("inf")
             raise
@@ -134,46 +139,48 @@ def estimate_memory(
     device: str | torch.device | None = None,
     autocast: torch.dtype | None = None,
 ) -> MemoryEstimate:
-    """Foretell the memory of one step without running it: nothing is computed, nothing of its size allocated.
+    """Estimate the memory of one step without running it: nothing is computed, and nothing of that size is allocated.
 
-    Give either a model, or the step that you train with. Of a model the step is ``zero_grad``, forward, loss, backward
-    and the optimizer's step, and not the first one, so that the optimizer's state is there. The model and the optimizer
-    may be on any device, ``meta`` too, and stay as they are.
+    Pass either a model, or the step that you train with. With a model, the step is ``zero_grad``, forward, loss,
+    backward and the optimizer's step; it is not the first one, so the optimizer's state exists. Model and optimizer may
+    be on any device, ``meta`` included, and stay as they are.
 
-    ``estimate_memory(step=step, batch=batch)`` simulates a step of your own, with all that it keeps alive. Its Python
-    really runs, twice for each size of batch, on fake tensors, which have a shape and no data. If it accumulates
-    gradients over several calls, it runs until its optimizers have stepped twice, and the peak is the highest of the
-    calls up to the second time. Each time it runs at most 16 times, and `caveat` tells which optimizer never stepped.
-    Afterwards parameters, buffers, gradients, optimizers, schedulers, random numbers, and the variables, lists and
-    dicts that it uses are as they were. What it writes to files or sends to other programs stays written.
+    ``estimate_memory(step=step, batch=batch)`` simulates your own step with everything that it keeps alive. Its Python
+    code really runs, twice for each batch size, on fake tensors, which have a shape but no data. If it accumulates
+    gradients over several calls, it runs until its optimizers have stepped twice, and the peak is the highest in the
+    calls up to the second time. Each time it runs at most 16 times; `caveat` names an optimizer that never stepped.
+    Afterwards parameters, buffers, gradients, optimizers, schedulers, random number generators, and the variables,
+    lists and dicts that it uses are restored. Files that it writes and data that it sends elsewhere are not undone.
+
+    Only tensors are modelled: the process itself, the CUDA context and library workspaces come on top.
 
     Parameters
     ----------
     model : Module, optional
         Required without a `step`.
     batch : tensor, tuple, mapping or DataLoader
-        A tensor is the model's input. Of a tuple the last is the target and the rest are the model's inputs. A mapping
-        holds the model's keyword arguments. A small batch will do, also one on the device ``meta``. Of a DataLoader the
-        first batch is taken. A `step` gets the batch whatever it is.
+        A tensor is the model's input. In a tuple, the last element is the target and the others are the model's inputs.
+        A mapping holds the model's keyword arguments. A small batch is enough, also on the device ``meta``. From a
+        DataLoader, the first batch is taken. A `step` gets the batch as it is.
     optimizer : str, Optimizer, callable, optional
         A name from ``torch.optim`` (``"adam"``), an optimizer of this model, or a class or function that makes one from
         parameters.
     step : callable, optional
-        Your own step: ``step(batch)``, or ``step()`` without a batch, as for `profile_step`. It brings its model, loss,
-        optimizer and autocast, which are found as the profiler finds them: as they are called.
+        Your own step: ``step(batch)``, or ``step()`` without a batch, as for `profile_step`. It brings its own model,
+        loss, optimizer and autocast, which are found when they are called, as the profiler finds them.
     loss : callable, optional
-        ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
-        default ``output.loss`` where there is one, and then the output is held until the next step has its own, as a
-        training loop does; else the sum of the outputs. With a `loss` nothing holds the output, as in
-        ``loss(model(x), y).backward()``: where yours does, pass `step`.
+        ``loss(output, target)``; ``loss(output, batch)`` if the batch is a mapping, ``loss(output)`` if it is a lone
+        tensor. By default ``output.loss`` if there is one (the output is then held until the next step has its own, as
+        in a training loop), else the sum of the outputs. With a `loss`, nothing holds the output, as in
+        ``loss(model(x), y).backward()``: if your loop holds it, pass `step`.
     training : bool
-        ``False``: only forward, without gradients.
+        ``False``: forward only, without gradients.
     batch_size : int, optional
-        How many samples to estimate for; by default as many as `batch` holds.
+        Number of samples to estimate for; by default as many as `batch` holds.
     device : str or device, optional
-        ``cpu`` or ``cuda``; by default where the parameters are.
+        ``cpu`` or ``cuda``; by default the device of the parameters.
     autocast : dtype, optional
-        Run forward and loss under ``torch.autocast`` with this type.
+        Run forward and loss under ``torch.autocast`` with this dtype.
 
     Returns
     -------
@@ -182,9 +189,9 @@ def estimate_memory(
     Raises
     ------
     TypeError
-        Where `step` and what it brings itself are given, or one thing stands in the place of another.
+        If `step` is given together with something it brings itself, or an argument has the wrong type.
     CaptureError
-        Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
+        If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception
         Whatever the model, the loss or the step raise.
     """
@@ -202,23 +209,23 @@ def estimate_memory(
     given: Any = autocast
     require_flag("training", training)
     if autocast is not None and not isinstance(given, torch.dtype):
-        raise TypeError(f"autocast must be a type such as torch.bfloat16, not {shown(given)}.")
+        raise TypeError(f"autocast must be a dtype such as torch.bfloat16, not {shown(given)}.")
     if step is not None:
         own = {"model": model, "optimizer": optimizer, "loss": loss, "autocast": autocast}
         for name in [name for name, value in own.items() if value is not None]:
-            raise TypeError(f"a step brings its own {name}: leave out {name}, or give the model and no step.")
+            raise TypeError(f"A step brings its own {name}: leave out {name}, or pass the model without a step.")
         require_step(step, batch is not None, "estimate_memory(step=step, batch=batch)")
     elif not hasattr(modelled, "named_parameters"):
-        advice = ": give a step as step=" if callable(modelled) else ""
+        advice = "; pass a step as step=" if callable(modelled) else ""
         raise TypeError(f"model must be a torch module, not {type(model).__name__}{advice}.")
     if step is None and batch is None:
-        raise TypeError("there is no batch: estimate_memory(model, batch).")
+        raise TypeError("The batch is missing: estimate_memory(model, batch).")
     batch = one_batch(batch)
-    if step is None and (training or not callable(loss)):  # only forward, and it is not called
+    if step is None and (training or not callable(loss)):  # inference does not call it
         require_loss(loss, batch)
     samples = samples_in(batch)
     if batch_size is not None and samples is None:
-        raise ValueError("batch_size was given, but the batch holds no tensor whose first dimension it could be.")
+        raise ValueError("batch_size was given, but no tensor in the batch has a dimension for it.")
 
     def estimate(size: int | None) -> MemoryEstimate:
         __tracebackhide__ = True
@@ -268,6 +275,6 @@ def _caveat(never_stepped: str | None) -> str | None:
     from perfnb.memory.estimate.step_simulation import MOST_CALLS
 
     return (
-        f"{never_stepped} did not step in any of {MOST_CALLS} simulated calls: what its step takes, and state that it "
-        "does not have yet, is missing here."
+        f"{never_stepped} did not step in any of {MOST_CALLS} simulated calls: the estimate lacks the memory of its "
+        "step and any state that it has not created yet."
     )

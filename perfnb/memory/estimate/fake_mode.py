@@ -1,4 +1,4 @@
-"""Why a step cannot be run on fake tensors, in one sentence that names the place."""
+"""Running a step on fake tensors, and saying in one sentence why that is impossible."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from perfnb.step.namespace import is_installed
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 _UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException)
-#: What torch says, as a plain RuntimeError, where code asks for the numbers in a fake tensor.
+#: Messages of torch's plain RuntimeErrors when code reads values from a fake tensor.
 _ASKS_FOR_NUMBERS = ("data pointer", ".numpy() is not supported", ".tolist() is not supported", "data-dependent")
-#: What asks for the number in one tensor.
+#: Code that reads a single value.
 _ASKS_FOR_ONE = ".item(), float() or an if"
 _TOO_LARGE = ("Storage size calculation overflowed", "overflow", "numel: integer multiplication")
 
 
 @contextmanager
 def pretending() -> Iterator[None]:
-    """Within this context operators make fake tensors, and the random numbers are put back at its end."""
+    """Within this context ops create fake tensors; random number generators are restored at its end."""
     with ExitStack() as stack:
         stack.enter_context(room_to_nest())
         stack.enter_context(_random_numbers_kept())
@@ -46,9 +46,9 @@ def pretending() -> Iterator[None]:
 
 @contextmanager
 def explained(model: nn.Module | None) -> Iterator[None]:
-    """Says in one sentence why a step cannot be simulated; any other error is the user's own.
+    """Say in one sentence why a step cannot be simulated; any other error is the user's own.
 
-    Without a `model` the place is told by the line of the user's code.
+    Without a `model`, the place is given as a line of the user's code.
     """
     __tracebackhide__ = True
     try:
@@ -60,13 +60,13 @@ def explained(model: nn.Module | None) -> Iterator[None]:
     except _UNSUPPORTED as error:
         op = getattr(error, "func", error)
         raise CaptureError(
-            f"{_place(error.__traceback__, model)} uses {op}, which has no fake kernel, so that its memory cannot be "
+            f"{_place(error.__traceback__, model)} uses {op}, which has no fake kernel, so its memory cannot be "
             "estimated: register one with torch.library.register_fake, or estimate without this layer."
         ) from None
     except RuntimeError as error:
         text = str(error)
         if any(words in text for words in _TOO_LARGE):
-            raise OverflowError("a tensor of this batch would have more bytes than can be counted.") from None
+            raise OverflowError("A tensor of this batch would have more bytes than can be counted.") from None
         if any(words in text for words in _ASKS_FOR_NUMBERS):
             raise CaptureError(_needs_numbers("its code", _place(error.__traceback__, model))) from None
         raise
@@ -74,8 +74,8 @@ def explained(model: nn.Module | None) -> Iterator[None]:
 
 def _needs_numbers(what: str, where: str) -> str:
     return (
-        f"memory cannot be estimated: {what} in {where} depends on the numbers in a tensor, which an estimate does "
-        "not compute; estimate without that part, or measure a small batch with profile_step."
+        f"Memory cannot be estimated: {what} in {where} depends on the values in a tensor, which an estimate does not "
+        "compute; estimate without that part, or measure a small batch with profile_step."
     )
 
 
@@ -95,7 +95,7 @@ def _place(traceback: TracebackType | None, model: nn.Module | None) -> str:
 
 
 def _line(traceback: TracebackType | None) -> str:
-    """The innermost line of the user's own code, and the module that was running in it if it is a library's."""
+    """The innermost line of the user's own code, and the library module that was running in it, if any."""
     place, inside = "the step", ""
     while traceback is not None:
         code, running = traceback.tb_frame.f_code, traceback.tb_frame.f_locals.get("self")
@@ -118,7 +118,7 @@ def _random_numbers_kept() -> Iterator[None]:
 
 @contextmanager
 def _no_fused_layers() -> Iterator[None]:
-    """Torch's transformer layers run inference as one operator, of which a fake kernel shows only the result."""
+    """Disable torch's fused transformer inference, whose fake kernel shows only the result."""
     kept = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -129,7 +129,7 @@ def _no_fused_layers() -> Iterator[None]:
 
 @contextmanager
 def _no_log() -> Iterator[None]:
-    """Torch logs each error of a fake kernel with a traceback; the error itself is enough."""
+    """Silence torch's log of fake kernel errors: the exception is enough."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     kept, log.disabled = log.disabled, True
     try:

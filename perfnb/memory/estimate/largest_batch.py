@@ -1,10 +1,10 @@
-"""The largest batch that fits, found by few questions to whoever knows what a batch takes."""
+"""The largest batch that fits, found with few evaluations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Batches larger than this are not asked for.
+#: Largest batch tried.
 MOST = 2**40
 
 
@@ -14,16 +14,16 @@ def largest_fitting(need: Callable[[int], float], limit: float, start: int) -> i
     Parameters
     ----------
     need : callable
-        Bytes that a batch of so many samples needs; nearly a straight line, and never falling.
+        Bytes needed by a batch of so many samples; nearly linear, and never decreasing.
     limit : float
-        Bytes that there are.
+        Bytes available.
     start : int
-        A batch size to begin with.
+        Batch size to start from.
 
     Returns
     -------
     int or None
-        0 where not even one sample fits; ``None`` where every batch does.
+        0 if not even one sample fits; ``None`` if every batch does.
     """
     fits, known = 0, {start: need(start)}
     if known[start] <= limit:
@@ -42,7 +42,7 @@ def largest_fitting(need: Callable[[int], float], limit: float, start: int) -> i
     while too_large - fits > 1:
         guess = _guess(known, limit, fits + 1)
         if len(known) % 3 == 0 or guess is None or not fits < guess < too_large:
-            # A line through two points has led nowhere new: halve.
+            # The line through two points gave nothing new: bisect.
             guess = (fits + too_large) // 2
         known[guess] = need(guess)
         if known[guess] <= limit:
@@ -53,13 +53,13 @@ def largest_fitting(need: Callable[[int], float], limit: float, start: int) -> i
 
 
 def _guess(known: dict[int, float], limit: float, least: int) -> int | None:
-    """Where the line through the two largest sizes that are known meets the limit."""
+    """Where the line through the two largest known sizes meets the limit."""
     sizes = sorted(size for size, bytes_ in known.items() if bytes_ < float("inf"))[-2:]
     if len(sizes) < 2:
         return None
     slope = (known[sizes[1]] - known[sizes[0]]) / (sizes[1] - sizes[0])
     if slope <= 0:
         return None
-    # One more than what should fit: its failure, with what is below it, settles the question soonest.
+    # One more than what should fit: if it fails and the size below fits, the search is over.
     meets = int(sizes[1] + (limit - known[sizes[1]]) // slope)
     return min(MOST, meets if meets not in known and meets >= least else max(least, meets + 1))

@@ -1,4 +1,4 @@
-"""One training or inference step on fake tensors: every allocation that it would make, and none made."""
+"""Simulate one training or inference step of a model on fake tensors, recording every allocation."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What is to be simulated.
+    """What to simulate.
 
     Attributes
     ----------
     model : Module
     batch : object
-        Tensor, tuple with the target last, or mapping of keyword arguments; on ``meta`` where it was resized.
+        Tensor, tuple with the target last, or mapping of keyword arguments; on ``meta`` if it was resized.
     sample : object
-        The batch as the user gave it, whose whole numbers decide what code that asks for them does.
+        The user's batch, whose integer values are given to code that reads them.
     optimizer : str, Optimizer, callable or None
     loss : callable or None
     training : bool
     device : device
-        Whose allocator is simulated.
+        The device whose allocator is simulated.
     autocast : dtype or None
     """
 
@@ -51,12 +51,12 @@ class StepPlan:
 def simulate(plan: StepPlan) -> Simulation:
     """Run one step of `plan` on fake tensors.
 
-    The model, the loss, the optimizer and the state of random numbers are afterwards as they were.
+    Model, loss, optimizer and random number generators are restored afterwards.
 
     Raises
     ------
     CaptureError
-        Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
+        If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     """
     __tracebackhide__ = True
     cuda = plan.device.type == "cuda"
@@ -78,14 +78,14 @@ def simulate(plan: StepPlan) -> Simulation:
 
 
 class _Step:
-    """A step under way."""
+    """A step being simulated."""
 
     def __init__(self, plan: StepPlan, allocator: SimulatedAllocator, own: list[Tensor], fakes: list[Tensor]) -> None:
         self._plan, self._allocator, self._own, self._fakes = plan, allocator, own, fakes
         self._output_at = 0
 
     def run(self, batch: Any, optimizer: torch.optim.Optimizer | None) -> Simulation:
-        """Forward, loss, backward and the optimizer's second step, the first of which makes its state."""
+        """Forward, loss, backward, and the optimizer's second step (the first creates its state)."""
         __tracebackhide__ = True
         allocator = self._allocator
         for fake in self._fakes:
@@ -136,7 +136,7 @@ class _Step:
         )
 
     def _with_last_output(self, changes: list[Change], freed: list[Change]) -> list[Change]:
-        """What the last step's output still held is alive until this step's takes its place."""
+        """What the previous output still holds stays alive until this step's output replaces it."""
         known = {change.allocation for change in changes}
         freed = [change for change in freed if change.allocation in known]
         before = [change._replace(size=-change.size, phase="forward") for change in freed]
@@ -144,7 +144,7 @@ class _Step:
         return [*before, *changes[:there], *freed, *changes[there:]]
 
     def _forward_and_backward(self, batch: Any) -> tuple[set[int], Any, Any]:
-        """The allocations that are alive when backward begins, and the loss and the output that the step holds."""
+        """The allocations alive when backward starts, and the loss and output that the step holds."""
         __tracebackhide__ = True
         plan, allocator = self._plan, self._allocator
         allocator.phase = "forward"
@@ -157,10 +157,10 @@ class _Step:
             loss, output = self._loss(batch)
         self._output_at = len(allocator.changes) - begin
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise CaptureError("the loss must be one number, a tensor with one element: reduce it by mean or sum.")
+            raise CaptureError("The loss must be a tensor with one element: reduce it with mean or sum.")
         if not loss.requires_grad:
             raise CaptureError(
-                "nothing in this step requires a gradient: give training=False, or unfreeze a parameter that is used."
+                "Nothing in this step requires a gradient: pass training=False, or unfreeze a parameter that is used."
             )
         allocator.phase = "backward"
         saved = allocator.alive()
@@ -199,9 +199,9 @@ def _optimizer(plan: StepPlan, stand_ins: StandIns, stack: ExitStack, foreach: b
         parameters = [p for p in dict.fromkeys(plan.model.parameters()) if p.requires_grad]
         wanted = _factory(wanted)(parameters)
         if not isinstance(wanted, torch.optim.Optimizer):
-            raise TypeError(f"the optimizer's factory must give a torch optimizer, not {type(wanted).__name__}.")
+            raise TypeError(f"optimizer must return a torch optimizer, not {type(wanted).__name__}.")
     if isinstance(wanted, torch.optim.LBFGS):
-        raise CaptureError("LBFGS runs the loss as often as it likes within a step, so its memory cannot be estimated.")
+        raise CaptureError("LBFGS evaluates the loss any number of times per step, so its memory cannot be estimated.")
     stack.enter_context(stepping(wanted, stand_ins, foreach))
     return wanted
 
@@ -214,13 +214,11 @@ def _factory(wanted: Any) -> Callable[[list[nn.Parameter]], Any]:
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
         }
         if wanted.lower() not in classes:
-            raise ValueError(
-                f"there is no optimizer {shown(wanted)} in torch.optim; it has {', '.join(sorted(classes))}."
-            )
+            raise ValueError(f"torch.optim has no optimizer {shown(wanted)}; it has {', '.join(sorted(classes))}.")
         return classes[wanted.lower()]
     if not callable(wanted):
         raise TypeError(
-            "optimizer must be a name in torch.optim, an optimizer, or a function from parameters to one, "
+            "optimizer must be a name in torch.optim, an optimizer, or a function that makes one from parameters, "
             f"not {type(wanted).__name__}."
         )
     return wanted  # type: ignore[no-any-return]

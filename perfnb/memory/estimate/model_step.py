@@ -15,7 +15,7 @@ from perfnb.step.given import require_loss
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """The model's output. Of a tuple the last part is the target, if there is another; a mapping holds keywords."""
+    """The model's output. In a tuple the last element is the target, if there is another; a mapping holds keywords."""
     __tracebackhide__ = True
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -35,13 +35,13 @@ def loss_and_held(
 ) -> tuple[Any, Any]:
     """The loss of a model on a batch, and the output if a training loop usually holds it in a variable.
 
-    It does in ``out = model(**batch); out.loss.backward()``; nothing holds it in ``loss(model(x), y).backward()``.
+    That is the case in ``out = model(**batch); out.loss.backward()``, but not in ``loss(model(x), y).backward()``.
 
     Parameters
     ----------
     loss : callable or None
-        ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. Without
-        one ``output.loss`` where there is one, else the sum of the outputs.
+        ``loss(output, target)``; ``loss(output, batch)`` for a mapping, ``loss(output)`` for a lone tensor. Without
+        one, ``output.loss`` if there is one, else the sum of the outputs.
     output_is_there : callable
         Called between the model and the loss.
     """
@@ -53,7 +53,7 @@ def loss_and_held(
         return (own, output) if isinstance(own, Tensor) else (_sum(output), None)
     target = [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
 
-    def output_of() -> Any:  # nothing but the graph holds the output when backward begins
+    def output_of() -> Any:  # only the graph holds the output when backward starts
         made = call_model(model, batch)
         output_is_there()
         return made
@@ -63,7 +63,7 @@ def loss_and_held(
 
 @contextmanager
 def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
-    """Put models in training or evaluation mode; modes and buffers (running means) are put back in the end."""
+    """Put models in training or evaluation mode; restore modes and buffers (running means) at the end."""
     modules = [module for model in models for module in model.modules()]
     modes = [module.training for module in modules]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
@@ -82,16 +82,16 @@ def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterato
 def model_step(
     model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
 ) -> Callable[[], None]:
-    """A step of a model that changes nothing in it but its gradients and buffers.
+    """A step of a model that changes nothing in it except gradients and buffers.
 
     Parameters
     ----------
     training : bool
-        Forward, loss and backward, the gradients cleared first; or forward alone, without gradients.
+        Forward, loss and backward, with gradients cleared first; or forward only, without gradients.
     """
 
     __tracebackhide__ = True
-    if training or not callable(loss):  # for forward alone it is not called
+    if training or not callable(loss):  # inference does not call it
         require_loss(loss, batch)
 
     def train() -> None:
@@ -111,5 +111,5 @@ def _sum(output: Any) -> Any:
     values = output.values() if isinstance(output, Mapping) else tree_leaves(output)
     parts = [t.sum() for t in values if isinstance(t, Tensor) and t.requires_grad]
     if not parts:
-        raise CaptureError("the model's output requires no gradient: give training=False, or a loss.")
+        raise CaptureError("The model's output requires no gradient: pass training=False, or a loss.")
     return sum(parts[1:], parts[0])

@@ -1,8 +1,8 @@
-"""Memory that CPU kernels take beside their results, which fake kernels do not show.
+"""Scratch memory of CPU kernels beyond their results, which fake kernels do not show.
 
-A convolution by oneDNN holds copies of its tensors in layouts of its own; many backward kernels first copy a gradient
-that is not contiguous. The sizes here were found by watching torch's CPU allocator. What a convolution holds that does
-not grow with the batch, up to about 0.2 MiB a thread, is left out.
+A oneDNN convolution holds copies of its tensors in its own layouts; many backward kernels first copy a gradient that is
+not contiguous. The sizes here were found by watching torch's CPU allocator. What a convolution holds independently of
+the batch, up to about 0.2 MiB per thread, is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Kernels that work on contiguous copies of the arguments that are not.
+#: Kernels that copy arguments that are not contiguous.
 _COPY = {
     "gelu_backward",
     "_softmax_backward_data",
@@ -29,24 +29,24 @@ _COPY = {
     "_scaled_dot_product_flash_attention_for_cpu_backward",
 }
 _PRODUCTS = {"mm", "addmm"}
-#: What oneDNN keeps of an LSTM layer for backward, as a multiple of the layer's output; within 5 % of it.
+#: What oneDNN keeps of an LSTM layer for backward, as a multiple of the layer's output (within 5 %).
 _LSTM_KEPT = 15.4
 _KEEPS_SQUARES = {"mse_loss"}
-#: Kernels that hold so many buffers of their first argument's size.
+#: Kernels that hold this many buffers the size of their first argument.
 _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 1, "smooth_l1_loss": 1}
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Bytes that a CPU kernel holds at its own peak beside its results.
+    """Bytes that a CPU kernel holds at its own peak beyond its results.
 
     Parameters
     ----------
     op : str
-        Name of the operator without namespace and overload: ``convolution``.
+        Name of the op without namespace and overload: ``convolution``.
     args : sequence
-        What it was called with.
+        Its arguments.
     results : sequence of Tensor
-        What it made.
+        Its results.
     """
     held = sum(t.nbytes for t in results)
     if op == "convolution":
@@ -73,7 +73,7 @@ def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> in
 
 
 def untold_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Bytes of the last result that the fake kernel does not tell.
+    """Bytes of the last result that the fake kernel does not report.
 
     An LSTM layer keeps more for backward; a mean squared error stays in the memory of the squares that it sums.
     """
@@ -110,7 +110,7 @@ def _block() -> int:
 
 
 def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
-    """Bytes of `t` in oneDNN's layout: channels in full blocks; few input channels (`first`) stay as they are."""
+    """Bytes of `t` in oneDNN's layout, with channels in full blocks; few input channels (`first`) stay as they are."""
     channels = t.shape[1]
     if first and channels < block:
         return 0
@@ -125,7 +125,7 @@ def _blocked_weight(weight: Tensor, groups: int) -> int:
 
 
 class _Call:
-    """A convolution by what its memory depends on."""
+    """The properties of a convolution that its memory depends on."""
 
     def __init__(
         self, x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], transposed: bool, groups: int
@@ -138,7 +138,7 @@ class _Call:
 
     @property
     def last(self) -> torch.memory_format | None:
-        """The format with the channels last, where tensors of this rank have one."""
+        """The channels-last format for tensors of this rank, if there is one."""
         return {4: torch.channels_last, 5: torch.channels_last_3d}.get(self.x.dim())
 
     @property
@@ -160,14 +160,14 @@ class _Call:
 
     @property
     def block(self) -> int:
-        """So many channels make a block; 0: oneDNN takes the tensors as they are."""
+        """Channels per block; 0: oneDNN takes the tensors as they are."""
         if self.groups == 1 or self.depthwise:
             return _block()
         return next((size for size in (_block(), 8, 4) if self.into % size == self.out % size == 0), 0)
 
     @property
     def data_layout(self) -> str:
-        """In which layout oneDNN computes the gradient of the input: ``blocked``, ``last`` (channels) or ``plain``."""
+        """Layout in which oneDNN computes the input gradient: ``blocked``, ``last`` (channels) or ``plain``."""
         if self.strided and self.dilated:
             return "plain"
         wide = self.groups == 1 or self.out > _block()
@@ -177,7 +177,7 @@ class _Call:
 
     @property
     def weights_layout(self) -> str:
-        """In which layout it computes that of the weight."""
+        """Layout in which it computes the weight gradient."""
         return "plain" if self.block < 8 or (self.strided and self.dilated) else "blocked"
 
 
@@ -222,12 +222,12 @@ def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int
 
 
 def _data(call: _Call, grad: Tensor) -> int:
-    """Bytes held while oneDNN computes the gradient of the input, with the gradient."""
+    """Bytes held while oneDNN computes the input gradient, gradient included."""
     into = int(call.x.nbytes)
     if call.data_layout == "plain":
         return 2 * into
     if call.data_layout == "last":
-        # The result comes back with its channels last, and is copied once more to have them first.
+        # The result has its channels last and is copied once more to put them first.
         alike = call.x.shape[1] == 1 or math.prod(call.x.shape[2:]) == 1
         return max(int(grad.nbytes) + call.packed + into, (2 if alike else 3) * into)
     blocked = _blocked(call.x, call.block)
@@ -235,7 +235,7 @@ def _data(call: _Call, grad: Tensor) -> int:
 
 
 def _weights(call: _Call, grad: Tensor) -> int:
-    """Bytes held while oneDNN computes the gradient of the weight, with the gradient."""
+    """Bytes held while oneDNN computes the weight gradient, gradient included."""
     if call.weights_layout == "plain":
         return 2 * int(call.weight.nbytes)
     source = _blocked(call.x, call.block, first=call.groups == 1)
@@ -243,7 +243,7 @@ def _weights(call: _Call, grad: Tensor) -> int:
 
 
 def _weight_copy(call: _Call) -> int:
-    """Bytes of the copy of a weight that does not have its channels last where the input has."""
+    """Bytes of the copy of a weight whose channels are not last although the input's are."""
     last = call.last
     return 0 if last is None or call.weight.is_contiguous(memory_format=last) else int(call.weight.nbytes)
 

@@ -1,4 +1,4 @@
-"""Fake tensors in the places of a model's real ones, for a while; afterwards everything is as it was."""
+"""Temporarily replace a model's tensors with fake ones; afterwards everything is as it was."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from torch._subclasses.fake_tensor import FakeTensor
 from perfnb.errors import CaptureError
 from perfnb.step.namespace import is_empty, names_in
 
-#: How deep tensors are looked for in the containers that a module holds.
+#: Nesting depth to which a module's containers are searched for tensors.
 _NESTING = 3
-#: Containers with more entries than this are copied without a look at what is in them.
+#: Containers with more entries are copied without searching them.
 _MOST_ENTRIES = 10_000
 
 _ABSENT = object()
 
 
 class StandIns:
-    """Makes one fake tensor for each real one; tensors that share memory have stand-ins that share it.
+    """Makes one fake tensor per real one; tensors that share memory get stand-ins that share it.
 
-    To be used under a fake tensor mode.
+    Use under a fake tensor mode.
 
     Parameters
     ----------
     device : torch.device
-        Where the stand-ins pretend to be.
+        Device that the stand-ins pretend to be on.
     strict : bool
-        Whether a tensor that can have no stand-in, such as a sparse one, is refused; otherwise it stays as it is.
+        Whether to refuse tensors that cannot have a stand-in, such as sparse ones; otherwise they are kept.
     """
 
     def __init__(self, device: torch.device, *, strict: bool = True) -> None:
         self.strict = strict
         self._device = device
-        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the real one's id, which it keeps while it is here
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the real tensor's id, kept alive here
         self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def all(self) -> list[Tensor]:
-        """Every stand-in made so far."""
+        """All stand-ins made so far."""
         return [fake for _, fake in self._made.values()]
 
     def of(self, real: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class StandIns:
         return self._made[id(real)][1]
 
     def within(self, value: Any, depth: int = 2 * _NESTING, known: dict[int, Any] | None = None) -> Any:
-        """`value` with stand-ins for the tensors in it; plain containers are copied, anything else is kept."""
+        """`value` with its tensors replaced by stand-ins; plain containers are copied, anything else is kept."""
         known = {} if known is None else known
         if isinstance(value, Tensor):
             return self.of(value)
@@ -73,25 +73,25 @@ class StandIns:
                 copied = copy(value)
             elif isinstance(value, Mapping):
                 copied = copy(value)
-                known[id(value)] = value, copied  # it may hold itself
+                known[id(value)] = value, copied  # it may contain itself
                 for key, item in value.items():
                     copied[key] = self.within(item, depth - 1, known)
             else:
                 copied = type(value)(self.within(item, depth - 1, known) for item in value)
             known[id(value)] = value, copied
-            known[id(copied)] = copied, copied  # it stands for itself where a variable is met again
+            known[id(copied)] = copied, copied  # a copy met again stands for itself
         return known[id(value)][1]
 
     def _make(self, real: Tensor) -> Tensor:
         try:
             storage = real.untyped_storage()
             stride, offset = real.stride(), real.storage_offset()
-        except (NotImplementedError, RuntimeError, ValueError):  # sparse, or a lazy module's before its first call
+        except (NotImplementedError, RuntimeError, ValueError):  # sparse, or uninitialized in a lazy module
             raise CaptureError(
-                f"memory can be estimated for models of dense tensors only, and this one holds a {real.layout} "
+                f"Memory can be estimated only for dense tensors, and this model holds a {real.layout} "
                 f"{type(real).__name__}."
             ) from None
-        # A tensor on the device "meta" has no address, but its storage has an identity.
+        # Tensors on "meta" have no address, but their storage has an identity.
         key = storage._cdata, real.dtype
         with torch.no_grad():
             if key not in self._memory:
@@ -110,16 +110,16 @@ def replaced(
     training: bool | None,
     known: dict[int, Any] | None = None,
 ) -> Iterator[None]:
-    """Within this context the modules hold stand-ins; whatever is set in them meanwhile is undone.
+    """Within this context the modules hold stand-ins; anything set on them is undone at its end.
 
     Parameters
     ----------
     modules : list of Module
-        With all modules inside them.
+        Submodules included.
     training : bool or None
-        Whether to train them meanwhile, ``None``: as each is.
+        Training mode within the context; ``None`` keeps each module's own.
     known : dict, optional
-        The copies of containers made so far, which several modules and variables may share.
+        Copies of containers made so far, which modules and variables may share.
     """
     inside = {id(m): m for module in modules for m in module.modules()}.values()
     kept = [(m, dict(m.__dict__)) for m in inside]
@@ -131,7 +131,7 @@ def replaced(
                     continue
                 raise CaptureError(
                     f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: pass the "
-                    "model that it was made from."
+                    "original model."
                 )
             faked = {name: stand_ins.within(value, _NESTING, known) for name, value in attributes.items()}
             module.__dict__.update(faked)
@@ -151,7 +151,7 @@ def stepping(optimizer: Any, stand_ins: StandIns, foreach: bool) -> Iterator[Non
     Parameters
     ----------
     foreach : bool
-        Whether an optimizer that may choose works on all parameters at once, as it does on CUDA.
+        Whether an optimizer that may choose updates all parameters at once, as on CUDA.
     """
     kept = dict(optimizer.__dict__)
     try:
@@ -174,14 +174,14 @@ def stepping(optimizer: Any, stand_ins: StandIns, foreach: bool) -> Iterator[Non
 def variables_replaced(values: Iterable[Any], stand_ins: StandIns, known: dict[int, Any]) -> Iterator[None]:
     """Within this context the variables of functions and the attributes of objects hold stand-ins.
 
-    Plain containers in them are copies, so that what a step puts into a list is gone afterwards.
+    Plain containers in them are copied, so that anything a step appends to a list is gone afterwards.
 
     Parameters
     ----------
     values : iterable
-        Functions, whose global variables and closures are meant, and objects.
+        Functions (their globals and closures) and objects.
     known : dict
-        The copies of containers made so far.
+        Copies of containers made so far.
     """
     with ExitStack() as stack:
         for value in values:

@@ -1,7 +1,7 @@
-"""A user's own step on fake tensors: every allocation that it would make, and none made.
+"""Simulate a user's own step on fake tensors, recording every allocation.
 
-The step's Python runs as it stands. Models, optimizers, and the tensors that its variables lead to have stand-ins
-meanwhile, and what it changes in its variables is undone.
+The step's Python runs unchanged. Models, optimizers, and the tensors reachable from its variables are replaced by
+stand-ins, and what it changes in its variables is undone.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from perfnb.step.live_objects import living
 from perfnb.step.namespace import is_installed, reachable
 from perfnb.step.steps import tensors_in
 
-#: So often at most a step is called until every optimizer has stepped, and as often again until they step once more.
+#: Most calls of a step until every optimizer has stepped, and again until they step once more.
 MOST_CALLS = 16
-#: What is found wherever it lives, as the profiler finds it when it is called or steps.
+#: Classes whose live objects are all found, as the profiler finds them when they are called or step.
 _LIVING = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
-#: Packages whose objects are no part of a step.
+#: Packages whose objects are not part of a step.
 _NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "perfnb", "traitlets", "zmq"}
 
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step of the user's that is to be simulated.
+    """A user's step to simulate.
 
     Attributes
     ----------
     step : callable
     batch : object
-        ``None`` where the step takes none.
+        ``None`` if the step takes none.
     samples, size : int or None
-        How many samples the batch holds, and how many to simulate.
+        Samples in the batch, and samples to simulate.
     device : str, device or None
-        Whose allocator is simulated; ``None``: where the step's models are.
+        The device whose allocator is simulated; ``None``: that of the step's models.
     """
 
     step: Callable[..., Any]
@@ -64,20 +64,20 @@ class OwnStep:
 
     @cached_property
     def reached(self) -> list[Any]:
-        """What the step's variables lead to, the nearest first."""
+        """Objects reachable from the step's variables, nearest first."""
         return list(reachable([self.step]))
 
     @cached_property
     def found(self) -> list[Any]:
-        """What the step's variables lead to, then models and optimizers wherever they live."""
+        """Objects reachable from the step's variables, then all live models and optimizers."""
         return list({id(value): value for value in (*self.reached, *living(_LIVING))}.values())
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
-        """What of `found` is of a class."""
+        """The objects in `found` of a class."""
         return [value for value in self.found if issubclass(type(value), kind)]
 
     def sized(self) -> tuple[Any, dict[int, Tensor]]:
-        """The batch at the size to simulate, and the user's tensor for each in it, by its ``id``."""
+        """The batch at the simulated size, and the user's tensor for each of its tensors, by ``id``."""
         made: dict[int, Tensor] = {}
         given: dict[int, Tensor] = {}
 
@@ -107,18 +107,19 @@ class OwnStep:
 
 
 def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
-    """Run a user's step on fake tensors until it is a steady one; what that one did, and whose allocator was simulated.
+    """Run a user's step on fake tensors until it is in steady state; return what that call did, and the simulated
+    device.
 
-    The first call makes the optimizer's state and the second one counts. Where gradients are accumulated over several
-    calls, it is called until each optimizer has stepped, and all the calls until they step once more count.
+    The first call creates the optimizer's state and the second one counts. If gradients are accumulated over several
+    calls, the step is called until each optimizer has stepped, and then all calls until they step again count.
 
-    Parameters, buffers, gradients, the optimizers' state, random numbers, and the variables and plain containers that
-    the step leads to are afterwards as they were. Whatever else its Python does is done: files, counters elsewhere.
+    Parameters, buffers, gradients, optimizer state, random number generators, and the variables and plain containers
+    reachable from the step are restored afterwards. Other effects of its Python stay: files, counters elsewhere.
 
     Raises
     ------
     CaptureError
-        Where the step depends on the numbers in a tensor, or uses an operator that cannot be simulated.
+        If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception
         Whatever the step raises.
     """
@@ -160,7 +161,7 @@ def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
 def _call_until_stepped(
     step: Callable[..., Any], batch: tuple[Any, ...], allocator: _StepAllocator, optimizers: list[Optimizer]
 ) -> list[Optimizer]:
-    """Call the step until these optimizers have stepped; those that have not after `MOST_CALLS` calls."""
+    """Call the step until these optimizers have stepped; return those that have not after `MOST_CALLS` calls."""
     __tracebackhide__ = True
     for _ in range(MOST_CALLS):
         step(*batch)
@@ -175,20 +176,20 @@ def _is_in(value: Any, values: Iterable[Any]) -> bool:
 
 
 class _StepAllocator(SimulatedAllocator):
-    """An allocator that finds out by itself what a step is doing.
+    """An allocator that works out by itself what a step is doing.
 
     Attributes
     ----------
     saved : set of int
-        The allocations that were alive when a backward pass began.
+        Allocations alive when a backward pass started.
     gradients : set of int
-        The allocations that held the gradient of a parameter.
+        Allocations that held the gradient of a parameter.
     trained : set of int
-        The allocations that hold parameters with a gradient.
+        Allocations that hold parameters with a gradient.
     alive_at_begin : set of int
-        The allocations that were alive when the calls began that count.
+        Allocations alive when the calls that count started.
     first_change : int
-        The place of their first change.
+        Place of their first change.
     models : list of Module
         The outermost modules that were called.
     optimizers : list of Optimizer
@@ -210,10 +211,10 @@ class _StepAllocator(SimulatedAllocator):
         self._called: list[nn.Module] = []
         self._stepping = 0
         self._first_step = 0
-        self._between = "other"  # what it means that neither a module nor backward nor an optimizer runs
+        self._between = "other"  # the phase when neither a module, backward nor an optimizer runs
 
     def listening(self) -> ExitStack:
-        """Hear of the calls of modules and the steps of optimizers until this is left."""
+        """Hook module calls and optimizer steps until this is left."""
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._call_begins).remove)
             stack.callback(register_module_forward_hook(self._call_ends, always_call=True).remove)
@@ -227,7 +228,7 @@ class _StepAllocator(SimulatedAllocator):
         self._first_step = len(self.optimizers)
 
     def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-        """Those of these optimizers with parameters that have gradients and that none has stepped meanwhile."""
+        """Those of these optimizers with parameters that have gradients and that no optimizer has stepped."""
         stepped: set[int] = set()
         for optimizer in self.optimizers[self._first_step :]:
             stepped |= self.numbers(_stepped(optimizer))
@@ -239,7 +240,7 @@ class _StepAllocator(SimulatedAllocator):
         self.trained |= self.numbers([parameter])
 
     def before_op(self) -> None:
-        """Find out in which phase the operator runs."""
+        """Work out in which phase the op runs."""
         if torch._C._current_autograd_node() is not None:
             if self._between != "backward":
                 self._between, self.trains = "backward", True
@@ -252,7 +253,7 @@ class _StepAllocator(SimulatedAllocator):
             self.phase = "optimizer" if self._stepping else self._between
 
     def number_asked_for(self) -> float | None:
-        """An optimizer is told how often it stepped, a gradient scaler that no gradient overflowed."""
+        """An optimizer gets its step count, a gradient scaler that no gradient overflowed."""
         asker = _asker()
         if asker.endswith("grad_scaler.py"):
             return 0.0
@@ -279,7 +280,7 @@ class _StepAllocator(SimulatedAllocator):
 
 
 class _Owners:
-    """Whose the allocations of a simulated step are."""
+    """The owners of the allocations of a simulated step."""
 
     def __init__(
         self,
@@ -294,7 +295,7 @@ class _Owners:
         self._modules, self._optimizers = list(modules), list(optimizers)
 
     def simulation(self, late: Iterable[Optimizer]) -> Simulation:
-        """The calls that count, where these optimizers never stepped."""
+        """The calls that count, given the optimizers that never stepped."""
         allocator = self._allocator
         parameters, buffers = self._of_models()
         stepped = {id(optimizer): optimizer for optimizer in allocator.optimizers}.values()
@@ -331,7 +332,7 @@ class _Owners:
         )
 
     def _of_models(self) -> tuple[set[int], set[int]]:
-        """Parameters and buffers of the models of which the step used some, with all that is in them."""
+        """Parameters and buffers of the models that the step used, submodules included."""
         allocator = self._allocator
         parameters: set[int] = set()
         buffers: set[int] = set()
@@ -344,7 +345,7 @@ class _Owners:
 
 
 def _has_variables(value: Any) -> bool:
-    """Whether a step may keep something in a value: a function of the user's, or an object that is no model."""
+    """Whether a step may keep something in a value: a user's function, or an object that is not a model."""
     kind = type(value)
     if kind is FunctionType:
         return not is_installed(value.__code__.co_filename)
@@ -353,7 +354,7 @@ def _has_variables(value: Any) -> bool:
     try:
         if not isinstance(vars(value), dict):
             return False
-    except Exception:  # it has none, or will not tell
+    except Exception:  # it has none, or refuses
         return False
     return kind is SimpleNamespace or str(kind.__module__).partition(".")[0] not in _NO_PART
 
@@ -373,14 +374,14 @@ def _classes(objects: Iterable[Any]) -> str:
 
 
 def _asker() -> str:
-    """The file of the code that asks a tensor for its number."""
+    """The file of the code that reads a tensor's value."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _DISPATCHING:
         frame = frame.f_back
     return "" if frame is None else str(frame.f_code.co_filename)
 
 
-#: Files through which a question for a number comes.
+#: Files between the code that reads a value and the allocator.
 _DISPATCHING = {
     __file__,
     str(sys.modules[SimulatedAllocator.__module__].__file__),

@@ -1,4 +1,4 @@
-"""What a memory estimate shows: a line, a table as text, a table as HTML."""
+"""How a memory estimate is shown: one line, a text table, an HTML table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def estimate_line(estimate: Any) -> str:
 
 
 def estimate_text(estimate: Any) -> str:
-    """The estimate as text: the peak, and what each category has at the peak and at most."""
+    """The estimate as text: the peak, and each category at the peak and at most."""
     rows = [f"{mark.word:<16} {peak:>10} {share:>6} {most:>10}" for mark, peak, share, most in _rows(estimate)]
     caveat = [escape.plain(estimate.caveat, 300)] if estimate.caveat else []
     return "\n".join([_headline(estimate), f"{'':<16} {'at peak':>10} {'share':>6} {'at most':>10}", *rows, *caveat])
