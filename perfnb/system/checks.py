@@ -14,26 +14,14 @@ from perfnb.system.disk import CHECKS as OF_THE_DISK
 from perfnb.system.gpus import CHECKS as OF_GPUS
 from perfnb.system.host import CHECKS as OF_THE_HOST
 
-#: The columns of the table, and its verdicts in order of urgency.
+#: The columns of the table.
 COLUMNS = ("check", "found", "expected", "verdict", "why", "how")
-VERDICTS = ("attention", "unknown", "info", "ok")
 
 CHECKS: tuple[Check, ...] = (*OF_THE_HOST, *OF_THE_DISK, *OF_BUILDS, *OF_GPUS)
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """One row per check, always in the same order.
-
-    Parameters
-    ----------
-    facts : mapping
-        From `perfnb.system.read.read_system`.
-
-    Returns
-    -------
-    DataFrame
-        As `SystemCheck.checks` describes it.
-    """
+    """One row per check, always in the same order, as `SystemCheck.checks` describes it."""
     asked = Facts(facts)
     rows = []
     for check in CHECKS:

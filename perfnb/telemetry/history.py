@@ -29,17 +29,10 @@ Floats = NDArray[np.float64]
 
 
 class History:
-    """The readings of some devices.
+    """The readings of `devices` devices, within `most_bytes` for all of them together.
 
     A full table makes room by joining neighbouring rows. Joined rows hold means weighted by time: they lose maxima
     and, for metrics that were not read each time, integrals. `exact` keeps both.
-
-    Parameters
-    ----------
-    devices : int
-        How many there are.
-    most_bytes : int
-        Bytes for all of them together.
     """
 
     def __init__(self, devices: int, most_bytes: int = MOST_BYTES) -> None:
@@ -50,13 +43,8 @@ class History:
     def append(self, device: str, own: Mapping[str, float], values: Mapping[str, float | None]) -> None:
         """Add a reading.
 
-        Parameters
-        ----------
-        device : str
-        own : mapping
-            ``t_s``, ``window_s`` (``nan`` at first), ``read_ms``, ``late_ms``, ``missed_ticks``.
-        values : mapping
-            The metrics, the same ones at each reading.
+        `own` has ``t_s``, ``window_s`` (``nan`` at first), ``read_ms``, ``late_ms`` and ``missed_ticks``; `values` has
+        the same metrics every time.
         """
         with self._lock:
             table = self._tables.get(device)

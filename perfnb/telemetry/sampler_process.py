@@ -44,11 +44,6 @@ class SamplerProcess:
     taker : callable
         Returns what a thread calls with each message, or ``None`` when nobody listens any more.
 
-    Attributes
-    ----------
-    asked_to_end : bool
-        Whether `end` was called.
-
     Raises
     ------
     CaptureError

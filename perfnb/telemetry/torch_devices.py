@@ -13,12 +13,7 @@ _ALLOCATOR = {"torch_allocated_bytes": "allocated_bytes", "torch_reserved_bytes"
 def names(uuids: Sequence[str]) -> dict[str, str] | None:
     """``gpu0`` and so on by UUID, in torch's order; GPUs that torch does not know come last.
 
-    ``None`` while torch does not use CUDA, or if it does not report UUIDs.
-
-    Parameters
-    ----------
-    uuids : sequence of str
-        As NVML reports them: ``GPU-8f...``.
+    ``None`` while torch does not use CUDA, or if it does not report UUIDs. `uuids` are NVML's: ``GPU-8f...``.
     """
     cuda = _cuda() if uuids else None
     if cuda is None:

@@ -9,15 +9,7 @@ from perfnb.shell import running_shell
 
 
 class CellMarks:
-    """Calls back when a cell starts and ends; does nothing outside IPython.
-
-    Parameters
-    ----------
-    starts : callable
-        Called with the name of a cell (``cell 5``); returns what `ends` needs.
-    ends : callable
-        Called with that.
-    """
+    """Calls `starts` with the name of a cell (``cell 5``), and `ends` with what that returned; only in IPython."""
 
     def __init__(self, starts: Callable[[str], Any], ends: Callable[[Any], None]) -> None:
         self._starts, self._ends = starts, ends

@@ -114,16 +114,7 @@ def device_word(device: str, facts: Mapping[str, Any]) -> str:
 def charts_of(
     samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], wanted: Sequence[str] | None = None
 ) -> tuple[Chart, ...]:
-    """The charts that have something to draw.
-
-    Parameters
-    ----------
-    samples : DataFrame
-    devices : mapping
-        Facts of each device.
-    wanted : sequence of str, optional
-        Some of `CHARTS`.
-    """
+    """The charts that have something to draw, of those in `wanted` if given; `devices` has the facts of each."""
     found = {
         str(device): set(own.columns[own.notna().any()]) for device, own in samples.groupby("device", observed=True)
     }

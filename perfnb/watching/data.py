@@ -126,13 +126,7 @@ def watch_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
 
     While the watch runs, `charts` has every possible line; those without a reading are not drawn.
 
-    Parameters
-    ----------
-    summary : MachineSummary
-    view_id : str
-        Links the live panel to its static twin.
-    wanted : sequence of str, optional
-        Keys of the charts to draw; all by default.
+    `view_id` links the live panel to its static twin; `wanted` are the keys of the charts to draw, all by default.
     """
     charts = _possible(summary, wanted) if summary.running else summary.charts
     marks = _marks(summary.marks)

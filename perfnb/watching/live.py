@@ -28,19 +28,8 @@ _MARKS_SHOWN = 100
 class LivePanel:
     """One place in a notebook where a watch is shown.
 
-    Parameters
-    ----------
-    summary : callable
-        Returns the current `MachineSummary`.
-    wanted : sequence of str, optional
-        Keys of the charts to draw.
-    noted : int
-        How many of the watch's notes are already shown.
-
-    Attributes
-    ----------
-    live : bool
-        Whether readings can be shown as they arrive.
+    `summary` returns the current facts, `wanted` are keys of charts, and `noted` is how many of the watch's notes are
+    already shown. `live` says whether readings can be shown as they arrive.
     """
 
     def __init__(
@@ -71,16 +60,7 @@ class LivePanel:
             display(bundle, raw=True)
 
     def push(self, rows: Sequence[Any], marks: Marks, notes: Sequence[str]) -> None:
-        """Pass on the rows of a tick; called from a thread, which may only change traits.
-
-        Parameters
-        ----------
-        rows : sequence
-            Empty at the end.
-        marks : Marks
-        notes : sequence of str
-            All of the watch's.
-        """
+        """Pass on the rows of a tick, none at the end; called from a thread, which may only change traits."""
         if self._widget is None:
             return
         self._waiting += rows

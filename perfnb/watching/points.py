@@ -24,16 +24,8 @@ class Points:
 def thinned(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: int, latest: int = 0) -> Points:
     """At most about `most` points for the readings of one device.
 
-    Parameters
-    ----------
-    own : DataFrame
-        Rows of ``samples`` of the device, in order; at least one.
-    columns : sequence of str
-    interval_s : float
-        Time between readings.
-    most : int
-    latest : int
-        How many of the newest readings keep a point of their own, half of `most` at most.
+    `own` are the device's rows of ``samples``, in order and at least one. The `latest` readings, but at most half of
+    `most`, keep a point of their own.
     """
     t, readings = own["t_s"].to_numpy(float), own["readings"].to_numpy(float, na_value=1.0)
     window = own["window_s"].to_numpy(float, na_value=np.nan)

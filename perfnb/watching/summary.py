@@ -102,16 +102,7 @@ class MachineSummary:
 def machine_summary(
     record: WatchRecord, meta: Mapping[str, Any], wanted: Sequence[str] | None = None
 ) -> MachineSummary:
-    """Compute what a view of a watch shows.
-
-    Parameters
-    ----------
-    record : WatchRecord
-    meta : mapping
-        From `perfnb.telemetry.watcher.Watcher.meta`.
-    wanted : sequence of str, optional
-        Keys of the charts to draw; all by default.
-    """
+    """The facts of a watch; `meta` is that of `perfnb.telemetry.watcher.Watcher`, `wanted` the keys of its charts."""
     samples, devices = record.samples, meta["devices"]
     times = np.unique(samples["t_s"].to_numpy(float))
     duration = float(times[-1] - times[0]) if len(times) > 1 else 0.0
@@ -139,13 +130,7 @@ def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] 
     """Median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
 
     A row of `samples` that stands for several readings counts as that many. A rate has a total if it was known nearly
-    all of the time.
-
-    Parameters
-    ----------
-    samples : DataFrame
-    exact : mapping, optional
-        From `perfnb.telemetry.history.History.exact`: old rows of `samples` are means and have lost their maxima.
+    all of the time. `exact` is from `perfnb.telemetry.history.History`: old rows are means and have lost their maxima.
     """
     rows: list[dict[str, Any]] = []
     for device, own in samples.groupby("device", observed=True, sort=False):

@@ -31,16 +31,7 @@ _SHORT_HEADS, _WIDE = ("median", "95th pct.", "maximum", "total"), (12, 12, 12, 
 
 
 def watch_html(summary: MachineSummary, *, picture: bool = True) -> str:
-    """The history of a watch as a picture, with its figures as a table.
-
-    The element that holds it has the class ``perfnb-static``.
-
-    Parameters
-    ----------
-    summary : MachineSummary
-    picture : bool
-        Whether to draw the picture, which takes up to a second.
-    """
+    """The history of a watch as a picture, with its figures as a table; drawing the `picture` takes up to a second."""
     state = "Watching" if summary.running else "Watched"
     verdict = f"{state} for {lasted(summary.duration_s)}"
     head = header("The machine", "watch", verdict, " · ".join(watch_facts(summary)))

@@ -21,11 +21,7 @@ FIRST_PUSHES, REPEATED_PUSHES = 20, 4
 class WatchWidget(DrawnWidget):
     """A live panel drawn from `perfnb.watching.data.watch_data`, and from what is pushed afterwards.
 
-    Parameters
-    ----------
-    data : dict
-    refreshed : callable
-        Returns `data` with the history so far, for a page that is reloaded.
+    `refreshed` returns `data` with the history so far, for a page that is reloaded.
     """
 
     _esm = script("watching/js/panel.js")
@@ -49,16 +45,9 @@ class WatchWidget(DrawnWidget):
         marks: Iterable[tuple[str, int, float, float | None]] | None = None,
         note: str | None = None,
     ) -> None:
-        """Show new readings; called from a thread.
+        """Show new readings, at least the newest of the changed marks, and a note; called from a thread.
 
-        Parameters
-        ----------
-        rows : iterable
-            Device, time and window in seconds, and values by metric.
-        marks : iterable, optional
-            At least the newest marks: name, depth, start and end (none while it lasts) in seconds.
-        note : str, optional
-            A sentence for the user.
+        A row has device, time and window in seconds, and values by metric; a mark has name, depth, start and end.
         """
         with self._pushing:
             if self._refreshed is None:

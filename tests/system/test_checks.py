@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfnb.system.checks import CHECKS, COLUMNS, VERDICTS, check_table
+from perfnb.system.checks import CHECKS, COLUMNS, check_table
 from perfnb.system.read.reading import Unread
+from perfnb.system.view import SIGNS
 
 GIB = 1 << 30
 DISK = {"name": "nvme0n1", "turns": False}
@@ -263,6 +264,6 @@ def test_nothing_read_at_all_is_unknown_or_not_there() -> None:
 def test_whatever_is_missing_no_check_fails_and_none_is_guessed(missing: set[str]) -> None:
     table = check_table(GOOD | {name: Unread("<why>") for name in missing})
 
-    assert set(table["verdict"]) <= set(VERDICTS)
+    assert set(table["verdict"]) <= set(SIGNS)
     assert set(table["verdict"]) <= {"ok", "unknown", "info"}
     assert (table["verdict"] == "unknown").any() == table["found"].str.contains("could not be read: <why>").any()

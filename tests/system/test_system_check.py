@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.system.checks import COLUMNS, VERDICTS
+from perfnb.system.checks import COLUMNS
 from perfnb.system.system import SystemCheck
+from perfnb.system.view import SIGNS
 from tests.telemetry.nvml_stand_in import set_up, stand_in
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -31,7 +32,7 @@ def test_this_machine_gets_a_row_for_each_check(tmp_path: Path) -> None:
     table = check.checks
     assert tuple(table.columns) == COLUMNS
     assert len(table) == 20
-    assert set(table["verdict"]) <= set(VERDICTS)
+    assert set(table["verdict"]) <= set(SIGNS)
     unknown = table[table["verdict"] == "unknown"]
     assert unknown["found"].str.contains("could not be read").all()
     read = table.set_index("check").loc["read test", "found"]

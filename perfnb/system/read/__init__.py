@@ -18,19 +18,8 @@ __all__ = ["Unread", "read_system"]
 def read_system(data: str = ".", root: str = "/", platform: str = sys.platform) -> dict[str, Any]:
     """Read what `perfnb.system_check` judges.
 
-    Parameters
-    ----------
-    data : str
-        A file or folder; its content is read for a moment.
-    root : str
-        The folder that holds ``sys``, ``proc`` and ``dev``.
-    platform : str
-        As in `sys.platform`.
-
-    Returns
-    -------
-    dict
-        By name a value, or an `Unread` that says why there is none.
+    By name a value, or an `Unread` that says why there is none. `data` is a file or folder; `root` holds ``sys``,
+    ``proc`` and ``dev``; `platform` is as in `sys.platform`.
     """
     tree = Tree(root, platform)
     readers: dict[str, Reader] = {

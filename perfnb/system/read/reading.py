@@ -43,15 +43,7 @@ def reason(error: Exception) -> str:
 
 
 class Tree:
-    """The files in which Linux describes itself.
-
-    Parameters
-    ----------
-    root : str
-        The folder that holds ``sys``, ``proc`` and ``dev``.
-    platform : str
-        As in `sys.platform`; nothing can be read unless it is Linux.
-    """
+    """The files in which Linux describes itself, below `root`; nothing can be read on another `platform`."""
 
     def __init__(self, root: str, platform: str) -> None:
         self.root, self.platform = root, platform

@@ -43,12 +43,7 @@ class _Hierarchy(NamedTuple):
 def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
     """How many cores the process's cgroups let it use; ``None`` if there is no limit or it is unknown.
 
-    Parameters
-    ----------
-    proc : str
-        The folder that describes the process.
-    root : str
-        Read instead of ``/sys/fs/cgroup``.
+    `proc` is the folder that describes the process; `root` is read instead of ``/sys/fs/cgroup``.
     """
     limits = _cpu_limits(_places(proc, root).get("cpu"))
     return min((limit for limit in limits if limit is not None), default=None)
@@ -77,12 +72,7 @@ def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
 
 
 class CgroupSource:
-    """What the process's cgroup uses; see `Source`.
-
-    Parameters
-    ----------
-    proc, root : str
-        As for `cpu_limit`.
+    """What the process's cgroup uses; see `Source`. Parameters as for `cpu_limit`.
 
     Raises
     ------

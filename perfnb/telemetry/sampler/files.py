@@ -6,13 +6,7 @@ import os
 
 
 class KeptFiles:
-    """Files that stay open: reading one is then twice as cheap, and it stays the file of the same process.
-
-    Parameters
-    ----------
-    most : int
-        How many stay open; any others are opened for each reading.
-    """
+    """At most `most` files that stay open: reading one is then twice as cheap, and stays tied to the same process."""
 
     def __init__(self, most: int = 256) -> None:
         self._most = most

@@ -30,11 +30,8 @@ _FLUSH_S = 2.0
 def main(config: dict[str, Any]) -> None:
     """Run the sampler; its process does nothing else.
 
-    Parameters
-    ----------
-    config : dict
-        ``interval_s``, ``parent`` (the id of the watched process), ``visible`` (the value of
-        ``CUDA_VISIBLE_DEVICES``, or ``None``).
+    `config` has ``interval_s``, ``parent`` (the id of the watched process) and ``visible`` (the value of
+    ``CUDA_VISIBLE_DEVICES``, or ``None``).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting the notebook signals the whole process group
     outbox = Outbox(1)

@@ -49,10 +49,7 @@ class NvmlSource:
     Memory is that of all processes on the device, and ``busy_percent`` the share of the last 1/6 to 1 s in which any
     kernel ran. Nothing is broken down by process: NVML gives the host's process ids, useless in a container.
 
-    Parameters
-    ----------
-    visible : str or None
-        The value of CUDA_VISIBLE_DEVICES; ``None`` if unset. See `let_through` for its integers.
+    `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset; see `let_through` for its integers.
 
     Raises
     ------

@@ -79,18 +79,11 @@ def find_gpus() -> list[Gpu]:
 
 
 def let_through(gpus: list[Gpu], visible: str | None) -> list[Device]:
-    """The devices that CUDA_VISIBLE_DEVICES shows, in its order.
+    """The devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, shows, in its order.
 
     An entry that names nothing ends the list, and so does one of a different kind from the first; a device named twice
     hides all. Integers count in NVML's order, as in ``nvidia-smi``. CUDA's default puts the fastest GPU first
     (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer may mean another one: map CUDA's devices by UUID.
-
-    Parameters
-    ----------
-    gpus : list of Gpu
-        As `find_gpus` gives them.
-    visible : str or None
-        The variable's value; ``None`` if unset.
     """
     if visible is None:
         return [device for gpu in gpus for device in gpu.devices]

@@ -33,14 +33,7 @@ class ProcessSource:
 
     Samplers of other watches do not count, nor does what their parent takes over from them.
 
-    Parameters
-    ----------
-    pid : int
-        The process.
-    without : int
-        A process to leave out, with all below it: the sampler's own.
-    proc : str
-        Read instead of ``/proc``.
+    The process `without`, the sampler's own, is left out with all below it; `proc` is read instead of ``/proc``.
 
     Raises
     ------

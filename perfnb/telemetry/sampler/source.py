@@ -43,14 +43,7 @@ class Source(Protocol):
         """What does not change about a device."""
 
     def read(self, device: str, now_ns: int) -> Values:
-        """Read a device; rates cover the time since its last reading.
-
-        Parameters
-        ----------
-        device : str
-            One of `devices`.
-        now_ns : int
-            The time of this reading (`time.perf_counter_ns`).
+        """Read a device at a time (`time.perf_counter_ns`); rates cover the time since its last reading.
 
         Raises
         ------
