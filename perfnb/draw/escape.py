@@ -10,6 +10,7 @@ import html as _html
 import json
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 #: No name is shown with more characters than this, wherever it is drawn.
@@ -81,6 +82,12 @@ def wrapped(text: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {rest}" if lines[-1] else rest
     return lines
+
+
+def bullets(notes: Iterable[str], width: int, longest: int = 2000) -> list[str]:
+    """Lines of sentences, which may quote names, each cut to `longest` characters and wrapped behind a bullet."""
+    parts = [wrapped(plain(note, longest), width - 2) for note in notes]
+    return [f"{'  ' if place else '• '}{line}" for part in parts for place, line in enumerate(part)]
 
 
 def cells(text: str) -> int:

@@ -101,8 +101,5 @@ def _phases(summary: Summary, width: int) -> list[str]:
 
 
 def _notes(summary: Summary, width: int) -> list[str]:
-    lines: list[str] = []
-    for note in notes_of(summary):
-        wrapped = escape.wrapped(escape.plain(note, 2000), width - 2)
-        lines += [f"{'  ' if i else '• '}{line}" for i, line in enumerate(wrapped)]
-    return ["Notes", *lines] if lines else []
+    notes = escape.bullets(notes_of(summary), width)
+    return ["Notes", *notes] if notes else []

@@ -52,9 +52,7 @@ def ranks_text(summary: RanksSummary, width: int = 100) -> str:
         lines.append(f"{rank:>5} {escape.fit(name, room)}{figures}")
     if len(means) > _MOST:
         lines.append(f"… {len(means) - _MOST:,} more")
-    notes = [_LEGEND, *_notes(summary)]
-    wrapped = [escape.wrapped(escape.plain(note, 2000), width - 2) for note in notes]
-    said = [f"{'  ' if i else '• '}{line}" for note in wrapped for i, line in enumerate(note)]
+    said = escape.bullets([_LEGEND, *_notes(summary)], width)
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
 
 

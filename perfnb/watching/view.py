@@ -166,9 +166,7 @@ def _by_phase_text(summary: MachineSummary, width: int) -> list[str]:
 
 def _body_text(summary: MachineSummary, width: int) -> list[str]:
     lines = [*_curves(summary, width), *_table_text(summary, width)]
-    for note in (*summary.absent, *summary.notes):
-        wrapped = escape.wrapped(escape.plain(note, 600), width - 2)
-        lines += [f"{'  ' if i else '• '}{line}" for i, line in enumerate(wrapped)]
+    lines += escape.bullets([*summary.absent, *summary.notes], width, 600)
     return [line.rstrip() for line in lines] or ["No readings."]
 
 

@@ -29,9 +29,8 @@ def snapshot_text(summary: SnapshotSummary, width: int = 100) -> str:
     parts += [_device_lines(str(name), row, width) for name, row in summary.fragmentation.iterrows()]
     if len(summary.largest):
         parts.append([_caption(summary), *(_allocation_line(row, width) for _, row in summary.largest.iterrows())])
-    notes = [line for note in summary.notes for line in _note_lines(note, width)]
-    if notes:
-        parts.append(["Notes", *notes])
+    if summary.notes:
+        parts.append(["Notes", *escape.bullets(summary.notes, width)])
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts)
 
 
@@ -113,8 +112,3 @@ def _place(row: Any) -> str:
     if isinstance(row["made_at"], str):
         return row["made_at"]
     return "(no Python line)" if _op(row) else "(not recorded)"
-
-
-def _note_lines(note: str, width: int) -> list[str]:
-    first, *rest = escape.wrapped(escape.plain(note, 2000), width - 2)
-    return [f"- {first}", *(f"  {line}" for line in rest)]
