@@ -22,26 +22,18 @@ from perfnb.trace_names import DEVICE_WORK
 
 @dataclass(frozen=True)
 class Attribution:
-    """Who owns the time of the traced steps.
+    """Who owns the time of the traced steps."""
 
-    Attributes
-    ----------
-    host : Host
-        Events and blocks.
-    cells : DataFrame
-        One row per block of `host`, in the same order: ``step``, ``phase``, ``direction`` (forward, backward, recompute
-        or empty), ``span`` (position of the layer span that owns it, -1 for none), ``special`` (a row of the layers'
-        table that is not a module, or empty), ``ns`` (its share of the step's time), ``corrected_ns`` (the same
-        without tracing overhead), ``ops``, ``kernels``, ``gpu_ns``.
-    spans : Forest
-        How layer spans nest, by position in `cells`; a recomputed layer has the parent that it had in forward.
-    steps : int
-        Number of traced steps.
-    """
-
+    #: Events and blocks.
     host: Host
+    #: One row per block of `host`, in the same order: ``step``, ``phase``, ``direction`` (forward, backward, recompute
+    #: or empty), ``span`` (position of the layer span that owns it, -1 for none), ``special`` (a row of the layers'
+    #: table that is not a module, or empty), ``ns`` (its share of the step's time), ``corrected_ns`` (the same without
+    #: tracing overhead), ``ops``, ``kernels``, ``gpu_ns``.
     cells: pd.DataFrame
+    #: How layer spans nest, by position in `cells`; a recomputed layer has the parent that it had in forward.
     spans: Forest
+    #: Number of traced steps.
     steps: int
 
 

@@ -61,35 +61,24 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Host:
-    """The events on the host and the blocks that they lie in.
+    """The events on the host and the blocks that they lie in."""
 
-    Attributes
-    ----------
-    rows : ndarray
-        Row in the recording's events.
-    block : ndarray
-        Position of the innermost block at or around each event; -1 outside all blocks.
-    is_op : ndarray of bool
-        Whether each event is an operator: not a block, or one that copies to a device or is a loss.
-    starts, ends : ndarray
-        Nanoseconds; an event that ends later than its parent is cut there.
-    thread : ndarray
-        A number for each thread, the same as in `blocks`.
-    blocks : DataFrame
-        ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``, ``end``,
-        ``thread``, ``continued`` (the rest of a block that a step boundary cut), ``span``, ``step``, ``main`` (whether
-        it is on the thread of its step), ``in_backward``.
-    forest : Forest
-        How the blocks nest. Nodes on other threads than the step's are inside the engine run of that time.
-    """
-
+    #: Row in the recording's events.
     rows: Ints
+    #: Position of the innermost block at or around each event; -1 outside all blocks.
     block: Ints
+    #: Whether each event is an operator: not a block, or one that copies to a device or is a loss.
     is_op: Bools
+    #: Nanoseconds; an event that ends later than its parent is cut there.
     starts: Ints
     ends: Ints
+    #: A number for each thread, the same as in `blocks`.
     thread: Ints
+    #: ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``, ``end``, ``thread``,
+    #: ``continued`` (the rest of a block that a step boundary cut), ``span``, ``step``, ``main`` (whether it is on the
+    #: thread of its step), ``in_backward``.
     blocks: pd.DataFrame
+    #: How the blocks nest. Nodes on other threads than the step's are inside the engine run of that time.
     forest: Forest
 
 

@@ -20,26 +20,18 @@ COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels, copies and memsets in the order of the events. Every array has one value for each.
+    """Kernels, copies and memsets in the order of the events. Every array has one value for each."""
 
-    Attributes
-    ----------
-    rows : ndarray
-        Position in the events.
-    start, end : ndarray
-        Nanoseconds.
-    rank, device, stream : ndarray
-        -1 if the event has none.
-    sort : ndarray
-        Index into `SORTS`.
-    """
-
+    #: Row in the events.
     rows: Ints
+    #: Start and end in nanoseconds.
     start: Ints
     end: Ints
+    #: Rank, device and stream; -1 if unknown.
     rank: Ints
     device: Ints
     stream: Ints
+    #: Index into `SORTS`.
     sort: Ints
 
     def __len__(self) -> int:
@@ -48,21 +40,14 @@ class Work:
 
 @dataclass(frozen=True)
 class DeviceWork(Work):
-    """GPU work with what launched it.
+    """GPU work with what launched it."""
 
-    Attributes
-    ----------
-    call : ndarray
-        Position in the events of the launching call; -1 if the trace has none.
-    op : ndarray
-        Position of the innermost operator around that call, or without a call, of the one with the same external id;
-        -1 if there is none.
-    step : ndarray
-        Number of the step that launched it; -1 outside all steps.
-    """
-
+    #: Row of the launching call; -1 if the trace has none.
     call: Ints
+    #: Row of the innermost operator around that call, or without a call, of the one with the same external id; -1
+    #: if there is none.
     op: Ints
+    #: Number of the step that launched it; -1 outside all steps.
     step: Ints
 
 

@@ -26,26 +26,17 @@ _SHADOWS = ("FakeTensor", "FunctionalTensor")
 
 
 class OpCall(NamedTuple):
-    """A call of an operator.
+    """A call of an operator."""
 
-    Attributes
-    ----------
-    number : int
-        As in the label of its span.
-    op : str
-        Name as in the trace: ``aten::addmm``.
-    flops : int or None
-        A multiply-add counts as two; ``None`` if there is no formula.
-    bytes : int
-        Lower bound of the bytes moved.
-    dtype : str
-        Of the arithmetic: ``float32``.
-    """
-
+    #: As in the label of its span.
     number: int
+    #: Name as in the trace: ``aten::addmm``.
     op: str
+    #: A multiply-add counts as two; ``None`` if there is no formula.
     flops: int | None
+    #: Lower bound of the bytes moved.
     bytes: int
+    #: Of the arithmetic: ``float32``.
     dtype: str
 
 

@@ -174,12 +174,7 @@ def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
 
 
 def require_passing_time(times: Sequence[float]) -> None:
-    """Raise an error if the clock stood still during all of these steps.
-
-    Raises
-    ------
-    CaptureError
-    """
+    """Raise `CaptureError` if the clock stood still during all of these steps."""
     if len(times) and not any(times):
         raise CaptureError(
             f"The clock stood still for {len(times)} steps, so they cannot be timed: something replaced "

@@ -32,38 +32,25 @@ from perfnb.step.tracer import Tracer
 
 @dataclass
 class Capture:
-    """The results of a capture.
+    """The results of a capture."""
 
-    Attributes
-    ----------
-    steps : list of ExecutedStep
-        In order of execution.
-    tracer : Tracer or None
-        The trace of the traced pass, until `close`; ``None`` if the capture failed before.
-    layers : list of Layer
-        The layers of the models that were called.
-    places : dict of int to int
-        Index in `layers` of each module, by the module's ``id``.
-    spans : list of (int, int or None, bool)
-        Number of each span, index of its layer, and whether it is a loss.
-    memory : tuple of WatchedMemory and Tracer, or None
-        Recorded memory, and its trace.
-    arithmetic : tuple of list of OpCall and Tracer, or None
-        Counted operators, and their trace.
-    meta : dict
-        Options, environment and facts about the run; JSON-able.
-    failure : Exception or None
-        The out-of-memory error that ended the capture.
-    """
-
+    #: In order of execution.
     steps: list[ExecutedStep]
+    #: The trace of the traced pass, until `close`; ``None`` if the capture failed before.
     tracer: Tracer | None
+    #: The layers of the models that were called.
     layers: list[Layer]
+    #: Index in `layers` of each module, by the module's ``id``.
     places: dict[int, int]
+    #: Number of each span, index of its layer, and whether it is a loss.
     spans: list[tuple[int, int | None, bool]]
+    #: Recorded memory, and its trace.
     memory: tuple[WatchedMemory, Tracer] | None
+    #: Counted operators, and their trace.
     arithmetic: tuple[list[OpCall], Tracer] | None
+    #: Options, environment and facts about the run; JSON-able.
     meta: dict[str, Any] = field(default_factory=dict)
+    #: The out-of-memory error that ended the capture.
     failure: Exception | None = None
 
     def close(self) -> None:
@@ -193,20 +180,13 @@ _NO_BUDGET_S = float(MOST)
 
 @dataclass
 class ManySteps:
-    """The results of watching many steps.
+    """The results of watching many steps."""
 
-    Attributes
-    ----------
-    capture : Capture
-        Its only trace is that of the steps whose allocations were recorded.
-    recorded : int
-        How many those are: fewer than requested if the recording grew too large.
-    process_bytes : list of int
-        Resident memory of the process after each of the steps before them.
-    """
-
+    #: Its only trace is that of the steps whose allocations were recorded.
     capture: Capture
+    #: How many those are: fewer than requested if the recording grew too large.
     recorded: int
+    #: Resident memory of the process after each of the steps before them.
     process_bytes: list[int]
 
 
@@ -225,21 +205,7 @@ def watch_steps(
     These passes are separate because a recording profiler makes the process grow. To find what a step leaks, nothing
     here may keep objects alive: live objects are not looked at, and called modules are only referenced weakly.
 
-    Parameters
-    ----------
-    step : callable
-        Called with a batch if there are `batches`, else without arguments.
-    models : list of Module or None
-        Restrict layers to these models.
-    namespace : mapping
-        Variables by which models are named.
-
-    Raises
-    ------
-    NestedProfilerError
-        Inside another profiler or another capture.
-    Exception
-        Whatever the step raises, after all hooks have been removed.
+    Parameters and errors are those of `capture_step`, but an out-of-memory error is always raised.
     """
     __tracebackhide__ = True
     plan = Plan(warmup=warmup, steps=steps, budget_s=_NO_BUDGET_S, flops=False)

@@ -12,6 +12,7 @@ import psutil
 
 from perfnb.interrupts import loses_exceptions
 from perfnb.step.device import cuda_in_use
+from perfnb.step.environment import available_cpus
 from perfnb.telemetry.sampler.cgroup import throttled
 from perfnb.telemetry.throttle import throttle_words
 
@@ -41,7 +42,7 @@ class Conditions:
         self._switches: int | None = None
 
     def __enter__(self) -> Conditions:
-        self.facts = {"cpus": _cpus(), **_now("before")}
+        self.facts = {"cpus": available_cpus(), **_now("before")}
         self._throttled, self._switches = throttled(), _involuntary_switches()
         gc.callbacks.append(self._collects)
         return self
@@ -76,10 +77,6 @@ def _now(word: str) -> dict[str, Any]:
         if frequency.current > 0:
             facts[f"cpu_mhz_{word}"] = round(frequency.current)
     return facts
-
-
-def _cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _involuntary_switches() -> int | None:

@@ -28,7 +28,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "processor": _processor(),
-        "cpus": _cpus(),
+        "cpus": available_cpus(),
         "cpu_limit": cpu_limit(),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
@@ -48,10 +48,11 @@ def describe_environment() -> dict[str, Any]:
 def usable_cpus() -> float:
     """Number of CPUs this process may use, by its affinity and its cgroup's limit."""
     limit = cpu_limit()
-    return float(_cpus()) if limit is None else min(float(_cpus()), limit)
+    return float(available_cpus()) if limit is None else min(float(available_cpus()), limit)
 
 
-def _cpus() -> int:
+def available_cpus() -> int:
+    """Number of CPUs on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -18,7 +18,7 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
-    """Refuse steps that cannot be called, a single batch given as batches, and steps of the wrong signature.
+    """Raise `TypeError` for steps that cannot be called, for one batch given as batches, and for a wrong signature.
 
     Parameters
     ----------
@@ -28,10 +28,6 @@ def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
         ``None`` if there are none.
     how : str
         The intended call with batches, for error messages; empty if it takes none.
-
-    Raises
-    ------
-    TypeError
     """
     __tracebackhide__ = True
     for name, step in steps.items():
@@ -48,24 +44,14 @@ def require_name(name: object) -> None:
 
 
 def require_step(step: Any, fed: bool, how: str) -> None:
-    """Refuse what cannot be called as a step, with a batch if `fed`, else without.
-
-    Raises
-    ------
-    TypeError
-    """
+    """Raise `TypeError` unless a step can be called, with a batch if `fed`, else without arguments."""
     __tracebackhide__ = True
     _require_step(step, "step", how)
     _require_arguments(step, "step", fed, how)
 
 
 def require_loss(loss: Any, batch: Any) -> None:
-    """Refuse what is not a loss, or cannot be called with a model's output and such a batch.
-
-    Raises
-    ------
-    TypeError
-    """
+    """Raise `TypeError` unless a loss is ``None`` or can be called with a model's output and such a batch."""
     __tracebackhide__ = True
     if loss is None:
         return
@@ -85,12 +71,7 @@ def require_loss(loss: Any, batch: Any) -> None:
 
 
 def refuse_meta(arguments: Any) -> None:
-    """Refuse a call with tensors on ``meta``: they take no time and no memory.
-
-    Raises
-    ------
-    CaptureError
-    """
+    """Raise `CaptureError` for a call with tensors on ``meta``, which take no time and no memory."""
     __tracebackhide__ = True
     if any(tensor.device.type == "meta" for tensor in tensors_in(arguments)):
         raise CaptureError(f"The step runs on the meta device, where tensors have no data. {_NOT_ON_META}")

@@ -21,19 +21,12 @@ _MOST_BYTES = 1 << 20
 
 
 class Rate(NamedTuple):
-    """A measured rate.
-
-    Attributes
-    ----------
-    per_s : float
-    at : str
-        When it was measured.
-    others : float
-        Share of the CPUs that other programs used during the measurement, 0 to 1; the rate may be too low then.
-    """
+    """A measured rate."""
 
     per_s: float
+    #: When it was measured.
     at: str
+    #: Share of the CPUs that other programs used during the measurement, 0 to 1; the rate may be too low then.
     others: float = 0.0
 
 

@@ -52,26 +52,17 @@ class _Handle(Protocol):
 
 @dataclass
 class Calls:
-    """The module calls of all passes with layer spans.
+    """The module calls of all passes with layer spans."""
 
-    Attributes
-    ----------
-    records : list of (int, Module, int or None)
-        Number of the call, its module, and the number of the enclosing call.
-    loss : set of int
-        Numbers of the calls that computed a loss.
-    begins : list of int
-        Number of the first call of each step.
-    elsewhere : dict of int to weak reference
-        Modules called on threads that the profiler does not record, by ``id``.
-    called_whole : dict of int to bool
-        For each outermost module, by ``id``: whether the step called it itself, not through a module's method.
-    """
-
+    #: Number of the call, its module, and the number of the enclosing call.
     records: list[tuple[int, nn.Module, int | None]] = field(default_factory=list)
+    #: Numbers of the calls that computed a loss.
     loss: set[int] = field(default_factory=set)
+    #: Number of the first call of each step.
     begins: list[int] = field(default_factory=list)
+    #: For each outermost module, by ``id``: whether the step called it itself, not through a module's method.
     called_whole: dict[int, bool] = field(default_factory=dict)
+    #: Modules called on threads that the profiler does not record, by ``id``.
     elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
 
     def begin_step(self) -> None:

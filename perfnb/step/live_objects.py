@@ -14,30 +14,20 @@ from perfnb.step.steps import tensors_in
 
 
 class Known(NamedTuple):
-    """A block of memory with a known owner.
+    """A block of memory with a known owner."""
 
-    Attributes
-    ----------
-    mark : int
-        Number of the mark in the trace at which it was found.
-    address, bytes : int
-        Of the storage.
-    device : str
-        ``cpu``, ``cuda:0``.
-    category : str
-        ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for any other tensor.
-    module : int or None
-        ``id`` of the module of its parameter or buffer.
-    name : str or None
-        Name in that module.
-    """
-
+    #: Number of the mark in the trace at which it was found.
     mark: int
+    #: Address and size of the storage.
     address: int
     bytes: int
+    #: ``cpu``, ``cuda:0``.
     device: str
+    #: ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for any other tensor.
     category: str
+    #: ``id`` of the module of its parameter or buffer.
     module: int | None = None
+    #: Name in that module.
     name: str | None = None
 
 

@@ -28,26 +28,17 @@ from perfnb.trace_names import MARK_SPAN
 
 @dataclass
 class WatchedMemory:
-    """The results of watching memory.
+    """The results of watching memory."""
 
-    Attributes
-    ----------
-    known : list of Known
-        The blocks with a known owner, each with the mark at which it was found.
-    resident : list of (int, int)
-        Unix time in nanoseconds, and resident bytes of the process.
-    step_begins : list of int
-        Unix time in nanoseconds of the start of each watched step.
-    allocator : dict
-        Statistics of each CUDA device's allocator, by device; JSON-able.
-    lead_in : int
-        Number of first steps that only show what is alive before the others.
-    """
-
+    #: The blocks with a known owner, each with the mark at which it was found.
     known: list[Known] = field(default_factory=list)
+    #: Unix time in nanoseconds, and resident bytes of the process.
     resident: list[tuple[int, int]] = field(default_factory=list)
+    #: Unix time in nanoseconds of the start of each watched step.
     step_begins: list[int] = field(default_factory=list)
+    #: Statistics of each CUDA device's allocator, by device; JSON-able.
     allocator: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: Number of first steps that only show what is alive before the others.
     lead_in: int = 0
 
 

@@ -70,16 +70,9 @@ def is_installed(file: str) -> bool:
 
 
 def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:
-    """The models that the user chose, and the names given to them.
+    """The models that the user chose, as a module, a sequence or a mapping by name, and the names given to them.
 
-    Parameters
-    ----------
-    model : Module, sequence of Module, mapping of name to Module, or None
-
-    Raises
-    ------
-    TypeError
-        If it is none of these.
+    Raises `TypeError` for anything else but ``None``.
     """
     if model is None:
         return None, {}

@@ -21,27 +21,18 @@ COMPILED_CHILD = "_orig_mod"
 
 @dataclass(frozen=True)
 class Layer:
-    """A module as a layer of a model.
+    """A module as a layer of a model."""
 
-    Attributes
-    ----------
-    name : str
-        Qualified name, starting with the model's variable or class.
-    module : str
-        Class of the module.
-    parent : int or None
-        Index of the enclosing layer; ``None`` for a model.
-    parameters, parameter_bytes : int
-        Of the module and its submodules, shared parameters counted once.
-    compiled : bool
-        Whether the layer is a region of ``torch.compile`` or TorchScript, which hide the layers inside.
-    """
-
+    #: Qualified name, starting with the model's variable or class.
     name: str
+    #: Class of the module.
     module: str
+    #: Index of the enclosing layer; ``None`` for a model.
     parent: int | None
+    #: Of the module and its submodules, shared parameters counted once.
     parameters: int
     parameter_bytes: int
+    #: Whether the layer is a region of ``torch.compile`` or TorchScript, which hide the layers inside.
     compiled: bool
 
 

@@ -100,15 +100,7 @@ class StepRunner:
         self._repeat = self._last is not _END
 
     def run(self, span: Span | None = None, seen: Callable[[Any], None] | None = None) -> StepTimes:
-        """Run one step.
-
-        Parameters
-        ----------
-        span : callable, optional
-            Opens a span of the given name around the wait for the batch.
-        seen : callable, optional
-            Called with the batch before the step.
-        """
+        """Run one step; `span` opens a span around the wait for the batch, `seen` is called with the batch."""
         __tracebackhide__ = True
         if self._source is None:
             begin = time.perf_counter_ns()
