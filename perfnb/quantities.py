@@ -115,9 +115,12 @@ def change(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
     return f"{one} {'%' if near else '×'}" + (f" [{', '.join(others)}]" if others else "")
 
 
-def counted(number: int, thing: str) -> str:
-    """A count with its noun: ``1 pair``, ``1,200 pairs``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def counted(number: float, thing: str) -> str:
+    """A count with its noun: ``1 pair``, ``1,200 pairs``, ``2 copies``, ``3 batches``."""
+    whole = round(number)
+    if whole != 1:
+        thing = f"{thing[:-1]}ies" if thing.endswith("py") else f"{thing}es" if thing.endswith("ch") else f"{thing}s"
+    return f"{whole:,} {thing}"
 
 
 def interval_bounds(ms: Any, bounds: tuple[float, float]) -> str:

@@ -1,16 +1,18 @@
-"""Attention in separate operators: softmax(QKᵀ)V where one fused operator would do."""
+"""Unfused attention: softmax(QKᵀ)V in separate operators where one fused operator would do."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
 from perfnb.findings.facts import Facts
-from perfnb.findings.finding import Finding, Row, many, part, time
+from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu import GpuFacts
 from perfnb.recording.labels import found, of_labels
 from perfnb.recording.nesting import NONE
@@ -19,7 +21,7 @@ _WORTH = 0.03
 _SOFTMAX = re.compile(r"aten::_?(?:safe_)?softmax$")
 _PRODUCT = re.compile(r"aten::(?:matmul|bmm|baddbmm|einsum)$")
 _BATCHED = re.compile(r"aten::baddbmm$|aten::bmm$")
-#: What may lie between the products and the softmax: scale, mask, dropout, a change of type or place.
+#: What may stand between the products and the softmax: scale, mask, dropout, a change of dtype or device.
 _BETWEEN = re.compile(
     r"aten::(?:mul|div|add|sub|rsub|neg|where|masked_fill|tril|triu|native_dropout|dropout|feature_dropout|bernoulli|to|"
     r"_to_copy|copy|clone|contiguous|type_as|float|half|bfloat16|softmax|_softmax|nan_to_num|maximum|eq|ne|lt|gt|"
@@ -28,61 +30,60 @@ _BETWEEN = re.compile(
 )
 _FREE = re.compile(r"aten::(?:transpose|view|reshape|permute|expand|unsqueeze|squeeze|select|slice|t|detach|alias)$")
 _COUNTED = ("aten::bmm", "aten::baddbmm")
-#: Shares of the machine's arithmetic at which fused attention runs on a CPU: 0.47 to 0.85 of it forward and 0.35 to
-#: 0.63 backward were seen, for heads of 16 and 64 and 128 to 1,024 positions. It writes no matrices of all pairs, so
-#: that it can beat separate products.
+#: Share of peak arithmetic at which fused attention runs on a CPU: measured 0.47 to 0.85 forward and 0.35 to 0.63
+#: backward, for head sizes 16 and 64 and 128 to 1,024 positions. It writes no attention matrices, so it can beat
+#: separate products.
 _FUSED, _FUSED_BACKWARD = 0.7, 0.5
-#: What the fused backward pass computes, in terms of the separate one's four products: one of forward's again.
+#: Work of the fused backward pass relative to the separate one's four products: it recomputes one of forward's.
 _AGAIN = 5 / 4
-#: How deep a product lies in the operator that was called.
+#: How deep a product may be nested in the operator that was called.
 _DEPTH = 4
-#: How many operators away from the softmax a product is looked for.
+#: How many operators away from the softmax to look for a product.
 _REACH = 12
 
 
-def unfused_attention(facts: Facts) -> list[Finding]:
+@rule("attention unfused", "Bound by unfused attention", "a fused kernel")
+def unfused_attention(facts: Facts) -> Iterator[Finding]:
     """Softmax between two batched products, with nothing but scale, mask and dropout in between."""
     forward, count = _segments(facts)
     if count == 0:
-        return []
+        return
     chosen = facts.ops.loc[forward]
     backward = facts.backward_of(_with_inside(facts, chosen))
-    used = pd.concat([_that_works(chosen), backward])
+    used = pd.concat([chosen[~found(chosen["op"], _FREE.match)], backward])
     whole, products = _times(facts, used)
     remains = _remains(facts, products, _times(facts, backward)[1])
     if facts.share(whole) < _WORTH:
-        return []
-    between = whole - products
-    bound = max(whole - remains, 0.0)
+        return
     top = facts.heaviest_layers(used)
-    per_step = count / max(facts.attribution.steps, 1)
-    return [
-        Finding(
-            "attention unfused",
-            f"{many(per_step, 'attention')} a step run as separate products and a softmax, for {time(whole)}, "
-            f"{part(facts.share(whole))} of the step: {time(products)} in the products and {time(between)} in what "
-            f"lies between them, through matrices of all pairs of positions.",
-            bound,
-            _lever(facts, top),
-            "",
-            "medium",
-            "Told from the order of operators. The products stay, and the fused operator's backward pass computes one "
-            "of them again (Dao et al., FlashAttention, 2022)."
+    yield Finding(
+        "attention unfused",
+        f"{fmt.counted(count / facts.steps, 'attention')} per step run as separate products and a softmax, for "
+        f"{facts.of_step(whole)}: {fmt.duration(products)} in the products and {fmt.duration(whole - products)} in "
+        "between, where the full attention matrices go through memory.",
+        max(whole - remains, 0.0),
+        _lever(facts, top),
+        "",
+        "medium",
+        "Inferred from the order of operators. The products remain"
+        + (
+            ", and the fused operator's backward pass recomputes one of them (Dao et al., FlashAttention, 2022)."
             if len(backward)
-            else "Told from the order of operators; the products stay.",
-            "Whether the weights of attention are needed themselves; which fused kernel this device has here.",
-            (*(Row("layer", name) for name in top), Row("op", "aten::_softmax")),
-        )
-    ]
+            else "."
+        ),
+        "Whether the attention weights themselves are needed; which fused kernel this device has.",
+        rows("layer", top) + rows("op", ["aten::_softmax"]),
+    )
 
 
 def attention_layers(facts: Facts) -> list[str]:
-    """The layers whose attention is not fused, where that is worth a finding."""
-    return _layers(facts.ops.loc[_segments(facts)[0]]) if unfused_attention(facts) else []
+    """The layers with unfused attention, if that is worth a finding."""
+    chosen = facts.ops.loc[_segments(facts)[0]]
+    return [str(name) for name in chosen["layer"].unique() if name] if unfused_attention(facts) else []
 
 
 def attention_ops(facts: Facts) -> np.ndarray:
-    """Which ops are those of attention that is not fused, backward too, where that is worth a finding."""
+    """Which ops belong to unfused attention, forward and backward, if that is worth a finding."""
     inside = np.zeros(len(facts.ops), dtype=bool)
     if unfused_attention(facts):
         inside = _with_inside(facts, facts.ops.loc[_segments(facts)[0]])
@@ -90,32 +91,23 @@ def attention_ops(facts: Facts) -> np.ndarray:
     return inside
 
 
-def _that_works(chosen: pd.DataFrame) -> pd.DataFrame:
-    return chosen[~found(chosen["op"], _FREE.match)]
-
-
-def _layers(chosen: pd.DataFrame) -> list[str]:
-    return [str(name) for name in chosen["layer"].unique() if name]
-
-
 def _lever(facts: Facts, layers: list[str]) -> str:
-    """What to change: torch's own layer needs only be told that nobody wants its weights."""
-    lever = (
-        "Use torch.nn.functional.scaled_dot_product_attention, which holds no matrix of all pairs in memory; a mask "
-        "that is not causal is its attn_mask."
-    )
+    """What to change: torch's own layer only has to be told that its weights are not needed."""
     kinds = dict(zip(facts.recording.modules["name"], facts.recording.modules["module"], strict=True))
     own = [name for name in layers if kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
-            "Use the fused operator, which holds no matrix of all pairs in memory: nn.MultiheadAttention does so where "
-            f"its weights are not asked for. Call {facts.path_of(own[0])} with need_weights=False."
+            "Use the fused operator, which keeps no full attention matrix in memory: nn.MultiheadAttention does so if "
+            f"its weights are not requested. Call {facts.path_of(own[0])} with need_weights=False."
         )
-    return lever
+    return (
+        "Use torch.nn.functional.scaled_dot_product_attention, which keeps no full attention matrix in memory; pass a "
+        "mask other than the causal one as attn_mask."
+    )
 
 
 def _remains(facts: Facts, products: float, of_backward: float) -> float:
-    """Milliseconds of a step that the fused operator takes: about as long as its products alone, or less."""
+    """Milliseconds per step that the fused operator takes: about as long as its products alone, or less."""
     known = _arithmetic_ms(facts)
     forward = known / 3 if of_backward else known
     return min(products - of_backward, forward / _FUSED) + min(
@@ -124,9 +116,9 @@ def _remains(facts: Facts, products: float, of_backward: float) -> float:
 
 
 def _arithmetic_ms(facts: Facts) -> float:
-    """How long the products' arithmetic takes at the machine's peak; endless where that is not known."""
+    """How long the products' arithmetic takes at peak rate; infinite if that is unknown."""
     roofline = facts.figures.roofline
-    # What other programs slow is not measured by a peak from quiet times.
+    # On a busy machine, a peak measured in quiet times is no yardstick.
     if roofline is None or facts.gpu is not None or facts.busy:
         return math.inf
     points = roofline.points[(roofline.points["kind"] == "op") & roofline.points["name"].isin(_COUNTED)]
@@ -137,12 +129,12 @@ def _arithmetic_ms(facts: Facts) -> float:
 
 
 def _kind(name: str) -> str:
-    """Softmax, product, what may lie between them, or none of these."""
+    """Softmax, product, what may stand between them, or none of these."""
     return "s" if _SOFTMAX.match(name) else "p" if _PRODUCT.match(name) else "b" if _BETWEEN.match(name) else ""
 
 
 def _segments(facts: Facts) -> tuple[np.ndarray, int]:
-    """Rows of the operators from one product to the other, and the number of such places in all steps."""
+    """Rows of the operators from one product to the other, and the number of attentions in all steps."""
     ops = facts.ops
     candidates = ops[ops["outer"] & ops["phase"].isin(("forward", "other"))]
     kinds: list[str] = of_labels(candidates["op"], _kind, "").tolist()
@@ -176,9 +168,9 @@ def _segments(facts: Facts) -> tuple[np.ndarray, int]:
 
 
 def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
-    """Milliseconds of a step in all these operators, and in the products inside them: on the GPU if there is one.
+    """Milliseconds per step in all these operators, and in the products inside them: on the GPU if there is one.
 
-    A product of many matrices first makes copies of what does not lie in order: they count as what lies between.
+    The copies that a batched product makes of non-contiguous inputs do not count as product.
     """
     ops = facts.ops
     products = ops[_with_inside(facts, used) & found(ops["op"], _BATCHED.match)]
@@ -188,7 +180,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
 
 
 def _with_inside(facts: Facts, used: pd.DataFrame) -> np.ndarray:
-    """Which of all operators are these, or lie inside them."""
+    """Which of all operators are these or nested in them."""
     around = facts.ops["around"].to_numpy()
     inside = np.zeros(len(around), dtype=bool)
     inside[used.index.to_numpy()] = True
@@ -198,7 +190,7 @@ def _with_inside(facts: Facts, used: pd.DataFrame) -> np.ndarray:
 
 
 def _on_gpu_ms(gpu: GpuFacts, used: pd.DataFrame) -> float:
-    """Time on the device of what operators launched, those inside them included."""
+    """Device time of what operators and those nested in them launched."""
     within = union(used["start"].to_numpy(dtype=np.int64), used["end"].to_numpy(dtype=np.int64))
     called = gpu.runs.called
     return gpu.ran_ms((called != NONE) & (within.within(called, called + 1) > 0))

@@ -1,44 +1,42 @@
-"""Collectives: communication that no computation hides."""
+"""Exposed communication: collectives that no computation hides."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from perfnb import quantities as fmt
 from perfnb.attribution.device_work import COLLECTIVE
 from perfnb.findings.facts import Facts
-from perfnb.findings.finding import Finding, Row, part, time
+from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.labels import found
 
 _WORTH = 0.05
 _SHARDED = re.compile("AllGather|ReduceScatter")
 
 
-def exposed_communication(facts: Facts) -> list[Finding]:
-    """Time in which a GPU communicated and computed nothing."""
+@rule("collectives", "Communication-bound", "overlapping it with computation")
+def exposed_communication(facts: Facts) -> Iterator[Finding]:
+    """Time in which a GPU communicates and computes nothing."""
     gpu = facts.gpu
     if gpu is None or facts.share(gpu.exposed_ms) < _WORTH:
-        return []
+        return
     hidden = 1 - gpu.exposed_ms / gpu.communication_ms
-    names = gpu.work[found(gpu.work["name"], COLLECTIVE.search)]["name"].head(3)
-    sharded = bool(found(gpu.work["name"], _SHARDED.search).any())
     how = (
-        "fetch the next layer's weights ahead (prefetching of FSDP), shard fewer layers apart"
-        if sharded
-        else "DistributedDataParallel with buckets of another size (bucket_cap_mb) and gradients as views of them "
+        "prefetch the next layer's weights (FSDP's prefetching), shard in larger units"
+        if found(gpu.work["name"], _SHARDED.search).any()
+        else "DistributedDataParallel with another bucket size (bucket_cap_mb) and gradients as views of the buckets "
         "(gradient_as_bucket_view=True)"
     )
-    return [
-        Finding(
-            "collectives",
-            f"The GPU communicates for {time(gpu.communication_ms)} a step and computes nothing meanwhile for "
-            f"{time(gpu.exposed_ms)}, {part(facts.share(gpu.exposed_ms))} of the step; {part(hidden)} is hidden.",
-            gpu.exposed_ms,
-            f"Let communication run behind computation: {how}, fewer synchronisations; or send less, in lower "
-            "precision.",
-            "",
-            "medium",
-            "The times are those of the kernels; waiting for a slower rank counts as communication.",
-            "Who came late: load the traces of all ranks together to see a straggler.",
-            tuple(Row("kernel", str(name)) for name in names),
-        )
-    ]
+    yield Finding(
+        "collectives",
+        f"The GPU communicates for {fmt.duration(gpu.communication_ms)} per step; for {facts.of_step(gpu.exposed_ms)} "
+        f"it computes nothing at the same time. {fmt.share(hidden)} of the communication is hidden.",
+        gpu.exposed_ms,
+        f"Overlap communication with computation: {how}, fewer synchronisations. Or send less, in lower precision.",
+        "",
+        "medium",
+        "These are the kernels' times; waiting for a slower rank counts as communication.",
+        "Which rank was late: load the traces of all ranks together to find a straggler.",
+        rows("kernel", gpu.work[found(gpu.work["name"], COLLECTIVE.search)]["name"].head(3)),
+    )

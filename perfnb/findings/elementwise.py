@@ -1,19 +1,22 @@
-"""Elementwise ops one after the other: each reads and writes its whole tensor, where one fused loop does so once."""
+"""Chains of elementwise ops: each op reads and writes its whole tensor; one fused loop would do so once."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.findings.attention import attention_ops
-from perfnb.findings.compiling import compiling
+from perfnb.findings.bound import memory_bandwidth
+from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
-from perfnb.findings.finding import Finding, Row, many, part, time
+from perfnb.findings.finding import Finding, rows
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE
 
@@ -24,9 +27,9 @@ _ELEMENTWISE = re.compile(
     r"clamp_min|clamp_max|where|maximum|minimum|masked_fill|addcmul|addcdiv|lerp|sign|floor|round|eq|ne|lt|gt|le|ge|"
     r"logical_(?:and|or|not)|to|_to_copy)(?:_backward)?_?$"
 )
-#: What ends a chain and still is fused with it.
+#: What ends a chain and is still fused with it.
 _ENDS = re.compile(r"(?:sum|mean|amax|amin|max|min|norm|linalg_vector_norm)$")
-#: What moves nothing between two of them.
+#: What moves no data between two of them.
 _FREE = re.compile(r"(?:view|reshape|transpose|t|permute|expand|unsqueeze|squeeze|select|slice|detach|alias)$")
 _NODE = re.compile(r"Backward\d+$")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -39,14 +42,14 @@ class Chains:
     Attributes
     ----------
     members : ndarray of bool
-        Which of `Facts.ops` belong to one.
+        Which of `Facts.ops` belong to a chain.
     whole_ns, one_pass_ns : float
-        Time of all of them, and of the longest op of each: what one fused loop would still take.
+        Time of all ops, and of the longest op of each chain: what one fused loop would still take.
     count : int
-        How many chains.
+        Number of chains.
     gaps_ns : ndarray
-        By block: what passes between two ops of a chain, at most as long as the first took, and no more than the
-        block's ops leave. There memory is given back.
+        By block: time between two ops of a chain, in which memory is freed; at most as long as the first op took and
+        no more than the block's ops leave.
     """
 
     members: npt.NDArray[np.bool_]
@@ -56,46 +59,46 @@ class Chains:
     gaps_ns: npt.NDArray[np.float64]
 
 
-def elementwise_chains(facts: Facts) -> list[Finding]:
-    """Tensors that elementwise ops read and write again and again, on the host."""
+def _chains(facts: Facts) -> Iterator[Finding]:
     if facts.gpu is not None:
-        return []
+        return
     chains = chains_of(facts)
     whole, bound = facts.per_step(chains.whole_ns), facts.per_step(chains.whole_ns - chains.one_pass_ns)
     if facts.share(bound) < _WORTH:
-        return []
+        return
     used = facts.ops[chains.members]
     by_op = used.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
-    steps = max(facts.attribution.steps, 1)
     layers = facts.heaviest_layers(used)
     note, code = compiling(facts, layers) if layers else ("", "")
-    return [
-        Finding(
-            "memory bandwidth",
-            f"{many(len(used) / steps, 'elementwise op')} a step ({', '.join(map(str, by_op))}) follow one another in "
-            f"{many(chains.count / steps, 'chain')} and take {time(whole)}, {part(facts.share(whole))} of the step: "
-            "each reads its whole tensor from memory and writes another, with little arithmetic for each byte.",
-            bound,
-            f"Fuse each chain into one pass over the data: compile {'the model' if layers else 'the function'} that "
-            f"computes it with torch.compile{'' if layers else ' (no layer does)'}; or write into tensors that exist "
-            f"(out=, in-place), which at least spares new memory.{note}",
-            code,
-            "medium",
-            "What stays is one pass: the longest op of each chain.",
-            "Whether each op needs the result of the one before, and whether the tensors fit a cache.",
-            tuple(Row("layer", name) for name in layers) + tuple(Row("op", str(name)) for name in by_op),
-        )
-    ]
+    what = "the model that computes it" if layers else "the function that computes it (it is in no layer)"
+    yield Finding(
+        "memory bandwidth",
+        f"{fmt.counted(len(used) / facts.steps, 'elementwise op')} per step ({', '.join(map(str, by_op))}) run back to "
+        f"back in {fmt.counted(chains.count / facts.steps, 'chain')} and take {facts.of_step(whole)}: each reads its "
+        "whole tensor from memory and writes another, with little arithmetic per byte.",
+        bound,
+        f"Fuse each chain into one pass over the data: compile {what} with torch.compile. Or write into existing "
+        f"tensors (out=, in-place), which at least avoids new memory.{note}",
+        code,
+        "medium",
+        "One pass remains: the longest op of each chain.",
+        "Whether each op needs the result of the previous one, and whether the tensors fit into a cache.",
+        rows("layer", layers) + rows("op", by_op),
+    )
+
+
+#: Tensors that elementwise ops on the host read and write again and again: another way to be memory-bound.
+elementwise_chains = replace(memory_bandwidth, search=_chains)
 
 
 def chains_of(facts: Facts) -> Chains:
-    """At least two longer elementwise ops one after the other on one thread; attention's belong to attention."""
+    """Two or more longer elementwise ops back to back on one thread, except those of attention."""
     ops = facts.ops
     gaps = np.zeros(len(facts.attribution.cells))
     fused, ends, free = (of_labels(ops["op"], partial(_is, pattern)) for pattern in (_ELEMENTWISE, _ENDS, _FREE))
     phases = ["forward", "loss", "backward"]
     if not (ops["direction"] == "backward").any():
-        phases.append("other")  # else it may be an update by hand, of one tensor after the other
+        phases.append("other")  # otherwise it may be an update by hand, tensor after tensor
     own = (ops["outer"] & ops["phase"].isin(phases)).to_numpy()
     whole = ops["whole_ns"].to_numpy(dtype=float)
     long = (fused | ends) & (whole >= facts.tiny_ns) & ~attention_ops(facts)
@@ -109,14 +112,14 @@ def chains_of(facts: Facts) -> Chains:
     joined = long[first] & long[second] & ~ends[first]
     joined &= (step[first] == step[second]) & (thread[first] == thread[second])
     between = np.maximum(start[second] - end[first], 0).astype(float)
-    # What lasts longer than the op before it is no memory given back: somebody's code.
+    # A gap longer than the op before it is somebody's code, not memory being freed.
     joined &= between <= whole[first]
     number = np.concatenate([[0], np.cumsum(~joined)])
     in_chain = np.concatenate([[False], joined]) | np.concatenate([joined, [False]])
     chosen, number = rows[in_chain], number[in_chain]
     members = np.zeros(len(ops), dtype=bool)
     members[chosen] = True
-    # Between two nodes of the backward pass it is the time of the engine's run around both.
+    # Between two nodes of the backward pass, the time belongs to the engine's run around both.
     here, there, above = block[first], block[second], np.append(facts.attribution.host.forest.parent, NONE)
     around = np.where(here == there, here, np.where(above[here] == above[there], above[here], NONE))
     inside = joined & (around != NONE)
@@ -132,7 +135,7 @@ def _is(pattern: re.Pattern[str], name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """An op's name as Python calls it; a node's is that of its op."""
+    """An op's name in Python; for a backward node, that of its op."""
     if _NODE.search(name):
         return _CAPITAL.sub("_", _NODE.sub("", name)).lower()
     return name.removeprefix("aten::")

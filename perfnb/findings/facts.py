@@ -1,8 +1,8 @@
 """What the rules share: the figures of one step, computed once.
 
-Times of the traced pass are corrected for the cost of tracing, and scaled so that the parts of a step outside the wait
-for data add up to a timed one. So a bound is of the step as it really ran. Where the traced steps did the same, each
-part is taken at its median over them: what disturbed one of them counts little.
+Times of the traced pass are corrected for the cost of tracing, and scaled so that the parts of a step other than the
+wait for data add up to a timed step. A bound therefore refers to the step as it really ran. If all traced steps did the
+same, each part is its median over them, so that one disturbed step counts little.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution, blocks_of_events
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.ops import owner_names
 from perfnb.attribution.owners import makers
 from perfnb.attribution.python_calls import calls_of
 from perfnb.findings.code import MODULES, root_of
-from perfnb.findings.finding import time
 from perfnb.findings.gpu import GpuFacts, gpu_facts
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.from_trace import rows_of_trace
@@ -35,7 +35,7 @@ from perfnb.roofline.levels import Roofline
 from perfnb.stats.step_times import Timing
 from perfnb.trace_names import stepped_optimizer
 
-#: Nanoseconds below which an operator is all overhead, where its cost was not measured; and its least and most.
+#: Nanoseconds below which an operator is all overhead if its cost was not measured; and the least and most of it.
 _TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
 #: The same in multiples of an operator that does nothing.
 _TINY = 15.0
@@ -68,23 +68,23 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a step.
+    """What is known about a step.
 
     Attributes
     ----------
     recording, attribution, figures
-        What all is computed from.
+        What everything is computed from.
     step_ms : float
-        A timed step: the median without waits for data and pauses of the garbage collector, and these in the mean. Of
-        a loaded trace the mean of the traced ones, or the GPU's time where that is longer.
+        A timed step: the median without waits for data and pauses of the garbage collector, plus the mean of these.
+        For a loaded trace the mean of the traced steps, or the GPU's time if that is longer.
     timed_ms, waits_ms, pauses_ms : ndarray
-        Of each timed step: its time, and how much of it were the wait for a batch and the garbage collector's pauses.
+        Per timed step: its time, the wait for a batch in it, and the garbage collector's pauses.
     cells_ns : ndarray
         Typical time of each cell, corrected for the cost of tracing.
     scale : float
-        From this time to timed time.
+        Factor from this time to timed time.
     gpu : GpuFacts or None
-        Where a GPU worked.
+        If a GPU worked.
     """
 
     recording: Recording
@@ -100,7 +100,7 @@ class Facts:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was found out about the run."""
+        """What was recorded about the run."""
         return self.recording.meta
 
     @property
@@ -111,65 +111,74 @@ class Facts:
 
     @property
     def live(self) -> bool:
-        """Whether steps were run and timed, instead of a trace loaded."""
+        """Whether steps were run and timed, rather than loaded from a trace."""
         return len(self.timed_ms) > 0
 
     @cached_property
     def records_python(self) -> bool:
-        """Whether Python's calls are on record, beside those of modules that a trace may hold without the others."""
+        """Whether Python calls were recorded, not just those of modules, which a trace may hold without the others."""
         events = self.recording.events
         names = events["name"].iloc[calls_of(events)]
         return bool(of_labels(names, lambda name: not name.startswith("nn.Module: ")).any())
 
     @property
     def step_words(self) -> str:
-        """The step that bounds are shares of, in words, called a mean where it is not the median of the headline."""
-        whole, median = time(self.step_ms), self.figures.timing.median_ms
-        return whole if median is None or time(median) == whole else f"a mean step of {whole}"
+        """The step that bounds are shares of; called a mean step if it is not the median of the headline."""
+        whole, median = fmt.duration(self.step_ms), self.figures.timing.median_ms
+        return whole if median is None or fmt.duration(median) == whole else f"a mean step of {whole}"
+
+    @property
+    def steps(self) -> int:
+        """Number of traced steps, at least 1."""
+        return max(self.attribution.steps, 1)
 
     def share(self, ms: float) -> float:
         """A time as a share of the step."""
         return ms / self.step_ms if self.step_ms > 0 else 0.0
 
+    def of_step(self, ms: float) -> str:
+        """A time in words: ``2.00 ms (16 % of the step)``."""
+        return f"{fmt.duration(ms)} ({fmt.share(self.share(ms))} of the step)"
+
     def per_step(self, ns: float) -> float:
         """Typical nanoseconds of all traced steps as milliseconds of a timed one."""
-        return ns / 1e6 / max(self.attribution.steps, 1) * self.scale
+        return ns / 1e6 / self.steps * self.scale
 
     @cached_property
     def phases_ms(self) -> dict[str, float]:
-        """Time by phase in a timed step; the wait for data is that of the timed pass.
+        """Time by phase in a timed step; the wait for data is the mean of the timed pass.
 
-        No more than the report shows of a phase, which is a mean. A wait is not the same in each step: its mean counts.
+        Never more than the report shows for a phase, which is a mean.
         """
         found = {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES}
         found["data"] = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
         return found
 
     def typical_ms(self, phase: str) -> float:
-        """What a phase takes of a timed step if nothing disturbs it."""
+        """Time of a phase in an undisturbed timed step."""
         return self.per_step(float(self.cells_ns[(self.attribution.cells["phase"] == phase).to_numpy()].sum()))
 
     def shown_share(self, phase: str) -> float:
-        """The share of the step that the report shows of a phase: the mean of the traced steps."""
+        """A phase's share of the step in the report: the mean of the traced steps."""
         share = self.figures.phases["share"].get(phase)
         return 0.0 if share is None or pd.isna(share) else float(share)
 
     def shown_ms(self, phase: str) -> float:
-        """What a phase takes of a timed step by its share that the report shows, and no more than its time there."""
+        """Time of a phase in a timed step by its share in the report, at most its time there."""
         ms = self.figures.phases["ms"].get(phase)
         return min(self.shown_share(phase) * self.step_ms, math.inf if ms is None or pd.isna(ms) else float(ms))
 
     @cached_property
     def ops(self) -> pd.DataFrame:
-        """One row a call of an operator in the traced steps, in order of time.
+        """One row per call of an operator in the traced steps, in order of time.
 
         ``op``, ``start``, ``end``, ``thread``, ``block``, ``step``, ``phase``, ``layer``, ``direction``, ``outer``
-        (in no other operator of its block), ``around`` (row of the operator around it, -1 for none), ``place`` (among
-        the host's events), ``whole_ns`` (typical, corrected, operators inside included; together no more than the block
-        of the step's thread that they lie in).
+        (in no other operator of its block), ``around`` (row of the enclosing operator, -1 for none), ``place`` (among
+        the host's events), ``whole_ns`` (typical, corrected, operators inside included; together no more than their
+        block of the step's thread).
         """
         host, cells = self.attribution.host, self.attribution.cells
-        # What other threads do beside the step's takes no time of it.
+        # What other threads do in parallel takes no time from the step.
         chosen = np.flatnonzero(host.is_op & (np.append(self.lines, NONE)[host.block] != NONE))
         chosen = chosen[np.lexsort((-host.ends[chosen], host.starts[chosen]))]
         start, end, block = host.starts[chosen], host.ends[chosen], host.block[chosen]
@@ -204,10 +213,7 @@ class Facts:
 
     @cached_property
     def lines(self) -> npt.NDArray[np.int64]:
-        """The innermost block of the step's own thread that each block is or lies in: its time is the step's.
-
-        -1 for what other threads do beside it.
-        """
+        """By block: the innermost block of the step's own thread that contains it, or itself; -1 on other threads."""
         host = self.attribution.host
         main = host.blocks["main"].to_numpy(dtype=bool)
         above: npt.NDArray[np.int64] = innermost(host.forest, main)
@@ -215,7 +221,7 @@ class Facts:
 
     @cached_property
     def left_ns(self) -> npt.NDArray[np.float64]:
-        """By block of the step's thread: what its operators leave of its time."""
+        """By block of the step's thread: its time outside operators."""
         outer = self.ops[self.ops["outer"]]
         line = self.lines[outer["block"].to_numpy()]
         inside = np.bincount(line, weights=outer["whole_ns"].to_numpy(), minlength=len(self.cells_ns))
@@ -224,15 +230,14 @@ class Facts:
     def between_ops_ms(self, ns: float) -> float:
         """Nanoseconds of all traced steps between operators, as milliseconds of a timed one.
 
-        Tracing slows operators and not the Python between them, unless there is more of that than a timed step lasts:
-        then it slowed both alike, as recording Python's calls does.
+        Tracing slows operators but not the Python code between them, unless there is more of it than a timed step
+        lasts: then tracing slowed both alike, as recording Python calls does.
         """
-        steps = max(self.attribution.steps, 1)
-        fits = float(self.left_ns.sum()) / 1e6 / steps <= self.per_step(float(self.cells_ns.sum()))
-        return ns / 1e6 / steps if self.scale < 1 and fits else self.per_step(ns)
+        fits = float(self.left_ns.sum()) / 1e6 / self.steps <= self.per_step(float(self.cells_ns.sum()))
+        return ns / 1e6 / self.steps if self.scale < 1 and fits else self.per_step(ns)
 
     def backward_of(self, chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
-        """The outermost operators of the backward nodes that some of `ops` made."""
+        """The outermost operators of the backward nodes created by some of `ops`."""
         made_by = makers(self.recording.events, self.attribution.host)
         nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
         found: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
@@ -240,11 +245,11 @@ class Facts:
 
     @cached_property
     def layers_ms(self) -> pd.Series:
-        """What each row of the layers' table takes of a timed step, layers inside it not counted."""
+        """Time of each row of the layers' table in a timed step, without the layers inside it."""
         return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
 
     def layers_on_gpu_ms(self, layers: Collection[str]) -> float:
-        """For how much of a step at least one of some layers runs on the GPU, layers inside them not counted."""
+        """Time per step in which at least one of some layers runs on the GPU, without the layers inside them."""
         assert self.gpu is not None
         events = self.recording.events
         block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
@@ -254,18 +259,18 @@ class Facts:
 
     @cached_property
     def owners(self) -> npt.NDArray[np.object_]:
-        """The row of the layers' table that owns each cell; empty where none does."""
+        """The row of the layers' table that owns each cell; empty if none does."""
         return owner_names(self.recording, self.attribution)
 
     @cached_property
     def blocks_inside(self) -> npt.NDArray[np.float64]:
-        """How many blocks lie directly in each."""
+        """Number of blocks directly inside each block."""
         forest = self.attribution.host.forest
         return children_sums(forest.parent, np.ones(len(forest.parent)))
 
     @property
     def tiny_ns(self) -> float:
-        """Nanoseconds below which an operator is mostly the cost of calling it."""
+        """Nanoseconds below which an operator is mostly dispatch overhead."""
         bare = float(self.meta.get("bare_cost", {}).get("op_ns", 0.0))
         return float(np.clip(_TINY * bare, _LEAST_TINY_NS, _MOST_TINY_NS)) if bare > 0 else _TINY_NS
 
@@ -278,14 +283,14 @@ class Facts:
 
     @property
     def busy(self) -> bool:
-        """Whether other programs had work for more CPUs than there are while steps were timed."""
+        """Whether there was work for more CPUs than the machine has while steps were timed."""
         noise = self.meta.get("noise", {})
         loads = [noise[name] for name in ("load_before", "load_after") if name in noise]
         return bool(loads) and bool(noise.get("cpus")) and max(loads) > noise["cpus"]
 
     @property
     def variables(self) -> set[str]:
-        """The user's variables of which a line of code may make use, as far as they are known."""
+        """The user's variables that a line of code may use, as far as they are known."""
         names = [*self._models, *(part.get("name") for part in (*self.optimizers, self.loader))]
         imported = set(_texts(self._parts.get("imports"))) & set(MODULES)
         return {root for name in names if (root := root_of(name))} | imported
@@ -297,12 +302,12 @@ class Facts:
 
     @property
     def _models(self) -> dict[str, bool]:
-        """The models that a variable of the user's holds, and whether the step calls each itself."""
+        """The models that the user's variables hold, and whether the step calls each of them itself."""
         found = _maps(self._parts.get("models"))
         return {str(one["name"]): one.get("called") is True for one in found if root_of(one.get("name"))}
 
     def root(self, layer: str | None = None) -> str | None:
-        """The model that a layer is part of; without a layer, the one with most parameters. ``None`` for no model."""
+        """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
         modules = self.recording.modules
         if layer is not None:
             place = self.rows.get(layer, NONE)
@@ -313,12 +318,12 @@ class Facts:
         return str(roots["name"].iloc[0]) if len(roots) else None
 
     def variable(self, layer: str | None = None) -> str | None:
-        """The user's name of the model that a layer is part of; ``None`` where no variable is known to hold it."""
+        """The user's name for the model that a layer belongs to; ``None`` if no variable is known to hold it."""
         root = self.root(layer)
         return root if root in self._models else None
 
     def is_called(self, layer: str | None = None) -> bool:
-        """Whether the step calls that model itself, instead of a method of it or layers inside it."""
+        """Whether the step calls that model itself, rather than one of its methods or layers."""
         return self._models.get(self.root(layer) or "", False)
 
     @cached_property
@@ -328,43 +333,43 @@ class Facts:
 
     @property
     def own_tables(self) -> frozenset[str]:
-        """The embeddings whose weight no other layer is known to have, and whose gradient is dense."""
+        """The embeddings with a dense gradient whose weight no other layer shares, as far as is known."""
         return frozenset(_texts(self._parts.get("own_tables")))
 
     @property
     def optimizers(self) -> list[Mapping[str, Any]]:
-        """Names and settings of the optimizers that are known, and whose steps the trace holds where it tells any."""
+        """Names and settings of the known optimizers; if the trace holds optimizer steps, only those that it holds."""
         known = [_named(one) for one in _maps(self._parts.get("optimizers"))]
         return [one for one in known if not self.optimizer_classes or one["class"] in self.optimizer_classes]
 
     @cached_property
     def optimizer_classes(self) -> list[str]:
-        """Classes of the optimizers whose steps the trace holds."""
+        """Classes of the optimizers whose steps are in the trace."""
         names = self.recording.events["name"].cat.categories
         found = [stepped_optimizer(str(name)) for name in names]
         return list(dict.fromkeys(kind for kind in found if kind))
 
     @cached_property
     def updates(self) -> float:
-        """How often each optimizer steps in a step of the profile: more than once where that holds a loop."""
+        """How often each optimizer steps per profiled step: more than once if that contains a loop."""
         blocks, events = self.attribution.host.blocks, self.recording.events
         steps = blocks[blocks["kind"] == Kind.STEP]
         times, most = np.sort(steps["start"].to_numpy()), 1.0
         for label in events["name"].cat.categories:
             if kind := stepped_optimizer(str(label)):
-                begins = events.loc[(events["name"] == label).to_numpy(), "start_ns"].to_numpy()
-                inside = begins[(begins >= times.min(initial=0)) & (begins < steps["end"].max())] if len(times) else []
+                starts = events.loc[(events["name"] == label).to_numpy(), "start_ns"].to_numpy()
+                inside = starts[(starts >= times.min(initial=0)) & (starts < steps["end"].max())] if len(times) else []
                 of_class = max(sum(one["class"] == kind for one in self.optimizers), 1)
                 most = max(most, len(inside) / len(times) / of_class if len(times) else 1.0)
         return most
 
     @property
     def loader(self) -> Mapping[str, Any]:
-        """Name and settings of the loader; empty where it is not known."""
+        """Name and settings of the loader; empty if unknown."""
         return next((_named(one) for one in _maps([self._parts.get("loader")])), {})
 
     def path_of(self, layer: str) -> str:
-        """A layer as an expression in Python, from the name of its model."""
+        """A layer as a Python expression that starts with its model."""
         modules = self.recording.modules
         place, parts = self.rows.get(layer, NONE), []
         while place != NONE and modules["parent"].iloc[place] != NONE:
@@ -377,14 +382,14 @@ class Facts:
         return (str(modules["name"].iloc[place]) if place != NONE else "") + "".join(reversed(parts))
 
     def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
-        """The layers in which some operators take most time."""
+        """The layers in which some operators take the most time."""
         owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
         sums = owned.groupby("layer")[weight].sum().sort_values(ascending=False, kind="stable")
         return [str(name) for name in sums.index[:most]]
 
 
 def facts_of(recording: Recording, attribution: Attribution, figures: StepFigures) -> Facts:
-    """The facts of a recording of which at least one step was traced."""
+    """The facts of a recording with at least one traced step."""
     steps = recording.steps
     timed = steps[steps["pass"] == "timed"]
     timed_ms = timed["wall_ms"].to_numpy(dtype=float)
@@ -392,8 +397,7 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
     cells = attribution.cells
     on_gpu = bool(cells["kernels"].sum()) or recording.is_loaded
     gpu = gpu_facts(recording, attribution) if on_gpu else None
-    count = max(attribution.steps, 1)
-    scale = 1.0
+    count, scale = max(attribution.steps, 1), 1.0
     cells_ns = _cells_ns(attribution)
     pauses_ms = np.zeros(len(timed_ms))
     for step, ms in recording.meta.get("noise", {}).get("gc_pauses", []):
@@ -401,11 +405,11 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
             pauses_ms[int(step)] += ms
     if len(timed_ms):
         waits_ms = np.clip(waits_ms, 0.0, timed_ms)
-        # A pause that the rest of its step has no room for lay within the wait, and is a part of it.
+        # A pause too long for the rest of its step was part of the wait.
         pauses_ms = np.where(pauses_ms > timed_ms - waits_ms, 0.0, pauses_ms)
         usual = float(np.median(timed_ms - waits_ms - pauses_ms))
         step_ms = usual + float(waits_ms.mean()) + float(pauses_ms.mean())
-        # Waits that the step's own code makes were not timed apart: they are a part of its time.
+        # Waits inside the step's own code were not timed separately: they are part of its time.
         timed_apart = (cells["phase"] == "data").to_numpy() & bool(waits_ms.any())
         rest = float(cells_ns[~timed_apart].sum()) / 1e6 / count
         scale = usual / rest if rest > 0 < usual else 1.0
@@ -420,7 +424,7 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
 
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is known of a part, without a name or class that is no plain Python: it may stand in a line to run."""
+    """What is known of a part, without a name or class that is not plain Python: it may end up in a line of code."""
     kind = str(part.get("class"))
     return {
         **part,
@@ -430,22 +434,22 @@ def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _maps(values: Any) -> list[Mapping[str, Any]]:
-    """Those of some values that are mappings."""
+    """The values that are mappings."""
     return [value for value in values if isinstance(value, Mapping)] if isinstance(values, (list, tuple)) else []
 
 
 def _texts(values: Any) -> list[str]:
-    """Those of some values that are text; a saved profile may hold anything."""
+    """The values that are text; a saved profile may hold anything."""
     return [value for value in values if isinstance(value, str)] if isinstance(values, (list, tuple)) else []
 
 
 def without_longest(ms: npt.NDArray[np.float64]) -> float:
-    """The mean over all steps without the longest of every fifty: what once held a step up is not in it."""
+    """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
 
 
 def _cells_ns(attribution: Attribution) -> npt.NDArray[np.float64]:
-    """Corrected time of each cell on its step's time line, at its median over steps that did the same."""
+    """Corrected time of each cell, at its median over steps that did the same."""
     cells, blocks = attribution.cells, attribution.host.blocks
     order = np.lexsort((attribution.host.forest.depth, blocks["start"].to_numpy()))
     result = np.empty(len(cells))
@@ -457,7 +461,7 @@ def _cells_ns(attribution: Attribution) -> npt.NDArray[np.float64]:
 def typical(
     values: npt.NDArray[np.float64], step: npt.NDArray[np.int64], kind: npt.NDArray[Any]
 ) -> npt.NDArray[np.float64]:
-    """Values in order of time, each at its median over the steps, where all steps are the same series of kinds."""
+    """Values in order of time, each at its median over the steps if all steps are the same series of kinds."""
     steps, counts = np.unique(step, return_counts=True)
     if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():
         return values

@@ -1,25 +1,29 @@
-"""A finding: something that holds the step back, what speaks for it, and what could be tried."""
+"""Findings, and the rules that make them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pandas as pd
 
 from perfnb.recording.schema import conform
 
+if TYPE_CHECKING:
+    from perfnb.findings.facts import Facts
+
 Confidence = Literal["high", "medium", "low"]
+_TEXTS = ("bottleneck", "evidence", "lever", "code", "confidence", "why", "blind")
 
 
 class Row(NamedTuple):
-    """A row of another table that a finding speaks of.
+    """A row of another table that a finding is about.
 
     Attributes
     ----------
     kind : str
-        ``layer``, ``op``, ``phase``, ``kernel``, ``step`` (number of a timed step), ``memory`` (milliseconds of the
+        ``layer``, ``op``, ``phase``, ``kernel``, ``step`` (number of a timed step), ``memory`` (milliseconds into the
         counted step) or ``rank``.
     name : str
         The row's name.
@@ -29,6 +33,11 @@ class Row(NamedTuple):
     name: str
 
 
+def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
+    """The rows of one kind that have these names."""
+    return tuple(Row(kind, str(name)) for name in names)
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that holds the step back.
@@ -36,28 +45,28 @@ class Finding:
     Attributes
     ----------
     bottleneck : str
-        What it is, in two or three words.
+        The name of its rule.
     evidence : str
-        What speaks for it, with the figures.
+        The figures behind it.
     bound_ms : float or None
-        The most that removing it could save of a step, in milliseconds (Amdahl); ``None`` where it costs no time that
-        could be told. Of uneven steps it is of a step in the mean, which is longer than the typical one.
+        The most that removing it could save per step, in milliseconds (Amdahl); ``None`` if that is unknown. For uneven
+        steps it refers to the mean step, which is longer than the typical one.
     lever : str
-        What to change.
+        The recommendation.
     code : str
-        A line of Python that does so, in the user's own names; empty where these are not known, or no one line does.
+        A line of Python that follows it, in the user's own names; empty if these are unknown or one line cannot do it.
     confidence : str
         ``high``, ``medium`` or ``low``.
     why : str
-        Why no more and no less.
+        Why not more, and why not less.
     blind : str
         What the rule could not see.
     rows : tuple of Row
-        What it speaks of.
+        What it is about.
     bound_bytes : int or None
-        The most memory that removing it could free, where it is about memory.
+        The most memory that removing it could free, for findings about memory.
     of_ms : float or None
-        The step that the bound is a part of, where that is not the typical one.
+        The step that the bound is a share of, if not the typical one.
     """
 
     bottleneck: str
@@ -68,27 +77,71 @@ class Finding:
     confidence: Confidence
     why: str
     blind: str
-    rows: tuple[Row, ...] = field(default=())
+    rows: tuple[Row, ...] = ()
     bound_bytes: int | None = None
     of_ms: float | None = None
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A bottleneck: how to find it, and what the verdict says about it. Calling it searches a step.
+
+    Attributes
+    ----------
+    name : str
+        The bottleneck in two or three words, as in the frame ``findings``.
+    headline : str
+        How the verdict starts: ``Compute-bound``.
+    saving : str
+        What could save the time: ``removing the wait``.
+    search : callable
+        Yields the findings.
+    words : callable or None
+        Gives headline and saving where they depend on the step.
+    ceiling : bool
+        Whether a GPU's bound is all of the work, which no change removes as a whole.
+    timed_only : bool
+        Whether only timed steps show it, so that traced steps without it are no argument against it.
+    idle_cause : str
+        The cause in `GpuFacts.idle_by` that it explains, if any.
+    explained : bool
+        Whether the cause is known.
+    """
+
+    name: str
+    headline: str
+    saving: str
+    search: Callable[[Facts], Iterator[Finding]]
+    words: Callable[[Facts], tuple[str, str]] | None = None
+    ceiling: bool = False
+    timed_only: bool = False
+    idle_cause: str = ""
+    explained: bool = True
+
+    def __call__(self, facts: Facts) -> list[Finding]:
+        return list(self.search(facts))
+
+
+def rule(
+    name: str, headline: str, saving: str = "removing it", **traits: Any
+) -> Callable[[Callable[[Facts], Iterator[Finding]]], Rule]:
+    """Turn the function that searches for a bottleneck into its `Rule`; `traits` are the other attributes."""
+    return lambda search: Rule(name, headline, saving, search, **traits)
+
+
 def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFrame:
-    """The frame ``findings``, the greatest bound first; what has none comes last.
+    """The frame ``findings``, largest bound first, findings without a bound last.
 
     Parameters
     ----------
     found : iterable of Finding
     step_ms : float or None
-        Of which `bound_share` is a share.
+        The step that `bound_share` is a share of.
     """
     listed = list(found)
     table = pd.DataFrame(
         {
-            **{
-                name: [getattr(one, name) for one in listed]
-                for name in ("bottleneck", "evidence", "lever", "code", "confidence", "why", "blind")
-            },
+            **{name: [getattr(one, name) for one in listed] for name in _TEXTS},
             "bound_ms": pd.array([one.bound_ms for one in listed], dtype="Float64"),
             "bound_bytes": pd.array([one.bound_bytes for one in listed], dtype="Int64"),
             "rows": [[row._asdict() for row in one.rows] for one in listed],
@@ -98,40 +151,3 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
     table["bound_share"] = table["bound_ms"] / whole
     table = conform(table, "findings")
     return table.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
-
-
-def time(ms: float) -> str:
-    """A time in words: in µs below 0.1 ms, in s from 1,000 ms on."""
-    value, unit = (ms * 1e3, "µs") if ms < 0.1 else (ms / 1e3, "s") if ms >= 1e3 else (ms, "ms")
-    return f"{_three(value)} {unit}"
-
-
-def part(share: float) -> str:
-    """A share in words, as the views write it."""
-    if 0 < share < 0.0005:
-        return "<0.1 %"
-    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
-
-
-def size(count: float) -> str:
-    """Bytes in words."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{_three(count)} {unit}"
-        count /= 1024
-    return f"{_three(count)} GiB"
-
-
-def many(count: float, word: str) -> str:
-    """A number of things: ``1 call``, ``1,204 calls``."""
-    whole = round(count)
-    if whole == 1:
-        return f"{whole:,} {word}"
-    if word.endswith("py"):
-        return f"{whole:,} {word[:-1]}ies"
-    return f"{whole:,} {word}{'es' if word.endswith('ch') else 's'}"
-
-
-def _three(value: float) -> str:
-    text = f"{value:#.3g}" if value < 1000 else f"{value:,.0f}"
-    return text.rstrip(".")

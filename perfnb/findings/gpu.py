@@ -1,4 +1,4 @@
-"""What a GPU did in a step, and what the host was doing while it had nothing to do."""
+"""What a GPU did in a step, and what the host did while the GPU was idle."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.device_work import SORTS, DeviceWork, column, device_work, is_in, matching, named
 from perfnb.attribution.events import all_events
 from perfnb.attribution.interval_sets import IntervalSet, difference, union
-from perfnb.findings.host_doing import Doing
-from perfnb.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS, idle_of
+from perfnb.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS, Doing, idle_of
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.gpu.idle import idle_gaps
 from perfnb.gpu.launches import launches
@@ -35,7 +34,7 @@ TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Runs:
-    """Kernels, copies and fills of the steps, one after the other. Every array has one value for each.
+    """Kernels, copies and fills of the steps; one value per array for each.
 
     Attributes
     ----------
@@ -47,7 +46,7 @@ class Runs:
     row : ndarray
         Position in the events of the trace.
     called : ndarray
-        When the call that launched it began; -1 where that is not known.
+        When the launching call started; -1 if unknown.
     """
 
     names: pd.Categorical
@@ -58,7 +57,7 @@ class Runs:
     called: Ints
 
     def named(self, pattern: re.Pattern[str]) -> Bools:
-        """Which have a name in which the pattern is found."""
+        """Which of them have a name that contains the pattern."""
         return found(pd.Series(self.names), pattern.search)
 
     def time(self, chosen: Bools) -> IntervalSet:
@@ -73,11 +72,11 @@ class Copies:
     Attributes
     ----------
     count, pageable, pinned : int
-        All, and those from or to memory of which the trace says that it is not pinned, or that it is.
+        All copies, and those with memory that the trace calls pageable or pinned.
     each_bytes : float or None
-        What one moves (median); ``None`` where the trace does not tell.
+        Median size of a copy; ``None`` if the trace does not say.
     call_ms : float
-        The host's time in the calls that launched them, per step.
+        Host time per step in the calls that launched them.
     """
 
     count: int
@@ -89,41 +88,41 @@ class Copies:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """Of the busiest GPU, in milliseconds of a traced step.
+    """Figures of the busiest GPU, in milliseconds per traced step.
 
     Attributes
     ----------
     span_ms : float
-        The host's step, and what the GPU still worked of it afterwards.
+        The host's step, and the GPU's work on it afterwards.
     busy_ms, communication_ms, exposed_ms, copies_ms, idle_ms : float
-        Lengths of unions; ``exposed_ms`` is communication and ``copies_ms`` are copies between host and device while
-        nothing was computed.
+        Lengths of unions; ``exposed_ms`` is communication, and ``copies_ms`` copies between host and device, with
+        nothing computing.
     idle_by, idle_perhaps : mapping
         Idle time by its cause, as ``by`` and ``perhaps`` of `Idle`.
     doing : Doing
-        What the host did in that of ``host``.
+        What the host did in the idle time counted as ``host``.
     late : IntervalSet
-        When the host had not launched what the GPU could have done.
+        When the host had not launched work that the GPU could have done.
     per_step : float
-        From nanoseconds of all traced steps to milliseconds of one.
+        Factor from nanoseconds of all traced steps to milliseconds of one.
     calls_ms : mapping
-        Time of the host in calls that allocate, copy and wait, and their number, by the words of `idle_by`.
+        Host time in calls that allocate, copy and wait, and their number, by cause as in `idle_by`.
     kernels : float
-        Kernels, copies and fills of a step.
+        Kernels, copies and fills per step.
     short_share : float or None
-        Of kernels, those that ran for less time than their launch took.
+        Share of kernels that were shorter than their launch.
     call_us, kernel_us : float or None
-        Median duration of a launching call, and of a kernel.
+        Median duration of a launching call and of a kernel.
     graph_share : float
-        Of the work, what a launch of a CUDA graph gave to the device.
+        Share of the work that CUDA graphs launched.
     before : DataFrame
-        Operators whose work ended idle times: ``op``, ``ms``; the heaviest first.
+        Operators whose work ended idle times: ``op``, ``ms``; heaviest first.
     work : DataFrame
-        Kernels by name: ``name``, ``sort``, ``ms``, ``calls``; the heaviest first.
+        Kernels by name: ``name``, ``ms``, ``calls``; heaviest first.
     runs : Runs
-        All that ran.
+        Everything that ran.
     run_ms : float
-        From nanoseconds in `runs` to milliseconds of a step.
+        Factor from nanoseconds in `runs` to milliseconds per step.
     to_device, to_host : Copies
         Copies between host and device.
     """
@@ -153,7 +152,7 @@ class GpuFacts:
     to_host: Copies
 
     def ran_ms(self, chosen: Bools) -> float:
-        """Milliseconds of a step in which at least one of some `runs` ran."""
+        """Milliseconds per step in which at least one of some `runs` ran."""
         return self.runs.time(chosen).length * self.run_ms
 
     @property
@@ -163,26 +162,26 @@ class GpuFacts:
 
     @property
     def unexplained_ms(self) -> float:
-        """Idle time of which the trace does not show why."""
+        """Idle time that the trace does not explain."""
         return sum(self.idle_by[why] for why in UNEXPLAINED)
 
     def held_ms(self, cause: str) -> float:
-        """Idle time while the host was held by one of `HELD`."""
+        """Idle time while one of `HELD` blocked the host."""
         return self.idle_by[cause] + self.idle_perhaps[cause]
 
     def is_unsure(self, cause: str) -> bool:
-        """Whether it is not known of most of this time that the GPU waited for the host."""
+        """Whether for most of this time the GPU is not known to have waited for the host."""
         return self.idle_perhaps[cause] > self.idle_by[cause]
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
-        """Idle time, for which the host was late, in some blocks of the host that do not overlap."""
+        """Idle time because the host was late, within some blocks of the host that do not overlap."""
         within = self.late.within(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
         return float(within.sum()) * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
-        """The same in a step of that length, where the GPU has less time to idle than in one that is traced.
+        """The same for a step of that length, in which the GPU is idle for less time than in a traced one.
 
-        Where it worked for longer than that, tracing slowed its work too.
+        If it worked for longer than that, tracing slowed its work, too.
         """
         if self.busy_ms > ms:
             shorter = ms / self.busy_ms
@@ -208,7 +207,7 @@ class GpuFacts:
 
 
 def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None:
-    """The facts of the busiest GPU; ``None`` where none worked."""
+    """The facts of the busiest GPU; ``None`` if none worked."""
     events = all_events(recording)
     if not is_in(events, DEVICE_WORK).any():
         return None
@@ -221,7 +220,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     gaps = _of(idle_gaps(events, work=done), device)
     rows = _of(launches(events, done), device)
     if len(by_step) and rows["step"].notna().any():
-        # What lies between steps is part of none.
+        # Time between steps belongs to none.
         whole, gaps, rows = (frame[frame["step"].notna()] for frame in (_of(by_step, device), gaps, rows))
     else:
         whole = _of(times, device)
@@ -264,7 +263,7 @@ _SUMS = ("busy_ms", "communication_ms", "overlap_ms")
 
 
 def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
-    """Those of all work that stand in some rows of the events."""
+    """The work in some rows of the events."""
     chosen = np.isin(work.rows, rows)
     called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
     names = named(events, work.rows[chosen])

@@ -1,4 +1,4 @@
-"""What the GPU of a recording can do, as far as the recording tells which one it is."""
+"""What the GPU of a recording can do, if the recording says which one it is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from perfnb.recording.text import TEXT
 
 Capability = tuple[int, int]
 
-#: The least compute capability of NVIDIA's GPUs that multiply in a format with units of their own, or that Triton and
-#: with it torch.compile supports.
+#: The least compute capability of NVIDIA GPUs with units for a format, and of those that Triton, and so torch.compile,
+#: supports.
 NEEDS: Mapping[str, Capability] = {
     "float16": (7, 0),
     "torch.compile": (7, 0),
@@ -21,7 +21,7 @@ NEEDS: Mapping[str, Capability] = {
     "float8": (8, 9),
 }
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
-#: By name, where a recording holds no number.
+#: By name, if the recording holds no number.
 _NAMED: tuple[tuple[re.Pattern[str], Capability], ...] = (
     (re.compile(r"\bP100\b"), (6, 0)),
     (re.compile(r"\bP40?\b|GTX 10\d\d"), (6, 1)),
@@ -36,19 +36,19 @@ _NAMED: tuple[tuple[re.Pattern[str], Capability], ...] = (
 
 
 def has_units(recording: Recording, what: str) -> bool | None:
-    """Whether each GPU that is known has what one of `NEEDS` needs; ``None`` where it is not known."""
+    """Whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
     known = [_capability(name, facts) for name, facts in _devices(recording)]
     return None if not known or None in known else all(one >= NEEDS[what] for one in known if one is not None)
 
 
 def is_amd(recording: Recording) -> bool:
-    """Whether the work ran on a GPU of AMD's: its runtime's calls begin with ``hip``."""
+    """Whether the work ran on an AMD GPU: its runtime's calls start with ``hip``."""
     names = recording.events["name"].cat.categories.astype(TEXT)
     return bool(names.str.startswith("hip").any()) or any(_OTHERS.search(name) for name, _ in _devices(recording))
 
 
 def _devices(recording: Recording) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and facts of each GPU that was used; of all that the recording knows, where it does not tell which."""
+    """Name and facts of each GPU that was used; of all known GPUs if the recording does not say which."""
     found = recording.meta.get("devices")
     known = [one for one in found if isinstance(one, Mapping)] if isinstance(found, (list, tuple)) else []
     gpus = recording.meta.get("environment", {}).get("gpus") or []
@@ -60,7 +60,7 @@ def _devices(recording: Recording) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _capability(name: str, facts: Mapping[str, Any]) -> Capability | None:
-    """Of a GPU of NVIDIA's; others number theirs in their own way."""
+    """The compute capability of an NVIDIA GPU; other vendors number theirs differently."""
     if _OTHERS.search(name):
         return None
     major, minor = facts.get("computeMajor"), facts.get("computeMinor")

@@ -1,6 +1,6 @@
-"""Idle time of a GPU within steps, laid to what the host did meanwhile.
+"""Idle time of a GPU within steps by its cause: what the host was doing at the time.
 
-A step is the host's, with what the GPU still works of it afterwards: the time before the GPU's first work and after its
+A step spans the host's step and the GPU's work on it afterwards: the time before the GPU's first work and after its
 last is idle time too.
 """
 
@@ -15,28 +15,67 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.device_work import DeviceWork, column, is_in, matching, step_windows
+from perfnb.attribution.device_work import (
+    DeviceWork,
+    column,
+    is_in,
+    matching,
+    named,
+    step_rows,
+    step_windows,
+    thread_keys,
+)  # fmt: skip
 from perfnb.attribution.interval_sets import EMPTY, IntervalSet, difference, intersection, union
-from perfnb.findings.host_doing import Doing, doing
 from perfnb.gpu.idle import HANDOVER_NS, LAUNCH_NS, idle_gaps
 from perfnb.recording.nesting import NONE, Bools, Ints
-from perfnb.trace_names import CALLS, OPS
+from perfnb.recording.text import TEXT
+from perfnb.trace_names import CALLS, OPS, PYTHON_CALLS
 
-#: Calls of the GPU's runtime, CUDA's and ROCm's: that take or give back memory, that copy, that wait.
+#: Calls of CUDA's and ROCm's runtimes that allocate or free memory, that copy, and that wait.
 ALLOCATES = re.compile(r"(?:cuda|hip)(?:Free|Malloc|Host(?:Alloc|Malloc|Free)|FreeHost|MallocHost)")
 COPIES = re.compile(r"(?:cuda|hip|cu)Memcpy")
 WAITS = re.compile(r"(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx)Synchronize")
-#: Operators that bring one number, or the places of some, to the host.
+#: Operators that bring a number, or the indices of some, to the host.
 READS = re.compile(r"aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$")
 
-#: What kept the host while it was late, in the order in which it is looked for.
+#: What blocked the host while it was late, in order of precedence.
 HELD = ("data", "allocator", "copies", "synchronisation")
-#: Why the GPU idled where the host was not late. No reason is known of the last three: the stream awaited an event that
-#: the trace does not show, nothing shows what it waited for, or the trace does not hold the launch.
+#: Idle time with no known reason: the stream waited for an event that is not in the trace, nothing shows what it waited
+#: for, or the launch is not in the trace.
 UNEXPLAINED = ("awaited", "other", "unknown")
-#: Longest idle time that launching one piece of work explains: its op, the ops and the Python on the way to it. In
-#: public traces of eager steps that take 16 to 940 µs, the profiler's own cost included.
+#: Longest idle time that a single launch explains, with the ops and the Python that lead to it: 16 to 940 µs in public
+#: traces of eager steps, profiler overhead included.
 LONG_NS = 1_000_000
+
+
+#: Where the host can be seen, most specific first.
+PLACES = {"calls": CALLS, "ops": OPS, "functions": PYTHON_CALLS}
+#: Share of the longest event above which an event is nested in it.
+_SAME = 0.9
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What the host did, in nanoseconds.
+
+    Attributes
+    ----------
+    whole : float
+        Length of the time in question.
+    by : dict
+        By `PLACES`: the part in each, outside the previous ones.
+    longest : dict
+        The innermost name that takes most of each; empty if there is none.
+    """
+
+    whole: float
+    by: dict[str, float]
+    longest: dict[str, str]
+
+    @property
+    def seen(self) -> float:
+        """The share of the time for which the trace shows what the host did."""
+        return sum(self.by.values()) / self.whole if self.whole else 0.0
 
 
 @dataclass(frozen=True)
@@ -48,14 +87,14 @@ class Idle:
     span_ns : int
         Length of the steps.
     by : mapping
-        `HELD`; ``launches`` (the host came to it no faster), ``host`` (it did other things, for longer than a launch
+        `HELD`; ``launches`` (the host could not launch faster), ``host`` (it did other things for longer than a launch
         takes); ``dependency``; `UNEXPLAINED`.
     perhaps : mapping
-        By `HELD`: idle time during such a call of the host, though it is not known that the host was late.
+        By `HELD`: idle time during such a call, although the host is not known to have been late.
     late : IntervalSet
-        When the host had not launched what the device could have done.
+        When the host had not launched work that the device could have done.
     doing : Doing
-        What the host did in the time of ``host``.
+        What the host did in the time counted as ``host``.
     """
 
     span_ns: int
@@ -66,21 +105,21 @@ class Idle:
 
     @property
     def idle_ns(self) -> float:
-        """All of it."""
+        """Total idle time."""
         return sum(self.by.values()) + sum(self.perhaps.values())
 
 
 def idle_of(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> Idle:
-    """Lay the idle time of a device to causes.
+    """Attribute the idle time of a device to causes.
 
     Parameters
     ----------
     events : DataFrame
         All events of the trace.
     work : DeviceWork
-        What `device_work` finds in them.
+        What `device_work` finds in these.
     mine : ndarray of bool
-        Which of it is the device's.
+        Which of it is on the device.
     attribution : Attribution
     """
     steps = _steps(events, work, mine, attribution)
@@ -101,7 +140,7 @@ def idle_of(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: At
     by["dependency"] = float(_set(parts[parts["why"] == "dependency"], steps).length)
     for why in UNEXPLAINED:
         left = _set(parts[parts["why"] == why], steps)
-        # What was launched in time does not wait for a host that waits or allocates; it may for a copy on its stream.
+        # Work launched in time does not wait for a blocked or allocating host; it may wait for a copy on its stream.
         for cause, spans in {**busy, "synchronisation": held}.items():
             if why == "unknown" or cause == "copies":
                 perhaps[cause] += float(intersection(left, spans).length)
@@ -111,10 +150,10 @@ def idle_of(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: At
 
 
 def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> IntervalSet:
-    """The time of the steps: the host's, and what the GPU still works of the last one, unless it idles for most of it.
+    """The time of the steps: the host's, and the GPU's remaining work on the last one, unless it is mostly idle then.
 
-    Of a trace without marks it begins with the first work where that had waited in a queue: what ran before it is not
-    in the trace.
+    In a trace without step marks it starts with the first work if that had waited in a queue: what ran before it is
+    not in the trace.
     """
     first = int(work.start[mine].min())
     marked = step_windows(events)
@@ -142,7 +181,7 @@ def _returned(events: pd.DataFrame, call: int) -> int:
 
 
 def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalSet) -> pd.DataFrame:
-    """Idle time in pieces: ``start``, ``end`` and ``why``."""
+    """Idle time in pieces: ``start``, ``end``, ``why``."""
     gaps = idle_gaps(events, work=work)
     gaps = gaps[gaps["next_event"].isin(work.rows[mine])]
     start = gaps["start_ns"].to_numpy(dtype=np.int64)
@@ -179,7 +218,7 @@ def _edges(
 
 
 def _held(events: pd.DataFrame, attribution: Attribution) -> tuple[dict[str, IntervalSet], IntervalSet]:
-    """When the host waited for data, was in calls that allocate, and in calls that copy; and when it waited."""
+    """When the host waited for data, allocated and copied; and when it waited for the device."""
     begin = column(events, "start_ns")
     end = begin + column(events, "duration_ns")
     in_calls = is_in(events, CALLS)
@@ -198,7 +237,7 @@ def _held(events: pd.DataFrame, attribution: Attribution) -> tuple[dict[str, Int
 
 
 def _during(times: Ints, spans: IntervalSet) -> Bools:
-    """Whether each time lies in the set: a host that then comes back finds an empty queue."""
+    """Whether each time is in the set: a host that returns then finds an empty queue."""
     place = np.searchsorted(spans.start, times, side="right") - 1
     result: Bools = (place >= 0) & (times < np.append(spans.end, 0)[place])
     return result
@@ -208,3 +247,27 @@ def _set(parts: pd.DataFrame, steps: IntervalSet) -> IntervalSet:
     if parts.empty:
         return EMPTY
     return intersection(union(parts["start"].to_numpy(dtype=np.int64), parts["end"].to_numpy(dtype=np.int64)), steps)
+
+
+def doing(events: pd.DataFrame, work: DeviceWork, time: IntervalSet) -> Doing:
+    """What the launching threads did in the given time."""
+    by, longest = dict.fromkeys(PLACES, 0.0), dict.fromkeys(PLACES, "")
+    keys = thread_keys(events)
+    launch = np.unique(keys[work.call[work.call != NONE]])
+    here = np.isin(keys, launch) & ~step_rows(events)
+    begin = column(events, "start_ns")
+    end = begin + column(events, "duration_ns")
+    rest = time
+    for place, categories in PLACES.items():
+        rows = np.flatnonzero(here & is_in(events, categories))
+        overlap = time.within(begin[rows], end[rows])
+        rows, overlap = rows[overlap > 0], overlap[overlap > 0]
+        if len(rows) == 0:
+            continue
+        spans = union(begin[rows], end[rows])
+        by[place] = float(intersection(rest, spans).length)
+        rest = difference(rest, spans)
+        lengths = pd.DataFrame({"name": named(events, rows).astype(TEXT), "ns": overlap}).groupby("name")["ns"]
+        whole, each = lengths.sum(), lengths.mean()
+        longest[place] = str(each[whole >= _SAME * whole.max()].idxmin())
+    return Doing(float(time.length), by, longest)

@@ -1,135 +1,147 @@
-"""Memory: activations that dominate the peak, an allocator under strain, steps that leave something behind."""
+"""Memory: activations that dominate the peak or are recomputed, a strained allocator, memory left behind by steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts
-from perfnb.findings.finding import Finding, Row, many, part, size, time
+from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.hardware import is_amd
 
 _MIB = 2**20
-#: Share of the peak from which on activations dominate, and bytes below which nobody need care.
+#: Share of the peak from which activations dominate, and bytes below which it does not matter.
 _DOMINATES, _LEAST_BYTES = 0.5, 64 * _MIB
-#: Share of what is reserved that lies idle between blocks, and bytes of it.
+#: Share of reserved memory that is unused between blocks, and bytes of it, worth reporting.
 _FRAGMENTED, _LEAST_FRAGMENTS = 0.3, 256 * _MIB
 _WORTH = 0.05
 #: Least share of the peak that every step must leave behind, and bytes.
 _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
+_WAYS = ("checkpointing", "half the batch", "half precision for activations")
+_EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
 
 
-def activation_memory(facts: Facts) -> list[Finding]:
+@rule("activation memory", "Out of memory: activations take most of it")
+def activation_memory(facts: Facts) -> Iterator[Finding]:
     """Activations are most of the peak."""
     memory = facts.figures.memory
     if memory is None or memory.peak_bytes == 0:
-        return []
+        return
     held = int(memory.by_category.get("activations", 0))
     if held < _LEAST_BYTES or held < _DOMINATES * memory.peak_bytes:
-        return []
-    ways = memory.fits[
-        memory.fits["option"].isin(("checkpointing", "half the batch", "half precision for activations"))
-    ]
+        return
+    ways = memory.fits[memory.fits["option"].isin(_WAYS)]
     checkpointing = ways[ways["option"] == "checkpointing"]
     said = "; ".join(
-        f"{option} would free about {size(int(frees))}"
+        f"{option} would free about {fmt.size(int(frees))}"
         for option, frees in zip(ways["option"], ways["frees_bytes"], strict=True)
     )
-    how = "".join(f" {detail}" for detail in checkpointing["detail"]) if len(checkpointing) else ""
-    owners = memory.owners
-    top = owners[owners["category"] == "activations"]
-    named = [str(name) for name in top["layer"].dropna().head(3) if name]
-    return [
-        Finding(
-            "activation memory",
-            f"At the peak of {size(memory.peak_bytes)} activations take {size(held)}, "
-            f"{part(held / memory.peak_bytes)} of it{': ' + said if said else ''}.",
-            None,
-            "Compute activations again in the backward pass instead of keeping them "
-            "(torch.utils.checkpoint.checkpoint around each block), or use smaller batches and accumulate gradients; "
-            f"it frees memory, not time.{how}",
-            "",
-            "medium" if len(checkpointing) else "high",
-            "The bytes were counted; what a change frees is estimated."
-            if len(checkpointing)
-            else "The bytes were counted.",
-            "Whether memory is short at all. Recomputation costs up to another forward pass.",
-            (*(Row("layer", name) for name in named), Row("memory", f"{memory.peak_ms:.6g}")),
-            bound_bytes=held,
-        )
-    ]
+    layers = memory.owners.loc[memory.owners["category"] == "activations", "layer"].dropna().head(3)
+    yield Finding(
+        "activation memory",
+        f"Activations take {fmt.size(held)} of the peak of {fmt.size(memory.peak_bytes)}, "
+        f"{fmt.share(held / memory.peak_bytes)}{': ' + said if said else ''}.",
+        None,
+        "Recompute activations in the backward pass instead of keeping them (torch.utils.checkpoint.checkpoint around "
+        "each block), or use smaller batches and accumulate gradients; this saves memory, not time."
+        + "".join(f" {way.detail}" for way in checkpointing.itertuples()),
+        "",
+        "medium" if len(checkpointing) else "high",
+        "The bytes were counted" + ("; what a change frees is estimated." if len(checkpointing) else "."),
+        "Whether memory is short at all. Recomputation costs up to another forward pass.",
+        rows("layer", filter(None, layers)) + rows("memory", [f"{memory.peak_ms:.6g}"]),
+        bound_bytes=held,
+    )
 
 
-def allocator(facts: Facts) -> list[Finding]:
-    """Calls that take memory from the device within steps, retries, fragmentation."""
+@rule("recomputation", "Bound by recomputation", "checkpointing less")
+def recomputation(facts: Facts) -> Iterator[Finding]:
+    """Forward work that checkpointing repeats in the backward pass."""
+    if facts.gpu is not None:
+        return
+    again = (facts.attribution.cells["direction"] == "recompute").to_numpy()
+    bound = facts.per_step(float(facts.cells_ns[again].sum()))
+    if facts.share(bound) < _WORTH:
+        return
+    layers = [name for name in dict.fromkeys(facts.owners[again].tolist()) if name and not name.startswith("(")]
+    yield Finding(
+        "recomputation",
+        f"The backward pass recomputes forward work for {facts.of_step(bound)}.",
+        bound,
+        "Checkpoint fewer blocks, only those with the most memory for their time, or none if memory suffices: call "
+        "them without torch.utils.checkpoint.checkpoint.",
+        "",
+        "high",
+        "Calls of layers inside the backward pass were traced.",
+        "Whether memory suffices without it: perfnb.estimate_memory predicts that without running anything.",
+        rows("layer", facts.layers_ms.reindex(layers).sort_values(ascending=False).index[:3]),
+    )
+
+
+@rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator")
+def allocator(facts: Facts) -> Iterator[Finding]:
+    """Calls in the step that take memory from the device; retries; fragmentation."""
     gpu, memory = facts.gpu, facts.figures.memory
-    found = []
-    if gpu is not None:
+    if gpu is not None and facts.share(bound := gpu.held_ms("allocator")) >= _WORTH:
         in_calls, calls = gpu.calls_ms["allocator"]
-        bound, unsure = gpu.held_ms("allocator"), gpu.is_unsure("allocator")
-        if facts.share(bound) >= _WORTH:
-            found.append(
-                Finding(
-                    "allocator",
-                    f"The GPU was idle for {time(bound)} a step, {part(facts.share(bound))} of it, while the host took "
-                    f"memory from the device or gave it back: {many(calls, 'call')} in the trace, {time(in_calls)} a "
-                    "step. Each waits until all work is done.",
-                    bound,
-                    "A step in its stride takes memory from torch's cache: find what by-passes it (a library's "
-                    "workspace, empty_cache(), sizes that change) or what fills it.",
-                    "",
-                    "low" if unsure else "high",
-                    "The calls are in the trace, and the GPU idled while they ran"
-                    + (", but the launch of what came next is not in it." if unsure else "."),
-                    "Who called: look at the ops around them; a first step allocates more than later ones.",
-                    tuple(Row("op", str(op)) for op in gpu.before["op"].head(2)),
-                )
-            )
+        unsure = gpu.is_unsure("allocator")
+        yield Finding(
+            "allocator",
+            f"The GPU was idle for {facts.of_step(bound)} while the host allocated or freed device memory: "
+            f"{fmt.counted(calls, 'call')} in the trace, {fmt.duration(in_calls)} per step. Each waits until all work "
+            "is done.",
+            bound,
+            "In steady state a step takes its memory from torch's cache: find what bypasses it (a library's workspace, "
+            "empty_cache(), changing sizes) or what fills it.",
+            "",
+            "low" if unsure else "high",
+            "The calls are in the trace, and the GPU was idle while they ran"
+            + (", but the launch of the next work is not in it." if unsure else "."),
+            "Who made the calls: look at the ops around them. A first step allocates more than later ones.",
+            rows("op", gpu.before["op"].head(2)),
+        )
     if memory is None:
-        return found
+        return
     retries, fragmentation = memory.retries or 0, memory.fragmentation
     reserved = memory.reserved_peak_bytes or 0
     idle = int(reserved * fragmentation) if fragmentation is not None else 0
     if retries or (fragmentation is not None and fragmentation > _FRAGMENTED and idle > _LEAST_FRAGMENTS):
-        tried = f"{many(retries, 'allocation')} had to be tried again after the cache was emptied; " if retries else ""
-        found.append(
-            Finding(
-                "allocator",
-                f"{tried}of {size(reserved)} reserved, {size(idle)} lay unused between blocks at the peak.",
-                None,
-                "Let segments grow instead of making new ones, and keep shapes the same from step to step.",
-                "" if is_amd(facts.recording) else _EXPANDABLE,
-                "high" if retries else "medium",
-                "The allocator's own counts.",
-                "Time that retries cost.",
-                (Row("memory", f"{memory.peak_ms:.6g}"),),
-                bound_bytes=idle,
-            )
+        again = "was" if retries == 1 else "were"
+        tried = f"{fmt.counted(retries, 'allocation')} {again} retried after emptying the cache; " if retries else ""
+        yield Finding(
+            "allocator",
+            f"{tried}{fmt.size(idle)} of {fmt.size(reserved)} reserved memory were unused between blocks at the peak.",
+            None,
+            "Let segments grow instead of adding new ones, and keep shapes the same from step to step.",
+            "" if is_amd(facts.recording) else _EXPANDABLE,
+            "high" if retries else "medium",
+            "These are the allocator's own counts.",
+            "How much time the retries cost.",
+            rows("memory", [f"{memory.peak_ms:.6g}"]),
+            bound_bytes=idle,
         )
-    return found
 
 
-_EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
-
-
-def growth(facts: Facts) -> list[Finding]:
-    """Both steps whose allocations were watched left something behind, and nothing freed it."""
+@rule("memory may grow", "Memory may grow")
+def growth(facts: Facts) -> Iterator[Finding]:
+    """Every step whose allocations were recorded left something behind that nothing freed."""
     memory = facts.figures.memory
     if memory is None or memory.incomplete or not memory.kept_bytes:
-        return []
+        return
     kept = memory.kept_bytes
     if kept < max(_LEAST_GROWTH, _GROWS * memory.peak_bytes):
-        return []
-    owner = f", most of it made by {memory.kept_by}" if memory.kept_by else ""
-    return [
-        Finding(
-            "memory may grow",
-            f"Both steps whose allocations were recorded left {size(kept)} each that nothing freed{owner}.",
-            None,
-            "Two steps do not prove a leak: let perfnb.find_leaks watch more of them. Something may keep tensors, such "
-            "as a list of losses with their graphs (keep loss.detach() instead).",
-            "",
-            "low",
-            "Two steps were watched; a cache or a history may still be filling up.",
-            "Later steps.",
-            (Row("memory", f"{memory.timeline['t_ms'].iloc[-1]:.6g}"),),
-            bound_bytes=kept,
-        )
-    ]
+        return
+    owner = f", most of it allocated by {memory.kept_by}" if memory.kept_by else ""
+    yield Finding(
+        "memory may grow",
+        f"Both steps whose allocations were recorded left {fmt.size(kept)} each that nothing freed{owner}.",
+        None,
+        "Two steps do not prove a leak: let perfnb.find_leaks watch more of them. Something may keep tensors, such as "
+        "a list of losses with their graphs (keep loss.detach() instead).",
+        "",
+        "low",
+        "Only two steps were watched; a cache or a history may still be filling up.",
+        "Later steps.",
+        rows("memory", [f"{memory.timeline['t_ms'].iloc[-1]:.6g}"]),
+        bound_bytes=kept,
+    )

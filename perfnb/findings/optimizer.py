@@ -1,41 +1,44 @@
-"""The optimizer: a loop over parameters where one call could update them all."""
+"""An optimizer that loops over parameters where one call could update them all."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from keyword import iskeyword
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
 from perfnb.findings.facts import Facts
-from perfnb.findings.finding import Finding, Row, many, part, time
+from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.labels import found
 from perfnb.recording.nesting import Bools
 
 _WORTH = 0.05
-#: How many times as long as typical a phase must be in the mean of the traced steps for the two to be told apart.
+#: How many times longer than typical a phase must be on average for the report to mention both.
 _OFTEN_LESS = 1.2
-#: Fewest operators of an update that make a loop.
+#: Fewest operators in an update that count as a loop.
 _FEWEST = 40
 _READ = re.compile("aten::_local_scalar")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
-#: Bytes that an update moves for each byte of a parameter: read it and its gradient, write it; with two moments more.
+#: Bytes moved per byte of a parameter: read it and its gradient, write it; more with two moments.
 _MOVED, _MOVED_WITH_STATE = 3, 7
-#: What an update at once still costs for each parameter, in ops that do nothing (fused SGD and Adam of torch 2.13, on
-#: 200 and 2,000 small parameters): torch's optimizers gather parameters, gradients and states in Python.
+#: What updating all at once still costs per parameter, in ops that do nothing (fused SGD and Adam of torch 2.13 with
+#: 200 and 2,000 small parameters): torch's optimizers collect parameters, gradients and states in Python.
 _PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.5, 9.0, 650.0
-#: Optimizers of torch that take fused=True, on a CPU some more, and those that take foreach=True.
+#: torch's optimizers that take fused=True, those that do so only on a CPU, and those that take foreach=True.
 _FUSED, _FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
 _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
+_FOREACH_CALLS = ": torch._foreach_add_ and similar functions take lists of tensors"
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 
-def optimizer_loop(facts: Facts) -> list[Finding]:
-    """Many small operators in the optimizer's step, or after the last backward pass where the update is the user's."""
+@rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once")
+def optimizer_loop(facts: Facts) -> Iterator[Finding]:
+    """Many small operators in the optimizer's step, or after the last backward pass if users update by hand."""
     ops = facts.ops
     own = ops[ops["outer"] & (ops["phase"] == "optimizer")]
     by_hand = own.empty
@@ -44,62 +47,60 @@ def optimizer_loop(facts: Facts) -> list[Finding]:
         own, phase_ms = _after_backward(facts)
         phase_ms = min(phase_ms, facts.shown_ms("other"))
     own = own[~found(own["op"], _READ.match)]
-    count = len(own) / max(facts.attribution.steps, 1)
+    count = len(own) / facts.steps
     updates = 1.0 if by_hand else facts.updates
     if count / updates < _FEWEST or facts.share(phase_ms) < _WORTH:
-        return []
+        return
     at_once = found(own["op"], _AT_ONCE.match)
     if float(own.loc[at_once, "whole_ns"].sum()) > 0.5 * float(own["whole_ns"].sum()):
-        return []
+        return
     floor = _least_ms(facts, own, updates)
     bound, waits = max(phase_ms - floor, 0.0), ""
     if facts.gpu is not None:
-        # A busy GPU waits for no loop.
+        # A busy GPU does not wait for the loop.
         idle = facts.gpu.late_ms(_blocks(facts, by_hand))
-        bound, waits = min(bound, idle), f" The GPU was idle for {time(idle)} of it."
+        bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
     if facts.share(bound) < _WORTH:
-        return []
+        return
     known = [] if by_hand else facts.optimizers
     classes = _classes(facts, known)
     if classes == ["LBFGS"]:  # its vectors hold all parameters already
-        return []
+        return
     tensors = sum(int(one.get("tensors") or 0) for one in known)
     over = f" over {tensors:,} parameters" if tensors else ""
     over += f" in {updates:,.3g} updates" if updates > 1 else ""
     top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
-    lever = "Update all parameters in one call instead of a loop over them" + _how(facts, classes, by_hand)
     lines = [line for one in known if (line := _line(facts, one))]
-    return [
-        Finding(
-            "optimizer",
-            f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {many(count, 'op')} one after the "
-            f"other{over}; all at once it would take about {time(floor)}.{waits}",
-            bound,
-            f"{lever}.{_where(known, bool(lines))}{_sparse(facts)}",
-            "; ".join(lines),
-            "medium",
-            "The time of the phase is sure. What remains is estimated: the bytes that it must move, and what torch "
-            "does for each parameter also where it updates all at once.",
-            "Gradients that are clipped or synchronised in between count as the optimizer's. Parameters in one flat "
-            "tensor would save what remains, too.",
-            (Row("phase", "other" if by_hand else "optimizer"), *(Row("op", str(op)) for op in top)),
-        )
-    ]
+    yield Finding(
+        "optimizer",
+        f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {fmt.counted(count, 'op')} run one by "
+        f"one{over}; updating all at once would take about {fmt.duration(floor)}.{waits}",
+        bound,
+        f"Update all parameters in one call instead of a loop over them{_how(facts, classes, by_hand)}."
+        f"{_where(known, bool(lines))}{_sparse(facts)}",
+        "; ".join(lines),
+        "medium",
+        "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
+        "torch does per parameter even if it updates all at once.",
+        "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
+        "tensor would save what remains, too.",
+        rows("phase", ["other" if by_hand else "optimizer"]) + rows("op", top),
+    )
 
 
 def _taken(facts: Facts, phase_ms: float, by_hand: bool) -> str:
     """What the update takes, of the whole phase as the report shows it."""
     if by_hand:
-        return f"{time(phase_ms)}, {part(facts.share(phase_ms))} of the step"
+        return facts.of_step(phase_ms)
     shown, usual = facts.shown_share("optimizer"), facts.share(facts.typical_ms("optimizer"))
-    said = f"{part(shown)} of the step ({time(float(facts.figures.phases['ms']['optimizer']))} as traced"
+    said = f"{fmt.share(shown)} of the step ({fmt.duration(facts.figures.phases['ms']['optimizer'])} as traced"
     if shown > _OFTEN_LESS * usual:
-        said += f", a mean: most traced steps spent less there, about {part(usual)}"
+        said += f" on average, but most traced steps spent only about {fmt.share(usual)} there"
     return f"{said})"
 
 
 def _classes(facts: Facts, known: list[Mapping[str, Any]]) -> list[str]:
-    """Classes of the optimizers that run: of those that are known by name, else as the trace calls their steps."""
+    """Classes of the optimizers that ran: of the known ones, otherwise as the trace names their steps."""
     return list(dict.fromkeys(str(one["class"]) for one in known if one.get("class"))) or facts.optimizer_classes
 
 
@@ -111,36 +112,38 @@ def _what(known: list[Mapping[str, Any]], by_hand: bool) -> str:
 
 
 def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
-    """What makes it update all at once, in words."""
+    """How to make it update all at once, in words."""
     if by_hand:
-        return ": torch._foreach_add_ and its like take lists of tensors"
+        return _FOREACH_CALLS
     said = {argument for kind in classes if (argument := _argument(facts, kind))}
     if len(said) == 1 and all(_argument(facts, kind) for kind in classes):
         return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
     if classes and not any(_argument(facts, kind) for kind in classes):
-        return ": torch._foreach_add_ and its like take lists of tensors"
-    return ": most optimizers of torch take fused=True or foreach=True"
+        return _FOREACH_CALLS
+    return ": most of torch's optimizers take fused=True or foreach=True"
 
 
 def _where(known: list[Mapping[str, Any]], by_line: bool) -> str:
-    """Words on where to make it, for whatever holds the old optimizer goes on with that one."""
+    """Where to change it: whatever holds the old optimizer keeps using that one."""
     if any(one.get("scheduled") is True for one in known):
-        where = " Do so where you make the optimizer, before its learning-rate scheduler: one that exists"
+        where = " Do so where you construct the optimizer, before its learning-rate scheduler: an existing one"
     elif others := [str(name) for one in known for name in _held_by(one)]:
-        where = f" Do so where you make the optimizer: {others[0]} holds it too, and"
+        where = f" Do so where you construct the optimizer: {others[0]} holds it too and"
     else:
-        return " The line makes a new optimizer: its state, such as momentum, starts anew." if by_line else ""
-    return f"{where} would keep the old one."
+        return (
+            " This line makes a new optimizer, so its state, such as momentum, starts from scratch." if by_line else ""
+        )
+    return f"{where} would keep using the old one."
 
 
 def _held_by(known: Mapping[str, Any]) -> list[Any]:
-    """What else holds an optimizer."""
+    """The other holders of an optimizer."""
     found = known.get("held_by")
     return found if isinstance(found, list) else []
 
 
 def _argument(facts: Facts, kind: str) -> str | None:
-    """The argument with which an optimizer of torch's updates all at once; ``None`` of other classes."""
+    """The argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
     fused = (*_FUSED, *(() if facts.gpu is not None else _FUSED_ON_CPU))
     return "fused" if kind in fused else "foreach" if kind in _FOREACH else None
 
@@ -148,7 +151,7 @@ def _argument(facts: Facts, kind: str) -> str | None:
 def _line(facts: Facts, known: Mapping[str, Any]) -> str:
     """The line that makes the same optimizer update all at once.
 
-    Empty where it is not known well enough, and where something else would go on with the old one.
+    Empty if too little is known of it, or if something else would keep using the old one.
     """
     if known.get("scheduled") is True or _held_by(known):
         return ""
@@ -159,7 +162,7 @@ def _line(facts: Facts, known: Mapping[str, Any]) -> str:
     if known.get(argument) is True or given.get("differentiable") or not all(_is_argument(key) for key in given):
         return ""
     if known.get("groups", 1) != 1 or known.get("untold"):
-        # What a group holds beside its parameters counts for it; nothing else need be told.
+        # Each group's own settings take effect; nothing else has to be repeated.
         groups = f'[{{**group, "foreach": None, "{argument}": True}} for group in {name}.param_groups]'
         return f"{name} = torch.optim.{kind}({groups}, {argument}=True)"
     arguments = [f"{key}={_literal(value)}" for key, value in given.items()]
@@ -173,7 +176,7 @@ def _is_argument(key: object) -> bool:
 
 
 def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:
-    """The variable that holds the one model of so many parameters as an optimizer has."""
+    """The variable that holds the only model with as many parameters as the optimizer."""
     modules = facts.recording.modules
     same = (modules["parameters"] == known.get("elements")).fillna(False).to_numpy(dtype=bool)
     roots = modules.loc[same & (modules["parent"] < 0).to_numpy(), "name"]
@@ -181,14 +184,14 @@ def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:
 
 
 def _literal(value: object) -> str:
-    """As Python writes it; JSON knows no tuples."""
+    """A value as Python code; JSON turned its tuples into lists."""
     return repr(tuple(value) if isinstance(value, list) else value)
 
 
 def _sparse(facts: Facts) -> str:
-    """Words on embeddings of which a batch looks few rows up, where they are most of the parameters.
+    """Advice on embeddings, of which a batch looks up few rows, if they are most of the parameters.
 
-    The gradient of a table that another layer has too, such as one tied to the output, stays dense.
+    The gradient of a table shared with another layer, such as one tied to the output, stays dense.
     """
     modules = facts.recording.modules
     whole = float(modules.loc[modules["parent"] < 0, "parameters"].sum())
@@ -198,14 +201,14 @@ def _sparse(facts: Facts) -> str:
         return ""
     first = tables.sort_values("parameters", ascending=False, kind="stable")["name"].iloc[0]
     return (
-        f" {part(share)} of the parameters are embeddings ({first}), which no other layer shares. If nothing but their "
-        "look-up uses their weights, make them with sparse=True and give them an optimizer of their own "
+        f" {fmt.share(share)} of the parameters are embeddings ({first}) that no other layer shares. If their weights "
+        "are used only for look-ups, construct them with sparse=True and give them their own optimizer "
         "(torch.optim.SparseAdam, or SGD without weight decay): then only the rows that a batch looked up are updated."
     )
 
 
 def _after_backward(facts: Facts) -> tuple[pd.DataFrame, float]:
-    """Operators of the gap after each step's last backward pass, and the gap's time."""
+    """Operators in the gap after each step's last backward pass, and the gap's time."""
     ops, after = facts.ops, _gaps_after_backward(facts)
     ns = float(facts.cells_ns[after].sum())
     chosen = ops[ops["outer"] & after[ops["block"].to_numpy()]]
@@ -213,7 +216,7 @@ def _after_backward(facts: Facts) -> tuple[pd.DataFrame, float]:
 
 
 def _gaps_after_backward(facts: Facts) -> Bools:
-    """Which blocks lie after their step's last backward pass."""
+    """Which blocks come after their step's last backward pass."""
     blocks = facts.attribution.host.blocks
     kind = blocks["kind"].to_numpy()
     engines = blocks[kind == Kind.ENGINE].groupby("step")["end"].max()
@@ -223,7 +226,7 @@ def _gaps_after_backward(facts: Facts) -> Bools:
 
 
 def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
-    """The blocks of the update that lie in no other of them."""
+    """The outermost blocks of the update."""
     blocks = facts.attribution.host.blocks
     if by_hand:
         return blocks[_gaps_after_backward(facts)]
@@ -233,13 +236,12 @@ def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
-    """How long so many updates take at least where each is done at once: traffic, and what each parameter costs."""
+    """The least that these updates take if each is done at once: memory traffic, and a cost per parameter."""
     moments = bool(found(own["op"], _ADAM.match).any())
-    steps = max(facts.attribution.steps, 1)
     known = sum(int(one.get("tensors") or 0) for one in facts.optimizers)
-    tensors = known * updates or float(own["op"].value_counts().max()) / steps
+    tensors = known * updates or float(own["op"].value_counts().max()) / facts.steps
     bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
-    # The bare cost is the least of many; steps are slower than their least by what else the machine does.
+    # The bare cost is the minimum of many; steps are slower than their own minimum because of other work.
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
     busy = float(np.median(rest) / rest.min()) if len(rest) and rest.min() > 0 else 1.0
     least = tensors * bare / 1e6 * busy * (_PER_TENSOR_WITH_STATE if moments else _PER_TENSOR)

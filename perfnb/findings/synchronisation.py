@@ -1,28 +1,32 @@
-"""Reads that make the host wait for a result, and what the host does with it before it goes on."""
+"""Synchronisation: the host waits for results, and the GPU then waits for the host."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts, typical
-from perfnb.findings.finding import Finding, Row, many, part, time
+from perfnb.findings.finding import Finding, Row, rows, rule
+from perfnb.findings.gpu import GpuFacts
 from perfnb.findings.idle import READS
 from perfnb.recording.labels import of_labels
 from perfnb.recording.text import TEXT
 
 _WORTH, _LEAST_MS = 0.04, 0.05
-#: Nanoseconds of Python between a read and the next operator that would be there without it, and for each operator of
-#: the step where nothing follows: what forward and backward made is let go of then.
+#: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
+#: follows: then the results of forward and backward are freed.
 _USUAL_NS, _LET_GO_NS = 20_000, 1_000
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
 
 
-def synchronisation(facts: Facts) -> list[Finding]:
-    """Reads of results: on a GPU the time for which they left it idle, on the CPU what they and their use took."""
-    return _on_gpu(facts) if facts.gpu is not None else _on_cpu(facts)
+@rule("synchronisation", "Bound by synchronisation", "reading results less often", idle_cause="synchronisation")
+def synchronisation(facts: Facts) -> Iterator[Finding]:
+    """Reads of results: on a GPU the time it was idle for them, on the CPU what reads and their use took."""
+    return _on_gpu(facts, facts.gpu) if facts.gpu is not None else _on_cpu(facts)
 
 
 def _reads(facts: Facts) -> pd.DataFrame:
@@ -38,40 +42,35 @@ def _reads(facts: Facts) -> pd.DataFrame:
     return result
 
 
-def _on_gpu(facts: Facts) -> list[Finding]:
-    gpu = facts.gpu
-    assert gpu is not None
+def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     bound = gpu.held_ms("synchronisation")
     if facts.share(bound) < _WORTH:
-        return []
+        return
     waited, calls = gpu.calls_ms["synchronisation"]
     reads = _reads(facts)
-    count = len(reads) / max(facts.attribution.steps, 1)
-    what = f"{many(count, 'read')} of results a step ({_words(reads)})" if len(reads) else many(calls, "waiting call")
-    return [
-        Finding(
-            "synchronisation",
-            f"After {what} the GPU stood idle for {time(bound)}, {part(facts.share(bound))} of the step: the host had "
-            f"waited ({time(waited)} a step in calls that synchronise) and had nothing queued.",
-            bound,
-            "Read results less often, or later: add losses up on the device (loss.detach()) and read the sum every "
-            "hundredth step.",
-            "",
-            "low" if gpu.is_unsure("synchronisation") else "medium",
-            "Idle time that began while the host waited; without the wait the host might still be too slow to fill it.",
-            "Which line of the program waited.",
-            tuple(Row("op", str(name)) for name in reads["op"].astype(TEXT).unique()[:3]),
-        )
-    ]
+    what = _what(facts, reads) if len(reads) else fmt.counted(calls, "synchronising call")
+    yield Finding(
+        "synchronisation",
+        f"After {what} the GPU was idle for {facts.of_step(bound)}: the host had waited "
+        f"({fmt.duration(waited)} per step in synchronising calls) and had queued nothing.",
+        bound,
+        "Read results less often, or later: accumulate losses on the device (loss.detach()) and read the sum every "
+        "hundred steps.",
+        "",
+        "low" if gpu.is_unsure("synchronisation") else "medium",
+        "This idle time started while the host waited; without the wait the host might still be too slow to fill it.",
+        "Which line of the program waited.",
+        _op_rows(reads),
+    )
 
 
 def after_reads_ms(facts: Facts) -> float:
-    """What Python does after reads on the CPU before the next operator begins, beyond what is usual."""
+    """What Python does between a read on the CPU and the next operator, beyond the usual."""
     reads = _of_the_step(facts)
     if reads.empty:
         return 0.0
     after, last = _until_next(facts, reads)
-    usual = np.where(last, _USUAL_NS + _LET_GO_NS * len(facts.ops) / max(facts.attribution.steps, 1), _USUAL_NS)
+    usual = np.where(last, _USUAL_NS + _LET_GO_NS * len(facts.ops) / facts.steps, _USUAL_NS)
     follows = np.maximum(typical(after, reads["step"].to_numpy(), reads["op"].cat.codes.to_numpy()) - usual, 0)
     line = facts.lines[reads["block"].to_numpy()]
     by_block = np.bincount(line, weights=follows, minlength=len(facts.left_ns))
@@ -83,40 +82,31 @@ def _of_the_step(facts: Facts) -> pd.DataFrame:
     return reads[~reads["phase"].isin(("optimizer", "data"))]  # theirs, not the step's
 
 
-def _on_cpu(facts: Facts) -> list[Finding]:
+def _on_cpu(facts: Facts) -> Iterator[Finding]:
     reads = _of_the_step(facts)
-    read_ms = facts.per_step(float(reads["whole_ns"].sum()))
-    taken = read_ms + after_reads_ms(facts)
+    read_ms, after_ms = facts.per_step(float(reads["whole_ns"].sum())), after_reads_ms(facts)
+    taken = read_ms + after_ms
     if taken < _LEAST_MS or facts.share(taken) < _WORTH:
-        return []
-    count = len(reads) / max(facts.attribution.steps, 1)
-    layers = facts.heaviest_layers(reads)
-    rows = [Row("layer", name) for name in layers]
-    rows += [Row("op", str(name)) for name in reads["op"].astype(TEXT).unique()[:3]]
-    printing = taken - read_ms > read_ms
-    after_ms = taken - read_ms
-    then = f", and after them Python for {time(after_ms)} before the next op begins" if after_ms > 0 else ""
-    return [
-        Finding(
-            "synchronisation",
-            f"{many(count, 'read')} of results a step ({_words(reads)}), for {time(read_ms)}{then}: "
-            f"{part(facts.share(taken))} of the step.",
-            taken,
-            "What is done with each result (printing, logging, drawing) takes the time: do it every hundredth step."
-            if printing
-            else "Read results less often, or stay with tensors: a mask instead of places, a sum instead of numbers.",
-            "",
-            "medium",
-            "The read was seen; that the Python after it belongs to it is supposed.",
-            "What Python did after the read.",
-            tuple(rows),
-        )
-    ]
+        return
+    share = fmt.share(facts.share(taken))
+    then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
+    yield Finding(
+        "synchronisation",
+        f"{_what(facts, reads)}: {fmt.duration(read_ms)} in the reads{then}; {share} of the step.",
+        taken,
+        "The time goes into using the results (printing, logging, plotting): do it every hundred steps."
+        if taken - read_ms > read_ms
+        else "Read results less often, or stay with tensors: a mask instead of indices, a sum instead of numbers.",
+        "",
+        "medium",
+        "The read was seen; that the Python code after it belongs to it is an assumption.",
+        "What Python did after the read.",
+        rows("layer", facts.heaviest_layers(reads)) + _op_rows(reads),
+    )
 
 
 def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Nanoseconds from the end of each read until the next op or block begins on its thread, or its block ends; whether
-    it is its block that ends."""
+    """Nanoseconds from each read to the next op or block on its thread, or to the end of its block; and which it is."""
     blocks = facts.attribution.host.blocks
     ops = facts.ops
     starts = pd.concat([ops[["thread", "start"]], blocks[["thread", "start"]]])
@@ -133,6 +123,11 @@ def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarr
     return result, last
 
 
-def _words(reads: pd.DataFrame) -> str:
+def _what(facts: Facts, reads: pd.DataFrame) -> str:
     names = [str(name) for name in reads["op"].astype(TEXT).unique()]
-    return ", ".join(dict.fromkeys(_PYTHON_NAME.get(name, re.sub(r"^aten::", "", name)) for name in names))
+    words = ", ".join(dict.fromkeys(_PYTHON_NAME.get(name, re.sub(r"^aten::", "", name)) for name in names))
+    return f"{fmt.counted(len(reads) / facts.steps, 'read')} of results per step ({words})"
+
+
+def _op_rows(reads: pd.DataFrame) -> tuple[Row, ...]:
+    return rows("op", reads["op"].astype(TEXT).unique()[:3])

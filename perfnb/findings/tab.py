@@ -1,8 +1,8 @@
 """The report's tab of findings."""
 
 from perfnb.draw.tab import Tab
+from perfnb.findings.data import findings_data
 from perfnb.findings.view import findings_html, findings_text
-from perfnb.findings.view_data import findings_data
 
 TAB = Tab(
     key="findings",

@@ -1,4 +1,4 @@
-"""The verdict on a step and what holds it back, without scripts: as lines, and as HTML."""
+"""The verdict and the findings without scripts: as text and as HTML."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from perfnb.draw import escape, tables
 if TYPE_CHECKING:
     from perfnb.findings import Findings
 
-#: Words before the three lines of a verdict.
+#: Labels of the three lines of a verdict.
 HEADS = ("Verdict", "Why", "Next")
-#: Words for the kinds of rows that a finding speaks of.
+#: Words for the kinds of rows that a finding is about.
 KINDS = {
     "layer": "layer",
     "op": "op",
@@ -31,7 +31,7 @@ _CODE = 300
 
 
 def verdict_lines(findings: Findings) -> list[tuple[str, str]]:
-    """The three lines with their heads; a line without words is left out."""
+    """The three lines with their labels; empty lines are left out."""
     verdict = findings.verdict
     lines = zip(HEADS, (verdict.verdict, verdict.why, verdict.next), strict=True)
     return [(head, words) for head, words in lines if words]
@@ -47,12 +47,12 @@ def verdict_text(findings: Findings, width: int) -> list[str]:
 
 
 def findings_text(findings: Findings, width: int) -> list[str]:
-    """The findings as lines of at most `width` cells; none where nothing was found."""
+    """The findings as lines of at most `width` cells; none if nothing was found."""
     if not len(findings.table):
         return []
-    lines = ["Findings (the most that removing each could save of a step)"]
+    lines = ["Findings (with the most that each could save per step)"]
     for place, (_, row) in enumerate(findings.table.iterrows(), start=1):
-        head = f"{place}. {escape.plain(row['bottleneck'], 60)}: {bound_words(row)}, confidence {row['confidence']}"
+        head = f"{place}. {escape.plain(row['bottleneck'], 60)}: {bound_words(row)}, {row['confidence']} confidence"
         lines += escape.wrapped(head, width)
         for before, words in (("", row["evidence"]), ("Try: ", row["lever"]), ("", row["code"])):
             if not words:
@@ -62,7 +62,7 @@ def findings_text(findings: Findings, width: int) -> list[str]:
 
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
-    """Whether the bytes of a finding are what a step adds to memory, and not what a change would free."""
+    """Whether the bytes of a finding are what a step adds to memory, rather than what a change would free."""
     return str(row["bottleneck"]) == "memory may grow"
 
 
@@ -70,15 +70,15 @@ def bound_words(row: Mapping[str, Any] | pd.Series) -> str:
     """The most that a finding could save, in words."""
     said = []
     if fmt.known(row["bound_ms"]) is not None:
-        said.append(f"at most {fmt.duration(row['bound_ms'])} ({fmt.share(row['bound_share'])})")
+        said.append(f"up to {fmt.duration(row['bound_ms'])} ({fmt.share(row['bound_share'])})")
     if fmt.known(row["bound_bytes"]) is not None:
         size = fmt.size(row["bound_bytes"])
-        said.append(f"{size} more in use after the step" if grows(row) else f"frees at most {size} of memory")
-    return " and ".join(said) or f"{fmt.UNKNOWN} (what it costs cannot be told)"
+        said.append(f"{size} more in use after the step" if grows(row) else f"up to {size} of memory")
+    return " and ".join(said) or f"{fmt.UNKNOWN} (its cost is unknown)"
 
 
 def row_words(row: Mapping[str, Any]) -> str:
-    """A row that a finding speaks of, in words."""
+    """A row that a finding is about, in words."""
     name = fmt.duration(float(row["name"])) if row["kind"] == "memory" else row["name"]
     return f"{KINDS.get(str(row['kind']), str(row['kind']))} {name}"
 
@@ -94,20 +94,20 @@ def verdict_html(findings: Findings) -> str:
 
 
 def findings_html(findings: Findings) -> str:
-    """The findings as a list; nothing where nothing was found."""
+    """The findings as a list; nothing if nothing was found."""
     items = "".join(_item(row) for _, row in findings.table.iterrows())
-    head = "<p><strong>Findings</strong> · the most that removing each could save of a step</p>"
+    head = "<p><strong>Findings</strong> · with the most that each could save per step</p>"
     return f"{head}<ol>{items}</ol>" if items else ""
 
 
 def _item(row: pd.Series) -> str:
     rows = ", ".join(tables.name(row_words(one)) for one in row["rows"])
     lines = [
-        f"<strong>{escape.html(row['bottleneck'])}</strong>: {escape.html(bound_words(row))}, confidence "
-        f"{escape.html(row['confidence'])} <em>({escape.html_sentence(row['why'])})</em>",
+        f"<strong>{escape.html(row['bottleneck'])}</strong>: {escape.html(bound_words(row))}, "
+        f"{escape.html(row['confidence'])} confidence <em>({escape.html_sentence(row['why'])})</em>",
         escape.html_sentence(row["evidence"]),
         f"Try: {escape.html_sentence(row['lever'])}",
         *([f"<code>{escape.html(row['code'], _CODE)}</code>"] if row["code"] else []),
-        f"<em>Not seen: {escape.html_sentence(row['blind'])}{f' Speaks of: {rows}.' if rows else ''}</em>",
+        f"<em>Not seen: {escape.html_sentence(row['blind'])}{f' About: {rows}.' if rows else ''}</em>",
     ]
     return f"<li>{'<br>'.join(lines)}</li>"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfnb.findings.finding import Finding, Row, part, time
+from perfnb import quantities as fmt
+from perfnb.findings.finding import Finding, Row
 from perfnb.ranks.summary import RanksSummary
 
 
@@ -17,8 +18,8 @@ def straggler(ranks: RanksSummary) -> list[Finding]:
     return [
         Finding(
             "straggler",
-            f"Rank {ranks.straggler} arrives last at collectives: the others wait {time(waited)} per step for it, "
-            f"{part(waited / step_ms)} of the step; it waits {time(own) if own > 0 else 'for none'}.",
+            f"Rank {ranks.straggler} arrives last at collectives: the others wait {fmt.duration(waited)} per step for "
+            f"it ({fmt.share(waited / step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}.",
             min(waited, step_ms),
             "Check what this rank does more of, or slower: its share of the data, its host, GPU clocks and links; and "
             "its own findings.",

@@ -15,7 +15,7 @@ import perfnb
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding
-from perfnb.findings.rules import said_by_rules
+from perfnb.findings.rules import RULES, found_by_rules
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from tests.recordings import ByHand
@@ -163,7 +163,9 @@ def unfolded(recording: Recording) -> tuple[Facts, pd.DataFrame]:
 def obeys_the_laws(recording: Recording) -> list[Finding]:
     """Ask every rule, and check what must hold of each finding; what they found."""
     known, table = unfolded(recording)
-    found = said_by_rules(known)
+    for rule in RULES:
+        assert {one.bottleneck for one in rule(known)} <= {rule.name}
+    found = found_by_rules(known)
     for one in found:
         whole = one.of_ms or known.step_ms
         assert one.bound_ms is None or -1e-9 <= one.bound_ms <= whole * (1 + 1e-9), (one, whole)

@@ -50,7 +50,7 @@ def test_arithmetic_is_bound_by_what_the_roof_still_leaves(gflop: float, near: b
     (found,) = compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0)))
 
     assert found.bound_ms == pytest.approx(1 - gflop, rel=0.01)
-    assert ("near what the machine can do" in found.lever) == near
+    assert ("close to what the machine can do" in found.lever) == near
     assert [row.name for row in found.rows] == ["model"]
 
 
@@ -160,7 +160,7 @@ def test_an_allocator_that_tried_again_is_told_of() -> None:
 
     assert found.confidence == "high"
     assert found.bound_bytes == 400 * MIB
-    assert "3 allocations had to be tried again" in found.evidence
+    assert "3 allocations were retried" in found.evidence
     assert allocator(facts(memory=memory(retries=0, reserved_peak_bytes=1000 * MIB, fragmentation=0.1))) == []
 
 
@@ -174,7 +174,7 @@ def test_memory_may_grow_where_every_watched_step_left_something(left: int | Non
         [("memory may grow", left, "low")] if told else []
     )
     if told:
-        assert "left 5.00 MiB each that nothing freed, most of it made by encoder, aten::mm" in found[0].evidence
+        assert "left 5.00 MiB each that nothing freed, most of it allocated by encoder, aten::mm" in found[0].evidence
         assert "perfnb.find_leaks" in found[0].lever
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb import quantities as format_
 from perfnb.findings.facts import typical
-from perfnb.findings.finding import Finding, Row, finding_table, many, part, size, time
+from perfnb.findings.finding import Finding, Row, finding_table
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import SCHEMA
@@ -77,7 +76,7 @@ def test_what_python_does_after_a_read_counts_up_to_the_next_op() -> None:
 
     # 10 µs of the read, and 2,020 µs of Python, of which 20 would be there anyway.
     assert read["bound_ms"] == pytest.approx(2.01)
-    assert "1 read of results a step (.item())" in read["evidence"]
+    assert "1 read of results per step (.item())" in read["evidence"]
     assert {"kind": "op", "name": "aten::item"} in read["rows"]
 
 
@@ -253,7 +252,7 @@ def test_communication_that_nothing_hides_is_found() -> None:
     exposed = found(hand.recording()).loc["collectives"]
 
     assert exposed["bound_ms"] == pytest.approx(0.9)
-    assert "18 % is hidden" in exposed["evidence"]
+    assert "18 % of the communication is hidden" in exposed["evidence"]
 
 
 def test_the_cost_of_tracing_is_no_finding() -> None:
@@ -348,15 +347,6 @@ def test_the_greatest_bound_comes_first_and_what_has_none_last(bounds: list[floa
     assert table["bound_ms"].tolist()[: len(known)] == sorted(known, reverse=True)
     assert table["bound_ms"].isna().tolist()[len(known) :] == [True] * (len(bounds) - len(known))
     assert {name: str(dtype) for name, dtype in table.dtypes.items()}["bound_ms"] == "Float64"
-
-
-def test_figures_in_words() -> None:
-    assert [time(ms) for ms in (0.0123, 0.5, 12.34, 1234.0)] == ["12.3 µs", "0.500 ms", "12.3 ms", "1.23 s"]
-    assert [part(share) for share in (0.0, 0.0001, 0.005, 0.34, 1.0)] == ["0 %", "<0.1 %", "0.5 %", "34 %", "100 %"]
-    shares = [*np.linspace(0.0, 0.002, 41), *np.linspace(0.0, 1.0, 1001)]
-    assert [part(share) for share in shares] == [format_.share(share) for share in shares]
-    assert [size(count) for count in (512, 3 * 2**20, 5 * 2**30)] == ["512 B", "3.00 MiB", "5.00 GiB"]
-    assert [many(1, "batch"), many(1204, "batch"), many(2, "read")] == ["1 batch", "1,204 batches", "2 reads"]
 
 
 def test_a_node_of_backward_is_an_owner_like_any_other() -> None:

@@ -170,4 +170,4 @@ def test_layers_never_take_more_than_the_step() -> None:
     (slow,) = compute(facts_of(recording, attribute(recording), summary))
 
     assert slow.bound_ms == pytest.approx(0.6, rel=0.01)
-    assert "100 % of the step, and reach 40 %" in slow.evidence
+    assert "(100 % of the step) and reach 40 %" in slow.evidence

@@ -213,4 +213,4 @@ def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
 
     assert finding["code"] == ""
     assert "Call net.layers[0].get_submodule('a b') with need_weights=False." in finding["lever"]
-    assert "weights are not asked for" in finding["lever"]
+    assert "weights are not requested" in finding["lever"]

@@ -51,7 +51,7 @@ def test_kernels_that_overlap_take_their_time_once() -> None:
     table = found(hand.recording())
 
     assert table.loc["low precision unused", "bound_ms"] == pytest.approx(1.8)
-    assert "1.80 ms, 90 % of the step" in table.loc["low precision unused", "evidence"]
+    assert "1.80 ms (90 % of the step)" in table.loc["low precision unused", "evidence"]
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def one_step_held_up(where: str) -> ByHand:
 
 @pytest.mark.parametrize(
     ("where", "words"),
-    [("forward", "the forward pass"), ("other", "code in none of the phases: Python, or ops outside of model")],
+    [("forward", "the forward pass"), ("other", "code outside all phases: Python, or ops outside model")],
 )
 def test_the_verdict_names_the_phase_that_the_report_shows_as_the_longest(where: str, words: str) -> None:
     summary = Profile(timed(one_step_held_up(where).recording(), [1.0] * 20))._summary
@@ -271,4 +271,4 @@ def test_an_update_saves_no_more_than_its_phase_is_shown_to_take(more: int, time
     assert loop["bound_ms"] <= phase["ms"]
     assert loop["bound_share"] <= phase["share"]
     assert f"takes {100 * phase['share']:.0f} % of the step ({phase['ms']:#.3g} ms as traced" in loop["evidence"]
-    assert ("a mean: most traced steps spent less there, about" in loop["evidence"]) == bool(more)
+    assert ("on average, but most traced steps spent only about" in loop["evidence"]) == bool(more)

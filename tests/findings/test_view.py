@@ -35,9 +35,9 @@ def test_findings_stand_in_their_order_with_what_each_could_save() -> None:
     text = "\n".join(findings_text(samples.three(), 100))
 
     assert re.findall(r"^\d\. .*", text, re.M) == [
-        "1. input pipeline: at most 6.15 ms (50 %), confidence high",
-        "2. memory bandwidth: at most 1.23 ms (10 %), confidence low",
-        "3. activation memory: frees at most 3.00 MiB of memory, confidence medium",
+        "1. input pipeline: up to 6.15 ms (50 %), high confidence",
+        "2. memory bandwidth: up to 1.23 ms (10 %), low confidence",
+        "3. activation memory: up to 3.00 MiB of memory, medium confidence",
     ]
     assert "   Try: Use 2 workers.\n   loader = DataLoader(dataset, num_workers=2)" in text
     html = findings_html(samples.three())
@@ -49,7 +49,7 @@ def test_findings_stand_in_their_order_with_what_each_could_save() -> None:
 def test_memory_that_grows_is_not_said_to_be_saved() -> None:
     findings = samples.growing()
 
-    assert "1. memory may grow: 2.50 MiB more in use after the step, confidence low" in findings_text(findings, 100)
+    assert "1. memory may grow: 2.50 MiB more in use after the step, low confidence" in findings_text(findings, 100)
     assert "memory may grow</strong>: 2.50 MiB more in use after the step" in spaced(findings_html(findings))
     assert report_data(samples.with_findings(findings))["findings"]["rows"][0]["grows"] is True
     assert [row["grows"] for row in report_data(samples.with_findings())["findings"]["rows"]] == [False] * 3

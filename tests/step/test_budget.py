@@ -164,7 +164,7 @@ def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(
     assert set(p.findings.loc[p.findings["bound_ms"].notna(), "confidence"]) <= {"low"}
     assert p._summary.findings is not None
     assert "Low confidence: 1 timed step is too few for a 95 % interval." in p._summary.findings.verdict.why
-    assert "confidence medium" not in str(p)
+    assert "medium confidence" not in str(p)
 
 
 @given(

@@ -19,7 +19,7 @@ function boundWords(finding) {
   const parts = [];
   if (finding.bound_ms != null) parts.push([h("b", {}, figure(duration(finding.bound_ms))), h("span", { class: "pf-quiet" }, share(finding.bound_share))]);
   if (finding.bound_bytes != null) parts.push([h("b", {}, figure(byteSize(finding.bound_bytes))), h("span", { class: "pf-quiet" }, finding.grows ? "more in use after the step" : "of memory freed")]);
-  return parts.length ? parts.flat() : [h("span", { class: "pf-unknown", title: "What it costs cannot be told" }, UNKNOWN)];
+  return parts.length ? parts.flat() : [h("span", { class: "pf-unknown", title: "Its cost is unknown" }, UNKNOWN)];
 }
 
 function findingCard(finding, place, show) {
@@ -32,7 +32,7 @@ function findingCard(finding, place, show) {
   return h("li", { class: "pf-finding", tabindex: "-1" },
     h("div", { class: "pf-finding-head" },
       h("h3", {}, h("span", { class: "pf-quiet" }, `${place + 1}`), finding.bottleneck),
-      h("span", { class: "pf-bound", title: "The most that removing it could save of a step" }, finding.grows ? null : h("span", { class: "pf-quiet" }, "at most"), boundWords(finding)),
+      h("span", { class: "pf-bound", title: "The most that removing it could save per step" }, finding.grows ? null : h("span", { class: "pf-quiet" }, "up to"), boundWords(finding)),
       h("span", { class: "pf-sure", title: finding.why }, `${finding.confidence} confidence`)),
     finding.bound_share == null ? null : h("div", { class: "pf-saves", "aria-hidden": "true" }, h("i", { style: width })),
     h("p", {}, finding.evidence),
@@ -45,7 +45,7 @@ function findingCard(finding, place, show) {
 
 function findingsTab(findings, show) {
   const cards = findings.rows.map((finding, place) => findingCard(finding, place, show));
-  const none = h("p", { class: "pf-quiet" }, "Nothing was found that holds the step back more than it must be.");
+  const none = h("p", { class: "pf-quiet" }, "Nothing stands out: the step has no known bottleneck.");
   const element = h("div", { class: "pf-view" }, cards.length ? h("ol", { class: "pf-findings" }, cards) : none);
   const reveal = (place) => {
     cards[place]?.scrollIntoView({ block: "nearest" });
