@@ -109,8 +109,8 @@ def _lever(facts: Facts, waited: float) -> tuple[str, str]:
         )
     else:
         lever = (
-            f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making them is CPU work, the workers need cores of "
-            "their own; cheaper transforms and a cache help then."
+            f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making them is CPU work, the workers need cores "
+            "of their own; cheaper transforms and a cache help then."
         )
     if facts.loader.get("iterable"):
         lever += " The dataset must split its samples among them: see torch.utils.data.get_worker_info()."
