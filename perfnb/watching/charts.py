@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,14 @@ def charts_of(
     }
     charts = [_chart(key, kind, found, devices) for key, kind in _KINDS.items() if wanted is None or key in wanted]
     return tuple(chart for chart in charts if chart.lines)
+
+
+def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
+    """The columns that charts draw, by device."""
+    columns: dict[str, dict[str, None]] = {}
+    for line in (line for chart in charts for line in chart.lines):
+        columns.setdefault(line.device, {})[line.column] = None
+    return {device: list(own) for device, own in columns.items()}
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.recording.schema import METRICS, conform
-from perfnb.watching.charts import Chart, charts_of
+from perfnb.watching.charts import Chart, charts_of, columns_of
 from perfnb.watching.points import thinned
 
 if TYPE_CHECKING:
@@ -177,18 +177,12 @@ def _chart(chart: Chart) -> dict[str, Any]:
 
 
 def _history(summary: MachineSummary, charts: Iterable[Chart]) -> dict[str, Any]:
-    columns: dict[str, dict[str, None]] = {}
-    for chart in charts:
-        for line in chart.lines:
-            columns.setdefault(line.device, {})[line.column] = None
-    samples = summary.samples
+    columns, samples = columns_of(charts), summary.samples
     drawn = {device: samples[samples["device"] == device] for device in columns}
     lists = sum(1 + sum(bool(own[name].notna().any()) for name in columns[device]) for device, own in drawn.items())
     most = min(MOST_POINTS, MOST_NUMBERS // max(1, lists))
     return {
-        device: _device(own, list(columns[device]), summary.interval_s, most)
-        for device, own in drawn.items()
-        if len(own)
+        device: _device(own, columns[device], summary.interval_s, most) for device, own in drawn.items() if len(own)
     }
 
 

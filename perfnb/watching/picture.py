@@ -12,6 +12,7 @@ import numpy as np
 from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.picture import GROUND, INK, LINE, QUIET, bare
+from perfnb.watching.charts import columns_of
 from perfnb.watching.points import Points, thinned
 
 if TYPE_CHECKING:
@@ -65,13 +66,11 @@ def draw_watch(figure: Figure, summary: MachineSummary, bands: Sequence[Band]) -
     grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
     if bands:
         _strip(figure.add_subplot(grid[0, :]), bands, start, end)
-    columns: dict[str, dict[str, None]] = {}
-    for line in (line for chart in summary.charts for line in chart.lines):
-        columns.setdefault(line.device, {})[line.column] = None
-    points = {}
-    for device, own in summary.samples.groupby("device", observed=True):
-        if device in columns:
-            points[str(device)] = thinned(own, list(columns[str(device)]), summary.interval_s, _POINTS)
+    samples = summary.samples
+    points = {
+        device: thinned(samples[samples["device"] == device], columns, summary.interval_s, _POINTS)
+        for device, columns in columns_of(summary.charts).items()
+    }
     for place, chart in enumerate(summary.charts):
         row, column = divmod(place, across)
         axes = figure.add_subplot(grid[row + len(heights) - rows, column])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,24 +75,23 @@ def bands_of(summary: MachineSummary) -> list[Band]:
 
 def watch_figure(summary: MachineSummary) -> Figure:
     """The picture of a watch as a matplotlib figure; empty if nothing was read."""
-    bands = bands_of(summary)
     if not summary.charts:
-        return figure_of(lambda figure: _say_nothing(figure), (6.0, 1.0))
-    return figure_of(functools.partial(draw_watch, summary=summary, bands=bands), inches(summary, bands))
+        return figure_of(lambda figure: figure.text(0.5, 0.5, "No readings.", ha="center", va="center"), (6.0, 1.0))
+    return figure_of(*_drawing(summary))
 
 
-def _say_nothing(figure: Figure) -> None:
-    figure.text(0.5, 0.5, "No readings.", ha="center", va="center")
+def _drawing(summary: MachineSummary) -> tuple[Callable[[Figure], None], tuple[float, float]]:
+    bands = bands_of(summary)
+    return functools.partial(draw_watch, summary=summary, bands=bands), inches(summary, bands)
 
 
 def _picture(summary: MachineSummary) -> str:
     if not summary.charts:
         return "<p>No readings.</p>"
-    bands = bands_of(summary)
     titles = ", ".join(chart.title for chart in summary.charts)
-    alt = f"Hardware telemetry over {lasted(summary.duration_s)}: {titles}"
-    draw = functools.partial(draw_watch, summary=summary, bands=bands)
-    return f"<p>{picture_html(draw, inches(summary, bands), alt)}</p>"
+    return (
+        f"<p>{picture_html(*_drawing(summary), f'Hardware telemetry over {lasted(summary.duration_s)}: {titles}')}</p>"
+    )
 
 
 def _table(summary: MachineSummary) -> str:
