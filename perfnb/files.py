@@ -135,7 +135,7 @@ def write_file(parts: Iterable[bytes], target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """Provide an empty folder that becomes `target` when the block ends, replacing what was there.
 
-    At every instant the old or the new folder is at `target`, or `standing` finds the old one. If the block fails, or
+    At every instant the old or the new folder is at `target`, or `locate` finds the old one. If the block fails, or
     the new folder cannot be moved, the old one stays or is put back.
     """
     with workplace(target.parent) as fresh:
@@ -167,7 +167,7 @@ def workplace(folder: Path) -> Iterator[Path]:
                 os.close(lock)
 
 
-def standing(path: Path) -> Path:
+def locate(path: Path) -> Path:
     """Return `path`, or the place to which a killed writer had moved the folder from there."""
     with suppress(OSError, ValueError):
         if not os.path.lexists(path):

@@ -113,7 +113,7 @@ def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, Recordi
     meta = folder.load_meta(REPORT, source)
     columns = {"pairs": raw_columns.PAIRS, "losses": raw_columns.LOSSES}
     frames = {name: folder.load_frame(name, its, source) for name, its in columns.items()}
-    there = [name for name in SIDES if storage.PROFILE.stands_at(source / name)]
+    there = [name for name in SIDES if storage.PROFILE.is_at(source / name)]
     if len(there) == 1:
         missing = next(name for name in SIDES if name not in there)
         raise RecordingError(f"{source} is damaged: the profile of the {missing} is missing.")
@@ -147,4 +147,4 @@ def _load(path: Path, *_: object) -> Any:
     return load_report(path)
 
 
-LOADER = Loader("saved reports", REPORT.stands_at, _load)
+LOADER = Loader("saved reports", REPORT.is_at, _load)

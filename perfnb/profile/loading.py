@@ -12,7 +12,7 @@ from typing import Any
 from perfnb.arguments import shown
 from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
-from perfnb.files import standing, usable
+from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
 from perfnb.recording.loaders import Loader, loaders
 from perfnb.recording.reading import rank_of_name, read_recording
@@ -82,7 +82,7 @@ def load(
         )
     if not isinstance(path, str | Path):
         return resolve_name(_SEVERAL)(_paths(path), chosen, executor)
-    source = standing(usable(path))
+    source = locate(usable(path))
     for loader in loaders():
         if loader.recognise(source):
             return loader.load(source, chosen, executor)
@@ -137,7 +137,7 @@ def _trace(path: Path, limits: Limits, _: Executor | None) -> Profile:
     return Profile(with_module_layers(recording))
 
 
-LOADER = Loader("saved profiles", PROFILE.stands_at, lambda path, *_: Profile(SavedProfile(path)))
+LOADER = Loader("saved profiles", PROFILE.is_at, lambda path, *_: Profile(SavedProfile(path)))
 TRACE = Loader(
     " and ".join(reader.what for reader in readers()),
     lambda path: path.is_file() and reader_of(path) is not None,

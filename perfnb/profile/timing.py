@@ -92,4 +92,4 @@ def load_timing(path: str | Path) -> Timing:
         raise RecordingError(f"{path} is damaged: its steps are not those of a timing ({error}).") from error
 
 
-LOADER = Loader("saved step times", TIMING.stands_at, lambda path, *_: load_timing(path))
+LOADER = Loader("saved step times", TIMING.is_at, lambda path, *_: load_timing(path))

@@ -95,7 +95,7 @@ def _ranks(profiles: Sequence[Recording | SavedProfile]) -> Any:
     return Ranks([Profile(one) for one in profiles])
 
 
-LOADER = Loader("saved ranks", RANKS.stands_at, lambda path, *_: _ranks(load_ranks(path)))
+LOADER = Loader("saved ranks", RANKS.is_at, lambda path, *_: _ranks(load_ranks(path)))
 FOLDER_OF_TRACES = Loader(
     "folders of traces",
     lambda path: path.is_dir() and bool(trace_files(path)),

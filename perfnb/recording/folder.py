@@ -68,7 +68,7 @@ class Kind:
         """The file with the facts, by which the folder is recognised."""
         return f"{self.word}.json"
 
-    def stands_at(self, path: str | Path) -> bool:
+    def is_at(self, path: str | Path) -> bool:
         """Whether a folder of this kind is at `path`."""
         return (usable(path) / self.meta).is_file()
 
@@ -107,7 +107,7 @@ def save_all(
     """
     target = usable(path)
     sweep(target.parent)
-    earlier = kind.stands_at(target) and not target.is_symlink()
+    earlier = kind.is_at(target) and not target.is_symlink()
     inside = list(target.iterdir()) if earlier else []
     own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
     may_replace = earlier and all(entry.name in own or _may_replace(one, entry) for entry in inside)
@@ -202,13 +202,13 @@ def check(name: str, columns: Columns, source: Path, data: bytes | None) -> bool
     """
     if data is None:
         raise RecordingError(f"{_file(name, source)} cannot be read: it is missing.")
-    with _faults_told(name, source):
+    with _faults_reported(name, source):
         return check_file(_opened(data), columns)
 
 
 def rows(name: str, source: Path, data: bytes) -> int:
     """Return the number of rows in the file of a frame; errors as in `load_frame`."""
-    with _faults_told(name, source):
+    with _faults_reported(name, source):
         return int(_opened(data).metadata.num_rows)
 
 
@@ -219,7 +219,7 @@ def decoded(
 
     Without `columns`, those named in `only` are returned as they are in the file.
     """
-    with _faults_told(name, source):
+    with _faults_reported(name, source):
         # Like pandas.read_parquet without importing Arrow's data sets, which takes longer than a small file.
         threads = len(data) >= _THREADS_PAY
         table = _table(data, columns if only is None else only, threads)
@@ -271,7 +271,7 @@ def _opened(data: bytes, as_dictionary: list[str] | None = None) -> pq.ParquetFi
 
 
 @contextmanager
-def _faults_told(name: str, source: Path) -> Iterator[None]:
+def _faults_reported(name: str, source: Path) -> Iterator[None]:
     """Turn whatever pyarrow or pandas raise for a file into a sentence."""
     try:
         yield

@@ -164,7 +164,7 @@ def check_file(file: pq.ParquetFile, columns: Columns) -> bool:
     if rows:
         known = {name: its for name, its in columns.items() if name in schema.names and not _is_null(schema, name)}
         _check_types(schema.empty_table().to_pandas(), known)
-    told = _told(file.metadata)
+    told = _statistics(file.metadata)
     for name, column in columns.items():
         if name in schema.names and rows and (seen := told.get(name)) is not None:
             missing, low, high = seen
@@ -261,7 +261,7 @@ def _check_range(name: str, column: Column, missing: bool, low: object, high: ob
 _NUMBER = (int, float, np.number)
 
 
-def _told(metadata: pq.FileMetaData) -> dict[str, tuple[int, object, object]]:
+def _statistics(metadata: pq.FileMetaData) -> dict[str, tuple[int, object, object]]:
     """Return the missing count, minimum and maximum of each column for which every part of the file has them."""
     told: dict[str, tuple[int, object, object]] = {}
     silent = set()

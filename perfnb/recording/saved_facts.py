@@ -34,7 +34,7 @@ class Noise(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
-    """As `perfnb.step.environment` tells it."""
+    """The machine and software, as `perfnb.step.environment` reports them."""
 
     python: str | None
     torch: str | None

@@ -130,15 +130,15 @@ class SavedProfile:
         ]
         self._check_facts()
         self._columns = self._needed()
-        told = {name: self._check(name) for name in self._columns}
+        complete = {name: self._check(name) for name in self._columns}
         self._decoded: dict[str, pd.DataFrame] = {}
-        self._decoded = {name: self._frame(name) for name in told if name not in _LONG}
+        self._decoded = {name: self._frame(name) for name in complete if name not in _LONG}
         events, numbers = raw_columns.EVENTS, self._decoded["spans"].index
         highest = int(numbers.max()) if len(numbers) else MISSING
         self._columns["events"] = {**events, "span": replace(events["span"], high=highest)}
-        told["events"] = self._check("events")
+        complete["events"] = self._check("events")
         for name in _LONG:
-            if not told.get(name, True):
+            if not complete.get(name, True):
                 self._frame(name)
         self._check_places()
 

@@ -48,4 +48,4 @@ def _load(path: Path, *_: object) -> Any:
     return Watch(load_watch(path))
 
 
-LOADER = Loader("saved watches", WATCH.stands_at, _load)
+LOADER = Loader("saved watches", WATCH.is_at, _load)

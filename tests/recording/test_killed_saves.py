@@ -16,7 +16,7 @@ import pytest
 import perfnb
 from perfnb import files as beside
 from perfnb.errors import RecordingError
-from perfnb.files import standing, write_text
+from perfnb.files import locate, write_text
 
 #: What a program asks of the operating system that changes a folder.
 _CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "tempfile.mkdtemp"}
@@ -92,7 +92,7 @@ def test_after_a_kill_at_any_instant_a_whole_folder_is_found_and_the_next_save_s
         else:
             break
 
-        found = saved_ms(path) if standing(path).exists() else None
+        found = saved_ms(path) if locate(path).exists() else None
         seen.add((found, path.exists()))
         save_timing(3.0, folder / "another")
         assert hidden(folder) == [], calls
@@ -207,7 +207,7 @@ def test_where_there_are_no_locks_only_old_work_is_swept(tmp_path: Path, monkeyp
 
 
 def test_something_of_another_name_is_not_taken_for_what_was_moved_away(tmp_path: Path) -> None:
-    assert standing(tmp_path / "none") == tmp_path / "none"
-    assert standing(tmp_path / "no" / "folder") == tmp_path / "no" / "folder"
+    assert locate(tmp_path / "none") == tmp_path / "none"
+    assert locate(tmp_path / "no" / "folder") == tmp_path / "no" / "folder"
     with pytest.raises(RecordingError, match=r"none does not exist\.$"):
         perfnb.load(tmp_path / "none")

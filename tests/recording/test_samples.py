@@ -77,7 +77,7 @@ def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
     record = watch_record({"host": columns(load=[0.0, 1.0])}, [Mark("cell 1", 0, 0.0, None)])
     meta = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
     path = save_watch(record, meta, tmp_path / "w")
-    assert WATCH.stands_at(path)
+    assert WATCH.is_at(path)
     loaded, facts = load_watch(path)
     pd.testing.assert_frame_equal(loaded.samples, record.samples)
     pd.testing.assert_frame_equal(loaded.marks, record.marks)

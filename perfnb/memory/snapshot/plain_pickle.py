@@ -100,7 +100,7 @@ class _Machine:
         data, end, limits = self.data, len(self.data), self.limits
         stack: list[Plain] = []
         memo: list[Plain] = []
-        marks: list[int] = []  # where in the stack each open mark stands
+        marks: list[int] = []  # position in the stack of each open mark
         floor = 0  # what is below belongs to an open mark
         spent, at = 0, 2
         short_gets, long_gets, unpacked = _SHORT_GETS.match, _LONG_GETS.match, struct.iter_unpack

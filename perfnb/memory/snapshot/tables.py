@@ -206,5 +206,5 @@ def _integers(values: Ints) -> pd.arrays.IntegerArray:
 
 
 def _text(values: npt.NDArray[np.object_] | pd.Series) -> pd.Series:
-    """Return texts, missing where there is none."""
+    """Return texts, missing for ``None``."""
     return pd.Series(values, dtype=object).astype(TEXT)
