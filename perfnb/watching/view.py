@@ -76,8 +76,12 @@ def bands_of(summary: MachineSummary) -> list[Band]:
 def watch_figure(summary: MachineSummary) -> Figure:
     """The picture of a watch as a matplotlib figure; empty if nothing was read."""
     if not summary.charts:
-        return figure_of(lambda figure: figure.text(0.5, 0.5, "No readings.", ha="center", va="center"), (6.0, 1.0))
+        return figure_of(_say_nothing, (6.0, 1.0))
     return figure_of(*_drawing(summary))
+
+
+def _say_nothing(figure: Figure) -> None:
+    figure.text(0.5, 0.5, "No readings.", ha="center", va="center")
 
 
 def _drawing(summary: MachineSummary) -> tuple[Callable[[Figure], None], tuple[float, float]]:
