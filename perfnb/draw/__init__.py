@@ -1,1 +1,1 @@
-"""What every view is made of: palette, text, tables, bars, pictures, escaping, widgets and their scripts."""
+"""Building blocks of every view: palette, text, tables, bars, pictures, escaping, widgets and basic JavaScript."""

@@ -11,19 +11,19 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
-    """How many of `width` cells each share gets; together all of them."""
+    """Divide `width` cells in proportion to shares; the cells add up to `width`."""
     total = sum(shares) or 1.0
     edges = [round(width * sum(shares[:i]) / total) for i in range(len(shares) + 1)]
     return [after - before for before, after in itertools.pairwise(edges)]
 
 
 def stacked(marks: Iterable[Mark], shares: Sequence[float], width: int) -> str:
-    """A bar of `width` cells: each mark's glyph as often as its share is large."""
+    """Draw a stacked bar of `width` cells from the glyphs of marks."""
     return "".join(mark.glyph * cells for mark, cells in zip(marks, cells_of(shares, width), strict=True))
 
 
 def heights(values: Iterable[float], highest: float) -> str:
-    """One cell a value, filled from below; anything above zero can be seen."""
+    """Draw one cell per value, filled from below; anything above zero is visible."""
     return "".join(_LEVELS[_level(value, highest)] for value in values)
 
 

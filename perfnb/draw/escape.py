@@ -1,7 +1,7 @@
-"""The one place where names that came from a model or a trace are made safe to show.
+"""Make names from models and traces safe to show; the only module that does.
 
-Such a name can be anything: markup, quotes, line breaks, terminal escapes, text that reverses its
-neighbours, ten thousand characters. Here it becomes text that shows what it is and does nothing.
+Such a name can be anything: markup, quotes, line breaks, terminal escapes, text that reverses its neighbours, ten
+thousand characters. Here it becomes inert, visible text.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-#: No name is shown with more characters than this, wherever it is drawn.
+#: Names are never shown with more characters than this.
 MAX_NAME = 200
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 #: Control, format (bidirectional overrides among them), surrogate, private, unassigned; line and paragraph ends.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-#: Marks on one character that are drawn; more of them would climb over their neighbours.
+#: Combining marks drawn per character; more of them would overlap the neighbours.
 _MAX_MARKS = 3
-#: What begins something in Markdown, or in the HTML that it may hold; addresses become links without any markup.
+#: What starts markup in Markdown, or in HTML inside it; bare addresses would become links.
 _MARKDOWN = (
     *((char, f"\\{char}") for char in "\\`*_[]|~$"),
     *(("&", "&amp;"), ("<", "&lt;"), ("://", "&#58;//"), ("www.", "www&#46;"), ("@", "&#64;")),
 )
-#: What may stand after a number, and belongs to it.
+#: Units that belong to the number before them.
 _UNITS = r"(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MHz|samples|steps)(?:/\w+)?)(?![\w%])"
-#: Spaces at which a line may be broken: not between a number and its unit.
+#: Spaces where a line may break: not between a number and its unit.
 _BETWEEN_WORDS = re.compile(rf"(?<!\d) | (?!{_UNITS})")
-#: Spaces at which a line may not: those, and those inside an interval.
+#: Spaces where it may not: those, and those inside an interval.
 _INSIDE = re.compile(rf"(?<=\d) (?={_UNITS})|(?<=\d,) (?=[−-]?\d[\d.,]*\])")
 _JSON_IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def plain(text: Any, width: int = MAX_NAME) -> str:
-    """One line of visible characters, at most `width` cells wide, shortened in its middle.
+    """Return one line of visible characters, at most `width` cells wide, shortened in the middle.
 
     Parameters
     ----------
     text : object
         A name from a model or a trace.
     width : int
-        Greatest number of character cells.
+        Maximum number of character cells.
     """
     raw = str(text)
-    if len(raw) > 2 * width + 2:  # characters that cannot be shown need no translation
+    if len(raw) > 2 * width + 2:  # no need to translate characters that will not be shown
         raw = raw[: width + 1] + raw[-width - 1 :]
     shown, marks = [], 0
     for char in unicodedata.normalize("NFC", raw):
@@ -56,7 +56,7 @@ def plain(text: Any, width: int = MAX_NAME) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` in at most `width` cells; the middle gives way to an ellipsis."""
+    """Shorten `text` to at most `width` cells, with an ellipsis in the middle."""
     if sum(map(_cells_at_most, text)) <= width:
         return text
     if width < 1:
@@ -67,9 +67,9 @@ def shorten(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """`text` in lines of at most `width` cells, broken between words where that is possible.
+    """Wrap `text` into lines of at most `width` cells, between words if possible.
 
-    A number and its unit stand on one line.
+    A number and its unit stay on one line.
     """
     lines = [""]
     for word in _BETWEEN_WORDS.split(text):
@@ -91,32 +91,32 @@ def bullets(notes: Iterable[str], width: int, longest: int = 2000) -> list[str]:
 
 
 def cells(text: str) -> int:
-    """Number of cells that `text` takes in a terminal."""
+    """Return the number of cells that `text` takes in a terminal."""
     return sum(0 if unicodedata.combining(char) else _cells_at_most(char) for char in text)
 
 
 def fit(text: Any, width: int, align: str = "<") -> str:
-    """`text` made plain and padded to exactly `width` cells, at the left (``<``) or the right (``>``)."""
+    """Make `text` plain and pad it to exactly `width` cells, aligned left (``<``) or right (``>``)."""
     shown = plain(text, width)
     padding = " " * (width - cells(shown))
     return shown + padding if align == "<" else padding + shown
 
 
 def html(text: Any, width: int = MAX_NAME) -> str:
-    """`text` made plain, for an HTML element or a quoted attribute."""
+    """Make `text` plain and escape it for an HTML element or a quoted attribute."""
     return _html.escape(plain(text, width), quote=True)
 
 
 def html_sentence(text: Any) -> str:
-    """Our own sentence, which may quote names, for HTML: as `html`, with room for its length.
+    """Escape a sentence of ours, which may quote names, for HTML: as `html`, but longer.
 
-    No line ends between a number and its unit, nor inside an interval.
+    Lines do not break between a number and its unit or inside an interval.
     """
     return _INSIDE.sub("\u00a0", html(text, 2000))
 
 
 def markdown(text: Any, width: int = MAX_NAME) -> str:
-    """`text` made plain for Markdown, in a line or in a cell of a table: it holds no markup and no link."""
+    """Make `text` plain for a line or a table cell in Markdown, without markup or links."""
     shown = plain(text, width)
     for mark, harmless in _MARKDOWN:
         shown = shown.replace(mark, harmless)
@@ -124,12 +124,12 @@ def markdown(text: Any, width: int = MAX_NAME) -> str:
 
 
 def json_in_script(value: Any) -> str:
-    """`value` as JSON that cannot end the script element that holds it."""
+    """Return `value` as JSON that cannot end the script element around it."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(_JSON_IN_SCRIPT)
 
 
 def chart(text: Any, width: int = MAX_NAME) -> str:
-    """`text` made plain for matplotlib, which reads ``$`` as the start of a formula."""
+    """Make `text` plain for matplotlib, which reads ``$`` as the start of a formula."""
     return plain(text, width).replace("\\", "\\\\").replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""What every static view shares: the element that holds it with its style sheet, and its header."""
+"""What all static views share: the outer element with its style sheet, and the header."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from perfnb.draw.assets import static_style
 
 
 def framed(body: str, *, narrow: bool = False) -> str:
-    """A static view by itself.
+    """Wrap the HTML of a static view in its outer element, with the style sheet.
 
     Parameters
     ----------
     body : str
-        HTML already.
+        HTML.
     narrow : bool
-        Names and words in its tables are broken before a column is cut off, figures never.
+        In tables, break names and words, but never figures, before cutting off a column.
     """
     kind = "perfnb-static pf-narrow" if narrow else "perfnb-static"
-    # It can be reached with the keyboard, to scroll what is wider than the page.
+    # Focusable, so that content wider than the page can be scrolled with the keyboard.
     reached = 'role="group" aria-label="perfnb" tabindex="0"'
     return f'<div class="{kind}" {reached}><style>{static_style()}</style>{body}</div>'
 
 
 def header(name: object, kind: object, verdict: object = "", *facts: object) -> str:
-    """What this is, the answer in large letters, and what else is to be said of it, a line each.
+    """Return the header of a view: its title, the verdict in large type, and further facts, one per line.
 
     Parameters
     ----------
     name : object
-        Of what was measured; it may come from a model or a trace, as all of these.
+        Name of what was measured. Like all arguments, it may come from a model or a trace.
     kind : object
-        What was made of it, or on which device.
+        Kind of result, or device.
     verdict : object
-        The answer; empty where there is none.
+        Empty if there is none.
     facts : object
         Sentences.
     """

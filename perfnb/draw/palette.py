@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Okabe and Ito's hues, and greys. What is drawn takes its colour from here; the style sheets repeat those they need.
+#: Okabe and Ito's hues, and greys. All drawings take their colours from here; the style sheets repeat some.
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
@@ -17,13 +17,13 @@ class Mark:
     Attributes
     ----------
     word : str
-        What it is called.
+        Its name.
     colour : str
-        Its fill.
+        Its fill colour.
     glyph : str
-        Its character in a bar made of text.
+        Its character in text bars.
     pattern : str
-        Name of its pattern in a bar made of boxes; the style sheets know them.
+        Name of its fill pattern, as the style sheets define it.
     """
 
     word: str
@@ -44,8 +44,8 @@ MARKS = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for every category of memory. What a phase makes has that phase's colour; temporaries and parameters,
-#: which no phase makes, have colours that no phase has.
+#: A mark for every category of memory. Memory that one phase allocates has that phase's colour; temporaries and
+#: parameters have colours that no phase uses.
 CATEGORIES = {
     "parameters": Mark("parameters", SLATE, "▞", "grid"),
     "gradients": Mark("gradients", VERMILION, "▓", "hatch"),
@@ -56,7 +56,7 @@ CATEGORIES = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for what a GPU of a rank does: computing is drawn as forward is, moving data as copies are.
+#: A mark for what a rank's GPU does: computing looks like forward, communicating like copies.
 RANK_PARTS = {
     "computing_ms": Mark("computing", BLUE, "█", "solid"),
     "both_ms": Mark("computing and communicating", BLUE, "▓", "rows"),
@@ -65,8 +65,8 @@ RANK_PARTS = {
 }
 
 
-#: A mark for every part of a GPU's time. Copies look as the phase in which they are made; waiting for the host as
-#: waiting for data does.
+#: A mark for every part of a GPU's time. Copies look like the phase that makes them, waiting for the host like waiting
+#: for data.
 GPU = {
     "computation": Mark("computation", BLUE, "█", "solid"),
     "communication": Mark("communication", PURPLE, "╬", "cross"),
@@ -76,7 +76,7 @@ GPU = {
     "other": Mark("idle: other", GREY, "·", "none"),
 }
 
-#: A mark for every kind of segment of a critical path: on the GPU as above.
+#: A mark for every kind of segment of a critical path; those on the GPU as above.
 PATH = {
     **{name: GPU[name] for name in ("computation", "communication", "memcpy")},
     "delay": Mark("gap between kernels", YELLOW, "≈", "rising"),
@@ -88,8 +88,8 @@ PATH = {
     "handover": Mark("change of thread", LIGHT, "▚", "hatch"),
     "unknown": Mark("not known", GREY, "·", "none"),
 }
-#: A mark for every kind of layer. Phases are shown in the same place, so none has the blue of forward or the
-#: vermilion of backward, and each has a pattern that no phase has beside its colour.
+#: A mark for every kind of layer. Phases are shown in the same place, so none is blue like forward or vermilion like
+#: backward, and no phase has the same colour and pattern.
 KINDS = {
     "attention": Mark("attention", PURPLE, "▓", "hatch"),
     "linear": Mark("linear", YELLOW, "█", "rising"),
@@ -100,15 +100,15 @@ KINDS = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: Better, worse, as before: of answers, which never stand in one picture with phases, and always beside a word.
+#: Better, worse, unchanged: for verdicts, which are never in one picture with phases and always have a word.
 BETTER, WORSE, AS_BEFORE, UNDECIDED = GREEN, VERMILION, BLUE, GREY
 
 
 def mark(phase: str) -> Mark:
-    """The mark of `phase`; an unknown one looks like ``other`` and keeps its name."""
+    """Return the mark of `phase`; an unknown one looks like ``other`` but keeps its name."""
     return MARKS.get(phase) or Mark(phase, GREY, "·", "none")
 
 
 def category(name: str) -> Mark:
-    """The mark of a category of memory; an unknown one looks like ``other`` and keeps its name."""
+    """Return the mark of a memory category; an unknown one looks like ``other`` but keeps its name."""
     return CATEGORIES.get(name) or Mark(name, GREY, "·", "none")

@@ -1,4 +1,4 @@
-"""Charts as pictures for the static twin, which a page without scripts still shows."""
+"""Charts as pictures, for static views without scripts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-#: Text, quiet text, lines and ground. A picture brings its own ground, so that it reads
-#: on any page; where the style sheet is heeded and the theme dark, that makes a dark one of it.
+#: Text, quiet text, lines and background. A picture has its own background, so that it is readable on any page; the
+#: style sheet turns it dark in dark themes.
 INK, QUIET, LINE, GROUND = "#1f2328", "#57606a", "#d0d7de", "#ffffff"
 
-#: Hatches and their colours for the names of patterns.
+#: Hatch and hatch colour of each pattern.
 HATCHES = {
     "hatch": ("///", "#ffffff99"),
     "rising": ("\\\\\\", "#00000088"),
@@ -49,16 +49,16 @@ _STYLE: Any = {
 
 
 def picture_html(draw: Callable[[Figure], None], inches: tuple[float, float], alt: str) -> str:
-    """What `draw` draws, as an image element that holds its picture.
+    """Draw a figure and return it as an image element with the picture inside.
 
     Parameters
     ----------
     draw : callable
-        Gets an empty figure.
+        Draws on an empty figure.
     inches : tuple of float
         Width and height.
     alt : str
-        What the picture shows, in words; it may quote names.
+        Description of the picture; it may quote names.
     """
     figure = figure_of(draw, inches)
     with _styled():
@@ -70,12 +70,12 @@ def picture_html(draw: Callable[[Figure], None], inches: tuple[float, float], al
 
 
 def figure_of(draw: Callable[[Figure], None], inches: tuple[float, float]) -> Figure:
-    """What `draw` draws, as a figure that a notebook shows as the picture that it is.
+    """Draw a figure that a notebook displays as a picture.
 
     Parameters
     ----------
     draw : callable
-        Gets an empty figure.
+        Draws on an empty figure.
     inches : tuple of float
         Width and height.
     """
@@ -107,23 +107,23 @@ def _styled() -> Iterator[None]:
 
 
 def halo(text: Text) -> None:
-    """Lift `text` off the lines behind it."""
+    """Outline `text`, so that it stands out from the lines behind it."""
     from matplotlib.patheffects import withStroke
 
     text.set_path_effects([withStroke(linewidth=2.5, foreground=GROUND)])
 
 
 def bare(axes: Axes) -> None:
-    """Leave of the frame around `axes` only its lower edge."""
+    """Remove the frame around `axes` except for its lower edge."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)
     axes.set_axisbelow(True)
 
 
 def _few_colours(figure: Figure) -> bytes:
-    """The figure as a PNG of the colours that it needs: a quarter of its size, in every notebook that is saved."""
+    """The figure as a PNG with a palette, a quarter of the size: every saved notebook contains it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from PIL import Image  # which matplotlib writes its pictures with
+    from PIL import Image  # a dependency of matplotlib
 
     agg: Any = FigureCanvasAgg
     canvas = agg(figure)
@@ -137,7 +137,7 @@ def _few_colours(figure: Figure) -> bytes:
 
 
 def _colours() -> list[int]:
-    """Every mark's colour with what a hatch makes of it, and greys for text and lines: red, green, blue in turn."""
+    """All colours of marks, mixed with their hatches, and greys for text and lines, as a flat list of RGB values."""
     marks = {mark.colour for mark in (*palette.MARKS.values(), *palette.CATEGORIES.values())}
     shades = [*(_mixed(INK, GROUND, part / 11) for part in range(12)), _mixed(INK, GROUND, 0.96)]
     for colour in sorted(marks):
@@ -147,6 +147,6 @@ def _colours() -> list[int]:
 
 
 def _mixed(colour: str, other: str, part: float) -> tuple[int, ...]:
-    """`part` of `other` in `colour`."""
+    """Mix `part` of `other` into `colour`."""
     pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
     return tuple(round((1 - part) * a + part * b) for a, b in pairs)

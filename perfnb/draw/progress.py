@@ -1,4 +1,4 @@
-"""How far a capture has got: one line that is updated in place and leaves nothing behind."""
+"""Progress of a run: one line that is updated in place and cleared at the end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.shell import in_notebook
 
-#: What the name of a pass begins with in which a file is read.
+#: Start of the pass name while a file is read.
 READING = "reading "
-#: Least time between two updates, in seconds.
+#: Minimum time between two updates, in seconds.
 INTERVAL_S = 0.2
 _MOST_OF_A_NOTE = 250
 
@@ -26,10 +26,10 @@ class _Line(Protocol):
 
 
 class Progress:
-    """A progress display for the passes of a run, as a context manager that is called at every step.
+    """A progress display for the passes of a run: a context manager that is called at every step.
 
-    In a notebook it is one HTML line, in a terminal a bar on stderr, elsewhere nothing. It starts no thread, and
-    its output is blank after it ends.
+    One HTML line in a notebook, a bar on stderr in a terminal, otherwise nothing. It starts no thread and clears its
+    output at the end.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ class Progress:
         return self
 
     def __call__(self, pass_name: str, done: int, total: int | None = None, note: str = "") -> None:
-        """Say that `done` of `total` steps of a pass are done; drawn at most five times a second.
+        """Report that `done` of `total` steps of a pass are done; drawn at most five times a second.
 
-        The first call of a pass is always drawn, and that of a new `note`, which says what the user should know.
+        The first call of a pass is always drawn, and so is a new `note` for the user.
         """
         if self._line is None:
             return
@@ -64,7 +64,7 @@ class Progress:
             self._line.update(pass_name, done, total, *filter(None, [note]))
 
     def of_file(self, name: str) -> Callable[[int, int], None]:
-        """What to call with the bytes done of reading a file, and its size; it is shown as percent."""
+        """Return a callback for reading a file, called with the bytes read and the size; shown as a percentage."""
         return lambda done, size: self(f"{READING}{name}", 100 * done // max(size, 1), 100)
 
     def __exit__(
@@ -82,7 +82,7 @@ def _line() -> _Line | None:
 
 
 class _NotebookLine:
-    """One display that is updated by its id, and blank in the end."""
+    """A display that is updated by its ID and cleared at the end."""
 
     def __init__(self) -> None:
         from IPython.display import display
@@ -109,7 +109,7 @@ class _TerminalLine:
         from tqdm import tqdm
 
         class Bar(tqdm):  # type: ignore[type-arg]
-            monitor_interval = 0  # of this class alone: no monitor thread is started
+            monitor_interval = 0  # on this subclass only, so that no monitor thread is started
 
         self._bar = Bar(leave=False, file=sys.stderr, unit="step", mininterval=0, delay=0)
         self._pass: str | None = None

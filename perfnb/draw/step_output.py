@@ -1,4 +1,4 @@
-"""What a step prints while it runs again and again: the first lines, and how many more there were."""
+"""Limits what a repeated step prints: its first lines, then a count of the rest."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import deque
 from types import TracebackType
 from typing import Any
 
-#: Lines that are shown as they are printed, and last lines that are shown where the step fails.
+#: Lines that are shown as they are printed, and last lines shown if the step fails.
 FIRST_LINES, LAST_LINES = 10, 10
-#: Letters that are kept of the end of a line without an end.
+#: Characters kept of the end of an unfinished line.
 LONGEST_LINE = 10_000
 
 
 class StepOutput:
-    """Context manager that lets the first lines of standard output through and counts the others.
+    """Context manager that shows the first lines of standard output and counts the others.
 
-    What an exception ends shows its last lines too. Standard output is the user's object again afterwards, whatever
-    the step did to it.
+    After an exception the last lines are shown too. Standard output is restored at the end, whatever the step did to
+    it.
     """
 
     def __enter__(self) -> StepOutput:
@@ -36,7 +36,7 @@ class StepOutput:
 
 
 class _Shortened:
-    """A text stream that is another one, but for what is written after the first lines."""
+    """Wraps a text stream and holds back what is written after the first lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class _Shortened:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write the lines that are among the first, and note the others."""
+        """Write the first lines and keep track of the others."""
         rest = text
         while rest and self._shown < FIRST_LINES:
             line, end, rest = rest.partition("\n")
@@ -67,7 +67,7 @@ class _Shortened:
             self.write(line)
 
     def finish(self, *, failed: bool) -> None:
-        """Say how many lines were not shown; after a failure, show the last of them."""
+        """Print how many lines were not shown; after a failure, print the last of them."""
         if self._line:
             self._hidden += 1
             self._last.append(self._line)

@@ -1,4 +1,4 @@
-"""Tables of the static twin: they read well even where styles are stripped."""
+"""Tables of static views, readable even without styles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from perfnb.draw import escape
 from perfnb.draw.palette import Mark
 
-# Names stay at the left where style sheets are stripped: some hosts keep the one of these, some the other.
+# Keeps names left-aligned without style sheets: some hosts keep one of the two, some the other.
 LEFT = 'align="left" style="text-align:left"'
 RIGHT = 'align="right"'
 ROW_HEAD = f'scope="row" {LEFT}'
@@ -16,18 +16,18 @@ ROW_HEAD = f'scope="row" {LEFT}'
 def table(
     caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, last_texts: int = 0
 ) -> str:
-    """A table; its cells are HTML already.
+    """Return a table; captions, heads and cells are HTML.
 
     Parameters
     ----------
     caption : str
     heads : sequence of str
-        Words over the columns.
+        Column heads.
     rows : iterable of sequences of str
     texts : int
-        The first columns hold text, these many; the others hold figures.
+        Number of leading text columns; the others hold figures.
     last_texts : int
-        And so many of the last ones.
+        Number of trailing text columns.
     """
     after = len(heads) - last_texts
     body = "".join(_row(row, texts, after) for row in rows)
@@ -36,7 +36,7 @@ def table(
 
 
 def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> str:
-    """A row of column heads, of which the first `texts` stand over text, and those from the place `after` on."""
+    """Return a row of column heads; the first `texts` and those from index `after` on are over text."""
     after = len(words) if after is None else after
     cells = (
         f'<th scope="col" {_side(place, texts, after)}>{word}</th>' if word else "<td></td>"
@@ -46,17 +46,17 @@ def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> 
 
 
 def key(mark: Mark) -> str:
-    """The small box that ties a word to what is drawn."""
+    """Return the small box that links a word to its colour and pattern."""
     return f'<i class="pf-key pf-{mark.pattern}" style="background-color:{mark.colour}"></i>'
 
 
 def keyed(mark: Mark) -> str:
-    """A mark's box and its word."""
+    """Return a mark's box and its word."""
     return f"{key(mark)}{escape.html(mark.word)}"
 
 
 def name(text: object, width: int = 60) -> str:
-    """A name from a model, in full on hover."""
+    """Return a name from a model, in full on hover."""
     return f'<bdi title="{escape.html(text)}">{escape.html(text, width)}</bdi>'
 
 

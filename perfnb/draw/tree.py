@@ -1,4 +1,4 @@
-"""The order and nesting in which layers are listed, and which of them fit a page."""
+"""Nesting of layers, and which of them to list on one page."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _NO_PARENT = -1
 
 @dataclass(frozen=True)
 class Tree:
-    """Layers by position in the order of the frame; a parent always comes before its children.
+    """Layers by position in the frame; parents come before their children.
 
     Attributes
     ----------
     names : tuple of str
         Qualified names.
     labels : tuple of str
-        What is left of a name below its parent.
+        Name relative to the parent.
     parents : tuple of int
-        Position of the parent, -1 for a root.
+        Position of each parent, -1 for roots.
     children : tuple of tuple of int
-        Positions of the children of each layer.
+        Positions of each layer's children.
     """
 
     names: tuple[str, ...]
@@ -38,11 +38,11 @@ class Tree:
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """Positions of the layers without a parent."""
+        """Positions of layers without a parent."""
         return tuple(i for i, parent in enumerate(self.parents) if parent == _NO_PARENT)
 
     def inside(self) -> list[int]:
-        """Number of layers inside each layer, at any depth."""
+        """Return the number of layers inside each layer, at any depth."""
         total = [0] * len(self.names)
         for position in range(len(self.names) - 1, -1, -1):
             if self.parents[position] != _NO_PARENT:
@@ -52,20 +52,20 @@ class Tree:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a listing: a layer, or what is left out below `parent`.
+    """One line of a listing: a layer, or a placeholder for layers left out.
 
     Attributes
     ----------
     layer : int
-        Position of the layer, -1 on a line that stands for the ones left out.
+        Position of the layer, -1 for a placeholder.
     depth : int
-        Nesting below the root.
+        Depth below the root.
     last : tuple of bool
-        For the line and each of its ancestors below the root: is it the last of its siblings?
+        Whether the line, and each of its ancestors below the root, is the last of its siblings.
     left_out : tuple of int
-        Siblings that are not listed.
+        Siblings not listed.
     inside : int
-        Layers inside this one, where none of them is listed.
+        Number of layers inside this one, if none of them is listed.
     """
 
     layer: int
@@ -76,13 +76,13 @@ class Line:
 
 
 def split_layers(layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows that are modules, and the special rows that stand beside them."""
+    """Split the frame into modules and special rows."""
     special = layers.index.isin(SPECIAL_ROWS) & layers["module"].isna().to_numpy()
     return layers[~special], layers[special]
 
 
 def build_tree(modules: pd.DataFrame) -> Tree:
-    """Nest layers by their dotted names and, where a name tells nothing, by their depth."""
+    """Nest layers by their dotted names, or by depth if the name does not tell."""
     names = [str(name) for name in modules.index]
     depths = [fmt.known(depth) or 0.0 for depth in modules["depth"]]
     seen: dict[str, int] = {}
@@ -106,7 +106,7 @@ def build_tree(modules: pd.DataFrame) -> Tree:
 
 def _named_parent(name: str, seen: dict[str, int]) -> int | None:
     end = len(name)
-    for _ in range(100):  # no module nests deeper; a hostile name may hold thousands of dots
+    for _ in range(100):  # no module nests deeper, but a hostile name may have thousands of dots
         end = name.rfind(".", 0, end)
         if end <= 0:
             return None
@@ -116,17 +116,17 @@ def _named_parent(name: str, seen: dict[str, int]) -> int | None:
 
 
 def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: int) -> list[Line]:
-    """The lines of a listing of about `limit` lines: the heaviest layers and the way to them.
+    """Choose the lines of a listing: the heaviest layers and the path to each.
 
     Parameters
     ----------
     tree : Tree
     weights : sequence of float
-        How much each layer matters.
+        Weight of each layer.
     first : iterable of str
-        Names that are listed before all others, each after its parent.
+        Names with priority, each after its parent.
     limit : int
-        Greatest number of lines; lines that say what is left out count.
+        Maximum number of lines, placeholders included.
     """
     shown: set[int] = set()
     families = Counter(tree.parents)

@@ -10,9 +10,9 @@ import traitlets
 
 
 class DrawnWidget(anywidget.AnyWidget):
-    """A view drawn from data that stay as they are.
+    """A view of data that do not change.
 
-    The kernel keeps every widget that was shown, so `data` is held as JSON, a tenth of the size of the objects.
+    The kernel keeps every widget that was shown, so `data` is kept as JSON, a tenth of the size of the objects.
     """
 
     data = traitlets.Unicode().tag(sync=True)

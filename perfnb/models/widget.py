@@ -9,7 +9,7 @@ from perfnb.draw.widget import DrawnWidget
 
 
 class ArchitecturesWidget(DrawnWidget):
-    """A comparison drawn from what `perfnb.models.architectures_data.architectures_data` gives."""
+    """A comparison drawn from `perfnb.models.architectures_data.architectures_data`."""
 
     _esm = script("models/js/architectures.js")
     _css = style("models/js/architectures.css")
@@ -19,7 +19,7 @@ class ArchitecturesWidget(DrawnWidget):
 
 
 class ScalingWidget(DrawnWidget):
-    """A study of sizes drawn from what `perfnb.models.scaling_view.scaling_data` gives."""
+    """A scaling study drawn from `perfnb.models.scaling_view.scaling_data`."""
 
     _esm = script("models/js/scaling.js")
     _css = style("models/js/scaling.css")

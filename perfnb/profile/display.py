@@ -1,4 +1,4 @@
-"""Showing a report where the reader is: live in a notebook, static wherever that is saved, as text elsewhere."""
+"""Display of a report: live in a notebook, static in a saved one, as text elsewhere."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 if TYPE_CHECKING:
     from perfnb.timeline.timeline import Timeline
 
-#: Gives what makes a timeline anew, or ``None`` where that is gone: a weak reference to a method.
+#: A weak reference to the method that makes a timeline.
 Again = Callable[[], Callable[[], "Timeline | None"] | None]
 
 
 def show(summary: Summary, timeline: Timeline | None = None, again: Again | None = None) -> None:
-    """Show the report, with its timeline where there is one.
+    """Show the report with its timeline, if there is one: in a notebook as a static twin and a live view, else as text.
 
-    Of a long timeline the live report holds a coarser level. A page that asks for the rest gets it by `again`.
-
-    In a notebook this makes two outputs. The first is the static twin, text and HTML without scripts, which a
-    saved, exported or untrusted notebook still shows. The second is the live report, which hides its twin while
-    it stands; where its model is gone, the twin hides the error that the notebook puts in its place. Elsewhere
-    the text is printed.
+    The live report contains a coarser level of a long timeline; a page that requests the rest gets it through `again`.
     """
     if not in_notebook():
         print_text(summary_text(summary, timeline=timeline))
@@ -37,7 +32,7 @@ def show(summary: Summary, timeline: Timeline | None = None, again: Again | None
 
 
 def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
-    """The report as a display bundle of text and HTML."""
+    """Return the report as a display bundle of text and HTML."""
     return {"text/plain": summary_text(summary, timeline=timeline), "text/html": summary_html(summary, timeline)}
 
 

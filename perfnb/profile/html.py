@@ -1,4 +1,4 @@
-"""A report as HTML that needs no script and reads well even where styles are stripped."""
+"""The report as HTML without scripts, readable even without styles."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def summary_html(summary: Summary, timeline: Timeline | None = None) -> str:
-    """The report as tables without scripts: for GitHub, an export, a notebook that is not trusted.
+    """Return the report as HTML without scripts, for GitHub, exports and untrusted notebooks.
 
-    The element that holds it has the class ``perfnb-static``.
+    The outer element has the class ``perfnb-static``.
     """
     tabs = [tab.html(part) for tab, part in Report(summary, timeline).shown_static() if tab.html]
     return framed("".join([_headline(summary), _phases(summary), *tabs, _notes(summary)]))

@@ -14,19 +14,19 @@ from perfnb.draw.tree import Line, Tree, build_tree, page_of, split_layers
 if TYPE_CHECKING:
     from perfnb.profile.summary import Summary
 
-#: Greatest number of lines of the layer tree.
+#: Maximum number of lines of the layer tree.
 TREE_LINES = 24
 
-#: Why a figure is unknown, in one line.
-UNKNOWN_NOTE = f"{fmt.UNKNOWN}: was not measured, or does not apply to this row"
+#: Explanation of unknown figures.
+UNKNOWN_NOTE = f"{fmt.UNKNOWN}: not measured, or not applicable to this row"
 
 _BAR_CELLS = 8
-#: Cells that the names of layers get before bars and classes get theirs.
+#: Cells reserved for layer names before bars and classes get theirs.
 _NAME_CELLS = 26
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-#: Columns of times that are listed only where they hold something.
+#: Time columns that are listed only if they are not empty.
 _OPTIONAL = {"recompute_ms": "recompute", "gpu_ms": "GPU"}
-#: Greatest number of layers and of lines in their place.
+#: Maximum number of lines of the HTML table.
 TABLE_LINES = 60
 
 _HEADS = {
@@ -41,7 +41,7 @@ _HEADS = {
     "backward_flops": "backward FLOPs",
     "activation_bytes": "saved",
 }
-#: How figures are written, by the last word of their column; the others are times.
+#: Format by the last word of the column; all others are times.
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "calls": fmt.count,
     "share": fmt.share,
@@ -50,7 +50,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 }
 _COUNTED = ("forward_flops", "backward_flops", "activation_bytes")
 
-#: Columns of numbers that the browser gets of each frame.
+#: Numeric columns of each frame that the browser gets.
 LAYER_COLUMNS = (
     "calls", "forward_ms", "backward_ms", "recompute_ms", "total_ms", "self_ms", "share", "self_share",
     "forward_flops", "backward_flops", "recompute_flops", "moved_bytes", "parameters", "parameter_bytes",
@@ -85,7 +85,7 @@ def layers_text(summary: Summary, width: int) -> list[str]:
     names = room - bar_cells - classes
     heaviest = max([value for value in shares if value is not None], default=0.0)
     rows = [
-        *escape.wrapped(f"Layers (times of a traced step, layers inside included{_legend(lines)})", width),
+        *escape.wrapped(f"Layers (times of a traced step, including layers inside{_legend(lines)})", width),
         f"{'layer':<{names}} {'class':<{classes}}{right}{' ' * bar_cells}",
         "─" * width,
     ]
@@ -104,7 +104,7 @@ def layers_text(summary: Summary, width: int) -> list[str]:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    return "; +9: 9 layers inside, not listed" if any(line.inside for line in lines) else ""
+    return "; +9: 9 layers inside not listed" if any(line.inside for line in lines) else ""
 
 
 def _name(tree: Tree, line: Line, width: int) -> str:
@@ -151,9 +151,9 @@ def layers_html(summary: Summary) -> str:
     rows = [_layer_row(tree, line, modules, columns, shares) for line in lines]
     rows += [_special_row(str(name), row, columns) for name, row in special.iterrows()]
     heads = tables.head_row(["layer", "class", *(_HEADS[column] for column in columns)], texts=2)
-    caption = "Layers (times of a traced step, layers inside included)"
+    caption = "Layers (times of a traced step, including layers inside)"
     if any(line.layer < 0 or line.inside for line in lines):
-        caption += ": the heaviest ones; +9 stands for 9 layers inside that are not listed"
+        caption += ": the heaviest; +9 means 9 layers inside that are not listed"
     body = "".join(rows)
     note = f'<p class="pf-small">{UNKNOWN_NOTE}</p>' if fmt.UNKNOWN in body else ""
     return f"<table><caption>{caption}</caption><thead>{heads}</thead><tbody>{body}</tbody></table>{note}"
@@ -162,7 +162,7 @@ def layers_html(summary: Summary) -> str:
 def _layer_row(
     tree: Tree, line: Line, modules: pd.DataFrame, columns: Sequence[str], shares: Sequence[float | None]
 ) -> str:
-    # No-break spaces carry the nesting: they survive where styles do not.
+    # No-break spaces show the nesting even without styles.
     indent = "&nbsp;" * min(4 * line.depth, 60)
     if line.layer < 0:
         words = escape.html_sentence(left_out_text(line, shares))
@@ -223,14 +223,14 @@ def layer_ops_data(summary: Summary, layers: Mapping[str, int], ops: Mapping[str
 
 
 def left_out_text(line: Line, shares: Sequence[float | None]) -> str:
-    """What stands in place of the layers that a line leaves out: ``23 more layers, 4.0 % of the step``."""
+    """Describe the layers that a line leaves out: ``23 more layers, 4.0 % of the step``."""
     known = [value for value in (shares[i] for i in line.left_out) if value is not None]
     layers = "1 more layer" if len(line.left_out) == 1 else f"{len(line.left_out):,} more layers"
     return f"{layers}, {fmt.share(sum(known))} of the step" if known else layers
 
 
 def optional_columns(layers: pd.DataFrame) -> list[str]:
-    """The columns of times that hold a figure above zero in some layer."""
+    """Return the optional time columns with a value above zero in some layer."""
     return [column for column in _OPTIONAL if (layers[column].fillna(0) > 0).any()]
 
 

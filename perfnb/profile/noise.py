@@ -1,4 +1,4 @@
-"""What disturbed the steps while they were timed, in words."""
+"""Disturbances while steps were timed, in words."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from perfnb.draw import escape
 if TYPE_CHECKING:
     from perfnb.profile.summary import Summary
 
-#: Share of the steps' time above which garbage collections are told.
+#: Garbage collection is reported above this share of the step time.
 _TELL_GC = 0.005
 
 
 def noise_facts(noise: Mapping[str, Any], whole_ms: float) -> list[str]:
-    """What disturbed the steps, in words; nothing where nothing is known to have."""
+    """Describe what disturbed the steps; empty if nothing is known to have."""
     facts = []
     paused = sum(ms for _, ms in noise.get("gc_pauses", ()))
     if paused > _TELL_GC * whole_ms > 0:
-        facts.append(f"garbage collections took {fmt.share(paused / whole_ms)}")
+        facts.append(f"garbage collection took {fmt.share(paused / whole_ms)}")
     load, cpus = noise.get("load_before"), noise.get("cpus")
     if load is not None and cpus and load > 0.5 * cpus:
-        facts.append(f"the machine was busy before (load {load:.1f} on {cpus} CPUs)")
+        facts.append(f"the machine was already busy (load {load:.1f} on {cpus} CPUs)")
     before, after = noise.get("cpu_mhz_before"), noise.get("cpu_mhz_after")
     if before and after and abs(after / before - 1) > 0.1:
-        facts.append(f"the CPU's clock went from {before:,} to {after:,} MHz")
+        facts.append(f"the CPU clock changed from {before:,} to {after:,} MHz")
     if noise.get("throttled_periods"):
-        facts.append(f"the CPU limit stopped the process for {fmt.duration(noise['throttled_ms'])}")
+        facts.append(f"the CPU limit paused the process for {fmt.duration(noise['throttled_ms'])}")
     if noise.get("gpu_throttle_reasons"):
         facts.append(f"the GPU was throttled: {escape.plain(', '.join(noise['gpu_throttle_reasons']), 200)}")
     return facts
 
 
 def notes_of(summary: Summary) -> list[str]:
-    """The notes of a report, with what disturbed the timed steps."""
+    """Return the notes of a report, including disturbances of the timed steps."""
     facts = noise_facts(summary.timing.noise, sum(summary.timing.samples_ms))
-    return [*summary.notes, *([f"About the timed steps: {'; '.join(facts)}."] if facts else [])]
+    return [*summary.notes, *([f"During the timed steps: {'; '.join(facts)}."] if facts else [])]

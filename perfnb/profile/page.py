@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no kernel, no other file."""
+"""The report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ report.render({ model: { get: (name) => (name === "timeline" ? timeline : data) 
 
 
 def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
-    """The report as a self-contained HTML document, which works from a file and without scripts too.
+    """Return the report as a self-contained HTML document, which also works offline and without scripts.
 
-    Its content security policy lets the report's own script run and nothing else: no other script, no event
-    handler in markup, no request.
+    Its content security policy allows the report's own script and nothing else: no other script, no inline event
+    handler, no request.
     """
     packed, facts = b"", None
     if timeline is not None:

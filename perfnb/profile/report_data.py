@@ -1,4 +1,4 @@
-"""What the report in the browser is drawn from: short columns of numbers and names, as JSON has them."""
+"""The data behind the report in the browser: short columns of numbers and names, ready for JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from perfnb.profile.summary import Summary
 def report_data(
     summary: Summary, report_id: str = "report", timeline: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Everything that the browser shows, ready for JSON; unknown figures are ``None``.
+    """Return everything that the browser shows, ready for JSON; unknown figures are ``None``.
 
     Parameters
     ----------
     summary : Summary
     report_id : str
-        Ties the live report to its static twin, whose class is ``perfnb-static-<report_id>``.
+        Links the live report to its static twin, whose class is ``perfnb-static-<report_id>``.
     timeline : mapping, optional
-        Facts of the timeline, which travels beside the report; see `perfnb.timeline.data.timeline_bytes`.
+        Facts about the timeline, which is sent separately; see `perfnb.timeline.data.timeline_bytes`.
     """
     timing = summary.timing
     report = Report(summary, timeline_facts=timeline)
@@ -69,11 +69,11 @@ def report_data(
 
 
 def layer_rows(summary: Summary, names: Iterable[str]) -> list[int]:
-    """The row that each layer has in the report; -1 for one that has none."""
+    """Return the row of each layer in the report; -1 if it has none."""
     places = Report(summary).layer_places
     return [places.get(name, -1) for name in names]
 
 
 def _exact(value: Any) -> float | None:
-    """A figure that stands out, which must not be rounded twice."""
+    """A headline figure, with more digits, since the browser rounds it again."""
     return fmt.short(value, 9)

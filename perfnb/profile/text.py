@@ -1,4 +1,4 @@
-"""A report as text: the headline, the phases, the layers that matter, what to know about them."""
+"""The report as text: headline, phases, tabs, notes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from perfnb.profile.summary import Summary
 if TYPE_CHECKING:
     from perfnb.timeline.timeline import Timeline
 
-#: Least width in which the columns have room.
+#: Minimum width that fits the columns.
 MIN_WIDTH = 80
 
 
 def summary_text(summary: Summary, width: int = 100, timeline: Timeline | None = None) -> str:
-    """The report as text for a terminal, a log or a notebook without HTML.
+    """Return the report as text for a terminal, a log or a notebook without HTML.
 
     Parameters
     ----------
     summary : Summary
     width : int
-        Greatest width of a line, in character cells; `MIN_WIDTH` at least.
+        Maximum line width in character cells, at least `MIN_WIDTH`.
     timeline : Timeline, optional
-        Of the same profile.
+        Timeline of the same profile.
     """
     width = max(MIN_WIDTH, width)
     tabs = [tab.text(part, width) for tab, part in Report(summary, timeline).shown_static() if tab.text]
@@ -37,7 +37,7 @@ def summary_text(summary: Summary, width: int = 100, timeline: Timeline | None =
 
 
 def headline_facts(summary: Summary) -> list[str]:
-    """The sentences of the headline: how long a step takes, and how that was found out."""
+    """Return the sentences of the headline: the step time and how it was measured."""
     timing = summary.timing
     if summary.source is not None:
         step = f"step {fmt.UNKNOWN} (a trace has no timed steps)"
@@ -60,13 +60,12 @@ def headline_facts(summary: Summary) -> list[str]:
         mean = "" if count == 1 else f" (mean of {count:,})"
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}{mean}")
         if summary.until_gpu_ms is not None:
-            facts.append(
-                f"the GPU works on after it: findings count {fmt.duration(summary.until_gpu_ms)} until it is done"
-            )
+            until = fmt.duration(summary.until_gpu_ms)
+            facts.append(f"GPU work continues after it: findings use {until}, until the GPU is done")
     elif summary.slowdown is None:
         facts.append(f"traced step {fmt.duration(summary.traced_ms)}")
     else:
-        facts.append(f"traced step {fmt.duration(summary.traced_ms)}, {fmt.ratio(summary.slowdown)} the timed one")
+        facts.append(f"traced step {fmt.duration(summary.traced_ms)}, {fmt.ratio(summary.slowdown)} the timed step")
     return facts
 
 

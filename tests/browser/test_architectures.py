@@ -112,7 +112,7 @@ def test_why_one_is_slower_stands_on_one_screen(opened):
     box = page.locator(".pf-forest").bounding_box()
     assert box["y"] + box["height"] <= 900
     page.get_by_label("This architecture").select_option("mlp")
-    page.get_by_label("Against this one").select_option("cnn")
+    page.get_by_label("Compared with").select_option("cnn")
     expect(question).to_contain_text("faster than")
     expect(question).to_contain_text("less a step")
     assert page.locator(".pf-chip").first.inner_text().startswith("convolution")
@@ -127,7 +127,7 @@ def test_no_detectable_difference_is_an_answer(opened):
     expect(pairs.nth(0)).to_have_text("mlp again takes 1.00 × [0.988, 1.01] the time of mlp: the same within 2.0 %")
     expect(pairs.nth(1)).to_contain_text("no detectable difference, but one of up to 5.0 % is possible")
     expect(pairs.nth(1)).to_have_class("pf-not-told")
-    expect(pairs.nth(1)).to_have_attribute("title", re.compile(r"can see: 5\.0 %$"))
+    expect(pairs.nth(1)).to_have_attribute("title", re.compile(r"can detect: 5\.0 %$"))
 
 
 def test_many_pairs_are_shown_on_demand(opened):
@@ -270,7 +270,7 @@ def test_the_unknown_is_said_and_never_drawn_as_nothing(opened):
 def test_one_architecture_is_shown_without_a_question(opened):
     page = opened(samples.one())
     expect(page.locator(".pf-why")).to_have_count(0)
-    expect(page.locator("article")).to_contain_text("Nothing to compare with.")
+    expect(page.locator("article")).to_contain_text("Nothing to compare.")
     expect(page.get_by_role("treegrid")).to_have_count(1)
 
 

@@ -34,7 +34,7 @@ def tab(open_page: OpenPage, tmp_path: Path):
 def test_the_tab_shows_what_the_gpus_did(tab):
     page = tab(samples.two_gpus(), viewport={"width": 1400, "height": 900})
 
-    did = page.get_by_role("region", name="What the GPU did")
+    did = page.get_by_role("region", name="GPU time")
     # From 30 to 2280: computing 107 in each of three steps.
     expect(
         did.get_by_role("img", name="GPU 0: computation 0.321 ms, 14 %; communication 0.150 ms, 6.7 %")

@@ -164,7 +164,7 @@ def test_a_click_keeps_the_instant(opened):
     page = memory(opened, memory_samples.transformer())
     plot = page.locator("path.pf-area").first.evaluate(SHAPE)
     page.mouse.click(plot["x"] + 0.3 * plot["width"], plot["y"])
-    expect(page.locator(".pf-alive h3")).to_have_text("At the kept instant")
+    expect(page.locator(".pf-alive h3")).to_have_text("At the pinned instant")
     kept = alive(page)
     page.mouse.move(plot["x"] + 0.8 * plot["width"], plot["y"])
     page.mouse.move(2, 2)
@@ -246,7 +246,7 @@ def test_hostile_names_are_text(opened):
     page.get_by_role("slider").focus()
     page.keyboard.press("PageUp")
     roof = opened("rooflineTab", roofline_data(roofline_samples.hostile_roofline()))
-    roof.get_by_label("ops as well").check()
+    roof.get_by_label("show ops").check()
     for tab in (page, roof):
         assert tab.evaluate("window.__pwned") is None
         assert tab.locator("main img, main [onload], main [onerror], main script").count() == 0
@@ -297,7 +297,7 @@ def test_points_lie_where_their_figures_say(opened):
     layers = made.points[made.points["kind"] == "layer"]
     expect(page.locator(".pf-points circle")).to_have_count(len(layers))
     expect(page.locator(".pf-points rect")).to_have_count(0)
-    page.get_by_label("ops as well").check()
+    page.get_by_label("show ops").check()
     expect(page.locator(".pf-points rect")).to_have_count(len(made.points) - len(layers))
 
     def place(name: str) -> tuple[float, float]:

@@ -133,7 +133,7 @@ def test_sorting_keeps_the_tree_and_ends_in_the_order_of_the_model(report):
 
 def test_search_keeps_what_leads_to_a_match_and_counts(report):
     page = report(summaries.gpt())
-    box = page.get_by_role("searchbox", name="Search name or class")
+    box = page.get_by_role("searchbox", name="Search by name or class")
     box.fill("GELU")
     expect(page.get_by_role("status").first).to_have_text("12 of 125 layers")
     assert names(page)[:6] == ["model", "transformer", "h", "0", "mlp", "gelu"]
@@ -141,7 +141,7 @@ def test_search_keeps_what_leads_to_a_match_and_counts(report):
     box.fill("h.3.mlp")
     assert names(page)[:5] == ["model", "transformer", "h", "3", "mlp"]
     box.fill("nothing has this name")
-    expect(page.locator(".pf-none:visible")).to_have_text("Nothing matches.")
+    expect(page.locator(".pf-none:visible")).to_have_text("No matches.")
     box.fill("")
     assert names(page)[:3] == ["model", "transformer", "wte"]
 
@@ -154,7 +154,7 @@ def test_a_layer_shows_its_ops(report):
     expect(details.locator("tbody tr")).to_have_count(6)
     expect(details.locator("tbody tr").first).to_contain_text(re.compile("aten::addmm_backward.*backward"))
     row(page, "mlp").click()
-    switch = details.get_by_label("including the layers inside")
+    switch = details.get_by_label("including layers inside")
     assert switch.is_checked()
     with_inside = details.locator("tbody tr").count()
     switch.uncheck()

@@ -47,7 +47,7 @@ class Timeline:
         self.canvas = page.locator(".pf-tl-canvas")
         self.search = page.get_by_role("searchbox", name="Search events and layers")
         self.status = page.locator(".pf-timeline .pf-search [role=status]")
-        self.details = page.get_by_role("complementary", name="Details of the timeline")
+        self.details = page.get_by_role("complementary", name="Timeline details")
 
     def measured(self) -> dict[str, Any]:
         """Where things are once what was asked for is drawn."""

@@ -87,9 +87,9 @@ def test_a_timing_tells_what_disturbed_it() -> None:
     text = timing_text(timing)
     assert re.match(r"\S+ ms \[\S+ \S+\] \(95 % interval, median of 100 timed steps\) · \S+ samples/s · p95 ", text)
     assert "steady after 2 warm-up steps" in text
-    assert "garbage collections took 4" in text
-    assert "the machine was busy before (load 1.9 on 2 CPUs)" in text
-    assert "the CPU's clock went from 3,000 to 2,000 MHz" in text
+    assert "garbage collection took 4" in text
+    assert "the machine was already busy (load 1.9 on 2 CPUs)" in text
+    assert "the CPU clock changed from 3,000 to 2,000 MHz" in text
     assert "<img alt=" in timing_html(timing)
 
 
@@ -124,7 +124,7 @@ def test_the_notes_of_a_report_tell_what_disturbed_its_timed_steps() -> None:
     assert notes_of(quiet) == list(quiet.notes)
 
     busy = replace(quiet, timing=replace(quiet.timing, noise={"load_before": 3.5, "cpus": 2}))
-    said = "About the timed steps: the machine was busy before (load 3.5 on 2 CPUs)."
+    said = "During the timed steps: the machine was already busy (load 3.5 on 2 CPUs)."
     assert notes_of(busy) == [*quiet.notes, said]
     assert said in " ".join(summary_text(busy).split())
     assert said in report_data(busy)["notes"]

@@ -333,7 +333,7 @@ def test_a_gpu_that_works_on_after_the_marked_step_is_told_with_the_time_that_fi
     trace = Written().step(1, 0, 1000).op("aten::mm", 10, 900).kernel("gemm", 20, 30, end)
     p = perfnb.load(trace.write(tmp_path / "trace.json"))
 
-    said = "the GPU works on after it: findings count 3.00 ms until it is done"
+    said = "GPU work continues after it: findings use 3.00 ms, until the GPU is done"
     page = tmp_path / "page.html"
     p.to_html(page)
     assert "traced step 1.00 ms" in str(p)

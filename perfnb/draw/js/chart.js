@@ -1,10 +1,10 @@
-// What the charts share: SVG elements, patterns, ticks, a holder that draws anew when its width changes.
+// What charts share: SVG elements, patterns, ticks, a holder that redraws when its width changes.
 import { freshId, h } from "./dom.js";
 import { significant } from "./format.js";
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 
-// As h(), for SVG: names reach the picture as text nodes and attributes.
+// h() for SVG: names reach the picture only as text nodes and attributes.
 export function drawn(tag, props, ...children) {
   const node = document.createElementNS(SVG_SPACE, tag);
   for (const [key, value] of Object.entries(props ?? {})) {
@@ -16,7 +16,7 @@ export function drawn(tag, props, ...children) {
   return node;
 }
 
-// The same patterns as the style sheet's, for fills: [side of the tile, its strokes, their width, light or dark].
+// The style sheet's patterns as fills: [side of the tile, strokes, stroke width, light or dark].
 const STROKES = {
   hatch: [7, "M-1,1 L1,-1 M0,7 L7,0 M6,8 L8,6", 1.3, "light"],
   rising: [6, "M-1,5 L1,7 M0,0 L6,6 M5,-1 L7,1", 1.2, "dark"],
@@ -55,13 +55,13 @@ export function niceTicks(most, wanted, base = 10) {
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-// "0.5 GiB", "1 GiB": all in the unit of the largest.
+// "0.5 GiB", "1 GiB": all in the unit of the largest one.
 export function roundSize(value, most) {
   const power = Math.floor(Math.log2(Math.max(1, most)) / 10);
   return value ? `${significant(value / 1024 ** power, true)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0";
 }
 
-// Ticks from 10^low to 10^high: [value, has it a text?].
+// Ticks from 10^low to 10^high: [value, is it labelled?].
 export function logTicks(low, high) {
   const wide = high - low > 7 ? 2 : 1;
   const ticks = [];
@@ -77,10 +77,10 @@ export function logTicks(low, high) {
 
 export const roundNumber = (text) => text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
 
-// About the width of a text in pixels, at 11.5px.
+// Approximate width of a text in pixels, at 11.5px.
 export const textWidth = (text) => 6.3 * text.length;
 
-// The names of at most `most` dots, beside or below them, where they cover nothing.
+// Labels of at most `most` dots, next to or below them, where they cover nothing.
 export function namesBeside(dots, most, [left, right, top]) {
   const taken = dots.map(({ at: [x, y], radius }) => [x - radius, y - radius, x + radius, y + radius]);
   const labels = [];
@@ -101,7 +101,7 @@ export function namesBeside(dots, most, [left, right, top]) {
   return labels;
 }
 
-// Calls draw(width) whenever the holder has another width; nothing is drawn while it is not shown.
+// Calls draw(width) whenever the holder's width changes; draws nothing while it is hidden.
 export function drawnToFit(holder, draw) {
   let before = 0;
   const fit = () => {

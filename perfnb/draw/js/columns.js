@@ -1,4 +1,4 @@
-// Columns that show one figure of each row; a frame's column in which nothing is known gives no column.
+// A column with one figure per row; none if the frame's column has no known value.
 import { columnHead, figure, h } from "./dom.js";
 
 export function figureColumn(values, key, head, title, format, more = {}) {
@@ -7,7 +7,7 @@ export function figureColumn(values, key, head, title, format, more = {}) {
   };
 }
 
-// A search box that says how many rows match.
+// A search box that shows how many rows match.
 export function searchBox(placeholder, size, noun, search) {
   const status = h("span", { class: "pf-status", role: "status" });
   const input = h("input", { type: "search", placeholder, "aria-label": placeholder, spellcheck: "false", autocomplete: "off" });
@@ -24,7 +24,7 @@ export function searchBox(placeholder, size, noun, search) {
   return { element: h("span", { class: "pf-search" }, input, status), clear };
 }
 
-// A grid with a panel beside or below it that says more about the chosen row.
+// A grid with a details panel for the selected row beside or below it.
 export function withDetails(toolbar, grid, describe) {
   const panel = h("aside", { class: "pf-details", "aria-label": "Details", hidden: true });
   const close = () => {

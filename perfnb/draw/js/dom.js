@@ -1,11 +1,11 @@
-// No line ends between a number and its unit, nor inside an interval; as perfnb.draw.escape has it.
+// No line break between a number and its unit or inside an interval, as in perfnb.draw.escape.
 import { NOT_MEASURED, UNKNOWN } from "./format.js";
 
 const UNITS = "(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MHz|samples|steps)(?:/\\w+)?)(?![\\w%])";
 const INSIDE = new RegExp(`(?<=\\d) (?=${UNITS})|(?<=\\d,) (?=[−-]?\\d[\\d.,]*\\])`, "g");
 const unbroken = (text) => text.replace(INSIDE, "\u00a0");
 
-// Elements are made here, and only here. Names reach the page as text nodes and attributes, never as markup.
+// The only place that creates elements. Names reach the page as text nodes and attributes, never as markup.
 export function h(tag, props, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(props ?? {})) {
@@ -18,13 +18,13 @@ export function h(tag, props, ...children) {
   return node;
 }
 
-// What a view is of, and what was made of it or on which device.
+// The title of a view: what it shows, and the device or kind.
 export const titled = (name, about) => h("h2", { class: "pf-title" }, h("b", {}, name), h("span", { class: "pf-quiet" }, about));
 
-// The head of a column; an empty one is no head.
+// The head of a column; an empty one is not a header cell.
 export const columnHead = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
 
-// "12.3 ms" with its unit set back; "n/a" says why on hover.
+// "12.3 ms" with its unit in a quieter colour; "n/a" gives the reason on hover.
 export function figure(text) {
   if (text === UNKNOWN) return h("span", { class: "pf-unknown", title: NOT_MEASURED }, text);
   const gap = text.lastIndexOf(" ");

@@ -1,6 +1,6 @@
-// Numbers to text, by the same rules as perfnb.quantities.
+// Numbers as text, by the rules of perfnb.quantities.
 export const UNKNOWN = "n/a";
-export const NOT_MEASURED = "not measured: this run holds no figure here, or it does not apply to this row";
+export const NOT_MEASURED = "not measured in this run, or not applicable to this row";
 
 export function significant(value, trim = false) {
   if (value == null || !Number.isFinite(value)) return UNKNOWN;
@@ -88,7 +88,7 @@ export function clock(seconds, decimals = 0) {
   return `${seconds < 0 && ticks ? "-" : ""}${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}${fraction}`;
 }
 
-// What was read of a machine, in the unit of its chart.
+// A reading of the telemetry, in the unit of its chart.
 export function reading(value, unit) {
   if (value == null) return UNKNOWN;
   if (unit === "percent") return share(value / 100);

@@ -1,4 +1,4 @@
-// A table of many rows, flat or nested: sorts, filters, opens and closes, draws only the rows in sight.
+// A table of many rows, flat or nested: sorts, filters, opens and closes, draws only visible rows.
 import { h } from "./dom.js";
 
 const ROW_HEIGHT = 26;
@@ -35,7 +35,7 @@ export class Grid {
     this.update();
   }
 
-  // The columns that there is room for; those with the lowest `drop` go first.
+  // The columns that fit; those with the lowest `drop` are dropped first.
   fit() {
     let spare = (this.element.clientWidth || 1000) - NAME_WIDTH;
     for (const column of this.columns) spare -= column.width ?? 0;
@@ -64,7 +64,7 @@ export class Grid {
     })));
   }
 
-  // First click: heaviest first (text: A first); second: the other way; third: the order of the model.
+  // First click: heaviest first (text: A first); second: reversed; third: the order of the model.
   sortBy(column) {
     const first = column.text ? 1 : -1;
     if (this.sort?.column !== column) this.sort = { column, direction: first };
@@ -88,7 +88,7 @@ export class Grid {
     return [...siblings].sort(order);
   }
 
-  // Keeps the rows whose words contain `query`, what leads to them and what is inside them.
+  // Keeps the rows whose words contain `query`, their ancestors and everything inside them.
   search(query) {
     this.query = query.trim().toLowerCase();
     this.filter = null;
@@ -125,7 +125,7 @@ export class Grid {
     return this.filter ? this.children[i].filter((child) => this.filter.keep[child]) : this.children[i];
   }
 
-  // Works out which rows are in the list, in order, and draws them.
+  // Determines which rows are listed, in order, and draws them.
   update() {
     this.order = [];
     const roots = this.filter ? this.roots.filter((i) => this.filter.keep[i]) : this.roots;
@@ -155,7 +155,7 @@ export class Grid {
     [this.from, this.to] = [from, to];
     const spacer = (rows) => h("tr", { class: "pf-space", "aria-hidden": "true", style: `height:${rows * ROW_HEIGHT}px` });
     const drawn = this.order.slice(from, to).map((i, at) => this.row(i, from + at));
-    if (!total) drawn.push(h("tr", {}, h("td", { colspan: this.shown.length, class: "pf-text pf-none" }, "Nothing matches.")));
+    if (!total) drawn.push(h("tr", {}, h("td", { colspan: this.shown.length, class: "pf-text pf-none" }, "No matches.")));
     this.body.replaceChildren(spacer(from), ...drawn, spacer(total - to));
     if (focused) this.rowOf(this.current)?.focus({ preventScroll: true });
   }
@@ -195,7 +195,7 @@ export class Grid {
     this.update();
   }
 
-  // Makes row `i` the current one and brings it into sight.
+  // Makes row `i` the current one and scrolls to it.
   go(i, focus = true) {
     for (let up = this.rows.parent[i]; up >= 0; up = this.rows.parent[up]) this.opened.add(up);
     if (!this.place.has(i)) this.update();

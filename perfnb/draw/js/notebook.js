@@ -2,7 +2,7 @@
 import { h } from "./dom.js";
 
 
-// The static twin gives way while the live report stands; it comes back when the report is removed.
+// Hides the static twin while the live report is there; it comes back when the report is removed.
 function hideTwin(id) {
   if (!/^[\w-]+$/.test(id)) return () => {};
   const twin = `.perfnb-static-${id}`;
@@ -11,8 +11,8 @@ function hideTwin(id) {
   return () => rule.remove();
 }
 
-// Notebooks take single keys as commands ("dd" deletes the cell). Those that listen below the report never hear of
-// ours; those that hear first, as JupyterLab may, ask the focused element for an attribute. Ctrl+S stays a command.
+// Notebooks take single keys as commands ("dd" deletes the cell). Listeners below the report never see our keys; those
+// that come first, as in JupyterLab, check the focused element for an attribute. Ctrl+S stays a command.
 function keepKeys(root) {
   const isCommand = (event) => event.ctrlKey || event.metaKey;
   const mark = (event) => {
@@ -24,7 +24,7 @@ function keepKeys(root) {
   return () => window.removeEventListener("keydown", mark, true);
 }
 
-// Puts a view into its place in the page; the function that takes it out again.
+// Puts a view into the page; returns the function that removes it.
 export function settle(root, id, el) {
   const freeKeys = keepKeys(root);
   el.replaceChildren(root);

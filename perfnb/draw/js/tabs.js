@@ -1,4 +1,4 @@
-// Tabs, and what the report's tabs are made by.
+// Tabs, and the registry of the report's tabs.
 import { freshId, h } from "./dom.js";
 
 // By key: makes a tab of the report, {element, size, shown(), reveal(what), headline}, all but the first two optional.

@@ -1,4 +1,4 @@
-// The verdict under the title, and the tab of findings.
+// The verdict below the title, and the Findings tab.
 import { figure, h } from "../../draw/js/dom.js";
 import { UNKNOWN, byteSize, duration, share } from "../../draw/js/format.js";
 import { tabMakers } from "../../draw/js/tabs.js";
@@ -40,7 +40,7 @@ function findingCard(finding, place, show) {
     h("p", {}, h("b", {}, "Try "), finding.lever),
     finding.code ? h("pre", { class: "pf-code" }, h("code", {}, finding.code)) : null,
     h("p", { class: "pf-quiet" }, h("b", {}, `${finding.confidence} confidence `), finding.why),
-    h("p", { class: "pf-quiet" }, h("b", {}, "Not seen "), finding.blind));
+    h("p", { class: "pf-quiet" }, h("b", {}, "Caveat "), finding.blind));
 }
 
 function findingsTab(findings, show) {

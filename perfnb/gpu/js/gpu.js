@@ -1,4 +1,4 @@
-// The tab of the GPU: what it did and waited for, what set how long a step took, launches, queue, kernels.
+// The GPU tab: busy and idle time, critical path, launches, queue, kernels.
 import { drawn, drawnToFit, niceTicks, roundNumber, swatch } from "../../draw/js/chart.js";
 import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
 import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
@@ -13,11 +13,11 @@ function gpuTab(data) {
   const kernels = kernelTable(data);
   const element = h("div", { class: "pf-view pf-gpu" },
     h("p", { class: "pf-gpu-lead" }, data.headline),
-    h("section", { "aria-label": "What the GPU did" }, data.devices.map((bar) => deviceBar(data, bar)), stepBars(data)),
+    h("section", { "aria-label": "GPU time" }, data.devices.map((bar) => deviceBar(data, bar)), stepBars(data)),
     data.path && criticalPath(data.path),
     launchFacts(data),
     charts.length ? h("section", { "aria-label": "Queue" },
-      h("h3", {}, "Queue"), h("p", { class: "pf-quiet" }, "Work that had been launched and had not begun: filled, the mean over time; the line, the most. Where there is none, the GPU has nothing to do next."),
+      h("h3", {}, "Queue"), h("p", { class: "pf-quiet" }, "Work launched but not yet started: the area is the mean over time, the line the maximum. An empty queue means that the GPU has nothing to do next."),
       charts.map((chart) => chart.element)) : null,
     kernels.element,
     data.notes.length ? h("ul", { class: "pf-gpu-notes" }, data.notes.map((note) => h("li", {}, note))) : null);
@@ -32,7 +32,7 @@ const gpuFill = (mark, ms, total, more = {}) => h("i", {
   class: `pf-${mark.pattern}`, style: `background-color:${mark.colour};flex-grow:${ms / (total || 1)}`, title: partWords(mark, ms, total), ...more,
 });
 
-// Bar and legend of one thing, each part lit while the pointer is on it or on its words.
+// A bar and its legend; the part under the pointer is highlighted in both.
 function litBar(label, parts, total) {
   const shown = parts.filter(({ ms }) => ms > 0);
   const light = (i, on) => [bar, legend].forEach((list) => list.children[i].classList.toggle("pf-lit", on));
@@ -46,12 +46,12 @@ function litBar(label, parts, total) {
 
 function deviceBar(data, bar) {
   const parts = data.marks.map((mark, i) => ({ ...mark, ms: bar.parts[i] }));
-  const hidden = bar.overlap_ms > 0 ? h("p", { class: "pf-quiet" }, `Another ${duration(bar.overlap_ms)} of communication ran beside computation and is counted as that.`) : null;
+  const hidden = bar.overlap_ms > 0 ? h("p", { class: "pf-quiet" }, `Another ${duration(bar.overlap_ms)} of communication overlapped computation and is counted as computation.`) : null;
   return h("div", { class: "pf-gpu-device" },
     h("h3", {}, `${bar.word}, whole trace`, h("span", { class: "pf-quiet" }, ` ${duration(bar.total_ms)}`)), litBar(bar.word, parts, bar.total_ms), hidden);
 }
 
-// The same of each step; all bars have one scale.
+// The same for each step, to one scale.
 function stepBars({ steps, marks, steps_in_all: all }) {
   if (!steps.length) return null;
   const longest = Math.max(...steps.map((step) => step.total_ms));
@@ -62,22 +62,22 @@ function stepBars({ steps, marks, steps_in_all: all }) {
       h("div", {}, h("div", { class: "pf-gpu-bar", role: "img", "aria-label": `${step.word}: ${words(step)}`, style: `width:${(100 * step.total_ms) / longest}%` },
         step.parts.map((ms, i) => (ms > 0 ? gpuFill(marks[i], ms, step.total_ms) : null)))),
       h("span", { class: "pf-gpu-total" }, figure(duration(step.total_ms))))),
-    h("p", { class: "pf-quiet" }, "From the begin of the first work that a step launched to the end of its last; idle time between two steps is in neither."),
-    left > 0 ? h("p", { class: "pf-quiet" }, `${left.toLocaleString("en-US")} more steps are not drawn.`) : null);
+    h("p", { class: "pf-quiet" }, "From the start of the first to the end of the last GPU work that a step launched; idle time between steps is not included."),
+    left > 0 ? h("p", { class: "pf-quiet" }, `${left.toLocaleString("en-US")} more steps not shown.`) : null);
 }
 
 function criticalPath(path) {
   const total = path.kinds.reduce((sum, kind) => sum + kind.ms, 0);
-  const saves = h("span", { class: "pf-hint", title: path.saves_title }, "Would save up to");
+  const saves = h("span", { class: "pf-hint", title: path.saves_title }, "Saves at most");
   const heads = (word) => ({ words: [word, "On the path", "Share", saves.cloneNode(true)], text: 1 });
   const figures = (row) => [figure(duration(row.ms)), figure(share(row.share)), figure(duration(row.saves_ms))];
   const kinds = path.kinds.map((kind) => [h("span", { class: "pf-kind", title: kind.title }, swatch(kind), h("span", { class: "pf-name" }, kind.word)), ...figures(kind)]);
   const ops = path.ops.map((op) => [h("span", { class: "pf-name", title: op.word }, op.word), ...figures(op)]);
   return h("section", { "aria-label": "Critical path" }, h("h3", {}, path.title),
-    h("p", { class: "pf-quiet" }, "The one chain of host, launches, GPU and waiting that set how long it took. What is not on it saves nothing."),
+    h("p", { class: "pf-quiet" }, "The chain of host work, launches, GPU work and waits that determines the duration. Speeding up anything else saves nothing."),
     litBar("Critical path", path.kinds, total)[0],
     h("div", { class: "pf-beside pf-gpu-path" }, pathTable("Critical path by kind", heads("Part"), kinds),
-      ops.length ? pathTable("Critical path by op", heads("Op, with what it launched"), ops) : null));
+      ops.length ? pathTable("Critical path by op", heads("Op with its kernels"), ops) : null));
 }
 
 function pathTable(label, heads, rows) {
@@ -93,7 +93,7 @@ function launchFacts(data) {
       h("dt", {}, h("span", { class: "pf-hint" }, word)), h("dd", {}, h("b", {}, figure(value)), h("small", {}, small))))));
 }
 
-// One, and round numbers near a ninth, four ninths and all of the most: evenly apart by square roots.
+// One, and round numbers near 1/9, 4/9 and all of the maximum: evenly spaced on a square-root scale.
 function rootTicks(most) {
   const nice = (value) => [5, 2, 1].map((k) => k * 10 ** Math.floor(Math.log10(value))).find((round) => round <= value);
   return [...new Set([1, ...[most / 9, (4 * most) / 9, most].filter((value) => value >= 1).map(nice)])]
@@ -103,11 +103,11 @@ function rootTicks(most) {
 function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, means, lengths) {
   const holder = h("div", { class: "pf-gpu-queue" });
   const most = Math.max(1, ...lengths);
-  // Short queues would not show beside long ones.
+  // Next to long queues, short ones would be invisible on a linear scale.
   const byRoots = most > 12;
   const end = begin + piece * lengths.length;
   const tip = h("span", { class: "pf-quiet", role: "status" });
-  const rest = `${devices.length > 1 ? `${word}: ` : ""}${most.toLocaleString("en-US")} at most${byRoots ? ", on a scale of square roots" : ""}; point at it for its length at a time`;
+  const rest = `${devices.length > 1 ? `${word}: ` : ""}${most.toLocaleString("en-US")} at most${byRoots ? " (square-root scale)" : ""}; hover for the length over time`;
   tip.textContent = rest;
   const draw = (width) => {
     const { left, right, top, height, below } = QUEUE;
@@ -126,7 +126,7 @@ function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, means, 
       if (!inside) return (tip.textContent = rest);
       const place = x(begin + (at + 0.5) * piece);
       for (const side of ["x1", "x2"]) cursor.setAttribute(side, place);
-      return (tip.textContent = `${devices.length > 1 ? `${word}: ` : ""}${count(means[at])} queued on average, ${lengths[at].toLocaleString("en-US")} at most, ${roundNumber(duration(at * piece))} to ${roundNumber(duration((at + 1) * piece))} after the begin`);
+      return (tip.textContent = `${devices.length > 1 ? `${word}: ` : ""}${count(means[at])} queued on average, ${lengths[at].toLocaleString("en-US")} at most, ${roundNumber(duration(at * piece))} to ${roundNumber(duration((at + 1) * piece))} after the start`);
     };
     holder.replaceChildren(drawn("svg", { width, height: y0 + below, role: "img", "aria-label": `Length of the queue of ${word} over time, at most ${most}`,
       pointermove: point, pointerleave: () => point({ clientX: -1e9 }) },
@@ -153,19 +153,19 @@ function kernelTable(data) {
   const number = (key, ...rest) => figureColumn(kernels[key], key, ...rest);
   const columns = [
     {
-      key: "op", head: known("op") ? "Op" : "Kernel", title: "The op that launched it; the kernel where no op is known", text: true, value: (i) => first(i).toLowerCase(),
+      key: "op", head: known("op") ? "Op" : "Kernel", title: "The op that launched it, or the kernel if the op is unknown", text: true, value: (i) => first(i).toLowerCase(),
       draw: (i, query) => h("span", { class: "pf-name", title: first(i) }, marked(first(i), query)),
     },
-    named("shapes", "Input shapes", "Shapes of the op's inputs", { width: 210, drop: 5 }),
-    known("op") && named("kernel", "Heaviest kernel", "The kernel of the op with the most time", {
+    named("shapes", "Input shapes", "Input shapes of the op", { width: 210, drop: 5 }),
+    known("op") && named("kernel", "Heaviest kernel", "The op's kernel with the most time", {
       width: 230, drop: 1, draw: (i, query) => (kernels.op[i] < 0 ? null : h("span", { class: "pf-name", title: text("kernel", i) }, marked(text("kernel", i), query))),
     }),
-    number("calls", "Calls", "Kernels, copies and fills a step", count, { width: 62 }),
-    { key: "bar", head: "Time", title: "The heaviest fills the column", width: 90, drop: 4, text: true, value: (i) => -(kernels.total_ms[i] ?? 0),
+    number("calls", "Calls", "Kernels, copies and fills per step", count, { width: 62 }),
+    { key: "bar", head: "Time", title: "Relative to the heaviest row", width: 90, drop: 4, text: true, value: (i) => -(kernels.total_ms[i] ?? 0),
       draw: (i) => stackedBar([[kernels.total_ms[i] ?? 0, "forward"]], most) },
-    number("total_ms", "GPU time", "Sum of durations, a step", duration, { width: 82 }),
+    number("total_ms", "GPU time", "Sum of durations per step", duration, { width: 82 }),
     number("mean_us", "Mean", "Mean duration", (us) => duration(us == null ? null : us / 1e3), { width: 78, drop: 3 }),
-    number("share", "Share", "Share of all time of kernels, copies and fills", share, { width: 66 }),
+    number("share", "Share", "Share of the total time of kernels, copies and fills", share, { width: 66 }),
     named("layers", "Layers", "Layers that launch it", { width: 220, drop: 2 }, "–"),
   ].filter(Boolean);
   let view = null;
@@ -175,11 +175,11 @@ function kernelTable(data) {
   const search = searchBox("Search kernels", size, "rows", (query) => grid.search(query));
   const left = data.kernels_in_all - size;
   const title = h("div", {}, h("h3", {}, "Kernels, copies and fills"),
-    h("p", { class: "pf-quiet" }, `A step's, by op and input shapes; by name where no op is known${left > 0 ? `; ${left.toLocaleString("en-US")} lighter rows are not listed` : ""}.`));
+    h("p", { class: "pf-quiet" }, `Per step, by op and input shapes, or by name if the op is unknown${left > 0 ? `; ${left.toLocaleString("en-US")} lighter rows are not listed` : ""}.`));
   view = withDetails(h("div", { class: "pf-toolbar" }, title, search.element), grid, (i) => [
     h("h3", {}, first(i)),
     kernels.shapes[i] >= 0 ? h("p", {}, "Input shapes ", text("shapes", i)) : null,
-    kernels.kernel[i] >= 0 ? h("p", {}, kernels.kernels[i] > 1 ? `The heaviest of ${kernels.kernels[i]} kernels: ` : "Kernel: ", h("bdi", {}, text("kernel", i))) : null,
+    kernels.kernel[i] >= 0 ? h("p", {}, kernels.kernels[i] > 1 ? `Heaviest of ${kernels.kernels[i]} kernels: ` : "Kernel: ", h("bdi", {}, text("kernel", i))) : null,
     kernels.layers[i] >= 0 ? h("p", {}, "In ", h("bdi", {}, text("layers", i))) : null,
   ].filter(Boolean));
   return { element: h("section", { "aria-label": "Kernels" }, view.element), grid };

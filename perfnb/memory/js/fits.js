@@ -1,11 +1,11 @@
-// Who owns memory at the peak, and what would make it smaller.
+// Who owns memory at the peak, and what would reduce it.
 import { swatch } from "../../draw/js/chart.js";
 import { columnHead, figure, h } from "../../draw/js/dom.js";
 import { UNKNOWN, byteSize, count, share } from "../../draw/js/format.js";
 
 const OWNERS_SHOWN = 10;
 
-// Where a step failed, the last instant stands for the peak.
+// If the step failed, the last instant is shown in place of the peak.
 export const instantWord = (data) => (data.incomplete ? "failure" : "peak");
 
 export function peakOwners(data) {
@@ -28,7 +28,7 @@ export function peakOwners(data) {
     click: () => {
       const all = more.getAttribute("aria-expanded") === "false";
       more.setAttribute("aria-expanded", String(all));
-      more.textContent = all ? "Show the largest only" : moreWords;
+      more.textContent = all ? "Show only the largest" : moreWords;
       draw(all ? order : order.slice(0, OWNERS_SHOWN));
     },
   });
@@ -41,10 +41,10 @@ export function peakOwners(data) {
     order.length ? [h("div", { class: "pf-scroll", tabindex: 0 }, h("table", { class: "pf-small", "aria-label": title },
       h("colgroup", {}, heads.map(([, width]) => h("col", { style: width ? `width:${width}px` : "" }))),
       h("thead", {}, h("tr", {}, heads.map(([word, , text]) => columnHead(word, text)))), body)), more || null, left]
-      : h("p", { class: "pf-quiet" }, "Nothing is known of them."));
+      : h("p", { class: "pf-quiet" }, "Owners are unknown."));
 }
 
-// The peak as a bar, and below it what each option would leave of it.
+// The peak as a bar, and below it how much would remain with each option.
 export function whatFits(data) {
   const peak = data.peak.bytes;
   if (!peak) return null;
@@ -62,8 +62,8 @@ export function whatFits(data) {
     fit.frees == null ? null : h("div", { class: "pf-fit-bar", "aria-hidden": "true" },
       h("i", { class: "pf-kept", style: part(Math.max(0, peak - fit.frees)) }), h("i", { class: "pf-freed", style: part(fit.frees) })),
     fit.detail ? h("small", {}, fit.detail) : null));
-  const title = options.length ? "What would make it fit?" : `What is alive at the ${instantWord(data)}`;
+  const title = options.length ? "What would make it fit?" : `Alive at the ${instantWord(data)}`;
   return h("section", { class: "pf-fits", "aria-label": title }, h("h3", {}, title), now,
     options.length ? h("ul", { class: "pf-options" }, options) : null,
-    options.length ? h("p", { class: "pf-quiet" }, `Each option alone, at the instant of the ${instantWord(data)}; another instant may then be the highest.`) : null);
+    options.length ? h("p", { class: "pf-quiet" }, `Each option on its own, at the ${instantWord(data)}; the peak may then move to another instant.`) : null);
 }

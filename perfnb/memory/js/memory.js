@@ -1,4 +1,4 @@
-// The tab of memory: who owns it at every instant of a step, and at its peak.
+// The Memory tab: who owns memory at every instant of a step, and at its peak.
 import { drawn, drawnToFit, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
 import { figure, h } from "../../draw/js/dom.js";
 import { byteSize, count, duration, share, significant, timeUnit } from "../../draw/js/format.js";
@@ -8,7 +8,7 @@ import { instantWord, peakOwners, whatFits } from "./fits.js";
 const LARGEST_SHOWN = 8;
 const PLOT = { left: 66, right: 14, top: 26, height: 270, strip: 9, below: 54 };
 
-// The columns of differences made whole again; what is unknown stays null.
+// Restores a column from its differences; unknown values stay null.
 function runningSums(values) {
   let sum = 0;
   return values?.map((value) => (value == null ? null : (sum += value)));
@@ -24,8 +24,8 @@ function memoryFacts(data) {
   const end = start.map((from, i) => from + largest.end[i]);
   const most = (values) => values?.reduce((top, value) => Math.max(top, value ?? 0), 0) ?? 0;
   const lines = [
-    { key: "reserved", word: "reserved", values: runningSums(instants.reserved), title: "Memory that the allocator holds from the device, in use or not" },
-    { key: "process", word: "process", values: runningSums(instants.process), title: "Resident memory of the whole process: what the allocator cannot see is in it too" },
+    { key: "reserved", word: "reserved", values: runningSums(instants.reserved), title: "Memory that the allocator has reserved on the device, in use or not" },
+    { key: "process", word: "process", values: runningSums(instants.process), title: "Resident memory of the whole process, including what the allocator cannot see" },
   ].filter((line) => line.values).map((line) => ({ ...line, most: most(line.values) }));
   const phaseAt = (at) => data.phases.find((phase) => phase.start_ns <= at && at < phase.end_ns) ?? null;
   // The last instant at or before a time.
@@ -55,7 +55,7 @@ function memoryFacts(data) {
 function memoryTab(data) {
   const facts = memoryFacts(data);
   if (!facts.t.length) {
-    return { element: h("div", { class: "pf-view" }, failure(data), h("p", { class: "pf-quiet pf-empty" }, "No allocation was seen in the step.")), shown: () => {}, reveal: () => {} };
+    return { element: h("div", { class: "pf-view" }, failure(data), h("p", { class: "pf-quiet pf-empty" }, "No allocation was recorded in the step.")), shown: () => {}, reveal: () => {} };
   }
   const state = { at: data.peak.at, pinned: false };
   const legend = memoryLegend(data, facts, () => refit());
@@ -90,7 +90,7 @@ function memoryTab(data) {
   const element = h("div", { class: "pf-view pf-memory" }, failure(data), memorySummary(data, facts),
     h("div", { class: "pf-beside" }, h("div", { class: "pf-chart" }, slider, legend.element), panel),
     h("div", { class: "pf-beside pf-even" }, peakOwners(data), whatFits(data)));
-  // Keeps the instant at or before a time of the step.
+  // Moves to the instant at or before a time of the step.
   const reveal = (time) => {
     state.pinned = true;
     show(facts.instantAt(time));
@@ -100,7 +100,7 @@ function memoryTab(data) {
   return { element, shown: refit, reveal };
 }
 
-// Pointer and keys move the instant. A click keeps it; Escape and a second click at the same place let go.
+// Pointer and keys move the instant. A click pins it; Escape or a second click at the same place unpins it.
 function steer(slider, facts, state, timeAt, show, toPeak) {
   const under = (event) => facts.instantAt(timeAt(event.clientX - slider.getBoundingClientRect().left));
   let wanted = null;
@@ -143,11 +143,9 @@ function instantWords(facts, at) {
   return `${duration(facts.t[at] / 1e6)}${phase ? `, ${phase.word}` : ""}`;
 }
 
-// The instant that is told in full: the peak, or where the step failed the failure.
-
 function failure(data) {
   return data.incomplete && h("p", { class: "pf-failed", role: "note" },
-    h("b", {}, "Incomplete: the step failed. "), "What is shown is what was alive up to then. ", h("code", {}, data.incomplete));
+    h("b", {}, "Incomplete: the step failed. "), "The tab shows what was allocated until then. ", h("code", {}, data.incomplete));
 }
 
 function memorySummary(data, facts) {
@@ -155,18 +153,18 @@ function memorySummary(data, facts) {
   const peak = data.peak.at;
   const phase = facts.phaseAt(facts.t[peak])?.word;
   const reserved = [
-    data.fragmentation == null ? null : `${share(data.fragmentation)} of it not in use`,
+    data.fragmentation == null ? null : `${share(data.fragmentation)} of it unused`,
     data.largest_free == null ? null : `largest free block ${byteSize(data.largest_free)}`,
   ].filter(Boolean).join(", ");
   return h("dl", { class: "pf-facts pf-memory-facts" },
     fact(data.incomplete ? "At the failure" : "Peak", byteSize(data.peak.bytes), `at ${duration(facts.t[peak] / 1e6)}${phase ? `, in ${phase}` : ""}, on ${data.device}`),
-    data.reserved_peak == null ? null : fact("Reserved at most", byteSize(data.reserved_peak), reserved),
-    data.process_peak == null ? null : fact("Process at most", byteSize(data.process_peak), "all its resident memory"),
-    data.retries ? fact("Retries", count(data.retries), "of the allocator, in the counted step") : null,
+    data.reserved_peak == null ? null : fact("Peak reserved", byteSize(data.reserved_peak), reserved),
+    data.process_peak == null ? null : fact("Peak process memory", byteSize(data.process_peak), "resident memory"),
+    data.retries ? fact("Retries", count(data.retries), "by the allocator, in the counted step") : null,
     data.ooms ? fact("Out of memory", count(data.ooms), data.ooms === 1 ? "time in the counted step" : "times in the counted step") : null);
 }
 
-// The legend says how much each category holds at the instant; lines can be switched on and off.
+// The legend shows the size of each category at the instant; lines can be switched on and off.
 function memoryLegend(data, facts, redraw) {
   const used = data.categories.map((mark, i) => ({ mark, i })).filter(({ i }) => data.instants.categories[i]);
   const figures = new Map();
@@ -203,7 +201,7 @@ function aliveList(data, facts, state, at, words, toPeak) {
     const mark = categories[largest.category[row]];
     const made = [facts.op(row) && `by ${facts.op(row)}`, facts.phase(row) && `in ${facts.phase(row)}`].filter(Boolean).join(" ");
     const name = facts.name(row) ?? facts.layer(row);
-    const text = `${mark.word}${made ? `, made ${made}` : facts.start[row] <= 0 ? ", there before the step" : ""}`;
+    const text = `${mark.word}${made ? `, made ${made}` : facts.start[row] <= 0 ? ", allocated before the step" : ""}`;
     const life = `${byteSize(largest.bytes[row])}, from ${duration(facts.start[row] / 1e6)} to ${facts.end[row] >= data.step_ns ? "the end of the step" : duration(facts.end[row] / 1e6)}`;
     return h("li", { title: `${name ?? "no layer"}\n${text}\n${life}` }, swatch(mark),
       h("div", {}, h("span", { class: name ? "pf-name" : "pf-quiet" }, name ?? "no layer"), h("small", {}, text)),
@@ -211,14 +209,14 @@ function aliveList(data, facts, state, at, words, toPeak) {
   });
   return [
     h("div", { class: "pf-alive-head" },
-      h("h3", {}, here ? `At the ${instantWord(data)}` : state.pinned ? "At the kept instant" : "At this instant"),
+      h("h3", {}, here ? `At the ${instantWord(data)}` : state.pinned ? "At the pinned instant" : "At this instant"),
       state.pinned ? h("button", { type: "button", class: "pf-link", click: toPeak }, `back to the ${instantWord(data)}`) : null,
       h("p", {}, h("b", {}, figure(byteSize(facts.total[at]))), h("span", { class: "pf-quiet" }, ` alive · ${words}`))),
-    rows.length ? h("ol", { "aria-label": "Largest allocations alive" }, rows) : h("p", { class: "pf-quiet" }, "No allocation is listed here."),
+    rows.length ? h("ol", { "aria-label": "Largest allocations alive" }, rows) : h("p", { class: "pf-quiet" }, "No allocation to list."),
   ];
 }
 
-// The picture: stacked areas, phases below, the peak marked. Memory stays as it is until the next instant: steps.
+// The chart: stacked areas, phases below, the peak marked. Memory is constant between instants, hence steps.
 function memoryPlot(data, facts, shown, width) {
   const { left, right, top, height, strip, below } = PLOT;
   const lines = facts.lines.filter((line) => shown.has(line.key));
@@ -265,7 +263,7 @@ function memoryPlot(data, facts, shown, width) {
   };
 }
 
-// A line of steps that ends where nothing is known and begins anew behind.
+// A stepped line with gaps where values are unknown.
 function knownSteps(values, xs, end, y) {
   let path = "";
   let open = false;

@@ -1,4 +1,4 @@
-// The comparison of architectures: why one is slower, on one screen.
+// Comparison of architectures: why one is slower, on one screen.
 import { h, titled } from "../../draw/js/dom.js";
 import { share, significant } from "../../draw/js/format.js";
 import { settle } from "../../draw/js/notebook.js";
@@ -16,13 +16,13 @@ function architecturesView(data) {
     architectureMetrics(data), architectureTrees(data), architectureNotes(data)));
 }
 
-// Each pair as a sentence; of many, those that differ most come first and the rest on demand.
+// Each pair as a sentence, the largest differences first; further pairs on demand.
 function architectureRatios(data) {
   const far = ({ ratio }) => (ratio > 0 ? Math.abs(Math.log(ratio)) : -1);
   const sorted = data.ratios.length > MOST_PAIRS ? [...data.ratios].sort((a, b) => far(b) - far(a)) : data.ratios;
   const list = h("ul", { class: "pf-pairs" }, sorted.map(({ words: [before, figures, after], told, p, detectable }, at) => h("li", {
     hidden: at >= MOST_PAIRS, class: told ? "" : "pf-not-told", title: [p == null ? null : `p = ${significant(p)}`,
-      detectable == null ? null : `The smallest difference that these measurements can see: ${share(detectable)}`].filter(Boolean).join("\n"),
+      detectable == null ? null : `Smallest difference that these measurements can detect: ${share(detectable)}`].filter(Boolean).join("\n"),
   }, `${before} `, h("b", {}, figures), ` ${after}`)));
   const more = sorted.length > MOST_PAIRS ? h("button", { type: "button", class: "pf-link", "aria-expanded": "false", click: () => {
     const open = more.getAttribute("aria-expanded") === "false";
@@ -31,7 +31,7 @@ function architectureRatios(data) {
     [...list.children].forEach((item, at) => item.toggleAttribute("hidden", !open && at >= MOST_PAIRS));
   } }, `All ${sorted.length} pairs`) : null;
   return h("section", { "aria-label": "Pair by pair" }, h("div", { class: "pf-toolbar" }, h("h3", {}, "Pair by pair")),
-    sorted.length ? [list, more, h("p", { class: "pf-quiet pf-rule-words" }, data.rule)] : h("p", { class: "pf-quiet" }, "Nothing to compare with."));
+    sorted.length ? [list, more, h("p", { class: "pf-quiet pf-rule-words" }, data.rule)] : h("p", { class: "pf-quiet" }, "Nothing to compare."));
 }
 
 function architectureNotes(data) {

@@ -1,4 +1,4 @@
-// One metric of each architecture with its interval, and two of them against each other.
+// One metric per architecture with its interval, and two metrics against each other.
 import { drawn, drawnToFit, logTicks, namesBeside, niceTicks, roundNumber, roundSize } from "../../draw/js/chart.js";
 import { figure, h } from "../../draw/js/dom.js";
 import { byteSize, count, duration, flopCount, flopRate, intensityWords, intervalBounds, rate } from "../../draw/js/format.js";
@@ -42,7 +42,7 @@ export function architectureMetrics(data) {
   return element;
 }
 
-// A row an architecture: its bar starts at zero, the line on it is the interval.
+// One row per architecture: the bar starts at zero, the line on it is the interval.
 function metricTable(data, metric) {
   const most = Math.max(1e-300, ...data.names.map((_, i) => boundsOf(metric, i)?.[1] ?? metric.values[i] ?? 0));
   const part = (value) => `${Math.min(100, Math.max(0, (100 * value) / most))}%`;
@@ -57,7 +57,7 @@ function metricTable(data, metric) {
     })));
 }
 
-// From values to places: logarithmic where they lie far apart, else from zero.
+// From values to positions: logarithmic if they differ much, else linear from zero.
 function metricAxis(metric, from, to) {
   const values = metric.values.filter((value) => value != null);
   const most = Math.max(...values, ...values.map((_, i) => boundsOf(metric, i)?.[1] ?? 0));
@@ -82,7 +82,7 @@ function metricAxis(metric, from, to) {
 function metricScatter(data, state, width, choose) {
   const [across, up] = [data.metrics[state.second], data.metrics[state.first]];
   const on = data.names.map((_, i) => i).filter((i) => across.values[i] != null && up.values[i] != null);
-  if (!on.length) return h("p", { class: "pf-quiet pf-empty" }, "No architecture has both figures.");
+  if (!on.length) return h("p", { class: "pf-quiet pf-empty" }, "No architecture has both metrics.");
   const { left, right, top, below, dot } = SCATTER;
   const height = Math.max(140, Math.min(240, 30 * data.names.length - 40));
   const [x1, y0] = [width - right, top + height];
@@ -110,7 +110,7 @@ function metricScatter(data, state, width, choose) {
 }
 
 function dotWords(data, state, i) {
-  if (i < 0) return [h("span", { class: "pf-quiet" }, "Point at a dot, or go to one with the keyboard, for its figures.")];
+  if (i < 0) return [h("span", { class: "pf-quiet" }, "Hover over a dot or focus it with the keyboard for its figures.")];
   const words = [state.first, state.second].map((at) => data.metrics[at]).map((metric) => {
     const bounds = metric.form === "duration" && boundsOf(metric, i);
     return `${metric.word} ${metricWords(metric, i)}${bounds ? ` ${intervalBounds(metric.values[i], bounds)}` : ""}`;

@@ -1,4 +1,4 @@
-// A study of sizes: the law on log axes, and a slider that reads off time and memory at any size.
+// A scaling study: the fit on log axes, and a slider that shows time and memory at any size.
 import { drawn, drawnToFit, logTicks, roundNumber } from "../../draw/js/chart.js";
 import { figure, h, titled } from "../../draw/js/dom.js";
 import { byteSize, duration, intervalBounds, significant } from "../../draw/js/format.js";
@@ -41,7 +41,7 @@ function readOff(data, at) {
   const bounds = low == null || high == null ? "no interval: too few sizes" : `95 % prediction interval ${intervalBounds(curve.median_ms[at], [low, high])}`;
   return [h("b", {}, `size ${roundNumber(significant(size))}`), ": step ", h("b", {}, figure(duration(curve.median_ms[at]))), ` (${bounds})`,
     curve.peak_bytes[at] == null ? null : [", peak memory ", h("b", {}, figure(byteSize(curve.peak_bytes[at])))],
-    outside ? ", outside the sizes that were measured" : ""].flat().filter((part) => part != null && part !== "");
+    outside ? ", outside the measured sizes" : ""].flat().filter((part) => part != null && part !== "");
 }
 
 function scalingPlot(data, width) {

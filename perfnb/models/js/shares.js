@@ -1,11 +1,11 @@
-// Where the time of each architecture goes, and what makes one slower than another.
+// Where each architecture's time goes, and what makes one slower than another.
 import { drawnToFit, swatch } from "../../draw/js/chart.js";
 import { figure, freshId, h } from "../../draw/js/dom.js";
 import { UNKNOWN, duration, share } from "../../draw/js/format.js";
 
 const SHARES = { total: 72, gap: 12, letter: 6.6 };
 
-// Room for the names, which stand in bold, beside a chart of this width.
+// Width of the names, which are bold, next to a chart of this width.
 export const namesWidth = (data, width) => Math.ceil(Math.min(0.28 * width, Math.max(70, ...data.names.map((name) => 7.6 * name.length + 6))));
 
 export function architectureShares(data) {
@@ -34,7 +34,7 @@ export function architectureShares(data) {
     update();
   };
   const head = h("div", { class: "pf-toolbar" }, h("h3", {}, "Where the time goes"), h("span", { class: "pf-switches" },
-    choice("Shared out by", data.shares.map(({ word }, i) => [i, `by ${word}`]), state.by, pick("by")),
+    choice("Split by", data.shares.map(({ word }, i) => [i, `by ${word}`]), state.by, pick("by")),
     choice("Length of the bars", [[false, "time"], [true, "share"]], state.whole, pick("whole"))));
   const question = state.a < 0 ? null : whyQuestion(data, state, update);
   question?.append(amount);
@@ -42,7 +42,7 @@ export function architectureShares(data) {
   return h("section", { "aria-label": "Where the time goes" }, head, holder, question, chips, tip);
 }
 
-// One of a few words, as radio buttons: arrow keys go from one to the next.
+// A choice of a few words as radio buttons: arrow keys move between them.
 function choice(label, options, chosen, pick) {
   const name = freshId("choice");
   return h("span", { class: "pf-choice", role: "radiogroup", "aria-label": label }, options.map(([value, word]) => h("label", {},
@@ -55,7 +55,7 @@ export function picker(label, words, chosen, pick) {
   return list;
 }
 
-// "Why is A slower than B?"; the words follow what was measured.
+// "Why is A slower than B?"; the wording depends on the measurement.
 function whyQuestion(data, state, update) {
   const [before, between, after] = [h("span"), h("span"), h("span")];
   const entries = data.names.map((name, i) => [i, name]);
@@ -66,7 +66,7 @@ function whyQuestion(data, state, update) {
     state.told = told;
     before.textContent = told ? "Why is" : "Where does";
     between.textContent = told ? `${more < 0 ? "faster" : "slower"} than` : "differ from";
-    after.textContent = told || state.a === state.b ? "?" : "? There is no detectable difference in all.";
+    after.textContent = told || state.a === state.b ? "?" : "? No overall difference is detectable.";
   };
   const choose = (key) => (i) => {
     state[key] = i;
@@ -75,12 +75,12 @@ function whyQuestion(data, state, update) {
   };
   ask();
   return h("p", { class: "pf-why" }, before, picker("This architecture", entries, state.a, choose("a")), between,
-    picker("Against this one", entries, state.b, choose("b")), after);
+    picker("Compared with", entries, state.b, choose("b")), after);
 }
 
 const signedDuration = (ms) => `${ms < 0 ? "−" : "+"}${duration(Math.abs(ms))}`;
 
-// The parts that time can go to, as a legend; of two that were told apart, how much more each takes, most first.
+// The parts of the time as a legend; for two that differ detectably, how much more each part takes, largest first.
 function differences(data, state, light) {
   const { parts } = data.shares[state.by];
   const shown = parts.map((part, at) => ({ part, at })).filter(({ part }) => part.ms.some((ms) => ms > 0));
@@ -100,12 +100,12 @@ function differences(data, state, light) {
 
 // "attention: mlp none, transformer 7.32 ms (41 %)".
 function shareWords(data, part) {
-  if (!part) return [h("span", { class: "pf-quiet" }, "Point at a part, or go to one with the keyboard, for its time in each architecture.")];
+  if (!part) return [h("span", { class: "pf-quiet" }, "Hover over a part or focus it with the keyboard for its time in each architecture.")];
   const amount = (i) => (part.ms[i] == null ? UNKNOWN : part.ms[i] === 0 ? "none" : `${duration(part.ms[i])} (${share(part.share[i])})`);
   return [swatch(part), h("b", {}, ` ${part.word}: `), data.names.map((name, i) => `${name} ${amount(i)}`).join("; ")];
 }
 
-// A bar an architecture; below it the words that have room.
+// One bar per architecture; below it the labels that fit.
 function shareRows(data, state, width, light) {
   const { parts, word } = data.shares[state.by];
   const time = data.metrics[0].values;

@@ -1,4 +1,4 @@
-// The tab of layers: the model as a tree, and the ops of the chosen layer.
+// The Layers tab: the model as a tree, and the ops of the selected layer.
 import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
 import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
 import { byteSize, count, duration, flopCount, share } from "../../draw/js/format.js";
@@ -6,10 +6,10 @@ import { Grid } from "../../draw/js/grid.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 
 export const SPECIAL_TITLES = {
-  "(loss)": "The backward pass of the loss; its forward is the phase loss",
-  "(gradient accumulation)": "Time that the backward pass takes to add gradients to the parameters; it cannot be told by layer",
-  "(autograd engine)": "Time of the autograd engine itself, between the backward ops",
-  "(unattributed)": "Time of the traced step that belongs to no layer and no other row",
+  "(loss)": "Backward pass of the loss; its forward pass is the phase loss",
+  "(gradient accumulation)": "Time that the backward pass spends adding gradients to parameters; it cannot be attributed to layers",
+  "(autograd engine)": "Time in the autograd engine itself, between backward ops",
+  "(unattributed)": "Time of the traced step that belongs to no other row",
 };
 export const DIRECTIONS = ["forward", "backward", "recompute"];
 
@@ -20,7 +20,7 @@ export function layerFacts(data) {
     for (let up = i; up >= 0; up = layers.parent[up]) parts.unshift(layers.label[up]);
     return parts.join(".");
   };
-  // As much of the end of a path as no other layer shares, two parts at least.
+  // The shortest unique end of a path, at least two parts.
   const end = (parts, size) => parts.slice(-size).join(".");
   const sharing = new Map();
   layers.parent.forEach((_, i) => {
@@ -47,14 +47,14 @@ function layerColumns(data, facts) {
   const { layers } = data;
   const heaviest = Math.max(0, ...layers.parent.map((parent, i) => (parent < 0 && !facts.special(i) ? layers.total_ms?.[i] ?? 0 : 0)));
   const recomputes = layers.recompute_ms?.some((ms) => ms > 0);
-  const traced = "in a traced step, layers inside included";
+  const traced = "in a traced step, including layers inside";
   const number = (key, head, title, format, more) => figureColumn(layers[key], key, head, title, format, more);
-  // These four are always there; a figure that is missing says so.
+  // These columns are always shown; missing figures are n/a.
   const always = (key, ...rest) => figureColumn(layers[key] ?? layers.parent.map(() => null), key, ...rest);
   const parts = (i) => DIRECTIONS.map((kind) => [layers[`${kind}_ms`]?.[i] ?? 0, kind]);
   return [
     {
-      key: "label", head: "Layer", title: "Sort by name; a third click gives the order of the model", text: true,
+      key: "label", head: "Layer", title: "Sort by name; a third click restores the order of the model", text: true,
       value: (i) => layers.label[i].toLowerCase(),
       draw: (i, query) => h("span", { class: "pf-name", title: SPECIAL_TITLES[facts.special(i) ? layers.label[i] : ""] ?? facts.path(i) },
         marked(layers.label[i], query)),
@@ -64,9 +64,9 @@ function layerColumns(data, facts) {
       value: (i) => layers.module[i]?.toLowerCase(),
       draw: (i, query) => h("span", { class: "pf-class", title: layers.module[i] }, marked(layers.module[i] ?? "", query)),
     },
-    number("calls", "Calls", "Calls a step", count, { width: 50, drop: 7 }),
+    number("calls", "Calls", "Calls per step", count, { width: 50, drop: 7 }),
     {
-      key: "bar", head: "Time", title: "Forward, backward and recompute time; the heaviest root fills the column", width: 96, text: true,
+      key: "bar", head: "Time", title: "Forward, backward and recompute time, relative to the heaviest root", width: 96, text: true,
       value: (i) => -(layers.total_ms?.[i] ?? 0),
       draw: (i) => {
         const bar = parts(i);
@@ -75,19 +75,19 @@ function layerColumns(data, facts) {
     },
     always("forward_ms", "Forward", `Forward time ${traced}`, duration),
     always("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
-    recomputes ? number("recompute_ms", "Recomp.", `Time of forward work done again in the backward pass ${traced}`, duration) : null,
+    recomputes ? number("recompute_ms", "Recomp.", `Time spent recomputing forward work in the backward pass ${traced}`, duration) : null,
     always("total_ms", "Total", `Forward, backward and recompute time ${traced}`, duration),
-    number("self_ms", "Self", "Time in a traced step, layers inside excluded", duration, { drop: 5 }),
+    number("self_ms", "Self", "Time in a traced step, excluding layers inside", duration, { drop: 5 }),
     number("gpu_ms", "GPU", `GPU time ${traced}`, duration, { drop: 6 }),
-    always("share", "Share", "Share of the step, corrected for the cost of tracing", share, { width: 66 }),
-    number("forward_flops", "Fwd FLOPs", "Arithmetic of the forward pass, layers inside included", flopCount, { drop: 3, width: 92 }),
-    number("backward_flops", "Bwd FLOPs", "Arithmetic of the backward pass, layers inside included", flopCount, { drop: 1, width: 92 }),
-    number("activation_bytes", "Saved", "Memory saved for backward (activations), layers inside included", byteSize, { drop: 2, width: 76 }),
-    number("parameters", "Params", "Parameters, layers inside included", count, { drop: 4, width: 68 }),
+    always("share", "Share", "Share of the step, corrected for tracing overhead", share, { width: 66 }),
+    number("forward_flops", "Fwd FLOPs", "Arithmetic of the forward pass, including layers inside", flopCount, { drop: 3, width: 92 }),
+    number("backward_flops", "Bwd FLOPs", "Arithmetic of the backward pass, including layers inside", flopCount, { drop: 1, width: 92 }),
+    number("activation_bytes", "Saved", "Memory saved for backward (activations), including layers inside", byteSize, { drop: 2, width: 76 }),
+    number("parameters", "Params", "Parameters, including layers inside", count, { drop: 4, width: 68 }),
   ].filter(Boolean);
 }
 
-// `showEvents` goes to a layer's events on the timeline, where there is one.
+// `showEvents` goes to a layer's events on the timeline, if there is one.
 function layersTab(data, facts, showEvents) {
   const { layers } = data;
   const rows = {
@@ -102,10 +102,10 @@ function layersTab(data, facts, showEvents) {
   });
   const hot = data.hot_path.filter((i) => grid.children[i].length);
   const containers = layers.parent.map((_, i) => i).filter((i) => grid.children[i].length);
-  const search = searchBox("Search name or class", layers.modules, "layers", (query) => grid.search(query));
+  const search = searchBox("Search by name or class", layers.modules, "layers", (query) => grid.search(query));
   const button = (word, title, open) => h("button", { type: "button", title, click: () => grid.setOpen(open) }, word);
   const toolbar = h("div", { class: "pf-toolbar" }, search.element, h("span", { class: "pf-buttons" },
-    button("Heaviest path", "Open the way to the heaviest layer, close the rest", hot),
+    button("Heaviest path", "Open the path to the heaviest layer, close the others", hot),
     button("Open all", "Open every layer", containers), button("Close all", "Close every layer", [])));
   grid.setOpen(hot);
   view = withDetails(toolbar, grid, (i) => layerDetails(data, facts, grid, i, showEvents));
@@ -128,7 +128,7 @@ function layerDetails(data, facts, grid, i, showEvents) {
     entry("parameters", "parameters", count), entry("parameter memory", "parameter_bytes", byteSize),
     entry("activations", "activation_bytes", byteSize), entry("forward FLOPs", "forward_flops", flopCount),
     entry("backward FLOPs", "backward_flops", flopCount), entry("recompute FLOPs", "recompute_flops", flopCount),
-    entry("moved at least", "moved_bytes", byteSize), entry("most alive meanwhile", "peak_bytes", byteSize));
+    entry("min. bytes moved", "moved_bytes", byteSize), entry("peak memory", "peak_bytes", byteSize));
   const hasInside = grid.children[i].length > 0;
   const holder = h("div");
   const drawOps = (inside) => holder.replaceChildren(opsOfLayer(data, inside ? facts.inside(i) : null, i));
@@ -139,12 +139,12 @@ function layerDetails(data, facts, grid, i, showEvents) {
     h("h3", {}, facts.path(i)), title ? h("p", { class: "pf-quiet" }, title) : null, list,
     showEvents && !facts.special(i) ? h("p", { class: "pf-buttons pf-to-timeline" }, h("button", { type: "button", click: () => showEvents(i) }, "Show in timeline")) : null,
     h("div", { class: "pf-ops-head" }, h("h4", {}, "Ops"),
-      hasInside ? h("label", {}, box, "including the layers inside") : null),
+      hasInside ? h("label", {}, box, "including layers inside") : null),
     holder,
   ].filter(Boolean);
 }
 
-// Ops of layer `i`, or of all layers marked in `within`, heaviest first.
+// Ops of layer `i`, or of all layers in `within`, heaviest first.
 function opsOfLayer(data, within, i) {
   const { layer_ops: used, ops } = data;
   const sums = new Map();
@@ -157,7 +157,7 @@ function opsOfLayer(data, within, i) {
     if (used.gpu_ms?.[at] != null) sum.gpu = (sum.gpu ?? 0) + used.gpu_ms[at];
     sums.set(key, sum);
   });
-  if (!sums.size) return h("p", { class: "pf-quiet" }, within ? "No op is recorded here." : "No op of its own is recorded here.");
+  if (!sums.size) return h("p", { class: "pf-quiet" }, within ? "No op was recorded here." : "No op of its own was recorded here.");
   const gpu = used.gpu_ms != null;
   const weight = (sum) => (gpu ? sum.gpu : sum.cpu) ?? 0;
   const rows = [...sums.values()].sort((a, b) => weight(b) - weight(a)).map((sum) => [

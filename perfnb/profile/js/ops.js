@@ -1,4 +1,4 @@
-// The tab of ops: every operator of the step, and the layers that it runs in.
+// The Ops tab: every operator of the step, and the layers that call it.
 import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
 import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
 import { count, duration, flopCount } from "../../draw/js/format.js";
@@ -30,21 +30,21 @@ function opsTab(data, facts, revealLayer) {
   const number = (key, head, title, format, more) => figureColumn(ops[key], key, head, title, format, more);
   const columns = [
     {
-      key: "label", head: "Op", title: "Sort by name; a third click gives the first order again", text: true,
+      key: "label", head: "Op", title: "Sort by name; a third click restores the original order", text: true,
       value: (i) => ops.label[i].toLowerCase(),
       draw: (i, query) => h("span", { class: "pf-name", title: ops.label[i] }, marked(ops.label[i], query)),
     },
-    number("calls", "Calls", "Calls a step", count, { width: 62 }),
+    number("calls", "Calls", "Calls per step", count, { width: 62 }),
     {
-      key: "bar", head: "Time", title: `${ops.gpu_ms ? "GPU" : "Self CPU"} time; the heaviest op fills the column`, width: 96, drop: 3, text: true,
+      key: "bar", head: "Time", title: `${ops.gpu_ms ? "GPU" : "Self CPU"} time, relative to the heaviest op`, width: 96, drop: 3, text: true,
       value: (i) => -(ops[main]?.[i] ?? 0), draw: (i) => stackedBar([[ops[main]?.[i] ?? 0, "other"]], heaviest),
     },
-    number("self_cpu_ms", "Self CPU", "CPU time in a traced step, ops called by it excluded", duration, { width: 80 }),
-    number("total_cpu_ms", "Total CPU", "CPU time in a traced step, ops called by it included", duration, { width: 84, drop: 2 }),
+    number("self_cpu_ms", "Self CPU", "CPU time in a traced step, excluding ops that it calls", duration, { width: 80 }),
+    number("total_cpu_ms", "Total CPU", "CPU time in a traced step, including ops that it calls", duration, { width: 84, drop: 2 }),
     number("gpu_ms", "GPU", "Time of its kernels in a traced step", duration),
-    number("flops", "FLOPs", "Arithmetic in a step", flopCount, { width: 92, drop: 1 }),
+    number("flops", "FLOPs", "Arithmetic per step", flopCount, { width: 92, drop: 1 }),
     {
-      key: "layers", head: "Layers", title: "The layers that it takes most time in", text: true, width: 290, drop: 4,
+      key: "layers", head: "Layers", title: "The layers in which it takes the most time", text: true, width: 290, drop: 4,
       value: (i) => -users[i].length,
       draw: (i) => {
         const more = users[i].length - 3;

@@ -20,16 +20,16 @@ function headline(data, verdict) {
         h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, stepDots(step)),
           h("small", {}, basis))),
       step.throughput_per_s == null ? null
-        : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batches differ in size" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
+        : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batch size varies" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
       fact("Traced step", figure(duration(step.traced_ms)),
         step.traced_ms == null ? "none"
-          : step.until_gpu_ms != null ? `the GPU works on after it: findings count ${duration(step.until_gpu_ms)} until it is done`
+          : step.until_gpu_ms != null ? `GPU work continues after it: findings use ${duration(step.until_gpu_ms)}, until the GPU is done`
           : step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
       data.source != null ? fact("Read from", data.source, total === 1 ? "1 step" : `${total.toLocaleString("en-US")} steps`)
-        : fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "not once", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
+        : fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "never", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
 }
 
-// Each timed step as a dot, in the order of execution: drift and outliers show.
+// Each timed step as a dot in execution order, so that drift and outliers show.
 function stepDots(step) {
   const samples = step.samples_ms.filter((ms) => ms != null);
   if (samples.length < 3) return null;

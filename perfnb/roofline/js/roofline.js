@@ -1,4 +1,4 @@
-// The tab of the roofline: how near each layer and op comes to what the machine can do.
+// The Roofline tab: how close each layer and op comes to the hardware limit.
 import { drawn, drawnToFit, logTicks, namesBeside, roundNumber, textWidth } from "../../draw/js/chart.js";
 import { smallTable } from "../../draw/js/columns.js";
 import { figure, freshId, h } from "../../draw/js/dom.js";
@@ -43,7 +43,7 @@ function rooflineTab(data) {
   } });
   fill();
   const element = h("div", { class: "pf-view pf-roofline" }, rooflineFacts(data),
-    h("div", { class: "pf-toolbar" }, roofLegend(data), hasOps ? h("label", { class: "pf-check" }, box, "ops as well") : null),
+    h("div", { class: "pf-toolbar" }, roofLegend(data), hasOps ? h("label", { class: "pf-check" }, box, "show ops") : null),
     holder, tip, table, uncountedOps(data));
   return { element, shown: () => {
     refit();
@@ -59,14 +59,14 @@ function rooflineFacts(data) {
   const missed = data.uncounted.total_share;
   return [
     h("dl", { class: "pf-facts pf-memory-facts" },
-      fact("Utilisation", share(data.utilisation), "of the arithmetic that the device could do in a timed step"),
-      fact("Arithmetic", flopCount(data.flops), "in a step, counted from formulas"),
+      fact("Utilisation", share(data.utilisation), "of the device's arithmetic throughput, over a timed step"),
+      fact("Arithmetic", flopCount(data.flops), "per step, counted from formulas"),
       data.peaks.map(([dtype, peak]) => fact("Ceiling", flopRate(peak), `${dtype}, measured`)),
-      fact("Bandwidth", byteRate(data.bandwidth), "measured by a large copy")),
+      fact("Bandwidth", byteRate(data.bandwidth), "measured with a large copy")),
     data.doubt ? h("p", {}, data.doubt) : null,
     h("p", { class: "pf-quiet" }, words ? `Layers: ${words}. ` : "", missed
-      ? `Ops without a formula take ${share(missed)} of the traced step; their arithmetic is not in these figures.`
-      : "Every op that took time has a formula."),
+      ? `Ops without a formula take ${share(missed)} of the traced step; these figures exclude their arithmetic.`
+      : "Every op that takes time has a formula."),
   ];
 }
 
@@ -74,18 +74,18 @@ function roofLegend(data) {
   const dot = (kind, word) => h("li", {}, h("i", { class: `pf-dot pf-dot-${kind}`, "aria-hidden": "true" }), h("span", { class: "pf-word" }, word));
   const bounds = new Set(data.points.bound);
   return h("ul", { class: "pf-legend" }, ["compute", "memory"].filter((bound) => bounds.has(bound)).map((bound) => dot(bound, BOUND_WORDS[bound])),
-    bounds.has(null) ? dot("unknown", "not known which") : null, h("li", { class: "pf-quiet" }, "dot: layer, square: op; area: time among its kind"));
+    bounds.has(null) ? dot("unknown", "unknown bound") : null, h("li", { class: "pf-quiet" }, "dot: layer, square: op; area: time relative to its kind"));
 }
 
 // "model.head: compute-bound, 90 % of the roof" with its figures.
 function pointWords(data, i) {
   const { points } = data;
-  if (i < 0) return [h("span", { class: "pf-quiet" }, "Point at a dot, or choose a row, for its figures. Arrow keys go from dot to dot.")];
+  if (i < 0) return [h("span", { class: "pf-quiet" }, "Hover over a dot or select a row for its figures. Arrow keys move between dots.")];
   const bound = BOUND_WORDS[points.bound[i]];
-  const roof = points.efficiency[i] == null ? "roof not known" : `${share(points.efficiency[i])} of the roof, ${flopRate(points.attainable[i])}`;
-  return [h("b", { class: "pf-name" }, points.name[i]), ` ${points.op[i] ? "op" : "layer"}, ${bound ?? "bound not known"}: `,
+  const roof = points.efficiency[i] == null ? "roof unknown" : `${share(points.efficiency[i])} of the roof, ${flopRate(points.attainable[i])}`;
+  return [h("b", { class: "pf-name" }, points.name[i]), ` ${points.op[i] ? "op" : "layer"}, ${bound ?? "bound unknown"}: `,
     `${flopRate(points.achieved[i])} (${roof}); ${intensityWords(points.intensity[i])}, ${flopCount(points.flops[i])}, `,
-    `at least ${byteSize(points.bytes[i])} moved, ${duration(points.ms[i])} a step${points.dtype[i] ? `, ${points.dtype[i]}` : ""}`];
+    `at least ${byteSize(points.bytes[i])} moved, ${duration(points.ms[i])} per step${points.dtype[i] ? `, ${points.dtype[i]}` : ""}`];
 }
 
 // Powers of ten from just below the lowest to just above the highest.
@@ -116,7 +116,7 @@ function rooflinePlot(data, rows, width, choose) {
     logTicks(floor, top_).map(([value, text]) => [
       drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: left, x2: x1, y1: y(value), y2: y(value) }),
       text && drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, roundNumber(flopRate(value)))]),
-    drawn("text", { x: (left + x1) / 2, y: y0 + 38, "text-anchor": "middle" }, "arithmetic intensity, FLOP a byte moved"),
+    drawn("text", { x: (left + x1) / 2, y: y0 + 38, "text-anchor": "middle" }, "arithmetic intensity, FLOP per byte moved"),
     drawn("g", { "clip-path": `url(#${clip})` }, roofs.map(([, peak], i) => roofLine(data, peak, i, { x, y, low, high, y0 }))),
     regionWords(ridges, x, left, x1, y0), roofWords(data, roofs, x, y, x1));
   const dots = pointDots(data, on, x, y, choose);
@@ -124,7 +124,7 @@ function rooflinePlot(data, rows, width, choose) {
   return { element, mark: dots.mark };
 }
 
-// The roof of one type of numbers, and below it what can be reached.
+// The roof of one data type; what lies below it is attainable.
 function roofLine(data, peak, i, { x, y, low, high, y0 }) {
   const [from, to] = [10 ** low, 10 ** high];
   const ridge = data.bandwidth ? peak / data.bandwidth : from;
@@ -137,7 +137,7 @@ function roofLine(data, peak, i, { x, y, low, high, y0 }) {
 function roofWords(data, roofs, x, y, x1) {
   const words = roofs.map(([dtype, peak]) => drawn("text", { class: "pf-strong", x: x1 - 4, y: y(peak) - 7, "text-anchor": "end" }, `${dtype} ${flopRate(peak)}`));
   if (!data.bandwidth || !roofs.length) return words;
-  // The words of the bandwidth lie along its slope.
+  // The bandwidth's label follows its slope.
   const rise = (Math.atan2(y(10 * data.bandwidth) - y(data.bandwidth), x(10) - x(1)) * 180) / Math.PI;
   const least = Math.min(...roofs.map(([, peak]) => peak)) / data.bandwidth;
   const at = least / 10 ** 0.35;
@@ -156,10 +156,10 @@ function regionWords(ridges, x, left, x1, y0) {
   ].filter(Boolean);
 }
 
-// One dot is in the tab order; arrow keys go to the next in order of intensity, and choose it.
+// One dot is in the tab order; arrow keys select the next in order of intensity.
 function pointDots(data, on, x, y, choose) {
   const { points } = data;
-  // Ops sum over layers, so each kind is weighed by itself.
+  // Ops sum over layers, so each kind is scaled separately.
   const heaviest = [0, 1].map((op) => Math.max(1e-12, ...on.map((i) => (points.op[i] === op ? points.ms[i] ?? 0 : 0))));
   const radius = (i) => Math.max(ROOF.least, (points.op[i] ? 0.7 : 1) * ROOF.most * Math.sqrt((points.ms[i] ?? 0) / heaviest[points.op[i]]));
   const order = [...on].sort((a, b) => points.intensity[a] - points.intensity[b]);
@@ -171,7 +171,7 @@ function pointDots(data, on, x, y, choose) {
   for (const i of on) {
     const size = radius(i);
     const [cx, cy] = [x(points.intensity[i]), y(points.achieved[i])];
-    const words = `${points.name[i]}, ${points.op[i] ? "op" : "layer"}, ${BOUND_WORDS[points.bound[i]] ?? "bound not known"}, ${share(points.efficiency[i])} of the roof`;
+    const words = `${points.name[i]}, ${points.op[i] ? "op" : "layer"}, ${BOUND_WORDS[points.bound[i]] ?? "bound unknown"}, ${share(points.efficiency[i])} of the roof`;
     const common = {
       class: `pf-dot-${points.bound[i] ?? "unknown"}`, role: "img", tabindex: -1, "aria-label": words, "data-point": i,
       pointerenter: () => choose(i), click: () => go(i),
@@ -188,7 +188,7 @@ function pointDots(data, on, x, y, choose) {
       ? drawn("rect", { ...common, x: cx - 0.88 * size, y: cy - 0.88 * size, width: 1.76 * size, height: 1.76 * size })
       : drawn("circle", { ...common, cx, cy, r: size }));
   }
-  // A ring on top of all dots shows the chosen one, which may lie below others.
+  // A ring on top of all dots marks the selected one, which may be covered by others.
   const rings = [0, 1].map(() => drawn("circle", { class: "pf-ring", visibility: "hidden" }));
   const mark = (chosen) => {
     for (const ring of rings) {
@@ -203,11 +203,11 @@ function pointDots(data, on, x, y, choose) {
       dot.setAttribute("tabindex", i === (dots.has(chosen) ? chosen : on[0]) ? 0 : -1);
     }
   };
-  // Small ones are drawn last, so that a large one hides none.
+  // Small dots are drawn last, so that large ones do not hide them.
   return { elements: [...on].sort((a, b) => radius(b) - radius(a)).map((i) => dots.get(i)), rings, radius, mark };
 }
 
-// The names of the heaviest, where they have room.
+// Labels of the heaviest, where they fit.
 function dotLabels(data, on, x, y, radius, bounds) {
   const { points } = data;
   const dots = on.map((i) => ({ at: [x(points.intensity[i]), y(points.achieved[i])], radius: radius(i), name: points.name[i] }));
@@ -221,11 +221,11 @@ function rooflineGrid(data, rows, choose) {
   });
   const columns = [
     {
-      key: "name", head: "Layer or op", title: "Sort by name; a third click gives the heaviest first again", text: true,
+      key: "name", head: "Layer or op", title: "Sort by name; a third click restores heaviest first", text: true,
       value: (at) => points.name[rows[at]].toLowerCase(), draw: (at) => h("span", { class: "pf-name", title: points.name[rows[at]] }, points.name[rows[at]]),
     },
     {
-      key: "bound", head: "Bound", title: "Left of the ridge memory is the limit, right of it arithmetic; far below the roof something else holds it back", text: true, width: 122,
+      key: "bound", head: "Bound", title: "Left of the ridge memory bandwidth is the limit, right of it arithmetic; far below the roof, something else is", text: true, width: 122,
       value: (at) => points.bound[rows[at]],
       draw: (at) => {
         const bound = points.bound[rows[at]];
@@ -233,12 +233,12 @@ function rooflineGrid(data, rows, choose) {
       },
     },
     column("efficiency", "Of the roof", "Achieved over attainable FLOP/s", share, { width: 82 }),
-    column("intensity", "Intensity", "Arithmetic per byte moved at least", intensityWords, { width: 106, drop: 4 }),
-    column("achieved", "Achieved", "FLOP/s that it reached", flopRate, { width: 110, drop: 5 }),
-    column("flops", "Arithmetic", "FLOPs in a step", flopCount, { drop: 2 }),
-    column("bytes", "Moved", "Bytes moved at least: inputs read once, outputs written once", byteSize, { width: 84, drop: 1 }),
-    column("ms", "Time", "Time in a step", duration, { width: 78 }),
-    column("dtype", "Type", "Type of its numbers", (value) => value ?? UNKNOWN, { width: 78, drop: 3 }),
+    column("intensity", "Intensity", "Arithmetic per byte moved (lower bound on bytes)", intensityWords, { width: 106, drop: 4 }),
+    column("achieved", "Achieved", "Achieved FLOP/s", flopRate, { width: 110, drop: 5 }),
+    column("flops", "Arithmetic", "FLOPs per step", flopCount, { drop: 2 }),
+    column("bytes", "Moved", "Lower bound on bytes moved: inputs read once, outputs written once", byteSize, { width: 84, drop: 1 }),
+    column("ms", "Time", "Time per step", duration, { width: 78 }),
+    column("dtype", "Type", "Data type", (value) => value ?? UNKNOWN, { width: 78, drop: 3 }),
   ];
   return new Grid({
     label: "Roofline", columns, rows: { parent: rows.map(() => -1), words: (at) => points.name[rows[at]] }, onSelect: (at) => choose(rows[at]),
@@ -247,7 +247,7 @@ function rooflineGrid(data, rows, choose) {
 
 function uncountedOps(data) {
   const { uncounted, points } = data;
-  const left = points.left_out ? h("p", { class: "pf-quiet" }, `${points.left_out.toLocaleString("en-US")} that take less time are not listed.`) : null;
+  const left = points.left_out ? h("p", { class: "pf-quiet" }, `${points.left_out.toLocaleString("en-US")} with less time are not listed.`) : null;
   if (!uncounted.op.length) return left;
   const rows = uncounted.op.slice(0, 12).map((op, i) => [h("span", { class: "pf-name", title: op }, op),
     figure(count(uncounted.calls[i])), figure(duration(uncounted.ms[i])), figure(share(uncounted.share[i]))]);

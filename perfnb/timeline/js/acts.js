@@ -1,4 +1,4 @@
-// What a reader can do with the timeline: every button, key and gesture ends here.
+// The actions of the timeline: every button, key and gesture ends here.
 import { LANE } from "./canvas.js";
 import { timelineTip } from "./details.js";
 
@@ -11,7 +11,7 @@ export function timelineActs(state, frame, words, ui) {
     return [begin - 0.015 * (end - begin), end + 0.015 * (end - begin)];
   };
   const act = {
-    // Shows a stretch of time; at once, or in a few frames.
+    // Shows a time range, at once or animated over a few frames.
     show(t0, t1, now = false) {
       const [low, high] = bounds();
       const span = Math.min(high - low, Math.max(SHORTEST_NS, t1 - t0));
@@ -40,13 +40,13 @@ export function timelineActs(state, frame, words, ui) {
       if (state.interval) act.show(...state.interval);
       else if (state.selected >= 0) act.zoomTo(state.selected);
       else if (state.hovered >= 0) act.zoomTo(state.hovered);
-      else ui.say("Nothing is chosen: click an event or press Enter, then F zooms to it.");
+      else ui.say("Nothing is selected: click an event or press Enter, then F zooms to it.");
     },
     enter() {
       if (state.interval || state.selected >= 0) act.focus();
       else act.choose(act.anyInSight());
     },
-    // Where keys begin: the event in the middle of what is shown, of the layers if there are any.
+    // Where keyboard navigation starts: the longest visible event, of the layers if there are any.
     anyInSight() {
       const { store: now, t0, t1 } = state;
       const rows = [...now.rows].sort((a, b) => (b.track.kind === "layers") - (a.track.kind === "layers"));
@@ -74,7 +74,7 @@ export function timelineActs(state, frame, words, ui) {
       if (i >= 0 && bring) act.bring(i, zoom);
       ui.redraw();
     },
-    // Brings an event into sight, opens its track and zooms where it would be too small to see.
+    // Scrolls to an event, opens its track, and zooms in if it would be too small to see.
     bring(i, zoom) {
       const { store: now } = state;
       const row = now.rowOf(i);

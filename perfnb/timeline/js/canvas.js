@@ -1,5 +1,5 @@
-// The timeline's picture. A frame costs what its pixels cost, however many events there are: each row is one line of
-// pixels, made by leaping from pixel to pixel, and stretched to the row's height.
+// Drawing the timeline. A frame costs as much as its pixels, however many events there are: each row is one line of
+// pixels, computed pixel by pixel with a search, and stretched to the row's height.
 import { h } from "../../draw/js/dom.js";
 import { placeNear } from "./search.js";
 
@@ -30,7 +30,7 @@ export function readTheme(element) {
   return { fg, bg, quiet: mixed(fg, bg, 0.72), line: mixed(fg, bg, 0.13), wash: mixed(fg, bg, 0.05), family: fontFamily };
 }
 
-// Colours of boxes as pixels and of the words on them: kind, shade, share of the pixel, and whether a search leaves them out.
+// Colours of boxes as pixels, and of their labels: by kind, shade, share of the pixel, and whether a search hides them.
 export function boxPalette(kinds, { fg, bg }) {
   const colours = new Uint32Array(kinds.length * SHADES.length * COVERS * 2);
   const words = [];
@@ -51,11 +51,11 @@ export function boxPalette(kinds, { fg, bg }) {
   return { colours, words };
 }
 
-// Ops of one kind differ a little by name; what gives the kinds their colours (phases, steps, layers) has them plainly.
+// Ops of one kind are shaded by name; phases, steps and layers have the plain colour of their kind.
 const PLAIN = 2;
 export const shadeOf = (row, name) => (row.shaded ? (Math.imul(name, 0x9e3779b1) >>> 16) % SHADES.length : PLAIN);
 
-// One row as pixels[base..base + width); boxes that may hold a word go to `boxes`.
+// One row as pixels[base..base + width); boxes wide enough for a label go to `boxes`.
 export function paintRow(store, row, t0, t1, width, pixels, base, { colours }, roomy, boxes) {
   const { start, duration, kind, name, before, lit, longest } = store;
   const scale = width / (t1 - t0);
@@ -85,7 +85,7 @@ export function paintRow(store, row, t0, t1, width, pixels, base, { colours }, r
   }
 }
 
-// The boxes of a frame that have room for a word, kept from frame to frame.
+// The boxes of a frame with room for a label; the list is reused from frame to frame.
 export function boxList() {
   const list = { size: 0, at: [], row: [], x0: [], x1: [], dim: [] };
   list.add = (i, row, x0, x1, dim) => {
@@ -96,7 +96,7 @@ export function boxList() {
   return list;
 }
 
-// Lines of pixels, one a row, to be stretched by drawImage.
+// Lines of pixels, one per row, which drawImage stretches.
 export function stripOf() {
   const canvas = document.createElement("canvas");
   let image = null;
@@ -114,7 +114,7 @@ export function stripOf() {
   };
 }
 
-// Round times for the axis and their words, in one unit that tells neighbours apart.
+// Round times for the axis and their labels, in one unit that distinguishes neighbours.
 export function timeMarks(t0, t1, wanted) {
   const rough = (t1 - t0) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));

@@ -1,4 +1,4 @@
-// What the timeline says in words: about the event under the pointer, the chosen one, a stretch of time, the longest.
+// The timeline's texts: the event under the pointer, the selected event, a time range, the longest events.
 import { swatch } from "../../draw/js/chart.js";
 import { smallTable } from "../../draw/js/columns.js";
 import { figure, h } from "../../draw/js/dom.js";
@@ -8,7 +8,7 @@ import { PLAIN_TRACKS } from "./store.js";
 const MOST_PARTNERS = 12;
 const MOST_LISTED = 200;
 
-// Times in words count from where the axis has its zero: the begin of the first step.
+// Times count from the zero of the axis: the start of the first step.
 const fromFirstStep = (time) => `${time < 0 ? "−" : ""}${duration(Math.abs(time) / 1e6)}`;
 
 export function timelineWords(state, facts) {
@@ -25,15 +25,15 @@ export function timelineWords(state, facts) {
       layer: code >= 0 ? layerPath(code) : null, layerRow: code >= 0 ? store.header.layer_rows[code] ?? -1 : -1, track: store.rowOf(i).track,
     };
   };
-  // "1.23 ms into step 2": the step that holds an instant, and how far into it.
+  // "1.23 ms into step 2": the step that contains an instant, and the offset in it.
   const when = (time) => {
     const { store } = state;
     const steps = store.tracks.find((track) => track.kind === "steps")?.rows[0];
     const at = steps ? store.firstAt(steps, time) : -1;
-    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} from the first step`;
+    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} after the start of the first step`;
     return `${duration((time - store.start[at]) / 1e6)} into ${of("names", store.name[at])}`;
   };
-  // What a link to an event is called: a layer in full, since its own name may be a mere number.
+  // The label of a link to an event; layers get their full path, since their own name may be just a number.
   const called = (i) => {
     const { name, layer, track } = about(i);
     return track.kind === "layers" && layer ? layer : name;
@@ -59,14 +59,14 @@ export function timelineTip(state, words, found) {
   ].filter(Boolean);
 }
 
-// The chosen event. `jump` goes to another one.
+// The selected event. `jump` goes to another one.
 export function eventDetails(state, words, jump, showLayer) {
   const { store, selected: i } = state;
   const { name, kind, category, detail, layer, layerRow, track } = words.about(i);
   const entry = (word, value) => value == null ? null : h("div", {}, h("dt", {}, word), h("dd", {}, value));
   const ms = (ns) => figure(duration(ns / 1e6));
   const link = (k) => h("button", { type: "button", class: "pf-link pf-name", title: `${words.brief(k)}. Go to it`, click: () => jump(k) }, words.called(k));
-  // Work on a device is launched by an op, and by a call inside that: both lead on.
+  // Work on a device is launched by an op, through a call inside it: link both.
   const call = (k) => (k === store.launcher(i) && store.launch[i] !== k ? [" (", link(store.launch[i]), ")"] : null);
   const partner = (k) => h("li", {}, h("span", { class: "pf-tl-partner" }, link(k), call(k)), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
   const group = (title, events, more = "") => events.length > 0 && h("section", {}, h("h4", {}, title, more ? h("span", { class: "pf-quiet" }, ` ${more}`) : null),
@@ -86,12 +86,12 @@ export function eventDetails(state, words, jump, showLayer) {
       entry("duration", ms(store.duration[i])), entry("start", words.when(store.start[i])), to > from ? entry("self", ms(store.self(i))) : null,
       entry("kind", h("span", { class: "pf-kind" }, swatch(kind), kind.word)), entry("category", category), entry("on", track.title), entry("shapes", detail)),
     layer && h("p", { class: "pf-tl-layer" }, h("span", { class: "pf-quiet" }, "Layer "),
-      layerRow >= 0 ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${layer} in the tab Layers`, click: () => showLayer(layerRow) }, layer) : h("span", { class: "pf-name" }, layer)),
+      layerRow >= 0 ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${layer} in the Layers tab`, click: () => showLayer(layerRow) }, layer) : h("span", { class: "pf-name" }, layer)),
     groups.length > 0 && h("div", { class: "pf-tl-partners" }, groups),
   ].filter(Boolean);
 }
 
-// What a marked stretch of time holds, track by track.
+// What happened in the marked time range, track by track.
 export function intervalDetails(state, words) {
   const { store, interval: [t0, t1] } = state;
   const rows = store.tracks.filter((track) => track.rows.length).map((track) => {
@@ -104,22 +104,22 @@ export function intervalDetails(state, words) {
   }).filter(Boolean);
   return [
     h("h3", {}, `Marked: ${duration((t1 - t0) / 1e6)}`), h("p", { class: "pf-quiet" }, `from ${words.when(t0)} to ${words.when(t1)}`),
-    rows.length ? smallTable("What the marked time holds", { words: ["Track", "Events", "Busy", "Share"], text: 1 }, rows) : h("p", { class: "pf-quiet" }, "Nothing ran here."),
+    rows.length ? smallTable("Events in the marked time range", { words: ["Track", "Events", "Busy", "Share"], text: 1 }, rows) : h("p", { class: "pf-quiet" }, "Nothing ran here."),
   ];
 }
 
-// The twin of the picture for those who do not see it: the longest events in sight.
+// A table for readers who cannot see the picture: the longest visible events.
 export function timelineTable(state, words, facts, jump) {
   const { store } = state;
   const found = store.longestIn(state.t0, state.t1, MOST_LISTED);
   const what = store.lit ? "matches" : "events";
   const all = found.length === 1 ? `The ${what === "events" ? "event" : "match"}` : `The ${found.length} ${what}`;
-  const caption = found.length < MOST_LISTED ? `${all} in the time shown${found.length > 1 ? ", longest first" : ""}` : `The ${MOST_LISTED} longest ${what} in the time shown`;
+  const caption = found.length < MOST_LISTED ? `${all} in the visible range${found.length > 1 ? ", longest first" : ""}` : `The ${MOST_LISTED} longest ${what} in the visible range`;
   const rows = found.map((i) => {
     const { name, layer, layerRow, kind, track } = words.about(i);
     return [h("button", { type: "button", class: "pf-link pf-name", title: name, "aria-pressed": String(i === state.selected), click: () => jump(i) }, name),
       h("span", { class: "pf-name", title: layer }, layerRow >= 0 ? facts.brief(layerRow) : layer ?? "–"), h("span", { class: "pf-kind" }, swatch(kind), kind.word), h("span", { title: track.title }, track.title),
       h("span", { title: words.when(store.start[i]) }, figure(fromFirstStep(store.start[i]))), figure(duration(store.duration[i] / 1e6))];
   });
-  return [h("p", { class: "pf-quiet" }, caption), smallTable(caption, { words: ["Event", "Layer", "Kind", "Track", "Start from the first step", "Duration"], text: 4 }, rows)];
+  return [h("p", { class: "pf-quiet" }, caption), smallTable(caption, { words: ["Event", "Layer", "Kind", "Track", "Start", "Duration"], text: 4 }, rows)];
 }

@@ -1,4 +1,4 @@
-// Where everything stands in the timeline, and the drawing of one frame.
+// The layout of the timeline, and the drawing of one frame.
 import { niceTicks, roundSize } from "../../draw/js/chart.js";
 import { LANE, SHADES, boxList, boxPalette, cssOf, mixed, paintRow, readTheme, shadeOf, stripOf, timeMarks } from "./canvas.js";
 import { timelineMarks } from "./marks.js";
@@ -78,7 +78,7 @@ export function timelineFrame(state, canvas, top) {
     if (!widths[code]) widths[code] = context.measureText(state.store.labels[code]).width || 1;
     return widths[code];
   };
-  // A name is cut to the room there is; a box that begins left of the picture has its name at the edge.
+  // Names are cut to fit; a box that starts left of the visible range has its name at the edge.
   const drawNames = () => {
     const { store } = state;
     context.font = `11px ${look.theme.family}`;
@@ -165,7 +165,7 @@ export function timelineFrame(state, canvas, top) {
     [canvas.dataset.from, canvas.dataset.to] = [state.t0, state.t1];
   };
 
-  // What lies under a place of the picture: an event (the longest of those that share the pixel), or memory.
+  // What is at a point of the picture: an event (the longest of those that share the pixel), or memory.
   const hit = (px, py) => {
     const { store } = state;
     const y = py + state.scroll;

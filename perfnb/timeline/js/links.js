@@ -14,7 +14,7 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
     const below = nests(row) ? rowAt(row.track, row.depth + 1) : null;
     return below ? [placeOf(start, start[i], below.first, below.last), placeOf(start, end(i), below.first, below.last)] : [0, 0];
   };
-  // The event on `row` that holds a moment.
+  // The event on `row` at a moment.
   const holding = (row, time) => {
     const at = placeOf(reach, time, row.first, row.last);
     return at < row.last && start[at] <= time ? at : -1;
@@ -25,7 +25,7 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
     const at = above ? holding(above, start[i] + duration[i] / 2) : -1;
     return at >= 0 && start[at] <= start[i] ? at : -1;
   };
-  // Its time without that of what lies in it; none where nothing can.
+  // Its time without its children's; null where there can be none.
   const self = (i) => {
     if (!nests(rowOf(i))) return null;
     const [from, to] = children(i);
@@ -35,7 +35,7 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
   const op = header.categories.indexOf("cpu_op");
   const backwards = header.kinds.findIndex((one) => one.word === "backward");
   const isLayer = (i) => rowOf(i).track.kind === "layers";
-  // The outermost op around an event that is of the same layer as the innermost; the event itself if it is an op.
+  // The outermost op around an event with the same layer as the innermost; the event itself if it is an op.
   const opAround = (i) => {
     let found = -1;
     for (let at = i; at >= 0; at = parent(at)) {
@@ -48,18 +48,18 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
   };
   const launcher = (i) => (launch[i] >= 0 ? opAround(launch[i]) : -1);
 
-  // The layers in or at a layer, by their names.
+  // A layer and those inside it, by name.
   const within = (code) => {
     const name = header.layers[code];
     return Uint8Array.from(header.layers, (other) => (other === name || other.startsWith(`${name}.`) ? 1 : 0));
   };
   const cut = (row, from, to) => [placeOf(start, from, row.first, row.last), placeOf(start, to, row.first, row.last)];
-  // The events on threads that an event stands for, as ranges [from, to): itself and what lies in it; for a layer, what
-  // ran in its time, in the same phase, on the threads where its ops did.
+  // The events on threads that an event covers, as ranges [from, to): itself and its children; for a layer, what ran
+  // during it, in the same phase, on the threads of its ops.
   const hosted = (i) => {
     const own = rowOf(i);
     if (own.track.kind === "python") {
-      // The ops that a Python call ran stand on the track of its thread.
+      // The ops of a Python call are on the track of its thread.
       const track = tracks.find((one) => one.kind === "thread" && one.title === own.track.thread);
       return (track?.rows ?? []).map((row) => cut(row, start[i], end(i))).filter(([from, to]) => from < to);
     }
@@ -82,7 +82,7 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
     }
     return found;
   };
-  // Of the events that point somewhere (`links`) those that point into ranges.
+  // The events whose links point into the given ranges.
   const pointing = (links, ranges, test = () => true) => {
     if (!ranges.length) return [];
     const sorted = [...ranges].sort((a, b) => a[0] - b[0]);
@@ -96,13 +96,13 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
     }
     return found.sort((a, b) => start[a] - start[b] || a - b);
   };
-  // What the device did for event `i` and for what ran inside it.
+  // Device work launched by event `i` and its children.
   const launched = (i) => {
     const same = isLayer(i) ? (by) => kind[by] === kind[i] : undefined;
     const events = pointing(launch, hosted(i), same);
     return { events, busy: events.reduce((sum, k) => sum + duration[k], 0) };
   };
-  // Of events those that lie in no other of them.
+  // The events that are not inside another of them.
   const outermost = (events) => {
     const all = new Set(events);
     return events.filter((k) => {
@@ -119,13 +119,13 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
     return found.sort((a, b) => start[a] - start[b]);
   };
   const touching = (times) => (k) => times.some((time) => start[k] <= time && time < end(k));
-  // Where no node tells, a layer's passes belong together within one step.
+  // Without a node, a layer's forward and backward are paired within one step.
   const inStep = (i) => {
     const steps = tracks.find((track) => track.kind === "steps")?.rows[0];
     const at = steps ? holding(steps, start[i]) : -1;
     return at < 0 ? [-Infinity, Infinity] : [start[at], end(at)];
   };
-  // The nodes of the backward pass that were made by an event or by what lies in it; of a layer also its intervals.
+  // The backward nodes created by an event or its children; for a layer also its intervals.
   const backwardOf = (i) => {
     if (isLayer(i) && (kind[i] === backwards || layer[i] < 0)) return { layers: [], nodes: [] };
     const nodes = outermost(pointing(forward, hosted(i), isLayer(i) ? (by) => kind[by] === kind[i] : undefined));
@@ -136,7 +136,7 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
     if (!layers.length) layers = sameLayer(i, (k) => kind[k] === backwards && start[k] >= start[i] && start[k] < last);
     return { layers, nodes };
   };
-  // What a backward event is the backward of: the op that its node was made by, and the outermost one around that.
+  // The forward of a backward event: the op that created its node, and the outermost op around that.
   const forwardOf = (i) => {
     if (isLayer(i)) {
       if (kind[i] !== backwards || layer[i] < 0) return [];
@@ -154,7 +154,7 @@ export function timelineLinks({ arrays, reach, before, header, rows, tracks, row
     const outer = opAround(forward[at]);
     return outer >= 0 && outer !== forward[at] ? [outer, forward[at]] : [forward[at]];
   };
-  // The interval of the layer that an event on a thread, or what launched it, lies in.
+  // The interval of the layer that contains an event on a thread, or its launch.
   const layerAround = (i) => {
     if (layer[i] < 0 || isLayer(i)) return -1;
     const by = launch[i] >= 0 ? launch[i] : i;

@@ -1,4 +1,4 @@
-// What lies over the timeline's rows (the chosen event, its partners, a marked time) and above them (the whole, the axis).
+// What is drawn over the rows (the selected event, its partners, a marked range) and above them (overview, axis).
 import { duration } from "../../draw/js/format.js";
 import { LANE, cssOf, paintRow, stripOf } from "./canvas.js";
 
@@ -15,7 +15,7 @@ export function timelineMarks(state, look, context, top, { size, x, place, rowTo
     context.strokeRect(left, y, Math.max(2, right - left - 1), height);
   };
 
-  // From the chosen event to its partners; a partner out of sight is met at the edge.
+  // Lines from the selected event to its partners; an invisible partner's line ends at the edge.
   const drawLinks = () => {
     const { theme } = look;
     const clamp = (value, most) => Math.min(most + 24, Math.max(-24, value));
@@ -71,7 +71,7 @@ export function timelineMarks(state, look, context, top, { size, x, place, rowTo
     for (const at of [a, b]) context.fillRect(at - 0.5, 0, 1, size.height);
   };
 
-  // The chosen event, the one under the pointer, and their like.
+  // The selected event, the one under the pointer, and others of that name.
   const drawOver = () => {
     const { theme } = look;
     drawLayer();

@@ -1,4 +1,4 @@
-// The timeline where it cannot be drawn: the longest events as a table, a search, and the details of the chosen one.
+// The timeline without a canvas: the longest events as a table, a search, and the details of the selected event.
 import { h } from "../../draw/js/dom.js";
 import { eventDetails, timelineTable, timelineWords } from "./details.js";
 
@@ -8,7 +8,7 @@ export function plainTimeline(element, store, facts, showLayer) {
   const state = { store, t0: store.header.start_ns, t1: store.header.end_ns + 1, selected: -1, interval: null };
   const words = timelineWords(state, facts);
   const table = h("div", { class: "pf-tl-table" });
-  const panel = h("aside", { class: "pf-details pf-tl-details", "aria-label": "Details of the timeline", hidden: true });
+  const panel = h("aside", { class: "pf-details pf-tl-details", "aria-label": "Timeline details", hidden: true });
   const search = h("input", { type: "search", placeholder: "Search events and layers", "aria-label": "Search events and layers", spellcheck: "false", autocomplete: "off" });
   const choose = (i) => {
     state.selected = i;
@@ -22,7 +22,7 @@ export function plainTimeline(element, store, facts, showLayer) {
     list();
   };
   search.addEventListener("input", run);
-  element.replaceChildren(h("p", { class: "pf-quiet", role: "status" }, "This browser cannot draw the timeline: it has no canvas. Its longest events:"),
+  element.replaceChildren(h("p", { class: "pf-quiet", role: "status" }, "This browser has no canvas to draw the timeline on. Its longest events:"),
     h("div", { class: "pf-toolbar" }, h("span", { class: "pf-search" }, search)), panel, table);
   list();
   return {
@@ -42,7 +42,7 @@ export function plainTimeline(element, store, facts, showLayer) {
   };
 }
 
-// What the static twin says of the timeline, for a browser that cannot unpack it.
+// The static twin's part on the timeline, for a browser that cannot unpack it.
 export function twinsTracks(id) {
   if (!/^[\w-]+$/.test(id)) return null;
   const tables = [...document.querySelectorAll(`.perfnb-static-${id} table`)];

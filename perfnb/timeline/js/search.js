@@ -1,6 +1,6 @@
 // Searches in sorted arrays, and the greatest value of a range.
 
-// The first place in [from, to) of sorted values where `value` or more stands.
+// The first index in [from, to) of sorted values with a value of at least `value`.
 export function placeOf(values, value, from, to) {
   while (from < to) {
     const middle = (from + to) >>> 1;
@@ -10,7 +10,7 @@ export function placeOf(values, value, from, to) {
   return from;
 }
 
-// The same in steps that double: for places that are near.
+// The same with doubling steps, for indices near `from`.
 export function placeNear(values, value, from, to) {
   let step = 1;
   while (from + step < to && values[from + step] < value) {
@@ -20,7 +20,7 @@ export function placeNear(values, value, from, to) {
   return placeOf(values, value, from, Math.min(to, from + step));
 }
 
-// Where the greatest of values[from..to) stands: each level keeps the greatest of four of the level below.
+// The index of the greatest of values[from..to): each level keeps the greatest of four of the level below.
 export function greatestOf(values) {
   const levels = [];
   for (let below = null, size = values.length; size > 4; below = levels.at(-1)) {

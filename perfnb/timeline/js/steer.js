@@ -49,7 +49,7 @@ export function steerTimeline(canvas, scroller, state, frame, act) {
   canvas.addEventListener("pointercancel", lift);
   canvas.addEventListener("pointerleave", () => act.hover(null));
   canvas.addEventListener("dblclick", () => state.selected >= 0 && act.zoomTo(state.selected));
-  // A wheel belongs to the page until the timeline is clicked; with Ctrl (or a pinch on a pad) it always zooms.
+  // The wheel scrolls the page until the timeline is clicked; with Ctrl (or a pinch gesture) it always zooms.
   canvas.addEventListener("wheel", (event) => {
     const focused = canvas.getRootNode().activeElement === canvas;
     const unit = event.deltaMode === 1 ? 16 : 1;
@@ -77,7 +77,7 @@ export function steerTimeline(canvas, scroller, state, frame, act) {
   });
 }
 
-// The strip of the whole: drag the window, its edges, or go to a place.
+// The overview: drag the window or its edges, or click to go somewhere.
 export function steerOverview(top, state, frame, act) {
   let drag = null;
   const timeAt = (event) => {

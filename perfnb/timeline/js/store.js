@@ -17,7 +17,7 @@ function timelineStore(buffer) {
   for (const [key, [type, offset, length]] of Object.entries(header.arrays)) arrays[key] = new ARRAY_TYPES[type](buffer, 4 + size + offset, length);
   const { start, duration, depth, name, layer } = arrays;
   const total = start.length;
-  // Of each row (one depth of one track): the latest end up to an event, and the time of all before it.
+  // For each row (one depth of one track): the latest end up to an event, and the total time before it.
   const reach = new Float64Array(total);
   const before = new Float64Array(total + 1);
   const rows = [];
@@ -36,12 +36,12 @@ function timelineStore(buffer) {
       track.rows.push(row);
       from = to;
     }
-    // Where one line must do: the deepest that holds most of the time of the first.
+    // For a folded track: the deepest row that covers most of the first row's time.
     const time = (row) => before[row.last] - before[row.first];
     track.head = track.rows.findLast((row) => time(row) >= 0.6 * time(track.rows[0]));
     return track;
   });
-  // Words for boxes: a name, or where that is too wide the part of it that tells most.
+  // Labels for boxes: the name, or its most telling part if it is too wide.
   const labels = [...header.names];
   const brief = header.names.map((text, code) => {
     const short = /^(?:aten::|.*\.(?=[^.\s]+$)|autograd::engine::evaluate_function: |void |at::native::)/s.exec(text)?.[0].length;
@@ -62,7 +62,7 @@ function timelineStore(buffer) {
     return { from, to, busy: before[to] - before[from] - Math.max(0, t0 - start[from]) - Math.max(0, end(to - 1) - t1) };
   };
 
-  // Search: `lit` counts the matches before each event, so any stretch tells at once whether it holds one.
+  // Search: `lit` counts the matches before each event, so that any range can be checked for a match at once.
   let lit = null;
   let scope = rows;
   const small = { names: header.names.map((text) => text.toLowerCase()), layers: header.layers.map((text) => text.toLowerCase()) };
@@ -81,14 +81,14 @@ function timelineStore(buffer) {
     if (exact >= 0 && exact !== false && spans.length) scope = spans;
     return scope.reduce((sum, row) => sum + lit[row.last] - lit[row.first], 0);
   };
-  // Where an event stands, or would stand, among those of a row, in order of start, then of place.
+  // The position of an event, present or not, in a row ordered by start, then by index.
   const standing = (row, i, time) => {
     if (i >= row.first && i < row.last) return i;
     let at = placeOf(start, time, row.first, row.last);
     if (row.first < i) while (at < row.last && start[at] === time) at += 1;
     return at;
   };
-  // The next match after event `i` (or, where that is -1, from a time on), or the one before.
+  // The next match after event `i` (from a given time if that is -1), or the previous one.
   const match = (i, time, direction) => {
     let best = -1;
     for (const row of scope) {
@@ -103,7 +103,7 @@ function timelineStore(buffer) {
   };
   const rank = (i) => scope.reduce((sum, row) => sum + lit[standing(row, i, start[i])] - lit[row.first], 0);
 
-  // The longest events that touch a stretch of time; where a search stands, of its matches.
+  // The longest events in a time range; with a search, the longest matches.
   const longestIn = (t0, t1, most) => {
     const found = [];
     let least = -1;
@@ -118,7 +118,7 @@ function timelineStore(buffer) {
     }
     return found;
   };
-  // The event of another store that is this store's event `i`.
+  // This store's event `i` in another store.
   const same = (i, other) => {
     const row = rowOf(i);
     for (const to of other.rows) {

@@ -1,4 +1,4 @@
-// The tab of the timeline: every traced event over time, drawn on a canvas.
+// The Timeline tab: every traced event over time, drawn on a canvas.
 import { h } from "../../draw/js/dom.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 import { canDraw, plainTimeline, twinsTracks } from "./plain.js";
@@ -7,7 +7,7 @@ import { timelineView } from "./view.js";
 
 const wholes = new WeakMap();
 
-// The whole of a long trace, asked of the kernel once for each model; without a kernel no answer comes.
+// All events of a long trace, requested from the kernel once per model; without a kernel there is no answer.
 function wholeOf(model) {
   if (!wholes.has(model)) {
     wholes.set(model, new Promise((resolve) => {
@@ -19,7 +19,7 @@ function wholeOf(model) {
 }
 
 function timelineTab(model, data, facts, showLayer) {
-  const notice = h("p", { class: "pf-quiet pf-empty", role: "status" }, "Unpacking the timeline …");
+  const notice = h("p", { class: "pf-quiet pf-empty", role: "status" }, "Loading the timeline …");
   const element = h("div", { class: "pf-view pf-timeline" }, notice);
   let [view, wanted] = [null, null];
   let begun = false;
@@ -37,7 +37,7 @@ function timelineTab(model, data, facts, showLayer) {
       await put(model.get("timeline"));
     } catch (error) {
       const missing = typeof DecompressionStream === "undefined";
-      notice.textContent = missing ? "This browser cannot unpack the timeline: it has no DecompressionStream. The tabs Layers and Ops hold the sums." : `The timeline cannot be read: ${error.message}`;
+      notice.textContent = missing ? "This browser cannot unpack the timeline: it has no DecompressionStream. The Layers and Ops tabs have the totals." : `The timeline cannot be read: ${error.message}`;
       element.append(twinsTracks(data.id) ?? "");
       return;
     }

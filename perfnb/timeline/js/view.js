@@ -1,4 +1,4 @@
-// The timeline's elements, and how they follow what is shown.
+// The timeline's elements, and how they follow its state.
 import { swatch } from "../../draw/js/chart.js";
 import { freshId, h } from "../../draw/js/dom.js";
 import { byteSize, duration } from "../../draw/js/format.js";
@@ -9,7 +9,7 @@ import { timelineFrame, timelineLanes } from "./frame.js";
 import { steerOverview, steerTimeline } from "./steer.js";
 
 const TALLEST = 480;
-const HINTS = [["W S", "zoom"], ["A D", "pan"], ["← →", "neighbours"], ["↑ ↓", "caller, called"], ["F", "zoom to the choice"], ["0", "the whole"], ["/", "search"], ["N", "next match"], ["Shift+drag", "measure"]];
+const HINTS = [["W S", "zoom"], ["A D", "pan"], ["← →", "neighbours"], ["↑ ↓", "caller, callee"], ["F", "zoom to selection"], ["0", "show all"], ["/", "search"], ["N", "next match"], ["Shift+drag", "measure"]];
 
 export function timelineView(element, store, facts, showLayer) {
   const state = {
@@ -23,7 +23,7 @@ export function timelineView(element, store, facts, showLayer) {
   const scroller = h("div", { class: "pf-tl-scroll" }, body);
   const tip = h("div", { class: "pf-tl-tip", "aria-hidden": "true", hidden: true });
   const spoken = h("p", { class: "pf-tl-spoken", role: "status", "aria-live": "polite" });
-  const panel = h("aside", { class: "pf-details pf-tl-details", "aria-label": "Details of the timeline" });
+  const panel = h("aside", { class: "pf-details pf-tl-details", "aria-label": "Timeline details" });
   const table = h("div", { class: "pf-tl-table", hidden: true });
   const note = h("p", { class: "pf-quiet" });
   const frame = timelineFrame(state, canvas, top);
@@ -49,7 +49,7 @@ export function timelineView(element, store, facts, showLayer) {
       else list();
     });
   };
-  // The table follows the picture once that stands still.
+  // The table follows the picture once that stops moving.
   const list = () => {
     const now = `${state.t0} ${state.t1} ${state.query} ${state.selected} ${state.store.total}`;
     if (table.hidden || now === listed) return;
@@ -97,7 +97,7 @@ export function timelineView(element, store, facts, showLayer) {
   });
   const button = (word, title, click, more = {}) => h("button", { type: "button", title, click, ...more }, word);
   const steps = [button("‹", "Previous match (Shift+N)", () => act.next(-1), { "aria-label": "Previous match" }), button("›", "Next match (N)", () => act.next(1), { "aria-label": "Next match" })];
-  const toggle = button("Table", "The longest events in sight as a table", () => {
+  const toggle = button("Table", "List the longest visible events", () => {
     table.hidden = !table.hidden;
     toggle.setAttribute("aria-pressed", String(!table.hidden));
     listed = "";
@@ -106,10 +106,10 @@ export function timelineView(element, store, facts, showLayer) {
   const toolbar = h("div", { class: "pf-toolbar" },
     h("span", { class: "pf-search" }, search, h("span", { class: "pf-buttons pf-tl-steps" }, steps), status),
     h("span", { class: "pf-buttons" }, button("−", "Zoom out (S)", () => act.zoom(1.6), { "aria-label": "Zoom out" }), button("+", "Zoom in (W)", () => act.zoom(1 / 1.6), { "aria-label": "Zoom in" }),
-      button("Whole", "Show the whole time (0)", act.whole), toggle));
+      button("All", "Show the whole time range (0)", act.whole), toggle));
   const legend = h("ul", { class: "pf-legend pf-tl-legend", "aria-label": "Kinds of events" });
   const wheel = h("span", {});
-  const sayWheel = (focused) => { wheel.textContent = focused ? "The wheel zooms; Esc gives it back to the page" : "Click, then the wheel zooms (or Ctrl+wheel); drag pans"; };
+  const sayWheel = (focused) => { wheel.textContent = focused ? "The wheel zooms; press Esc to scroll the page again" : "Click to zoom with the wheel (or use Ctrl+wheel); drag to pan"; };
   canvas.addEventListener("focus", () => sayWheel(true));
   canvas.addEventListener("blur", () => sayWheel(false));
   sayWheel(false);
@@ -122,7 +122,7 @@ export function timelineView(element, store, facts, showLayer) {
     const close = h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: () => { act.choose(-1); canvas.focus({ preventScroll: true }); } }, "×");
     if (state.interval) panel.replaceChildren(close, ...intervalDetails(state, words));
     else if (state.selected >= 0) panel.replaceChildren(close, ...eventDetails(state, words, (i) => act.choose(i, true), showLayer));
-    else panel.replaceChildren(h("p", { class: "pf-quiet" }, "Click an event to see its times, its layer, and what it launched or was launched by."));
+    else panel.replaceChildren(h("p", { class: "pf-quiet" }, "Click an event for its times, its layer, and what it launched or was launched by."));
     if (inside) canvas.focus({ preventScroll: true });
   };
   let layout = null;
@@ -131,7 +131,7 @@ export function timelineView(element, store, facts, showLayer) {
     if (!state.folded.delete(lane.key)) state.folded.add(lane.key);
     lay();
   };
-  // Tracks one below the other, their titles beside them.
+  // Tracks below one another, with their titles.
   const lay = () => {
     const focused = [...titles.children].findIndex((node) => node === titles.getRootNode().activeElement);
     layout = frame.lay();
@@ -160,7 +160,7 @@ export function timelineView(element, store, facts, showLayer) {
     frame.resize(wide - gutter, Math.min(scroller.clientHeight, layout.height), gutter);
     scrolled();
   };
-  // Tracks below the edge would be missed: a button names the next one.
+  // A button names the next track below the edge, which would be missed otherwise.
   const scrolled = () => {
     state.scroll = scroller.scrollTop;
     const below = layout.lanes.filter((lane) => lane.y + LANE.row > state.scroll + frame.size.height);
@@ -200,9 +200,9 @@ export function timelineView(element, store, facts, showLayer) {
   for (const node of [document.body, document.documentElement]) watched.observe(node, { attributes: true });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
   [state.t0, state.t1] = act.bounds();
-  // Python calls are many lines that tell what ops and layers tell in few.
+  // Python calls take many rows and say what ops and layers say in few.
   for (const track of store.tracks) if (track.kind === "python") state.folded.add(`python ${track.title}`);
-  // Threads without work of the step make room for what has some.
+  // Threads without work of the step are folded to make room.
   if (timelineLanes(store, state.folded).height > TALLEST) {
     const other = store.header.kinds.findIndex((kind) => kind.word === "other");
     for (const track of store.tracks) {
@@ -215,7 +215,7 @@ export function timelineView(element, store, facts, showLayer) {
       recolour();
       fit();
     },
-    // The whole comes after a coarser level: time, choice, search and what is marked stay.
+    // When all events arrive after a coarser level, the visible range, selection, search and marked range stay.
     replace(next) {
       const chosen = state.selected >= 0 ? state.store.same(state.selected, next) : -1;
       const { interval } = state;
