@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from perfnb.draw import escape
 from perfnb.draw.palette import Mark
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -20,6 +21,16 @@ def cells_of(shares: Sequence[float], width: int) -> list[int]:
 def stacked(marks: Iterable[Mark], shares: Sequence[float], width: int) -> str:
     """Draw a stacked bar of `width` cells from the glyphs of marks."""
     return "".join(mark.glyph * cells for mark, cells in zip(marks, cells_of(shares, width), strict=True))
+
+
+def legend(entries: Sequence[tuple[Mark, str, str]], width: int) -> list[str]:
+    """What the parts of a bar stand for, each with a figure and its share, in as many columns as fit."""
+    if not entries:
+        return []
+    words = max(escape.cells(mark.word) for mark, _, _ in entries)
+    cells = [f"{mark.glyph} {escape.fit(mark.word, words)} {figure:>8} {share:>6}" for mark, figure, share in entries]
+    columns = max(1, (width + 4) // (max(map(escape.cells, cells)) + 4))
+    return ["    ".join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
 
 
 def heights(values: Iterable[float], highest: float) -> str:

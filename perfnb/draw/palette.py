@@ -31,6 +31,11 @@ class Mark:
     glyph: str
     pattern: str
 
+    @property
+    def data(self) -> dict[str, str]:
+        """What the browser draws it with."""
+        return {"word": self.word, "colour": self.colour, "pattern": self.pattern}
+
 
 #: A mark for every phase and for recomputation.
 MARKS = {

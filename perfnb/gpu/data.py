@@ -43,7 +43,7 @@ def gpu_data(summary: GpuSummary) -> dict[str, Any]:
     return {
         "busy": fmt.short(summary.busy),
         "headline": _together(headline(summary)),
-        "marks": [{**_mark(mark), "title": PART_WORDS[name]} for name, mark in palette.GPU.items()],
+        "marks": [{**mark.data, "title": PART_WORDS[name]} for name, mark in palette.GPU.items()],
         "devices": [_bar(row, device_word(row.device)) for row in summary.devices.itertuples(index=False)],
         "steps": [_bar(row, _step_word(row, summary)) for row in steps.itertuples(index=False)],
         "steps_in_all": summary.steps_in_all,
@@ -96,7 +96,7 @@ def _path(path: PathFacts) -> dict[str, Any]:
         "title": _together(path_title(path)),
         "saves_title": SAVES_WORDS,
         "kinds": [
-            {**_mark(mark), "title": KIND_WORDS[str(kind)], **_figures(row)}
+            {**mark.data, "title": KIND_WORDS[str(kind)], **_figures(row)}
             for mark, kind, row in zip(marks, kinds["kind"], kinds.itertuples(index=False), strict=True)
         ],
         "ops": [{"word": escape.plain(row.op), **_figures(row)} for row in ops.itertuples(index=False)],
@@ -105,10 +105,6 @@ def _path(path: PathFacts) -> dict[str, Any]:
 
 def _figures(row: Any) -> dict[str, float | None]:
     return {"ms": fmt.short(row.path_ms), "share": fmt.short(row.share), "saves_ms": fmt.short(row.saves_ms)}
-
-
-def _mark(mark: palette.Mark) -> dict[str, str]:
-    return {"word": mark.word, "colour": mark.colour, "pattern": mark.pattern}
 
 
 def _place(names: dict[str, int], value: Any, width: int = escape.MAX_NAME) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -42,8 +41,8 @@ def gpu_text(summary: GpuSummary, width: int = 100) -> list[str]:
         if len(summary.devices) > 1:
             lines.append(f"{device_word(row.device)}, {fmt.duration(row.total_ms)}")
         lines.append(bars.stacked(marks, [ms for _, ms in shown], width))
-        entries = [(mark, ms, ms / row.total_ms) for mark, (_, ms) in zip(marks, shown, strict=True)]
-        lines += _in_columns(entries, width)
+        figures = [(fmt.duration(ms), fmt.share(ms / row.total_ms)) for _, ms in shown]
+        lines += bars.legend([(mark, *both) for mark, both in zip(marks, figures, strict=True)], width)
     if summary.path is not None and len(summary.path.kinds):
         lines += escape.wrapped(f"{path_title(summary.path)} (saves: at most, if the part took no time)", width)
         lines += [_part_text(palette.PATH[str(row.kind)].word, row, width) for row in _heaviest(summary.path.kinds)]
@@ -149,18 +148,6 @@ def _rows(frame: pd.DataFrame) -> Any:
 def _part_text(word: str, row: Any, width: int) -> str:
     figures = f"{fmt.duration(row.path_ms):>8} {fmt.share(row.share):>6}   saves {fmt.duration(row.saves_ms):>8}"
     return f"  {escape.fit(word, min(48, width - 35))} {figures}"
-
-
-def _in_columns(entries: Sequence[tuple[palette.Mark, float, float]], width: int) -> list[str]:
-    if not entries:  # everything was shorter than the trace's resolution
-        return []
-    words = max(escape.cells(mark.word) for mark, _, _ in entries)
-    cells = [
-        f"{mark.glyph} {escape.fit(mark.word, words)} {fmt.duration(ms):>8} {fmt.share(part):>6}"
-        for mark, ms, part in entries
-    ]
-    columns = max(1, (width + 4) // (max(map(escape.cells, cells)) + 4))
-    return ["    ".join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
 
 
 #: The parts of a GPU's time, explained.

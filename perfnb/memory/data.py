@@ -35,28 +35,17 @@ def memory_data(summary: MemorySummary) -> dict[str, Any]:
         "step_ns": _nanoseconds(summary.step_ms),
         "peak": {"at": _place(times, _nanoseconds(summary.peak_ms)), "bytes": int(summary.peak_bytes)},
         "categories": [
-            {
-                "word": mark.word,
-                "colour": mark.colour,
-                "pattern": mark.pattern,
-                "peak": _whole(summary.by_category.get(name)),
-            }
-            for name, mark in palette.CATEGORIES.items()
+            {**mark.data, "peak": _whole(summary.by_category.get(name))} for name, mark in palette.CATEGORIES.items()
         ],
         "phases": [
             {
+                **mark.data,
                 "word": escape.plain(mark.word),
-                "colour": mark.colour,
-                "pattern": mark.pattern,
-                "start_ns": _nanoseconds(start),
-                "end_ns": _nanoseconds(end),
+                "start_ns": _nanoseconds(row.start_ms),
+                "end_ns": _nanoseconds(row.end_ms),
             }
-            for mark, start, end in zip(
-                (palette.mark(str(name)) for name in summary.phases["phase"]),
-                summary.phases["start_ms"],
-                summary.phases["end_ms"],
-                strict=True,
-            )
+            for row in summary.phases.itertuples()
+            for mark in (palette.mark(str(row.phase)),)
         ],
         "instants": {
             "t": _differences(times),

@@ -210,13 +210,17 @@ def _thinned(line: pd.DataFrame, top: int) -> pd.DataFrame:
     """At most `INSTANTS` rows: the fullest of each time bin, the first and the last."""
     if len(line) <= INSTANTS:
         return line
-    time = line["t_ms"].to_numpy(dtype=float)
-    stretch = np.minimum((time / max(time[-1], 1e-9) * (INSTANTS - 3)).astype(np.int64), INSTANTS - 4)
-    total = line["total"].to_numpy(dtype=np.int64)
-    order = np.lexsort((-total, stretch))
-    first = np.unique(stretch[order], return_index=True)[1]
-    kept = np.unique(np.concatenate([order[first], [0, top, len(line) - 1]]))
-    return line.iloc[kept].reset_index(drop=True)
+    kept = fullest(line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64), INSTANTS - 1)
+    return line.iloc[np.union1d(kept, [top])].reset_index(drop=True)
+
+
+def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
+    """Rows of at most `most` instants in order of time: the fullest of each time bin, the first and the last."""
+    elapsed = times - times[0]
+    bins = np.minimum((elapsed / max(float(elapsed[-1]), 1e-9) * (most - 2)).astype(np.int64), most - 3)
+    order = np.lexsort((-levels, bins))
+    highest = order[np.unique(bins[order], return_index=True)[1]]
+    return np.union1d(highest, [0, len(times) - 1])
 
 
 def _phases(watched: Watched) -> pd.DataFrame:

@@ -52,13 +52,8 @@ def memory_text(summary: MemorySummary, width: int = 100) -> list[str]:
     if held := _held(summary):
         marks = [palette.category(name) for name, _ in held]
         lines += [f"at the {instant_word(summary)}", bars.stacked(marks, [size for _, size in held], width)]
-        words = max(escape.cells(mark.word) for mark in marks)
-        entries = [
-            f"{mark.glyph} {escape.fit(mark.word, words)} {fmt.size(size):>8} {fmt.share(size / summary.peak_bytes):>6}"
-            for mark, (_, size) in zip(marks, held, strict=True)
-        ]
-        columns = max(1, (width + 4) // (max(map(escape.cells, entries)) + 4))
-        lines += ["    ".join(entries[i : i + columns]) for i in range(0, len(entries), columns)]
+        figures = [(fmt.size(size), fmt.share(size / summary.peak_bytes)) for _, size in held]
+        lines += bars.legend([(mark, *both) for mark, both in zip(marks, figures, strict=True)], width)
     return [line.rstrip() for line in [*lines, *_owners_text(summary, width), *_fits_text(summary, width)]]
 
 

@@ -92,11 +92,7 @@ def _phases(summary: Summary, width: int) -> list[str]:
     shares = [max(0.0, fmt.known(row["share"]) or 0.0) for _, row in shown]
     bar = bars.stacked([palette.mark(name) for name, _ in shown], shares, width)
     figures = [(palette.mark(name), fmt.duration(row["ms"]), fmt.share(row["share"])) for name, row in shown]
-    words = max(len(mark.word) for mark, _, _ in figures)
-    entries = [f"{mark.glyph} {escape.fit(mark.word, words)} {ms:>8} {part:>6}" for mark, ms, part in figures]
-    columns = max(1, (width + 4) // (max(map(escape.cells, entries)) + 4))
-    rows = ["    ".join(entries[i : i + columns]) for i in range(0, len(entries), columns)]
-    return [f"Phases of a traced step ({fmt.duration(summary.traced_ms)})", bar, *rows]
+    return [f"Phases of a traced step ({fmt.duration(summary.traced_ms)})", bar, *bars.legend(figures, width)]
 
 
 def _notes(summary: Summary, width: int) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfnb.memory.table import fullest
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.timeline import KINDS, OTHER, Timeline, Track
@@ -126,9 +127,5 @@ def _thinned(curve: MemoryCurve) -> MemoryCurve:
     """The curve with the maximum of each time bin, its first and its last value."""
     if len(curve.bytes) <= _MOMENTS:
         return curve
-    time = curve.times_ns - curve.times_ns[0]
-    stretch = (time * ((_MOMENTS - 3) / max(int(time[-1]), 1))).astype(np.int64)  # a trace may span years
-    order = np.lexsort((-curve.bytes, stretch))
-    highest = order[np.unique(stretch[order], return_index=True)[1]]
-    rows = np.unique(np.concatenate([highest, [0, len(time) - 1]]))
+    rows = fullest(curve.times_ns, curve.bytes, _MOMENTS)
     return replace(curve, times_ns=curve.times_ns[rows], bytes=curve.bytes[rows])

@@ -141,7 +141,7 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
         "names": names,
         "details": details,
         "categories": categories[:256],
-        "kinds": [_kind(name) for name in timeline.kinds],
+        "kinds": [palette.mark(name).data for name in timeline.kinds],
         "layers": [escape.plain(name, MAX_TEXT) for name in timeline.layers],
         "layer_rows": [int(row) for row in layer_rows],
         "tracks": [
@@ -180,11 +180,6 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
 def memory_word(device: str) -> str:
     """The device of a curve, in words."""
     return "CPU" if device == "cpu" else escape.plain(device, 40)
-
-
-def _kind(name: str) -> dict[str, str]:
-    mark = palette.mark(name)
-    return {"word": mark.word, "colour": mark.colour, "pattern": mark.pattern}
 
 
 def _used(texts: Sequence[str], codes: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
