@@ -45,23 +45,15 @@ _FLOAT32 = re.compile(r"sgemm|s(?:cudnn|gemv)|f32f32_f32f32_f32|ffma|_S_B_|_SB_|
 
 @dataclass(frozen=True)
 class Work:
-    """Layers on one side of the ridge.
+    """Layers on one side of the ridge."""
 
-    Attributes
-    ----------
-    ms : float
-        Their time in a timed step.
-    least_ms : float
-        The least that the roof allows.
-    arithmetic_ms : float
-        What their arithmetic alone needs.
-    layers : tuple of str
-        Heaviest first.
-    """
-
+    #: Their time in a timed step.
     ms: float
+    #: The least that the roof allows.
     least_ms: float
+    #: What their arithmetic alone needs.
     arithmetic_ms: float
+    #: Heaviest first.
     layers: tuple[str, ...]
 
     @property

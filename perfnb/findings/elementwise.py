@@ -37,25 +37,17 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Chains:
-    """Chains of elementwise ops in the traced steps.
+    """Chains of elementwise ops in the traced steps."""
 
-    Attributes
-    ----------
-    members : ndarray of bool
-        Which of `Facts.ops` belong to a chain.
-    whole_ns, one_pass_ns : float
-        Time of all ops, and of the longest op of each chain: what one fused loop would still take.
-    count : int
-        Number of chains.
-    gaps_ns : ndarray
-        By block: time between two ops of a chain, in which memory is freed; at most as long as the first op took and
-        no more than the block's ops leave.
-    """
-
+    #: Which of `Facts.ops` belong to a chain.
     members: npt.NDArray[np.bool_]
+    #: Time of all ops, and of the longest op of each chain: what one fused loop would still take.
     whole_ns: float
     one_pass_ns: float
+    #: Number of chains.
     count: int
+    #: By block: time between two ops of a chain, in which memory is freed; at most as long as the first op took and no
+    #: more than the block's ops leave.
     gaps_ns: npt.NDArray[np.float64]
 
 

@@ -43,59 +43,40 @@ _TINY = 15.0
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What the report shows of a step, for the rules to argue from.
+    """What the report shows of a step, for the rules to argue from."""
 
-    Attributes
-    ----------
-    timing : Timing
-        Step times of the timed pass.
-    phases : DataFrame
-        The frame ``phases``.
-    slowdown : float or None
-        Traced step time divided by the timed one.
-    roofline : Roofline or None
-        If arithmetic was counted.
-    memory : MemorySummary or None
-        If memory was watched.
-    """
-
+    #: Step times of the timed pass.
     timing: Timing
+    #: The frame ``phases``.
     phases: pd.DataFrame
+    #: Traced step time divided by the timed one.
     slowdown: float | None = None
+    #: If arithmetic was counted.
     roofline: Roofline | None = None
+    #: If memory was watched.
     memory: MemorySummary | None = None
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a step.
+    """What is known about a step."""
 
-    Attributes
-    ----------
-    recording, attribution, figures
-        What everything is computed from.
-    step_ms : float
-        A timed step: the median without waits for data and pauses of the garbage collector, plus the mean of these.
-        For a loaded trace the mean of the traced steps, or the GPU's time if that is longer.
-    timed_ms, waits_ms, pauses_ms : ndarray
-        Per timed step: its time, the wait for a batch in it, and the garbage collector's pauses.
-    cells_ns : ndarray
-        Typical time of each cell, corrected for the cost of tracing.
-    scale : float
-        Factor from this time to timed time.
-    gpu : GpuFacts or None
-        If a GPU worked.
-    """
-
+    #: What everything is computed from.
     recording: Recording
     attribution: Attribution
     figures: StepFigures
+    #: A timed step: the median without waits for data and pauses of the garbage collector, plus the mean of these. For
+    #: a loaded trace the mean of the traced steps, or the GPU's time if that is longer.
     step_ms: float
+    #: Per timed step: its time, the wait for a batch in it, and the garbage collector's pauses.
     timed_ms: npt.NDArray[np.float64]
     waits_ms: npt.NDArray[np.float64]
     pauses_ms: npt.NDArray[np.float64]
+    #: Typical time of each cell, corrected for the cost of tracing.
     cells_ns: npt.NDArray[np.float64]
+    #: Factor from this time to timed time.
     scale: float
+    #: If a GPU worked.
     gpu: GpuFacts | None
 
     @property

@@ -40,82 +40,54 @@ def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that holds the step back.
+    """Something that holds the step back."""
 
-    Attributes
-    ----------
-    bottleneck : str
-        The name of its rule.
-    evidence : str
-        The figures behind it.
-    bound_ms : float or None
-        The most that removing it could save per step, in milliseconds (Amdahl); ``None`` if that is unknown. For uneven
-        steps it refers to the mean step, which is longer than the typical one.
-    lever : str
-        The recommendation.
-    code : str
-        A line of Python that follows it, in the user's own names; empty if these are unknown or one line cannot do it.
-    confidence : str
-        ``high``, ``medium`` or ``low``.
-    why : str
-        Why not more, and why not less.
-    blind : str
-        What the rule could not see.
-    rows : tuple of Row
-        What it is about.
-    bound_bytes : int or None
-        The most memory that removing it could free, for findings about memory.
-    of_ms : float or None
-        The step that the bound is a share of, if not the typical one.
-    """
-
+    #: The name of its rule.
     bottleneck: str
+    #: The figures behind it.
     evidence: str
+    #: The most that removing it could save per step, in milliseconds (Amdahl); ``None`` if that is unknown. For uneven
+    #: steps it refers to the mean step, which is longer than the typical one.
     bound_ms: float | None
+    #: The recommendation.
     lever: str
+    #: A line of Python that follows it, in the user's own names; empty if these are unknown or one line cannot do it.
     code: str
+    #: ``high``, ``medium`` or ``low``.
     confidence: Confidence
+    #: Why not more, and why not less.
     why: str
+    #: What the rule could not see.
     blind: str
+    #: What it is about.
     rows: tuple[Row, ...] = ()
+    #: The most memory that removing it could free, for findings about memory.
     bound_bytes: int | None = None
+    #: The step that the bound is a share of, if not the typical one.
     of_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A bottleneck: how to find it, and what the verdict says about it. Calling it searches a step.
+    """A bottleneck: how to find it, and what the verdict says about it. Calling it searches a step."""
 
-    Attributes
-    ----------
-    name : str
-        The bottleneck in two or three words, as in the frame ``findings``.
-    headline : str
-        How the verdict starts: ``Compute-bound``.
-    saving : str
-        What could save the time: ``removing the wait``.
-    search : callable
-        Yields the findings.
-    words : callable or None
-        Gives headline and saving where they depend on the step.
-    ceiling : bool
-        Whether a GPU's bound is all of the work, which no change removes as a whole.
-    timed_only : bool
-        Whether only timed steps show it, so that traced steps without it are no argument against it.
-    idle_cause : str
-        The cause in `GpuFacts.idle_by` that it explains, if any.
-    explained : bool
-        Whether the cause is known.
-    """
-
+    #: The bottleneck in two or three words, as in the frame ``findings``.
     name: str
+    #: How the verdict starts: ``Compute-bound``.
     headline: str
+    #: What could save the time: ``removing the wait``.
     saving: str
+    #: Yields the findings.
     search: Callable[[Facts], Iterator[Finding]]
+    #: Gives headline and saving where they depend on the step.
     words: Callable[[Facts], tuple[str, str]] | None = None
+    #: Whether a GPU's bound is all of the work, which no change removes as a whole.
     ceiling: bool = False
+    #: Whether only timed steps show it, so that traced steps without it are no argument against it.
     timed_only: bool = False
+    #: The cause in `GpuFacts.idle_by` that it explains, if any.
     idle_cause: str = ""
+    #: Whether the cause is known.
     explained: bool = True
 
     def __call__(self, facts: Facts) -> list[Finding]:

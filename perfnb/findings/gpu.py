@@ -34,26 +34,17 @@ TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Runs:
-    """Kernels, copies and fills of the steps; one value per array for each.
-
-    Attributes
-    ----------
-    names : Categorical
-    sort : ndarray
-        Index into `SORTS`.
-    start, end : ndarray
-        Nanoseconds.
-    row : ndarray
-        Position in the events of the trace.
-    called : ndarray
-        When the launching call started; -1 if unknown.
-    """
+    """Kernels, copies and fills of the steps; one value per array for each."""
 
     names: pd.Categorical
+    #: Index into `SORTS`.
     sort: Ints
+    #: Nanoseconds.
     start: Ints
     end: Ints
+    #: Position in the events of the trace.
     row: Ints
+    #: When the launching call started; -1 if unknown.
     called: Ints
 
     def named(self, pattern: re.Pattern[str]) -> Bools:
@@ -67,87 +58,60 @@ class Runs:
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of all traced steps in one direction, between host and device.
+    """Copies of all traced steps in one direction, between host and device."""
 
-    Attributes
-    ----------
-    count, pageable, pinned : int
-        All copies, and those with memory that the trace calls pageable or pinned.
-    each_bytes : float or None
-        Median size of a copy; ``None`` if the trace does not say.
-    call_ms : float
-        Host time per step in the calls that launched them.
-    """
-
+    #: All copies, and those with memory that the trace calls pageable or pinned.
     count: int
     pageable: int
     pinned: int
+    #: Median size of a copy; ``None`` if the trace does not say.
     each_bytes: float | None
+    #: Host time per step in the calls that launched them.
     call_ms: float
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """Figures of the busiest GPU, in milliseconds per traced step.
+    """Figures of the busiest GPU, in milliseconds per traced step."""
 
-    Attributes
-    ----------
-    span_ms : float
-        The host's step, and the GPU's work on it afterwards.
-    busy_ms, communication_ms, exposed_ms, copies_ms, idle_ms : float
-        Lengths of unions; ``exposed_ms`` is communication, and ``copies_ms`` copies between host and device, with
-        nothing computing.
-    idle_by, idle_perhaps : mapping
-        Idle time by its cause, as ``by`` and ``perhaps`` of `Idle`.
-    doing : Doing
-        What the host did in the idle time counted as ``host``.
-    late : IntervalSet
-        When the host had not launched work that the GPU could have done.
-    per_step : float
-        Factor from nanoseconds of all traced steps to milliseconds of one.
-    calls_ms : mapping
-        Host time in calls that allocate, copy and wait, and their number, by cause as in `idle_by`.
-    kernels : float
-        Kernels, copies and fills per step.
-    short_share : float or None
-        Share of kernels that were shorter than their launch.
-    call_us, kernel_us : float or None
-        Median duration of a launching call and of a kernel.
-    graph_share : float
-        Share of the work that CUDA graphs launched.
-    before : DataFrame
-        Operators whose work ended idle times: ``op``, ``ms``; heaviest first.
-    work : DataFrame
-        Kernels by name: ``name``, ``ms``, ``calls``; heaviest first.
-    runs : Runs
-        Everything that ran.
-    run_ms : float
-        Factor from nanoseconds in `runs` to milliseconds per step.
-    to_device, to_host : Copies
-        Copies between host and device.
-    """
-
+    #: The host's step, and the GPU's work on it afterwards.
     span_ms: float
+    #: Lengths of unions; ``exposed_ms`` is communication, and ``copies_ms`` copies between host and device, with
+    #: nothing computing.
     busy_ms: float
     communication_ms: float
     exposed_ms: float
     copies_ms: float
     idle_ms: float
+    #: Idle time by its cause, as ``by`` and ``perhaps`` of `Idle`.
     idle_by: Mapping[str, float]
     idle_perhaps: Mapping[str, float]
+    #: What the host did in the idle time counted as ``host``.
     doing: Doing
+    #: When the host had not launched work that the GPU could have done.
     late: IntervalSet
+    #: Factor from nanoseconds of all traced steps to milliseconds of one.
     per_step: float
+    #: Host time in calls that allocate, copy and wait, and their number, by cause as in `idle_by`.
     calls_ms: Mapping[str, tuple[float, int]]
+    #: Kernels, copies and fills per step.
     kernels: float
+    #: Share of kernels that were shorter than their launch.
     short_share: float | None
+    #: Median duration of a launching call and of a kernel.
     call_us: float | None
     kernel_us: float | None
+    #: Share of the work that CUDA graphs launched.
     graph_share: float
+    #: Operators whose work ended idle times: ``op``, ``ms``; heaviest first.
     before: pd.DataFrame
+    #: Kernels by name: ``name``, ``ms``, ``calls``; heaviest first.
     work: pd.DataFrame
+    #: Everything that ran.
     runs: Runs
+    #: Factor from nanoseconds in `runs` to milliseconds per step.
     run_ms: float
+    #: Copies between host and device.
     to_device: Copies
     to_host: Copies
 

@@ -56,20 +56,13 @@ _SAME = 0.9
 
 @dataclass(frozen=True)
 class Doing:
-    """What the host did, in nanoseconds.
+    """What the host did, in nanoseconds."""
 
-    Attributes
-    ----------
-    whole : float
-        Length of the time in question.
-    by : dict
-        By `PLACES`: the part in each, outside the previous ones.
-    longest : dict
-        The innermost name that takes most of each; empty if there is none.
-    """
-
+    #: Length of the time in question.
     whole: float
+    #: By `PLACES`: the part in each, outside the previous ones.
     by: dict[str, float]
+    #: The innermost name that takes most of each; empty if there is none.
     longest: dict[str, str]
 
     @property
@@ -80,27 +73,18 @@ class Doing:
 
 @dataclass(frozen=True)
 class Idle:
-    """Idle time of one device, in nanoseconds of all traced steps.
+    """Idle time of one device, in nanoseconds of all traced steps."""
 
-    Attributes
-    ----------
-    span_ns : int
-        Length of the steps.
-    by : mapping
-        `HELD`; ``launches`` (the host could not launch faster), ``host`` (it did other things for longer than a launch
-        takes); ``dependency``; `UNEXPLAINED`.
-    perhaps : mapping
-        By `HELD`: idle time during such a call, although the host is not known to have been late.
-    late : IntervalSet
-        When the host had not launched work that the device could have done.
-    doing : Doing
-        What the host did in the time counted as ``host``.
-    """
-
+    #: Length of the steps.
     span_ns: int
+    #: `HELD`; ``launches`` (the host could not launch faster), ``host`` (it did other things for longer than a launch
+    #: takes); ``dependency``; `UNEXPLAINED`.
     by: Mapping[str, float]
+    #: By `HELD`: idle time during such a call, although the host is not known to have been late.
     perhaps: Mapping[str, float]
+    #: When the host had not launched work that the device could have done.
     late: IntervalSet
+    #: What the host did in the time counted as ``host``.
     doing: Doing
 
     @property

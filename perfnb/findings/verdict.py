@@ -38,41 +38,26 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds the step, in three lines.
+    """What bounds the step, in three lines."""
 
-    Attributes
-    ----------
-    verdict : str
-        What bounds the step.
-    why : str
-        The evidence.
-    next : str
-        What to try.
-    finding : int or None
-        Row of the frame ``findings`` that it rests on.
-    """
-
+    #: What bounds the step.
     verdict: str
+    #: The evidence.
     why: str
+    #: What to try.
     next: str
+    #: Row of the frame ``findings`` that it rests on.
     finding: int | None = None
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All findings on a step.
+    """All findings on a step."""
 
-    Attributes
-    ----------
-    table : DataFrame
-        The frame ``findings``.
-    verdict : Verdict
-    step_ms : float or None
-        The step that the bounds are shares of.
-    """
-
+    #: The frame ``findings``.
     table: pd.DataFrame
     verdict: Verdict
+    #: The step that the bounds are shares of.
     step_ms: float | None
 
 

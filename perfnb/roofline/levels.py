@@ -54,46 +54,32 @@ POINTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Roofline:
-    """The machine's ceilings and where the parts of a step lie under them.
+    """The machine's ceilings and where the parts of a step lie under them."""
 
-    Attributes
-    ----------
-    device : str
-        Name of the device.
-    peaks : mapping
-        FLOP/s by dtype: as measured, or as a part of this step reached where that is more.
-    bandwidth : float or None
-        Measured bytes/s.
-    points : DataFrame
-        One row a layer or operator that moves something: ``kind`` (layer, op), ``name``, ``flops``, ``bytes``, ``ms``,
-        ``intensity`` (FLOP/byte), ``achieved_flops_per_s``, ``attainable_flops_per_s`` (the roof above it),
-        ``efficiency`` (achieved/attainable), ``bound`` (compute, memory, or NA), ``dtype``. A layer's are its own,
-        without those of the layers inside it.
-    utilisation : float or None
-        Model FLOPs utilisation: the arithmetic that the model needs, recomputation left out, of what the machine could
-        have done in the same time.
-    flops : int or None
-        FLOPs of a step, recomputation included.
-    uncounted : DataFrame
-        Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; the heaviest first.
-    others : float
-        Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
-    dtype : str or None
-        The one whose ceiling `utilisation` is a share of.
-    refuted : mapping
-        Measured FLOP/s of the dtypes in which a layer or operator of this step computed faster, which then count by
-        what it reached: how much faster large products would be is not known.
-    """
-
+    #: Name of the device.
     device: str
+    #: FLOP/s by dtype: as measured, or as a part of this step reached where that is more.
     peaks: Mapping[str, float]
+    #: Measured bytes/s.
     bandwidth: float | None
+    #: One row a layer or operator that moves something: ``kind`` (layer, op), ``name``, ``flops``, ``bytes``, ``ms``,
+    #: ``intensity`` (FLOP/byte), ``achieved_flops_per_s``, ``attainable_flops_per_s`` (the roof above it),
+    #: ``efficiency`` (achieved/attainable), ``bound`` (compute, memory, or NA), ``dtype``. A layer's are its own,
+    #: without those of the layers inside it.
     points: pd.DataFrame
+    #: Model FLOPs utilisation: the arithmetic that the model needs, recomputation left out, of what the machine could
+    #: have done in the same time.
     utilisation: float | None
+    #: FLOPs of a step, recomputation included.
     flops: int | None
+    #: Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; the heaviest first.
     uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
+    #: Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
     others: float = 0.0
+    #: The one whose ceiling `utilisation` is a share of.
     dtype: str | None = None
+    #: Measured FLOP/s of the dtypes in which a layer or operator of this step computed faster, which then count by what
+    #: it reached: how much faster large products would be is not known.
     refuted: Mapping[str, float] = field(default_factory=dict)
 
     @property
