@@ -349,7 +349,7 @@ labs.check("2.6", {"layer": suspect, "at_most": at_most}, profile=p)
 p
 
 # %% [markdown]
-# **Look at** the verdict, and note the *at most* in it: it is not your bound, and at the end you will know why. (*Low
+# **Look at** the verdict, and note the *up to* in it: it is not your bound, and at the end you will know why. (*Low
 # confidence* means that the figure is an estimate; the finding says of what.) It should be about many short operators,
 # *dispatch overhead*. If it is about something else, the machine was busy while you measured: *dispatch overhead* is
 # then second or third in the *Findings* tab, and it is the one to read. The *Why* line counts fewer ops than the column
