@@ -31,7 +31,7 @@ MOST_PAIRS, MOST_UNPLANNED = 10_000, 100
 BLOCK_MS, LONGEST_BLOCK, ROUNDS_WANTED, MOST_BLOCKS = 20.0, 64, 12, 40
 #: To detect prefetching that cannot be seen: pairs, parts of a run of turns back to back, its most turns, its share of
 #: the budget, and how many times as long a turn must take back to back.
-ROW_PAIRS, ROW_PARTS, LONGEST_ROW, ROW_SHARE, SLOWER_IN_A_ROW = 8, 4, 64, 0.1, 1.3
+ROW_PAIRS, ROW_PARTS, LONGEST_ROW, ROW_SHARE, SLOWER_BACK_TO_BACK = 8, 4, 64, 0.1, 1.3
 #: Seeds of the order within rounds, so that a run can be repeated.
 SEED, INPUT_SEED = 20260101, 20260102
 #: Of a trial of the input: shares of the budget by which the warm-up and the measurement of the loader's pace have
@@ -185,11 +185,11 @@ def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Float
     for attempt in range(2):
         orders, part = random_orders(1, bench.count, SEED + 4 + attempt), half // ROW_PARTS
         row = milliseconds(bench.blocks(orders, lead=half, turns=part, parts=ROW_PARTS, pass_name="pilot"))
-        slower &= row.min(axis=1) > SLOWER_IN_A_ROW * usual
+        slower &= row.min(axis=1) > SLOWER_BACK_TO_BACK * usual
         if not slower.any():
             return None
         usual = np.maximum(usual, interleaved(SEED + 6 + attempt))
-        slower &= row.min(axis=1) > SLOWER_IN_A_ROW * usual
+        slower &= row.min(axis=1) > SLOWER_BACK_TO_BACK * usual
     return (Prefetching("something", half), row.mean(axis=1)) if slower.any() else None
 
 

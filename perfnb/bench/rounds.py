@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 
 from perfnb.bench.design import Prefetching
+from perfnb.bench.nested import mapped
 from perfnb.bench.prefetching import prefetching, prepared
 from perfnb.interrupts import InterruptGate
 from perfnb.step.conditions import Conditions
@@ -241,7 +240,7 @@ class Bench:
             self.conditions.step += 1
             if keep:
                 # The next step may write its result to the same memory.
-                results[number] = result if place == len(order) - 1 else copied(result)
+                results[number] = result if place == len(order) - 1 else mapped(_copy, result)
             del result
         self.sizes.append(common_size(arguments[0]) if arguments else None)
         if keep:
@@ -252,34 +251,8 @@ class Bench:
         return () if self._source is None else (self._source.next(),)
 
 
-def copied(result: Any) -> Any:
-    """Copy the tensors and arrays in a result, except parameters of models."""
-    if isinstance(result, torch.Tensor):
-        return result if isinstance(result, torch.nn.Parameter) else result.detach().clone()
-    if isinstance(result, np.ndarray):
-        return result.copy()
-    if type(result) in (list, tuple):
-        return type(result)(map(copied, result))
-    if isinstance(result, tuple) and hasattr(result, "_make"):
-        return result._make(map(copied, result))
-    names = _names_in(result)
-    if not names:
-        return result
-    try:
-        fresh = copy.copy(result)
-        for name in names:
-            if isinstance(fresh, Mapping):
-                fresh[name] = copied(result[name])  # type: ignore[index]
-            else:
-                setattr(fresh, name, copied(getattr(result, name)))
-    except Exception:  # it cannot be changed
-        return result
-    return fresh
-
-
-def _names_in(result: Any) -> list[Any]:
-    """Keys of a mapping, or fields of a data class."""
-    if isinstance(result, Mapping):
-        return list(result)
-    whole = dataclasses.is_dataclass(result) and not isinstance(result, type)
-    return [field.name for field in dataclasses.fields(result)] if whole else []
+def _copy(part: Any) -> Any:
+    """Copy a tensor or array, unless it is a parameter of a model."""
+    if isinstance(part, np.ndarray):
+        return part.copy()
+    return part if isinstance(part, torch.nn.Parameter) else part.detach().clone()

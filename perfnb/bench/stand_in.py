@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from perfnb.bench.nested import mapped
 from perfnb.step.device import synchronize
 
 #: Most kinds of inputs (by shape) whose outputs are kept; the oldest is dropped first.
@@ -23,35 +23,6 @@ _MOST_KINDS = 64
 _CALLED = ("forward", "_compiled_call_impl")
 
 _ABSENT = object()
-
-
-class _Kept:
-    """A tensor of an output, and whether it required a gradient."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.derivable = tensor.detach().clone(), tensor.requires_grad
-
-
-class _KeptObject:
-    """An output of the user's own class, whose attributes hold tensors."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = copy.copy(value)
-        self.parts = {name: tree_map(_kept, part) for name, part in vars(value).items() if _holds_tensors(part)}
-
-
-class _Joined(torch.autograd.Function):
-    """A copy of a kept tensor that depends on a parameter with zero gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, kept: _Kept) -> Tensor:
-        ctx.like = anchor.shape, anchor.dtype, anchor.device
-        return kept.tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[Tensor, None]:
-        shape, dtype, device = ctx.like
-        return torch.zeros(shape, dtype=dtype, device=device), None
 
 
 class StandIn:
@@ -150,24 +121,23 @@ class StandIn:
             self.real_ns += time.perf_counter_ns() - begin
         outputs, place = self._outputs[kind], self._places.get(kind, 0)
         self._places[kind] = place + 1
-        return tree_map(partial(self._given, module), outputs[min(place, len(outputs) - 1)])
+        return mapped(partial(self._given, module), outputs[min(place, len(outputs) - 1)])
 
     def _keep(self, kind: Any, output: Any) -> None:
         if kind not in self._outputs and len(self._outputs) >= _MOST_KINDS:
             del self._outputs[next(iter(self._outputs))]
-        self._outputs.setdefault(kind, []).append(tree_map(_kept, output))
+        self._outputs.setdefault(kind, []).append(mapped(_kept, output))
 
     def _given(self, module: nn.Module, part: Any) -> Any:
-        if isinstance(part, _KeptObject):
-            value = copy.copy(part.value)
-            for name, inner in part.parts.items():
-                setattr(value, name, tree_map(partial(self._given, module), inner))
-            return value
-        if not isinstance(part, _Kept):
+        if not isinstance(part, Tensor):
             return part
-        if part.derivable and torch.is_grad_enabled():
-            return _Joined.apply(self._anchor(module), part)  # type: ignore[no-untyped-call]
-        return part.tensor.clone()
+        copied = part.detach().clone()
+        if not part.requires_grad or not torch.is_grad_enabled():
+            return copied
+        if copied.layout != torch.strided or copied.is_nested:
+            return copied.requires_grad_()
+        # An empty sum: adds nothing, and makes backward give the parameter a zero gradient.
+        return copied + self._anchor(module).flatten()[:0].sum().to(copied.device, copied.dtype)
 
     def _anchor(self, module: nn.Module) -> Tensor:
         """The smallest trained parameter, so that an optimizer has something to update; else a tensor of our own."""
@@ -199,13 +169,5 @@ def _kind(module: nn.Module, args: Any, kwargs: Any) -> Any:
     return id(module), torch.is_grad_enabled(), tuple((each.shape, each.dtype, each.device) for each in tensors)
 
 
-def _kept(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _Kept(value)
-    if not isinstance(value, type) and any(map(_holds_tensors, getattr(value, "__dict__", {}).values())):
-        return _KeptObject(value)
-    return value
-
-
-def _holds_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+def _kept(part: Any) -> Any:
+    return part.detach().clone().requires_grad_(part.requires_grad) if isinstance(part, Tensor) else part

@@ -15,14 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from perfnb.arguments import shown
 from perfnb.errors import RecordingError
 from perfnb.files import new_folder, open_regular, usable
 from perfnb.recording.folder import FORMAT, VERSION
+from perfnb.recording.saved_facts import Amount, Count
 
 #: What an entry may hold, in a subfolder of that name.
 KINDS = ("report", "profile", "timing")
@@ -33,11 +35,10 @@ _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 #: Largest size of that file, in bytes.
 _LARGEST = 1 << 20
 
-#: Plausible range of milliseconds, ratios and bytes; plausible years.
-_LEAST, _MOST = 1e-12, 1e18
+#: Plausible milliseconds and ratios; plausible years.
+_Measured = Annotated[float, Meta(ge=1e-12, le=1e18)]
+_Bounds = tuple[_Measured, _Measured]
 _YEARS = (1970, 2200)
-
-_Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +53,17 @@ class Entry:
     accepted: bool = False  # whether later entries are compared with this one
     decision: str | None = None  # of a report, like `reason`
     reason: str | None = None
-    median_ms: float | None = None  # step time; of a report, the candidate's
+    median_ms: _Measured | None = None  # step time; of a report, the candidate's
     ci_ms: _Bounds | None = None
-    baseline_ms: float | None = None  # of a report
+    baseline_ms: _Measured | None = None  # of a report
     baseline_ci_ms: _Bounds | None = None
-    ratio: float | None = None  # of a report, from its pairs: candidate divided by baseline
+    ratio: _Measured | None = None  # of a report, from its pairs: candidate divided by baseline
     ratio_ci: _Bounds | None = None
-    steps: int = 0  # timed steps or pairs
-    batch_size: int | None = None  # samples per step
-    throughput_per_s: float | None = None  # this and the next two as in a report
-    utilisation: float | None = None
-    peak_memory_bytes: int | None = None
+    steps: Count = 0  # timed steps or pairs
+    batch_size: Count | None = None  # samples per step
+    throughput_per_s: Amount | None = None  # this and the next two as in a report
+    utilisation: Amount | None = None
+    peak_memory_bytes: Count | None = None
     disturbed: str = ""  # what may have disturbed the measurement
     environment: dict[str, Any] = field(default_factory=dict)  # JSON-able
     options: dict[str, Any] = field(default_factory=dict)
@@ -173,10 +174,6 @@ def _decoded(content: bytes) -> Entry:
         raise ValueError("it is not a perfnb entry, or of an unknown kind")
     if whole.version > VERSION:
         raise ValueError(f"it was written by a newer perfnb (format {whole.version}): update perfnb")
-    if not all(_LEAST <= ms <= _MOST for ms in _times(entry)):
-        raise ValueError("it contains an invalid time")
-    if not all(0 <= count <= _MOST for count in _counts(entry)):
-        raise ValueError("it contains a number that is out of range")
     try:
         year = entry.time.year
     except OverflowError:
@@ -184,16 +181,6 @@ def _decoded(content: bytes) -> Entry:
     if not _YEARS[0] <= year <= _YEARS[1]:
         raise ValueError(f"its date is invalid: {entry.at[:40]}")
     return entry
-
-
-def _counts(entry: Entry) -> list[float]:
-    given = (entry.steps, entry.batch_size, entry.peak_memory_bytes, entry.throughput_per_s, entry.utilisation)
-    return [count for count in given if count is not None]
-
-
-def _times(entry: Entry) -> list[float]:
-    bounds = [bound for pair in (entry.ci_ms, entry.baseline_ci_ms, entry.ratio_ci) if pair for bound in pair]
-    return bounds + [ms for ms in (entry.median_ms, entry.baseline_ms, entry.ratio) if ms is not None]
 
 
 def entry_of(entries: Mapping[str, Entry], wanted: str | int) -> str:

@@ -123,7 +123,7 @@ def reason(figures: PerformanceFigures) -> str:
         return too_few_words(figures.ab)
     if cause == decision.CANNOT_TELL:
         return (
-            f"Inconclusive: the candidate takes {ratio}, which shows neither a difference nor equality. "
+            f"No clear result: the candidate takes {ratio}, which shows neither a difference nor equality. "
             "Raise budget_s, or use a quieter machine."
         )
     faster = f"The candidate is faster ({ratio}), but"
