@@ -6,7 +6,7 @@ Every function takes a number or an unknown (``None``, ``NA``, ``nan``) and give
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 #: What stands for a figure that is not known.
@@ -81,6 +81,15 @@ def duration(ms: Any) -> str:
         return UNKNOWN
     factor, unit = _time_unit(number)
     return f"{significant(number * factor)} {unit}"
+
+
+def durations(times_ms: Iterable[float]) -> str:
+    """Several times in one unit: ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms, ``13.8, 117 µs`` if all are short."""
+    values = [rounded(value) for value in times_ms]
+    sizes = [abs(value) for value in values if value]
+    in_us = bool(sizes) and min(sizes) < 0.1 and max(sizes) < 1
+    factor, unit = (1e3, "µs") if in_us else (1e-3, "s") if max(sizes, default=0.0) >= 1000 else (1.0, "ms")
+    return ", ".join(f"{value * factor:.3g}" for value in values) + f" {unit}"
 
 
 def interval(ms: Any, bounds: tuple[Any, Any] | None) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from perfnb.stats.comparisons import PairedComparison, compare_pairs
 from perfnb.stats.intervals import Floats
-from perfnb.stats.paired import PairedComparison, compare_pairs
 from perfnb.stats.planning import smallest_detectable
 from perfnb.stats.step_times import Timing
 

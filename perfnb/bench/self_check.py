@@ -10,7 +10,7 @@ from perfnb.bench.pairs import detectable_in
 from perfnb.bench.self_check_view import selfcheck_html, selfcheck_text
 from perfnb.draw.shown import Shown
 from perfnb.quantities import share
-from perfnb.stats.outliers import Outliers
+from perfnb.stats.step_times import Outliers
 
 
 class SelfCheck(Shown):

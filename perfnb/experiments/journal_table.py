@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb.experiments.journal_files import Entry
 from perfnb.recording.text import TEXT
-from perfnb.stats.unpaired import compare_medians
+from perfnb.stats.comparisons import compare_medians
 
 #: Columns of the history and their types, after the index ``entry``.
 COLUMNS: Mapping[str, str] = MappingProxyType(

@@ -6,8 +6,8 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts
+from perfnb.quantities import durations
 from perfnb.recording.recording import Recording
-from perfnb.stats.step_times import times_in_words
 
 #: How many times longer timed steps may take than traced ones, or the reverse. Tracing only adds time, and what it adds
 #: has been subtracted.
@@ -61,7 +61,7 @@ def doubt_of(facts: Facts) -> str:
         )
     traced = traced_ms(facts.recording)
     if disagree(traced):
-        reasons.append(f"the traced steps disagree ({times_in_words(traced)})")
+        reasons.append(f"the traced steps disagree ({durations(traced)})")
     if facts.busy:
         reasons.append("the CPU was busy with other work")
     if not reasons:

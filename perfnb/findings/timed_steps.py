@@ -10,7 +10,7 @@ import numpy.typing as npt
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts, without_longest
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.stats.outliers import classify_outliers
+from perfnb.stats.step_times import classify_outliers
 
 _WORTH_GC, _WORTH, _WORTH_THREADS = 0.02, 0.05, 0.1
 #: Number of pauses from which their mean is reliable.

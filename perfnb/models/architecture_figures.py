@@ -11,7 +11,7 @@ import pandas as pd
 from perfnb.models.layer_kinds import kinds_of_layers, time_by_kind
 from perfnb.profile.summary import Summary
 from perfnb.recording.schema import SPECIAL_ROWS
-from perfnb.stats.holm import compare_all, ratio_table
+from perfnb.stats.comparisons import compare_all, ratio_table
 from perfnb.stats.intervals import interval_of_median
 from perfnb.stats.step_times import Timing
 

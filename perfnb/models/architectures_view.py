@@ -23,7 +23,6 @@ from perfnb.models.architectures_data import (
     told_apart,
 )
 from perfnb.roofline.view import flop_rate, intensity
-from perfnb.stats.step_times import times_in_words
 
 if TYPE_CHECKING:
     from perfnb.models.architecture_figures import ArchitectureFigures
@@ -67,7 +66,7 @@ _NAMES = 24
 def architectures_line(figures: ArchitectureFigures) -> str:
     """Each model's step time, in a line for a repr."""
     times = figures.table["median_ms"].items()
-    return ", ".join(f"{escape.plain(name, 60)} {times_in_words([ms])}" for name, ms in times)
+    return ", ".join(f"{escape.plain(name, 60)} {fmt.durations([ms])}" for name, ms in times)
 
 
 def architectures_html(figures: ArchitectureFigures) -> str:

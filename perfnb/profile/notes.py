@@ -18,7 +18,7 @@ from perfnb.memory.from_trace import CPU, memory_of_trace
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
-from perfnb.stats.step_times import Timing, times_in_words
+from perfnb.stats.step_times import Timing
 from perfnb.trace_names import stepped_optimizer
 
 #: Slowdown of traced steps above which a note mentions it.
@@ -75,7 +75,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
     traced = traced_ms(recording)
     if disagree(traced) and not recording.is_loaded:
-        times = times_in_words(traced)
+        times = fmt.durations(traced)
         yield (
             f"The traced steps took {times}: they disagree, and times by phase and layer are their mean. Other work on "
             "the machine or uneven batches may be the cause; profile again before trusting them."
@@ -208,7 +208,7 @@ def _of_the_trace(recording: Recording) -> Iterator[str]:
             f"step, from the start of its first {host}event to the end of its last."
         )
     elif len(steps) > 1 and steps["wall_ms"].max() > _DISAGREE * steps["wall_ms"].min():
-        times = times_in_words(steps["wall_ms"].head(_MOST_TIMES))
+        times = fmt.durations(steps["wall_ms"].head(_MOST_TIMES))
         more = " and more" if len(steps) > _MOST_TIMES else ""
         yield f"The steps took {times}{more}: they differ, and times by phase, layer and op are their mean."
     if facts["steps_ignored"]:

@@ -32,12 +32,12 @@ from perfnb.profile.page import standalone_page
 from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of
 from perfnb.profile.text import summary_text
 from perfnb.profile.timing import Timing, shown
+from perfnb.quantities import durations
 from perfnb.recording import storage
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.storage import TABLES, SavedProfile
 from perfnb.roofline.roofline import Roofline
-from perfnb.stats.step_times import times_in_words
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.trace_export import trace_text
@@ -375,7 +375,7 @@ class Profile:
             steps = self._recording.traced_steps
             words = f"{trace['events']:,} events, {steps} step{'s' * (steps != 1)}"
             return f"<perfnb.Profile of {escape.plain(trace['file'], 60)!r}: {words}>"
-        step = "" if timing.median_ms is None else f"{times_in_words([timing.median_ms])} per step, "
+        step = "" if timing.median_ms is None else f"{durations([timing.median_ms])} per step, "
         return f"<perfnb.Profile {escape.plain(self.meta['name'], 60)!r}: {step}{timing.steps} steps timed>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

@@ -153,9 +153,7 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
     x, y, errors = _checked(sizes, costs, noise)
     fit = _fitted(x, y, errors)
     broken = _find_break(x, y, fit, errors)
-    # Beside a constant, cost grows with size, and its logarithm bends upwards.
-    bent = len(x) >= _FEWEST_FOR_CONSTANT and np.polyfit(x, fit.residuals, 2, w=1 / fit.sigma)[0] > 0
-    if bent and fit.unknowns[1] > 0:
+    if len(x) >= _FEWEST_FOR_CONSTANT and fit.unknowns[1] > 0 and _bends_upwards(x, fit):
         # Starts from a constant of a third of the least cost.
         richer = _fitted(x, y, errors, np.append(fit.unknowns, y.min() - 1.0))
         left = float(np.sum((richer.residuals / fit.sigma) ** 2))
@@ -179,6 +177,15 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
         broken,
         fit,
     )
+
+
+def _bends_upwards(x: Floats, fit: _Fit) -> bool:
+    """Whether the residuals curve the way a constant beside the power makes them."""
+    if len(np.unique(x)) < 3:
+        return False
+    # Divided by the spread, so that no power is too small beside the others.
+    place = (x - fit.centre) / x.std()
+    return bool(np.polyfit(place, fit.residuals, 2, w=1 / fit.sigma)[0] > 0)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,82 @@
-"""The step time and how well it is known."""
+"""Step times: their median and how well it is known, throughput, and outliers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from perfnb.stats.intervals import Interval, interval_of_median, quantile
-from perfnb.stats.outliers import Outliers, classify_outliers
+from perfnb import quantities as fmt
+from perfnb.stats.intervals import Interval, Samples, interval_of_median, quantile
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Samples beyond Tukey's fences: classified and counted, never dropped.
+
+    Attributes
+    ----------
+    low_severe, low_mild, high_mild, high_severe : tuple of int
+        Indices of the samples of each class, in order of execution, from 0.
+    samples : int
+        Number of samples classified.
+    """
+
+    low_severe: tuple[int, ...]
+    low_mild: tuple[int, ...]
+    high_mild: tuple[int, ...]
+    high_severe: tuple[int, ...]
+    samples: int
+
+    @property
+    def count(self) -> int:
+        """Number of outliers of all classes."""
+        return sum(self.by_class.values())
+
+    @property
+    def share(self) -> float:
+        """Share of outliers among all samples."""
+        return self.count / self.samples if self.samples else 0.0
+
+    @property
+    def by_class(self) -> dict[str, int]:
+        """Number of outliers of each class, from the lowest to the highest."""
+        return {
+            "low severe": len(self.low_severe),
+            "low mild": len(self.low_mild),
+            "high mild": len(self.high_mild),
+            "high severe": len(self.high_severe),
+        }
+
+    def __str__(self) -> str:
+        if self.count == 0:
+            return f"no outliers among {self.samples} steps"
+        classes = ", ".join(f"{count} {name}" for name, count in self.by_class.items() if count)
+        return f"{self.count} outlier{'s' * (self.count > 1)} among {self.samples} steps: {classes}"
+
+
+def classify_outliers(samples: Samples) -> Outliers:
+    """Classify samples by Tukey's fences: mild beyond 1.5, severe beyond 3 interquartile ranges from the quartiles.
+
+    Tukey, Exploratory Data Analysis. If more than half of the samples are equal, the fences are at that value and
+    anything else is severe. Fewer than 4 samples have no outliers.
+    """
+    values = np.asarray(samples, dtype=float)
+    if len(values) < 4:
+        return Outliers((), (), (), (), len(values))
+    low, high = np.percentile(values, [25, 75])
+    spread = high - low
+    low_severe, high_severe = values < low - 3 * spread, values > high + 3 * spread
+    low_mild = (values < low - 1.5 * spread) & ~low_severe
+    high_mild = (values > high + 1.5 * spread) & ~high_severe
+
+    def places(kind: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(kind).tolist())
+
+    return Outliers(places(low_severe), places(low_mild), places(high_mild), places(high_severe), len(values))
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,22 +86,21 @@ class Timing:
     Attributes
     ----------
     samples_ms : tuple of float
-        Wall time of each step, in the order of execution; of steps that are too short to be timed one by one, the mean
-        of each block of them.
+        Wall time of each step, in order of execution; for steps too short to time one by one, the mean of each block.
     batch_size : int or None
-        Samples that every step works on; ``None`` where the batches do not tell or differ.
+        Samples per step; ``None`` if unknown or not the same for all.
     samples : int or None
-        Samples of all steps together; ``None`` where the batches do not tell.
+        Samples of all steps together; ``None`` if unknown.
     warmup_ms : tuple of float
-        Wall time of each step of the warm-up, which are not among `samples_ms`.
+        Wall time of each warm-up step; not part of `samples_ms`.
     steady : bool or None
-        Whether the last steps of the warm-up showed no trend; ``None`` where there were too few to tell.
+        Whether the last warm-up steps showed no trend; ``None`` if there were too few to tell.
     noise : mapping
-        What went on beside the steps: load, clock, garbage collections, throttling; see `capture.conditions`.
+        Conditions during the steps: load, clock, garbage collections, throttling.
     wanted : int or None
-        How many steps were asked for, or would be needed for the interval that was aimed at.
+        Steps requested, or needed for the target interval.
     block : int
-        Steps in a block; 1 where each was timed by itself.
+        Steps per block; 1 if each was timed by itself.
     """
 
     samples_ms: tuple[float, ...]
@@ -50,7 +115,7 @@ class Timing:
     def __repr__(self) -> str:
         if self.median_ms is None:
             return "<perfnb.Timing: no step>"
-        times, unit = times_in_words([self.median_ms, *(self.ci_ms or ())]).rsplit(" ", 1)
+        times, unit = fmt.durations([self.median_ms, *(self.ci_ms or ())]).rsplit(" ", 1)
         median, *bounds = times.split(", ")
         interval = f" [{', '.join(bounds)}]" if bounds else ""
         return f"<perfnb.Timing: {median} {unit}{interval}, {self.steps} step{'s' * (self.steps > 1)}>"
@@ -62,15 +127,15 @@ class Timing:
 
     @property
     def median_ms(self) -> float | None:
-        """Median step time in milliseconds; ``None`` where no step was timed, as in a trace that was loaded."""
+        """Median step time in milliseconds; ``None`` if no step was timed, as in a loaded trace."""
         return float(np.median(self.samples_ms)) if self.samples_ms else None
 
     @property
     def ci_ms(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the median; ``None`` below 6 steps, which cannot support one.
+        """95 % confidence interval of the median; ``None`` below 6 steps, which are too few for one.
 
-        From order statistics; where successive steps resemble each other, at the ranks that their effective number
-        allows (a moving-block bootstrap of the median holds it in 85 to 89 of 100 such runs, this in 94).
+        From order statistics; if steps are autocorrelated, at the ranks for their effective number (a moving-block
+        bootstrap of the median covers it in 85 to 89 of 100 such runs, this in 94).
         """
         return None if self._interval is None else self._interval[:2]
 
@@ -81,7 +146,7 @@ class Timing:
 
     @property
     def basis(self) -> str:
-        """What the step time rests on, in words: how many steps, and whether there is an interval."""
+        """What the step time is based on, in words: how many steps, and whether there is an interval."""
         if not self.steps:
             return "no timed step"
         count = len(self.samples_ms)
@@ -94,14 +159,14 @@ class Timing:
     def quantile_ms(self, q: float) -> float | None:
         """The step time that a share `q` of the steps does not exceed.
 
-        ``None`` where so few steps cannot support it: the 90th percentile needs 29, the 95th 59, the 99th 299; and of
-        blocks, whose means hide it.
+        ``None`` with too few steps (the 90th percentile needs 29, the 95th 59, the 99th 299), and for blocks, whose
+        means hide it.
         """
         return None if self.block > 1 else quantile(self.samples_ms, q)
 
     @property
     def throughput_per_s(self) -> float | None:
-        """Samples per second: at the median step time, or over all steps where batches differ; ``None`` if unknown."""
+        """Samples per second: at the median step time, or over all steps if batches differ; ``None`` if unknown."""
         if self.median_ms is None:
             return None
         if self.batch_size is not None:
@@ -110,7 +175,7 @@ class Timing:
 
     @cached_property
     def outliers(self) -> Outliers:
-        """Steps far from the others, by class; none is left out of any figure."""
+        """Outliers among the steps, by class; none is left out of any figure."""
         return classify_outliers(self.samples_ms)
 
     @cached_property
@@ -119,7 +184,7 @@ class Timing:
 
 
 def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: Any) -> Timing:
-    """The timing of steps with the sizes of their batches."""
+    """The timing of steps with the given batch sizes."""
     known = [size for size in sizes if size is not None]
     whole = len(known) == len(sizes) and len(known) > 0
     return Timing(
@@ -128,15 +193,3 @@ def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: 
         samples=sum(known) if whole else None,
         **rest,
     )
-
-
-def times_in_words(times_ms: Iterable[float]) -> str:
-    """Times with three significant digits and one unit: ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms.
-
-    Where some are below 0.1 ms and none reaches 1 ms: ``13.8, 117 µs``.
-    """
-    values = [float(f"{value:.3g}") for value in times_ms]
-    sizes = [abs(value) for value in values if value]
-    in_us = bool(sizes) and min(sizes) < 0.1 and max(sizes) < 1
-    factor, unit = (1e3, "µs") if in_us else (1e-3, "s") if max(sizes, default=0.0) >= 1000 else (1.0, "ms")
-    return ", ".join(f"{value * factor:.3g}" for value in values) + f" {unit}"

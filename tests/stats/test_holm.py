@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.stats.holm import compare_all, holm, ratio_table
+from perfnb.stats.comparisons import compare_all, holm, ratio_table
 from tests.system.machines import LOADS, steps
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.stats.outliers import Outliers, classify_outliers
+from perfnb.stats.step_times import Outliers, classify_outliers
 
 #: Quartiles at 25 and 75, so that the fences lie at -50 and 150 (mild), -125 and 225 (severe).
 EVEN = [float(value) for value in range(0, 101)]

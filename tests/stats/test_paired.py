@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
-from perfnb.stats.paired import PairedComparison, compare_pairs
+from perfnb.stats.comparisons import PairedComparison, compare_pairs
 from perfnb.stats.planning import plan_pairs
 from tests.system.machines import LOADS, autoregressive, interleaved, steps
 

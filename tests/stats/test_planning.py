@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfnb.stats.comparisons import compare_pairs
 from perfnb.stats.intervals import interval_of_median
-from perfnb.stats.paired import compare_pairs
 from perfnb.stats.planning import (
     Planned,
     pairs_needed,

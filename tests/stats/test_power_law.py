@@ -249,6 +249,7 @@ def test_an_exact_law_is_exact() -> None:
     st.sampled_from([None, 0.01]),
 )
 @example([(2, 1.0), (1, 1.0), (1, 1.0), (3634, 2.0), (3641, 1.0)], 2.0, None)  # lines far apart between the sizes
+@example([(1, 1.0), (1, 1.0), (1, 1.0), (1, 1.0), (2, 1.0)], 2.0, None)  # no three sizes that could show a bend
 @example([(1, 1.0), (2, 0.5), (2, 0.5), (2, 0.5), (3, 1.0)], 2.0, 0.01)  # a constant that explains all there is
 def test_units_of_size_and_cost_do_not_change_the_exponent(
     points: list[tuple[int, float]], unit: float, error: float | None

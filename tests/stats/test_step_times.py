@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from perfnb.quantities import durations
 from perfnb.stats.intervals import median_interval
-from perfnb.stats.step_times import Timing, times_in_words
+from perfnb.stats.step_times import Timing
 
 
 # Conover, Practical Nonparametric Statistics; Hahn and Meeker, Statistical Intervals, for 95 %.
@@ -79,7 +80,7 @@ def test_timing_tells_median_interval_and_throughput() -> None:
     ],
 )
 def test_times_are_said_in_the_unit_of_their_size(times, words):
-    assert times_in_words(times) == words
+    assert durations(times) == words
 
 
 @pytest.mark.parametrize("sizes", [{}, {"batch_size": 8, "samples": 8}, {"samples": 8}])

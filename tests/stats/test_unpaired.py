@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from perfnb.stats.comparisons import compare_medians
 from perfnb.stats.intervals import interval_of_median
-from perfnb.stats.unpaired import compare_medians
 
 
 @pytest.mark.parametrize(
