@@ -1,4 +1,4 @@
-"""The vocabulary of traces: the spans that perfnb opens, the names that torch gives, and the categories of events.
+"""The vocabulary of traces: perfnb's spans, torch's names, and the categories of events.
 
 Anyone may name a range ``pf_step#1`` or ``ProfilerStep#1``. A name therefore counts only in the categories in which
 perfnb or torch writes it, and a number is read only if an int64 can hold it.
@@ -10,6 +10,8 @@ import re
 
 #: perfnb's own spans; a number follows each ``#``: of the step, the module call, the operator, the memory mark.
 STEP_SPAN, DATA_SPAN, LAYER_SPAN, OP_SPAN, MARK_SPAN = "pf_step#", "pf_data", "pf#", "pf_op#", "pf_mark#"
+#: What the names of all of perfnb's spans start with.
+OWN_PREFIX = "pf"
 #: The category of perfnb's own spans: that of operators, which no range of the user's gets.
 SPAN_CATEGORY = "cpu_op"
 
@@ -23,7 +25,7 @@ LOADER, OPTIMIZER = "enumerate(DataLoader)#", "Optimizer."
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _MOST_DIGITS = 18
 
-#: Categories of events. ROCm's stand under the same names.
+#: Categories of events, the same for CUDA and ROCm.
 OPS = ("cpu_op",)
 RANGES = ("user_annotation",)
 PYTHON_CALLS = ("python_function",)
@@ -56,7 +58,12 @@ def step_number(name: str) -> int:
     return max(number_behind(label, name) for label in STEP_MARKS)
 
 
+def own_word(name: str) -> str:
+    """What a span of perfnb's around a step or a wait for data is called in frames; empty for any other name."""
+    return "step" if name.startswith(STEP_SPAN) else "data" if name.startswith(DATA_SPAN) else ""
+
+
 def stepped_optimizer(name: str) -> str | None:
-    """The class of the optimizer whose ``step()`` a range stands for, such as ``SGD``."""
+    """The class of the optimizer, such as ``SGD``, if a range is around its ``step()``."""
     match = _OPTIMIZER_STEP.fullmatch(name)
     return match[1] if match else None

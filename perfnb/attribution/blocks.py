@@ -61,7 +61,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Host:
-    """The events on the host and the blocks that they lie in."""
+    """The events on the host and their blocks."""
 
     #: Row in the recording's events.
     rows: Ints

@@ -14,11 +14,12 @@ from perfnb.attribution.blocks import Kind
 from perfnb.attribution.ops import owner_names
 from perfnb.attribution.python_calls import block_of_calls, calls_of
 from perfnb.recording.from_trace import rows_of_trace
+from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
-from perfnb.trace_names import DATA_SPAN, SPAN_CATEGORY, STEP_SPAN
+from perfnb.trace_names import SPAN_CATEGORY, own_word
 
 _AS_IT_IS = ("start_ns", "duration_ns", "thread")
 _OR_MISSING = ("device", "stream", "correlation", "process", "external_id")
@@ -116,14 +117,11 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array
-    changes: list[tuple[npt.NDArray[np.bool_], str]] = []
     if not recording.is_loaded:
-        for label in events["name"].cat.categories:
-            if str(label) == DATA_SPAN or str(label).startswith(STEP_SPAN):
-                changes.append(((events["name"] == label).to_numpy() & ours, "data" if label == DATA_SPAN else "step"))
+        words = np.where(ours, of_labels(events["name"], own_word, ""), "")
+        for word in np.unique(words[words != ""]).tolist():
+            name, category = _replaced(name, words == word, [word]), _replaced(category, words == word, [word])
     spans = (events["span"] != NONE).to_numpy() & ours
-    for rows, word in changes:
-        name, category = _replaced(name, rows, [word]), _replaced(category, rows, [word])
     if spans.any():
         labels = ["(loss)", *layer.categories]
         name = _replaced(name, spans, labels, layer.codes[spans].astype(np.int64) + 1)

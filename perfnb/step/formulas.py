@@ -128,7 +128,7 @@ _bare_attention: Formula = lambda args, kwargs, out: _attention(args[:3], 1, 1) 
 #: Recomputed scores, their gradient, and the gradients of query, key and value.
 _attention_backward: Formula = lambda args, kwargs, out: _attention(args[1:4], 3, 2)  # noqa: E731
 
-#: perfnb's formulas that stand before torch's, because torch's are wrong for some calls.
+#: perfnb's formulas that replace torch's, because torch's are wrong for some calls.
 _FIRST: Mapping[str, Formula] = MappingProxyType({"aten::convolution_backward": _convolution_backward})
 
 #: perfnb's formulas for what torch has none for.

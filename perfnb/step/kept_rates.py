@@ -74,7 +74,7 @@ def _read() -> dict[str, dict[str, Any]]:
 
 
 def _rate(entry: Any) -> Rate | None:
-    """A rate as it stands in the file; ``None`` if the entry is not one."""
+    """A rate from its entry in the file; ``None`` if the entry is invalid."""
     match entry:
         case [per_s, str() as at, *rest] if len(rest) < 2:
             rate, others = finite(per_s), finite(rest[0] if rest else 0.0)

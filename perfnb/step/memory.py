@@ -23,8 +23,6 @@ from perfnb.step.live_objects import Known, LiveObjects, everything, inputs
 from perfnb.step.process_memory import ResidentMemory
 from perfnb.trace_names import MARK_SPAN
 
-#: What the label of a mark begins with; its number follows. A mark is an empty span: the moment of a look around.
-
 
 @dataclass
 class WatchedMemory:
@@ -113,7 +111,7 @@ class MemoryWatch:
 
     def _look(self, around: Callable[[int], Iterable[Known]]) -> None:
         mark = self._marks
-        self._marks += 1
+        self._marks += 1  # a mark is an empty span: the moment at which owners were noted
         with function_span(f"{MARK_SPAN}{mark}"):
             pass
         self.watched.known += around(mark)

@@ -29,7 +29,7 @@ from perfnb.timeline.timeline import (
     layers_of,
     rows_of,
 )
-from perfnb.trace_names import DATA_SPAN, DEVICE_EVENTS, OPS, PYTHON_CALLS, STEP_SPAN
+from perfnb.trace_names import DEVICE_EVENTS, OPS, PYTHON_CALLS, own_word
 
 #: As written by torch's profiler and perfnb.
 _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
@@ -128,7 +128,7 @@ def _names(
     sort = np.append(categories.all_of(sorts), NONE)[category]
     ours = is_in(events, OPS)
     if not recording.is_loaded:
-        own = of_labels(events["name"], _own_word, "")
+        own = of_labels(events["name"], own_word, "")
         for word in ("step", "data"):
             is_own = (own == word) & ours
             result[is_own], sort[is_own] = names[word], categories[word]
@@ -240,7 +240,3 @@ def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
     result = end.copy()
     result[:-1][cut] = start[1:][cut]
     return result
-
-
-def _own_word(name: str) -> str:
-    return "step" if name.startswith(STEP_SPAN) else "data" if name.startswith(DATA_SPAN) else ""

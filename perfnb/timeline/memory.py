@@ -19,13 +19,12 @@ from perfnb.memory.table import memory_table
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
+from perfnb.trace_names import OWN_PREFIX
 
 _AS_RECORDED = "from the trace"
 _BY_OP = "from the counted step, aligned by op"
 _BY_PHASE = "from the counted step, aligned by phase"
 _STRETCHED = "from the counted step, stretched to fit"
-#: perfnb's own marks, which differ between passes.
-_OWN = "pf"
 #: Start and end of a step.
 _Window = tuple[int, int]
 
@@ -125,7 +124,7 @@ def _ops(recording: Recording, attribution: Attribution) -> _Ops:
     host = attribution.host
     names = recording.events["name"].cat
     labels = names.categories.to_numpy(dtype=object)
-    own = of_labels(recording.events["name"], lambda name: name.startswith(_OWN))
+    own = of_labels(recording.events["name"], lambda name: name.startswith(OWN_PREFIX))
     codes = names.codes.to_numpy()[host.rows]
     rows = np.flatnonzero(host.is_op & (host.block != NONE) & ~own[host.rows])
     rows = rows[np.argsort(host.starts[rows], kind="stable")]

@@ -16,6 +16,7 @@ from perfnb.trace.chrome_json import ChromeJson, odd_time
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.readers import Reader
 from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, blocks_of_bytes, blocks_of_file
+from perfnb.trace_names import DEVICE_EVENTS, HOST_EVENTS
 
 __all__ = ["MISSING", "Ints", "Limits", "MemoryColumns", "Progress", "TraceColumns", "decode", "read"]
 
@@ -29,8 +30,7 @@ _TODAYS_NAME = {
 }
 #: The categories that torch.profiler gives to events with a duration, on any device.
 _WRITTEN = {
-    *("cpu_op", "user_annotation", "python_function", "overhead", "collective_comm", "glow_runtime", "hpu_op"),
-    *("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime", "cuda_driver", "cuda_sync"),
+    *(*HOST_EVENTS, *DEVICE_EVENTS, "collective_comm", "glow_runtime", "hpu_op"),
     *("cuda_event", "cuda_profiler_range", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters"),
     *("mtia_workloadd", "xpu_runtime", "xpu_driver", "xpu_sync", "privateuse1_runtime", "privateuse1_driver"),
 }
