@@ -12,7 +12,7 @@ from torch import nn
 
 import perfnb
 from perfnb.profile.profile import Profile
-from perfnb.step import kept
+from perfnb.step import kept_rates as kept
 
 
 def profile(step: Callable[[], object], **options: object) -> Profile:
