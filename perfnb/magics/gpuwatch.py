@@ -115,5 +115,5 @@ class GpuWatchMagics(Magics):
         watch = self._running
         own = watch is not None and watch.running
         others = running() - own
-        more = f" {others} more started by perfnb.watch()." if others else ""
+        more = f" {others} started by perfnb.watch() {'is' if others == 1 else 'are'} running." if others else ""
         print((repr(watch) if own else "No watch started by %gpuwatch is running.") + more)

@@ -96,7 +96,7 @@ class ProfileStepMagics(Magics):
             if rest:
                 refuse_short(rest, parser_of(ProfileStepMagics.profile_step))
                 assign, batches = compile_clause(self.shell, rest)
-        models, body = self._models(options.model) or {}, compile_body(self.shell, source)
+        models, body = self._models(options.model), compile_body(self.shell, source)
         return run_profile(
             step_of(body, namespace, assign),
             batches,
@@ -116,12 +116,10 @@ class ProfileStepMagics(Magics):
 
     def _models(self, text: str | None) -> dict[str, Any]:
         """The modules that ``--model`` names."""
-        if text is None:
-            return {}
         from perfnb.step.namespace import chosen_models
 
         models: dict[str, Any] = {}
-        for name in (part.strip() for part in text.split(",")):
+        for name in [] if text is None else [part.strip() for part in text.split(",")]:
             try:
                 value = self.shell.ev(name)
                 chosen, _ = chosen_models(value)
@@ -132,10 +130,9 @@ class ProfileStepMagics(Magics):
             except Exception as error:  # whatever the user's expression raises
                 words = str(error).rstrip(".") or type(error).__name__
                 raise UsageError(f"--model {name!r} is not a torch module in this notebook: {words}.") from None
-            keys = [f"[{key!r}]" for key in (value if isinstance(value, dict) else range(len(chosen)))]
-            models |= (
-                {name: value}
-                if len(chosen) == 1 and chosen[0] is value
-                else {name + key: model for key, model in zip(keys, chosen, strict=True)}
-            )
+            if len(chosen) == 1 and chosen[0] is value:
+                models[name] = value
+            else:
+                keys = value if isinstance(value, dict) else range(len(chosen))
+                models |= {f"{name}[{key!r}]": model for key, model in zip(keys, chosen, strict=True)}
         return models

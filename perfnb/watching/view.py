@@ -93,9 +93,8 @@ def _picture(summary: MachineSummary) -> str:
     if not summary.charts:
         return "<p>No readings.</p>"
     titles = ", ".join(chart.title for chart in summary.charts)
-    return (
-        f"<p>{picture_html(*_drawing(summary), f'Hardware telemetry over {lasted(summary.duration_s)}: {titles}')}</p>"
-    )
+    alt = f"Hardware telemetry over {lasted(summary.duration_s)}: {titles}"
+    return f"<p>{picture_html(*_drawing(summary), alt)}</p>"
 
 
 def _table(summary: MachineSummary) -> str:

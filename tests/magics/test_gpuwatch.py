@@ -166,6 +166,6 @@ def test_options_may_stand_behind_the_word(kernel: Kernel) -> None:
 
 def test_the_status_tells_of_watches_that_were_started_otherwise(kernel: Kernel) -> None:
     kernel.ok("import perfnb; v = perfnb.watch()")
-    expected = "No watch started by %gpuwatch is running. 1 more started by perfnb.watch().\n"
+    expected = "No watch started by %gpuwatch is running. 1 started by perfnb.watch() is running.\n"
     assert kernel.ok("%gpuwatch status").text() == expected
     kernel.ok("v.stop()")
