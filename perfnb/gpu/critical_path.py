@@ -26,7 +26,6 @@ from perfnb.attribution.device_work import (
 from perfnb.gpu.dependencies import EVENT, LAUNCH, UNKNOWN, HeldUp, Waits, held_up, host_waits
 from perfnb.gpu.host_activity import Handovers, HostTimeline, handovers, host_timeline
 from perfnb.recording.nesting import NONE, Ints
-from perfnb.recording.text import TEXT
 from perfnb.trace_names import CALLS, OPS
 
 #: Kinds of segment. Host: in an op, in a call of the GPU's runtime, in neither; returning from a wait for a device;
@@ -80,7 +79,10 @@ def critical_paths(events: pd.DataFrame, tail: bool = False) -> pd.DataFrame:
             part.insert(0, "step", int(number))
             part.insert(0, "rank", _known(np.full(len(part), one)))
             parts.append(part)
-    return pd.concat(parts, ignore_index=True) if parts else _no_segments()
+    if not parts:
+        nothing = path_in(prepare(events.iloc[:0]), Window(0, 0, NONE))
+        parts = [nothing.assign(rank=pd.Series([], dtype="Int64"), step=pd.Series([], dtype="int64"))]
+    return pd.concat(parts, ignore_index=True)
 
 
 def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | None = None) -> Run:
@@ -292,16 +294,3 @@ def _main_thread(events: pd.DataFrame) -> int:
 def _known(values: Ints) -> pd.Series:
     numbers = pd.Series(values, dtype="Int64")
     return numbers.where(numbers != NONE)
-
-
-def _no_segments() -> pd.DataFrame:
-    texts, integers = pd.Series([], dtype=TEXT), pd.Series([], dtype="Int64")
-    times = pd.Series([], dtype="int64")
-    return pd.DataFrame(
-        {
-            **{"rank": integers, "step": times, "kind": pd.Categorical([], categories=list(KINDS))},
-            **{"name": texts, "op": texts, "layer": texts, "start_ns": times, "duration_ns": times},
-            **dict.fromkeys(("thread", "device", "stream", "event"), integers),
-            "inferred": pd.Series([], dtype=bool),
-        }
-    )

@@ -164,7 +164,7 @@ def _curve(summary: MemorySummary, width: int) -> list[str]:
     first = np.maximum(np.searchsorted(times, edges[:-1], side="right") - 1, 0)
     last = np.maximum(np.searchsorted(times, edges[1:], side="left"), first + 1)
     most = [totals[a:b].max() if times[a] < end else 0.0 for a, b, end in zip(first, last, edges[1:], strict=True)]
-    lines = ["total alive over the step", bars.heights(most, float(max(most)))]
+    lines = ["memory alive over the step", bars.heights(most, float(max(most)))]
     shown = phases_at(summary, (edges[:-1] + edges[1:]) / 2)
     if any(shown):
         used = list(dict.fromkeys(name for name in shown if name))

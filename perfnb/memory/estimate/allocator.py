@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -221,11 +221,6 @@ def kind_of(made: Made, saved: bool, training: bool) -> str:
     return "activations" if saved or not training else "temporaries"
 
 
-def device_of(model: nn.Module, wanted: str | torch.device | None) -> torch.device:
-    """The device to simulate: `wanted`, or that of the parameters; the CPU if there are none or on ``meta``."""
-    return device_among((t for group in (model.parameters(), model.buffers()) for t in group), wanted)
-
-
 def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
     """The device to simulate: `wanted`, or the first one with data, else the CPU."""
     if wanted is None:
@@ -256,8 +251,8 @@ def _refuse_strangers(arguments: list[Any]) -> None:
         if isinstance(leaf, Tensor) and leaf.requires_grad and not isinstance(leaf, FakeTensor):
             shape = " × ".join(map(str, leaf.shape))
             raise CaptureError(
-                f"the step uses a tensor of {shape} that requires a gradient and belongs neither to the model nor to "
-                "the loss: make it a parameter of the model, or pass the loss as a module that holds it."
+                f"The step uses a tensor of {shape} that requires a gradient and belongs neither to the model nor to "
+                "the loss: make it a parameter of the model, or pass a loss module that holds it."
             )
 
 

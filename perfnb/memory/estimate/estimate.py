@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
@@ -198,7 +199,7 @@ def estimate_memory(
     import torch
 
     from perfnb.arguments import require_flag, shown
-    from perfnb.memory.estimate.allocator import device_of
+    from perfnb.memory.estimate.allocator import device_among
     from perfnb.memory.estimate.batches import one_batch, resized, samples_in
     from perfnb.memory.estimate.model_simulation import StepPlan, simulate
     from perfnb.memory.estimate.step_simulation import OwnStep, simulate_step
@@ -234,7 +235,7 @@ def estimate_memory(
                 simulation, place = simulate_step(OwnStep(step, batch, samples, size, device))
         else:
             scaled = batch if size is None or samples is None else resized(batch, samples, size)
-            place = device_of(modelled, device)
+            place = device_among(chain(modelled.parameters(), modelled.buffers()), device)
             simulation = simulate(StepPlan(modelled, scaled, batch, optimizer, loss, training, place, autocast))
         return _read(simulation, place, samples if size is None else size, estimate)
 

@@ -24,12 +24,6 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-def loss_of(model: nn.Module, batch: Any, loss: Callable[..., Any] | None) -> Any:
-    """The loss of a model on a batch, as `loss_and_held` computes it."""
-    __tracebackhide__ = True
-    return loss_and_held(model, batch, loss)[0]
-
-
 def loss_and_held(
     model: nn.Module, batch: Any, loss: Callable[..., Any] | None, output_is_there: Callable[[], None] = lambda: None
 ) -> tuple[Any, Any]:
@@ -97,7 +91,7 @@ def model_step(
     def train() -> None:
         __tracebackhide__ = True
         model.zero_grad(set_to_none=True)
-        loss_of(model, batch, loss).backward()
+        loss_and_held(model, batch, loss)[0].backward()
 
     def infer() -> None:
         __tracebackhide__ = True

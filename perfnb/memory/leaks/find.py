@@ -80,7 +80,7 @@ def find_leaks(
     """Run a step many times and find out whether memory grows, and what leaks it.
 
     After warm-up, the step runs `steps` times with only the process's memory read, then `steps` times with every
-    allocation recorded (fewer, but at least 15, if the process meanwhile grows by more than 256 MiB).
+    allocation recorded (fewer, but at least 15, if the process grows by more than 256 MiB in the first round).
 
     A leak is reported only if the 95 % interval of the growth excludes 0. Growth of the process alone while batches
     arrive in new shapes is not reported as one.
