@@ -6,8 +6,11 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-#: The rooms that compute tables.
-ROOMS = ("trace", "recording", "stats", "attribution", "memory", "roofline", "gpu", "timeline", "findings", "profile")
+#: The rooms that compute tables, and the vocabulary they share.
+ROOMS = (
+    *("trace_names", "trace", "recording", "stats", "attribution"),
+    *("memory", "roofline", "gpu", "timeline", "findings", "profile"),
+)
 
 
 @cache
@@ -18,7 +21,7 @@ def analysis_version(package: Path = Path(__file__).parent) -> str | None:
     """
     digest = hashlib.sha256()
     for room in ROOMS:
-        files = sorted((package / room).rglob("*.py"))
+        files = sorted([*package.glob(f"{room}.py"), *(package / room).rglob("*.py")])
         if not files:
             return None
         for file in files:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pandas as pd
+from msgspec import Meta, Struct
 
 from perfnb.recording.labels import is_one_of, of_labels
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, nest_cutting
@@ -175,7 +177,28 @@ def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
 #: The key beside the events under which perfnb writes layers.
 KEY = "perfnb"
 _VERSION = 1
-_MOST = 2**31
+_Whole = Annotated[int, Meta(gt=-(2**31), lt=2**62)]
+
+
+class _Modules(Struct):
+    name: list[str]
+    module: list[str | None]
+    parent: list[_Whole]
+    parameters: list[_Whole | None]
+    parameter_bytes: list[_Whole | None]
+    compiled: list[bool]
+
+
+class _Spans(Struct):
+    span: list[_Whole]
+    layer: list[_Whole]
+    loss: list[bool]
+
+
+class _Written(Struct):
+    version: Literal[1]
+    modules: _Modules
+    spans: _Spans
 
 
 def layers_written(recording: Recording) -> dict[str, Any]:
@@ -202,53 +225,34 @@ def layers_written(recording: Recording) -> dict[str, Any]:
 def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     """Return the frames ``modules`` and ``spans`` of a recording, ``None`` if this is not what perfnb writes."""
     try:
-        if written["version"] != _VERSION:
-            return None
-        modules, spans = _modules(written["modules"]), _spans(written["spans"])
-        if not spans["layer"].between(MISSING, len(modules) - 1).all():
-            return None
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+        whole = msgspec.convert(written, _Written)
+        modules, spans = _module_frame(whole.modules), _span_frame(whole.spans)
+    except (msgspec.MsgspecError, ValueError, OverflowError):
         return None
-    return modules, spans
+    return (modules, spans) if spans["layer"].between(MISSING, len(modules) - 1).all() else None
 
 
-def _modules(columns: Any) -> pd.DataFrame:
-    names, classes = _list(columns["name"], str), _list(columns["module"], str, type(None))
-    parent = _list(columns["parent"], int)
-    if {len(column) for column in columns.values()} != {len(names)}:
-        raise ValueError("its columns differ in length")
+def _module_frame(columns: _Modules) -> pd.DataFrame:
     depth: list[int] = []
-    for row, above in enumerate(parent):
+    for row, above in enumerate(columns.parent):
         if not MISSING <= above < row:
             raise ValueError("parents come first")
         depth.append(0 if above == MISSING else depth[above] + 1)
-    optional = ("parameters", "parameter_bytes")
-    numbers = {name: pd.array(_list(columns[name], int, type(None)), dtype="Int64") for name in optional}
     return pd.DataFrame(
         {
-            "name": pd.Series(names, dtype=TEXT),
-            "module": pd.Series(classes, dtype=TEXT),
-            "parent": np.array(parent, dtype=np.int64),
+            "name": pd.Series(columns.name, dtype=TEXT),
+            "module": pd.Series(columns.module, dtype=TEXT),
+            "parent": np.array(columns.parent, dtype=np.int64),
             "depth": np.array(depth, dtype=np.int64),
-            **numbers,
-            "compiled": np.array(_list(columns["compiled"], bool), dtype=bool),
+            "parameters": pd.array(columns.parameters, dtype="Int64"),
+            "parameter_bytes": pd.array(columns.parameter_bytes, dtype="Int64"),
+            "compiled": np.array(columns.compiled, dtype=bool),
         }
     )
 
 
-def _spans(columns: Any) -> pd.DataFrame:
-    numbers = _list(columns["span"], int)
-    if len(set(numbers)) < len(numbers):
+def _span_frame(columns: _Spans) -> pd.DataFrame:
+    if len(set(columns.span)) < len(columns.span):
         raise ValueError("a span occurs twice")
-    layer = np.array(_list(columns["layer"], int), dtype=np.int64)
-    loss = np.array(_list(columns["loss"], bool), dtype=bool)
-    return pd.DataFrame({"layer": layer, "loss": loss}, index=pd.Index(numbers, dtype="int64", name="span"))
-
-
-def _list(values: Any, *kinds: type) -> list[Any]:
-    """Check that every value has one of the types, and is small if it is a number."""
-    if not isinstance(values, list) or not all(type(value) in kinds for value in values):
-        raise TypeError("not a list of that")
-    if int in kinds and not all(value is None or -_MOST < value < 2**62 for value in values):
-        raise ValueError("a number is too large")
-    return values
+    layer, loss = np.array(columns.layer, dtype=np.int64), np.array(columns.loss, dtype=bool)
+    return pd.DataFrame({"layer": layer, "loss": loss}, index=pd.Index(columns.span, dtype="int64", name="span"))

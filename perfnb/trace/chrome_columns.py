@@ -206,6 +206,8 @@ class EventColumns:
         names = events["name"]
         if not _all_are(NO_TEXT, own := args["own_name"]):
             names = [b if a is NO_TEXT else text_of(bytes(a)) for a, b in zip(own, names, strict=True)]
+        if external is not None and old is not None:
+            external = np.where(external == MISSING, old, external)
         columns = {
             "name": _codes(self.names, names),
             "category": _codes(self.categories, events["cat"]),
@@ -216,7 +218,11 @@ class EventColumns:
             **{name: _unsigned(args[name]) for name in _UNSIGNED},
             **{name: _numbers(args[name]) for name in _SIGNED},
             "bytes": _numbers(args["moved_bytes"]),
-            "external_id": old if external is None else external if old is None else _first_of(external, old),
+            "external_id": old
+            if external is None
+            else external
+            if old is None
+            else np.where(external == MISSING, old, external),
             "shapes": _texts(self.shapes, shapes),
             "collective": _texts(self.collectives, args["collective"]),
             "group": self._groups_of(args["group"], args["ranks"]),
@@ -324,11 +330,6 @@ def _unsigned(values: Sequence[Loose]) -> Ints | None:
     """As `_numbers`, for arguments of which some writers print -1 as an unsigned number of 32 bits."""
     numbers = _numbers(values)
     return None if numbers is None else np.where(numbers == _MINUS_ONE, MISSING, numbers)
-
-
-def _first_of(values: Ints, others: Ints) -> Ints:
-    """Return the values, and the others where they are missing."""
-    return np.where(values == MISSING, others, values)
 
 
 def _codes(codes: dict[Any, int], values: Sequence[Any]) -> Ints:
