@@ -1,4 +1,4 @@
-"""How well the median of step times is known, also where successive steps hang together."""
+"""Confidence intervals of the median and of quantiles, for autocorrelated steps too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Samples: TypeAlias = Sequence[float] | np.ndarray[Any, Any]
 
-#: Lag-1 autocorrelation above which samples no longer count as independent.
+#: Above this lag-1 autocorrelation, samples do not count as independent.
 CORRELATED = 0.2
-#: Fewest samples whose autocorrelation tells anything.
+#: Fewest samples for an autocorrelation.
 FEWEST_FOR_LAG = 8
 
 ORDER_STATISTICS = "order statistics"
@@ -22,7 +22,7 @@ RANGE = "range of the steps: too few for their correlation"
 
 
 class Interval(NamedTuple):
-    """A confidence interval and how it was found."""
+    """A confidence interval and its method."""
 
     low: float
     high: float
@@ -30,9 +30,9 @@ class Interval(NamedTuple):
 
 
 def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval | None:
-    """Confidence interval of the median of samples in their order; ``None`` below 6, which cannot support 95 %.
+    """Confidence interval of the median of samples in order; ``None`` below 6, which are too few for 95 %.
 
-    Where the lag-1 autocorrelation is above 0.2, `median_interval_correlated` takes the place of `median_interval`.
+    If the lag-1 autocorrelation is above 0.2, from `median_interval_correlated`, otherwise from `median_interval`.
     """
     if effective_size(samples) < len(samples):
         return median_interval_correlated(samples, confidence)
@@ -41,7 +41,7 @@ def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval |
 
 
 def median_interval(samples: Samples, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Confidence interval of the median of independent samples; ``None`` where too few allow none.
+    """Confidence interval of the median of independent samples; ``None`` if there are too few.
 
     The interval from the k-th smallest to the k-th largest of n samples covers the median with
     probability ``1 - 2 P(Binomial(n, 1/2) < k)`` whatever the distribution (David and Nagaraja,
@@ -60,13 +60,13 @@ def median_interval(samples: Samples, confidence: float = 0.95) -> tuple[float, 
 
 
 def median_interval_correlated(samples: Samples, confidence: float = 0.95) -> Interval | None:
-    """Confidence interval of the median of a stationary sequence whose neighbours resemble each other.
+    """Confidence interval of the median of a stationary, autocorrelated sequence.
 
     The number of samples below the median has mean n/2 and variance V n/4, where V = n / `effective_size`; the
     interval ends at the order statistics where a normal of that variance leaves out what `confidence` allows
-    (Sen, 1968, for dependent processes). Where those ranks lie outside the sample the range is given, and
-    ``method`` says so. A moving-block bootstrap with blocks of n^(1/3) does the same in more time and
-    covers less: of samples with autocorrelation 0.6 it holds the median in 85 of 100 cases at n = 50, not in 95.
+    (Sen, 1968, for dependent processes). If those ranks are outside the sample, the range is returned and ``method``
+    says so. A moving-block bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and
+    n = 50, in 85 of 100 cases instead of 95.
     """
     from scipy.special import ndtri
 
@@ -82,10 +82,10 @@ def median_interval_correlated(samples: Samples, confidence: float = 0.95) -> In
 
 
 def lag1(samples: Samples) -> float:
-    """Autocorrelation of successive samples by their ranks, so that a stall neither makes nor hides it; 0 where equal.
+    """Lag-1 autocorrelation of ranks, so that a stall neither creates nor hides it; 0 if all samples are equal.
 
-    The estimate of n values is too small by about (1 + 3 rho) / (n - 1) (Kendall, 1954), which is made good;
-    it is 0 below 8 samples.
+    The estimate from n values is too small by about (1 + 3 rho) / (n - 1) (Kendall, 1954), which is corrected; it is 0
+    below 8 samples.
     """
     n = len(samples)
     if n < FEWEST_FOR_LAG:
@@ -99,20 +99,19 @@ def lag1(samples: Samples) -> float:
 
 
 def _ranks(samples: Samples) -> Floats:
-    """Ranks from 1, equal samples sharing the mean of theirs: `scipy.stats.rankdata`, whose import takes long."""
+    """Ranks from 1, ties sharing their mean, as `scipy.stats.rankdata`, whose import is slow."""
     _, place, count = np.unique(np.asarray(samples, dtype=float), return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(count) - (count - 1) / 2)[place]
     return ranks
 
 
 def effective_size(samples: Samples) -> float:
-    """How many independent samples would tell as much about the median; n itself where `lag1` is at most 0.2.
+    """Number of independent samples that determine the median as well; n itself if `lag1` is at most 0.2.
 
-    n divided by the sum of the autocorrelations, over all lags, of being above or below the median: the larger one of
-    two estimates. One takes the sequence for a first-order autoregression, where a correlation r of normal values is
-    one of 2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as long as
-    sums of pairs are above zero and do not grow (Geyer, 1992, initial monotone sequence), which sees a slow drift
-    under much noise.
+    n divided by the sum over all lags of the autocorrelations of being above or below the median, by the larger of two
+    estimates. One models the sequence as a first-order autoregression, where a correlation r of normal values is one of
+    2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as long as sums of
+    pairs are positive and do not grow (Geyer, 1992, initial monotone sequence), which detects slow drift in heavy noise.
     """
     n = len(samples)
     rho = min(lag1(samples), 0.95)
@@ -126,7 +125,7 @@ def _sum_of_autocorrelations(values: Floats) -> float:
     signs = np.sign(values - np.median(values))
     signs = signs - signs.mean()
     n = len(signs)
-    # By the Fourier transform, padded so that the end does not meet the beginning.
+    # By Fourier transform, padded so that the end does not wrap around to the start.
     spectrum = np.fft.rfft(signs, 2 * n)
     correlations = np.fft.irfft(np.abs(spectrum) ** 2)[: n // 2 * 2]
     if correlations[0] <= 0:
@@ -137,25 +136,25 @@ def _sum_of_autocorrelations(values: Floats) -> float:
 
 
 def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
-    """Fewest samples that support a quantile: the largest of n lies above it with probability 1 - q^n.
+    """Fewest samples that support a quantile: the largest of n is above it with probability 1 - q^n.
 
     The distribution-free one-sided bound for independent samples (Hahn and Meeker, Statistical Intervals, on
     one-sided bounds); for a quantile below the median, of the smallest.
     """
     if not 0 < q < 1:
-        raise ValueError(f"A quantile lies between 0 and 1, not at {q!r}.")
+        raise ValueError(f"A quantile must be between 0 and 1, not {q!r}.")
     return math.ceil(math.log(1 - confidence) / math.log(max(q, 1 - q)))
 
 
 def quantile(samples: Samples, q: float) -> float | None:
-    """Quantile of the samples; ``None`` where there are too few to support it (p90: 29, p95: 59, p99: 299)."""
+    """Quantile of the samples; ``None`` if there are too few (p90: 29, p95: 59, p99: 299)."""
     return float(np.quantile(samples, q)) if len(samples) >= steps_for_quantile(q) else None
 
 
 def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Confidence interval of a quantile of independent samples; ``None`` where too few allow none.
+    """Confidence interval of a quantile of independent samples; ``None`` if there are too few.
 
-    The quantile lies below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end leaves out half
+    The quantile is below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end leaves out half
     of what `confidence` allows (David and Nagaraja, Order Statistics, section 7.1). At 95 % the 95th percentile needs
     72 samples.
     """
@@ -173,10 +172,10 @@ def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> t
 
 
 def relative_standard_error(samples: Samples) -> float | None:
-    """Standard error of the median as a share of it; ``None`` where there is no interval, or a sample of 0.
+    """Relative standard error of the median; ``None`` if there is no interval, or a sample is 0.
 
-    Read from the 95 % interval's width on the log scale, so that the median of steps of which half stall is known to be
-    unknown, whichever half it fell in.
+    From the width of the 95 % interval on the log scale, so that it is large if half of the steps stall, whichever half
+    the median is in.
     """
     interval = interval_of_median(samples)
     if interval is None or interval.low <= 0:

@@ -1,4 +1,4 @@
-"""How many steps, or pairs of steps, a measurement needs: planned from a pilot, fixed before looking."""
+"""How many steps or pairs of steps a measurement needs: planned from a pilot, fixed in advance."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from perfnb.stats.intervals import Samples, effective_size, interval_of_median
 from perfnb.stats.signed_rank import FEWEST_PAIRS, spread
 
-#: A pilot's standard deviation is taken at this upper confidence limit: half of all pilots show too little.
+#: Upper confidence limit used for a pilot's standard deviation: half of all pilots underestimate it.
 PILOT_CONFIDENCE = 0.8
-#: The fewest pairs that still tell where one of them was disturbed, however much: of the 2**12 sums of signed ranks
-#: 2 × 70, 3.4 %, are as extreme as with the other sign at the greatest; of 11 pairs it would be 5.4 %.
+#: The fewest pairs that tolerate one disturbed pair, however large: of the 2**12 sums of signed ranks 2 × 70, 3.4 %,
+#: are as extreme as with the sign of the largest flipped; with 11 pairs it would be 5.4 %.
 STURDY_PAIRS = 12
-#: How far the ends of a step time's interval may lie from the median, as a share of it.
+#: Target half-width of a step time's interval, relative to the median.
 AIM = 0.02
-#: Steps shorter than this are timed in blocks that last the latter at least: a clock is read in a tenth of a
-#: microsecond or so, and that read takes as long.
+#: Steps shorter than the first are timed in blocks at least as long as the second: reading the clock takes about a
+#: tenth of a microsecond.
 SHORT_STEP_S, BLOCK_S = 1e-4, 1e-3
 _MOST_IN_BLOCK = 10_000
-#: More pairs than this are not counted: it stands for as many or more.
+#: Counting stops here: it means this many or more.
 MOST_NEEDED = 100_000
 
 
@@ -32,9 +32,9 @@ class Planned:
     Attributes
     ----------
     count : int
-        What the budget allows of what is needed.
+        What is needed, as far as the budget allows.
     needed : int
-        What the aim needs.
+        What the target needs.
     """
 
     count: int
@@ -42,7 +42,7 @@ class Planned:
 
     @property
     def enough(self) -> bool:
-        """Whether the budget allows for the aim."""
+        """Whether the budget is enough for the target."""
         return self.count >= self.needed
 
 
@@ -55,11 +55,11 @@ def plan_steps(
     fewest: int = 20,
     most: int = 1000,
 ) -> Planned:
-    """Steps that put the ends of the median's interval `half_width` (0.02 is 2 %) from the median.
+    """Steps needed for a median interval of relative half-width `half_width` (0.02 is 2 %).
 
     The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (David and
-    Nagaraja, Order Statistics, on asymptotic quantiles); the deviation is that of log times, read from their quartiles.
-    Steps that resemble the one before count for less, by `effective_size`.
+    Nagaraja, Order Statistics, on asymptotic quantiles); the deviation is that of log times, from their quartiles.
+    Autocorrelated steps count for less, by `effective_size`.
     """
     from scipy.special import ndtri
 
@@ -73,16 +73,16 @@ def plan_steps(
 
 
 def steps_in_block(step_s: float) -> int:
-    """How many steps of this length are timed as one: 1 unless they are very short."""
+    """How many steps of this length are timed as one block: 1 unless they are very short."""
     if step_s >= SHORT_STEP_S:
         return 1
     return _MOST_IN_BLOCK if step_s <= 0 else min(_MOST_IN_BLOCK, math.ceil(BLOCK_S / step_s))
 
 
 def still_needed(samples: Samples, *, half_width: float = AIM) -> int:
-    """How many more samples put the ends of the median's interval `half_width` from the median; 0 where they are.
+    """Additional samples needed for a median interval of relative half-width `half_width`; 0 if none.
 
-    The interval shrinks with the root of the number. No more than there are already: their spread may mislead.
+    The interval shrinks with the root of the number. At most as many as there are, since their spread may mislead.
     """
     count, found = len(samples), interval_of_median(samples)
     if found is None:
@@ -105,16 +105,16 @@ def plan_pairs(
     pair_s: float = 0.0,
     most: int = 1000,
 ) -> Planned:
-    """Pairs that find a difference of `equal_within`, and the lack of one, with probability `power`.
+    """Pairs needed to detect a difference of `equal_within`, or to show there is none, with probability `power`.
 
-    Where the budget allows, at least as many as bear one that was disturbed.
+    If the budget allows, at least as many as tolerate one disturbed pair.
 
     Parameters
     ----------
     pilot : sequence of float
-        Log ratios of a few pairs, at least 2. Their spread is taken at its upper 80 % limit (Browne, 1995).
+        Log ratios of at least 2 pairs. Their spread is taken at its upper 80 % limit (Browne, 1995).
     pair_s : float
-        Seconds that a pair takes, out of `budget_s`.
+        Seconds per pair, out of `budget_s`.
     """
     from scipy.special import chdtri
 
@@ -131,7 +131,7 @@ def plan_pairs(
 
 
 def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
-    """As many pairs as the budget allows: for a pilot of one pair, which tells how long pairs take and no more."""
+    """As many pairs as the budget allows: for a pilot of one pair, which only shows how long pairs take."""
     count = _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS).count
     return Planned(count, count)
 
@@ -139,11 +139,11 @@ def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
 ) -> int:
-    """Fewest pairs whose t-test finds `effect`, and whose two one-sided tests show that none of that size is there.
+    """Fewest pairs whose t-test detects `effect`, and whose two one-sided tests show that there is none of that size.
 
     Both on the log scale. The power of the paired t-test is that of the noncentral t distribution with noncentrality
     effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, chapter 2). Each of the two one-sided tests of
-    equivalence must reject with probability (1 + power) / 2 for both to do so where there is no difference (Julious,
+    equivalence must reject with probability (1 + power) / 2 for both to do so without a difference (Julious,
     Statistics in Medicine 23, 2004).
     """
     from scipy.special import stdtrit
@@ -156,7 +156,7 @@ def pairs_needed(
 
     def suffices(n: int) -> bool:
         shift = effect / deviation * math.sqrt(n)
-        # Far out the distribution is cut off: what is found with certainty needs no integral.
+        # Far out the power is 1, and the integral would be cut off.
         if shift > 30:
             return True
         finds = float(nct.sf(stdtrit(n - 1, 1 - tail), n - 1, shift))
@@ -174,7 +174,7 @@ def pairs_needed(
 
 
 def smallest_detectable(deviation: float, pairs: int, *, power: float = 0.9, confidence: float = 0.95) -> float:
-    """Smallest relative difference (0.01 is 1 %) that this many pairs find with probability `power`.
+    """Smallest relative difference (0.01 is 1 %) that this many pairs detect with probability `power`.
 
     (t_0.975 + t_0.90) deviation / sqrt(n) on the log scale (Bloom, Evaluation Review 19, 1995).
     """

@@ -1,4 +1,4 @@
-"""The centre of paired differences and its interval, from Wilcoxon's signed ranks."""
+"""Centre of paired differences with its interval, from Wilcoxon's signed ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from perfnb.stats.intervals import Floats, Samples
 
-#: Fewest differences that can show anything at 95 %: the least two-sided p-value of n is 2 / 2^n.
+#: Fewest differences that can be significant at 95 %: the smallest two-sided p-value of n is 2 / 2^n.
 FEWEST_PAIRS = 6
-#: Up to this number the null distribution is exact, above it normal.
+#: Up to this number of differences the null distribution is exact, above it normal.
 _EXACT = 150
 
 
 class Centre(NamedTuple):
-    """An estimate of the centre with its interval, infinite where there are too few differences for one."""
+    """An estimate of the centre with its interval, which is infinite with too few differences for one."""
 
     estimate: float
     low: float
@@ -29,10 +29,10 @@ class Centre(NamedTuple):
 
 
 def walsh_averages(differences: Samples) -> Floats:
-    """The means of all pairs of differences, each with itself too, in ascending order."""
+    """Means of all pairs of differences, each with itself included, in ascending order."""
     values = np.asarray(differences, dtype=float)
     first, second = np.triu_indices(len(values))
-    # Halves are added, so that large values do not overflow.
+    # Adding halves keeps large values from overflowing.
     return np.sort(values[first] / 2 + values[second] / 2)
 
 
@@ -55,8 +55,8 @@ def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
 def signed_rank_p(differences: Samples) -> float:
     """Two-sided p-value of Wilcoxon's signed-rank test that the centre is 0; it agrees with `hodges_lehmann`.
 
-    `scipy.stats.wilcoxon` gives the same without ties and zeros; with them it changes its method and warns, where here
-    a Walsh average of 0 counts half to each side.
+    Without ties and zeros `scipy.stats.wilcoxon` gives the same; with them it switches its method and warns. Here a
+    Walsh average of 0 counts half to each side.
     """
     averages = walsh_averages(differences)
     n = len(differences)
@@ -67,10 +67,10 @@ def signed_rank_p(differences: Samples) -> float:
 
 
 def spread(differences: Samples) -> float:
-    """Standard deviation of normal differences with an interval as wide as this one; a stall hardly moves it.
+    """Standard deviation of normal differences with an interval of the same width; robust against stalls.
 
-    The half-width of the interval over t of n - 1 degrees of freedom, times the root of n; the sample's own standard
-    deviation where there are too few differences for an interval.
+    The half-width of the interval over t with n - 1 degrees of freedom, times the root of n; the sample standard
+    deviation with too few differences for an interval.
     """
     from scipy.special import stdtrit
 
@@ -78,7 +78,7 @@ def spread(differences: Samples) -> float:
     n = len(values)
     if n < 2:
         return np.nan
-    # The exact confidence of the ranks taken, which for few differences is well above what was asked for.
+    # The exact confidence of the ranks, which for few differences is well above the nominal one.
     k = _rank(n, 0.95)
     if k < 1:
         return float(values.std(ddof=1))
@@ -87,12 +87,12 @@ def spread(differences: Samples) -> float:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """The largest k with P(W < k) at most half of what `confidence` leaves out; 0 where there is none."""
+    """The largest k with P(W < k) at most half of what `confidence` leaves out; 0 if there is none."""
     from scipy.special import ndtri
 
     tail = (1 - confidence) / 2
     if n <= _EXACT:
-        # A rounding error of the sums must not cost a rank: 2 / 2^6 is meant to be what it is.
+        # A rounding error of the sums must not cost a rank.
         return int(np.searchsorted(_distribution(n), tail * (1 + 1e-9), side="right"))
     mean, deviation = _moments(n)
     return int(np.floor(mean + 0.5 + float(ndtri(tail)) * deviation))
@@ -114,7 +114,7 @@ def _moments(n: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _distribution(n: int) -> Floats:
-    """Cumulative distribution of W, the sum of the ranks 1 to n of which each counts with probability 1/2."""
+    """Cumulative distribution of W, the sum of the ranks 1 to n, each counted with probability 1/2."""
     density = np.zeros(n * (n + 1) // 2 + 1)
     density[0] = 1.0
     for rank in range(1, n + 1):

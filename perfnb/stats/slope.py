@@ -1,4 +1,4 @@
-"""How fast memory grows from step to step, with an interval that autocorrelated levels do not fool."""
+"""Growth of memory per step, with an interval that is valid for autocorrelated levels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-#: Fewest steps that allow an interval: below, a block of steps has no middle.
+#: Fewest steps for an interval: below, a block of steps has no middle.
 FEWEST_STEPS = 15
-#: Stretches of steps whose growth is compared.
+#: Blocks of steps whose growth is compared.
 _BLOCKS = 5
-#: How far ahead, in halves of the watched steps, a change of the rate is carried on.
+#: How far a change of the rate is extrapolated, in halves of the measured steps.
 _AHEAD = 1.5
 
 METHOD = "Theil-Sen slope; 95 % interval over single steps, blocks of steps, and the change between both halves"
@@ -28,11 +28,11 @@ class Slope:
     bytes_per_step : float
         The Theil-Sen slope: the median of the slopes between all pairs of steps.
     ci_low, ci_high : float or None
-        95 % interval; ``None`` where there are too few steps for one.
+        95 % interval; ``None`` with too few steps for one.
     steps : int
         Steps with a known level.
     method : str
-        How slope and interval were found.
+        Method of slope and interval.
     """
 
     bytes_per_step: float
@@ -43,28 +43,28 @@ class Slope:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval lies wholly above or wholly below zero."""
+        """Whether the interval is entirely above or below zero."""
         return self.ci_low is not None and self.ci_high is not None and (self.ci_low > 0 or self.ci_high < 0)
 
     @property
     def grows(self) -> bool:
-        """Whether the interval lies wholly above zero."""
+        """Whether the interval is entirely above zero."""
         return self.ci_low is not None and self.ci_low > 0
 
 
 def memory_slope(bytes_per_step: Sequence[Any] | np.ndarray[Any, Any]) -> Slope | None:
-    """Slope of a level of memory read after each step, warm-up left out; ``None`` below two known readings.
+    """Slope of memory readings after each step, warm-up excluded; ``None`` below two known readings.
 
-    Levels of successive steps hang together: memory stays where it is, jumps once, fills a cache ever more slowly,
-    or falls back at each garbage collection. The interval of Theil and Sen takes them for independent and excludes 0
-    in most random walks. So it is joined with two others: the t interval of the mean growth between blocks of steps,
-    which a single jump cannot carry over 0, and the rate to come if it goes on changing as it did from the first
-    half of the steps to the second, which reaches 0 where growth dies away.
+    Levels of successive steps are autocorrelated: memory stays constant, jumps once, fills a cache ever more slowly, or
+    drops at each garbage collection. The Theil-Sen interval assumes independence and excludes 0 in most random walks.
+    So it is combined with two others: the t interval of the mean growth between blocks of steps, which a single jump
+    cannot lift above 0, and the future rate if it keeps changing as it did from the first half of the steps to the
+    second, which reaches 0 if growth levels off.
 
     Parameters
     ----------
     bytes_per_step : sequence of number
-        One reading a step, in order; an unknown one is ``nan`` or ``None``.
+        One reading per step, in order; unknown ones are ``nan`` or ``None``.
     """
     levels = _relative(bytes_per_step)
     places = np.flatnonzero(np.isfinite(levels)).astype(float)
@@ -80,7 +80,7 @@ def memory_slope(bytes_per_step: Sequence[Any] | np.ndarray[Any, Any]) -> Slope 
 
 
 def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Readings less the first known one, so that no digit is lost to where the level starts; unknown ones ``nan``."""
+    """Readings minus the first known one, to lose no digits to the initial level; unknown ones are ``nan``."""
     known = np.array([not pd.isna(value) for value in readings], dtype=bool)
     relative = np.full(len(known), np.nan)
     if known.any():
@@ -97,7 +97,7 @@ def _theil_sen(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tu
 
 
 def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """t interval of the mean growth per step from each block's median to the next one's."""
+    """t interval of the mean growth per step from block median to block median."""
     from scipy.special import stdtrit
 
     middles = [float(np.median(block)) for block in np.array_split(levels, _BLOCKS)]
@@ -108,7 +108,7 @@ def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) 
 
 
 def _ahead(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> float:
-    """The rate to come, if the change from the first half to the second goes on."""
+    """The future rate, if the change from the first half to the second continues."""
     half = len(levels) // 2
     early, _, _ = _theil_sen(levels[:half], places[:half])
     late, _, _ = _theil_sen(levels[-half:], places[-half:])
