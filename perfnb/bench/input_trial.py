@@ -38,23 +38,12 @@ class InputTrial(Bench):
 
     Parameters
     ----------
-    step : callable
-        ``step(batch)``.
-    batches : iterable, or callable returning one
-        Restarted when exhausted.
+    step, batches
+        As for `confirm_input_bound`.
     models : list of Module
         Replaced by copies of their outputs.
     namespace : mapping
         The variables that the step sees.
-
-    Attributes
-    ----------
-    unforeseen_ms : float
-        Time that real models ran in blocks without a model, for batches of new shapes; it is subtracted.
-    workers : int
-        How many of the loader's workers deliver at once; 0 if it has none or they are unknown.
-    parallel : bool
-        Whether anything can load while the model runs; known after `learn`.
     """
 
     _source: BatchSource
@@ -68,15 +57,16 @@ class InputTrial(Bench):
     ) -> None:
         restored = Restored(models, [*namespace.values(), step, batches])
         super().__init__([step], batches, around=[restored])
-        self.unforeseen_ms = 0.0
+        self.unforeseen_ms = 0.0  # subtracted time of real models in blocks without a model, for batches of new shapes
         self._stand_in = StandIn([*_compiled(models, namespace), *models])
         self._kept: Any = None
         self._pace_ns = 0.0
         self._loaders = [value for value in reachable([batches]) if issubclass(type(value), DataLoader)]
         told = getattr(batches, "num_workers", 0)  # other libraries' loaders use this name too
         told = told if isinstance(told, int) and not isinstance(told, bool) else 0
+        # How many workers deliver at once; 0 if there are none or they are unknown.
         self.workers: int = max([told, *(loader.num_workers for loader in self._loaders)])
-        self.parallel = True
+        self.parallel = True  # whether anything can load while the model runs; known after `learn`
         self._is_list = isinstance(batches, (list, tuple))
 
     def __exit__(self, *exc_info: Any) -> bool | None:

@@ -25,12 +25,7 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
 
     Searches what a step can reach for live loader workers, processes, threads and queues, and then the children of
     `multiprocessing`. Call it after each step has run: a generator holds nothing before.
-
-    Parameters
-    ----------
-    steps : sequence of callable
-    shared : object
-        The source of batches common to all steps: its workers favour none of them.
+    `shared` is the source of batches common to all steps, whose workers favour none of them.
     """
     found = list({id(value): value for value in reachable([shared])}.values())
     ignored = {id(value) for value in found}

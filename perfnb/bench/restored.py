@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.namespace import reachable
 
-#: Puts one thing back. It holds the thing, so that no other object takes its id meanwhile.
+#: Puts one thing back. It holds the thing, so that no other object can take its id.
 PutBack = Callable[[], object]
 
 

@@ -38,15 +38,6 @@ class Bench:
         Called with the pass, the rounds done and the rounds planned.
     around : sequence of context manager
         Entered before the first step and left after the last.
-
-    Attributes
-    ----------
-    conditions : Conditions
-        What may have disturbed the steps.
-    sizes : list of (int or None)
-        Samples in the batch of each round.
-    results : list
-        What each step returned in the last round that kept results, as of the end of the step.
     """
 
     def __init__(
@@ -56,9 +47,9 @@ class Bench:
         progress: Progress | None = None,
         around: Sequence[AbstractContextManager[Any]] = (),
     ) -> None:
-        self.conditions = Conditions()
-        self.sizes: list[int | None] = []
-        self.results: list[Any] = []
+        self.conditions = Conditions()  # what may have disturbed the steps
+        self.sizes: list[int | None] = []  # samples in the batch of each round
+        self.results: list[Any] = []  # what each step returned in the last round that kept results
         self._steps = list(steps)
         self._source = None if batches is None else BatchSource(batches)
         self._progress = progress or (lambda *_: None)
@@ -94,7 +85,7 @@ class Bench:
         keep_results: bool = False,
         repeat: int = 1,
     ) -> list[list[int]]:
-        """Run rounds.
+        """Run rounds; for each step its durations in nanoseconds, one per round.
 
         Parameters
         ----------
@@ -106,11 +97,6 @@ class Bench:
             Keep what the steps return in `results`.
         repeat : int
             How often the step runs in a round, timed as one; only for a single step without batches.
-
-        Returns
-        -------
-        list of list of int
-            For each step its durations in nanoseconds, one per round.
         """
         __tracebackhide__ = True
         synchronize()
@@ -137,7 +123,7 @@ class Bench:
         planned: int | None = None,
         until: float | None = None,
     ) -> list[list[float]]:
-        """Run rounds in each of which every step runs many times back to back, all on one batch.
+        """Run rounds of many turns back to back, all on one batch; for each step nanoseconds a turn, per block or part.
 
         Batches that a step's own loader prefetched while others ran are used up first: `lead` turns do not count. Where
         the loader's queue can be read, the count of turns is corrected by how many prefetched batches it gained or
@@ -145,19 +131,12 @@ class Bench:
 
         Parameters
         ----------
-        orders : iterable of sequence of int
+        orders, until
             As for `rounds`.
         lead, turns : int
             Turns of each block that run first and do not count, and turns that count.
         parts : int
             Number of counted parts of `turns` each, one after the other, each with its own value.
-        until : float, optional
-            As for `rounds`.
-
-        Returns
-        -------
-        list of list of float
-            For each step nanoseconds a turn, one value per block or part.
         """
         __tracebackhide__ = True
         synchronize()

@@ -32,22 +32,11 @@ class StandIn:
     of input (shapes and dtypes) and each call within a step. It is copied, because the step may change it, and depends
     on the smallest parameter of the module, which gets a zero gradient: ``loss.backward()`` and ``optimizer.step()``
     work but cost next to nothing.
-
-    Parameters
-    ----------
-    models : list of Module
-
-    Attributes
-    ----------
-    real_ns : int
-        Time that the real models ran although they were replaced: for inputs of a kind not seen before.
-    compiled_in : bool
-        Whether a compiled region, in which it cannot be replaced, called one of them.
     """
 
     def __init__(self, models: list[nn.Module]) -> None:
-        self.real_ns = 0
-        self.compiled_in = False
+        self.real_ns = 0  # time of real models that were replaced, for inputs of a kind not seen before
+        self.compiled_in = False  # whether a compiled region, where it cannot be replaced, called one of them
         self._models = models
         self._outputs: dict[Any, list[Any]] = {}
         self._called: dict[int, nn.Module] = {}

@@ -91,20 +91,9 @@ _FILE, _HEAD = msgspec.json.Decoder(_File), msgspec.json.Decoder(_Head)
 
 
 def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object]) -> str:
-    """Add an entry, atomically.
+    """Add an entry to a journal's folder, atomically, and return its name.
 
-    Parameters
-    ----------
-    journal : str or Path
-        The journal's folder, created if missing.
-    entry : Entry
-    save : callable
-        Writes what the entry holds to the folder it is called with.
-
-    Returns
-    -------
-    str
-        The entry's name.
+    `save` is called with the folder that it writes what the entry holds to.
 
     Raises
     ------

@@ -41,13 +41,8 @@ def require_quality(given: Any) -> None:
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
     """Largest accepted values by name, validated as far as possible before anything runs.
 
-    Parameters
-    ----------
-    given : mapping or None
-    judged : bool
-        Whether a quality function will return losses, whose names are not known yet.
-    profiled : bool
-        Whether memory will be measured.
+    `judged` says that a quality function will return losses, whose names are not known yet; `profiled`, that memory
+    will be measured.
 
     Raises
     ------
@@ -71,13 +66,7 @@ def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
 
 
 def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """The losses that the quality function returned.
-
-    Parameters
-    ----------
-    returned : mapping
-        Losses of the candidate by name, or ``baseline`` and ``candidate`` with such a mapping each.
-    limits : mapping of str to float
+    """The losses that the quality function returned: the candidate's by name, or such a mapping for each side.
 
     Raises
     ------

@@ -116,17 +116,9 @@ def performance_figures(
     environment: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> PerformanceFigures:
-    """Evaluate a change.
+    """Evaluate a change, given its A/B test (baseline first) and the profiles of both steps, or none.
 
-    Parameters
-    ----------
-    ab : ABFigures
-        The A/B test, baseline first.
-    quality : Quality
-    limits : mapping of str to float
-        Largest accepted values of losses and of `RESOURCES`, by name.
-    summaries : sequence of Summary
-        Of the profiles of baseline and candidate; may be empty.
+    `limits` are largest accepted values of losses and of `RESOURCES`, by name.
     """
     profiles: Sequence[Summary | None] = list(summaries) or [None, None]
     sides = [

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Browser
 
-from perfnb.bench.input_bound_table import KINDS, InputBound
-from perfnb.bench.input_bound_view import input_bound_html
+from perfnb.bench.input_figures import KINDS, InputBound
+from perfnb.bench.input_view import input_bound_html
 from perfnb.system.checks import COLUMNS
 from perfnb.system.view import system_html
 

@@ -332,9 +332,9 @@ def test_what_makes_no_sense_is_refused_before_a_step_has_run(
         (0.3, TypeError, "quality must return a mapping of names to numbers such as .*, not float"),
         ({}, ValueError, "quality returned no loss"),
         ({"loss": "low"}, TypeError, "'loss' in quality must be a number, not str"),
-        ({"p95_ms": 1.0}, ValueError, "quality names a loss 'p95_ms'"),
-        ({"baseline": {"a": 1}, "candidate": {"b": 1}}, ValueError, "for one of the two only"),
-        ({"candidate": {"loss": 1}}, ValueError, "the losses of the candidate only"),
+        ({"p95_ms": 1.0}, ValueError, "quality returned a loss named 'p95_ms'"),
+        ({"baseline": {"a": 1}, "candidate": {"b": 1}}, ValueError, "for only one of the two"),
+        ({"candidate": {"loss": 1}}, ValueError, "losses of the candidate only"),
         ({"loss": torch.ones(2)}, TypeError, "'loss' in quality must be a number, not Tensor"),
     ],
 )
