@@ -233,6 +233,8 @@ def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
 
 
 def _module_frame(columns: _Modules) -> pd.DataFrame:
+    if len(set(map(len, msgspec.structs.astuple(columns)))) > 1:
+        raise ValueError("its columns differ in length")
     depth: list[int] = []
     for row, above in enumerate(columns.parent):
         if not MISSING <= above < row:

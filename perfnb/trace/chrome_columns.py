@@ -218,11 +218,7 @@ class EventColumns:
             **{name: _unsigned(args[name]) for name in _UNSIGNED},
             **{name: _numbers(args[name]) for name in _SIGNED},
             "bytes": _numbers(args["moved_bytes"]),
-            "external_id": old
-            if external is None
-            else external
-            if old is None
-            else np.where(external == MISSING, old, external),
+            "external_id": old if external is None else external,
             "shapes": _texts(self.shapes, shapes),
             "collective": _texts(self.collectives, args["collective"]),
             "group": self._groups_of(args["group"], args["ranks"]),
