@@ -1,6 +1,6 @@
 // What charts share: SVG elements, patterns, ticks, a holder that redraws when its width changes.
-import { freshId, h } from "./dom.js";
-import { significant } from "./format.js";
+import { figure, freshId, h } from "./dom.js";
+import { duration, share, significant } from "./format.js";
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 
@@ -118,3 +118,20 @@ export function drawnToFit(holder, draw) {
 }
 
 export const swatch = (mark) => h("i", { class: `pf-key pf-${mark.pattern}`, style: `background-color:${mark.colour}`, "aria-hidden": "true" });
+
+// Parts of a whole, {word, colour, pattern, ms, part}: in words, as a fill, and as a bar with a legend, where the part
+// under the pointer is highlighted.
+export const partWords = ({ word, ms, part }) => `${word} ${duration(ms)}, ${share(part)}`;
+export const partFill = (one, more = {}, whole = 1) => h("i", {
+  class: `pf-${one.pattern}`, style: `background-color:${one.colour};flex-grow:${one.part / whole}`, title: partWords(one), ...more,
+});
+export function litBar(label, parts, whole = 1) {
+  const shown = parts.filter(({ ms }) => ms > 0);
+  const light = (i, on) => [bar, legend].forEach((list) => list.children[i].classList.toggle("pf-lit", on));
+  const hover = (i) => ({ pointerenter: () => light(i, true), pointerleave: () => light(i, false) });
+  const bar = h("div", { class: "pf-phases", role: "img", "aria-label": `${label}: ${shown.map(partWords).join("; ")}` },
+    shown.map((one, i) => partFill(one, hover(i), whole)));
+  const legend = h("ul", { class: "pf-legend" }, shown.map((one, i) => h("li", { title: one.title, ...hover(i) }, swatch(one),
+    h("span", { class: "pf-word" }, one.word), h("b", {}, figure(share(one.part))), h("span", { class: "pf-quiet" }, figure(duration(one.ms))))));
+  return [bar, legend];
+}

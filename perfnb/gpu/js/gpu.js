@@ -1,5 +1,5 @@
 // The GPU tab: busy and idle time, critical path, launches, queue, kernels.
-import { drawn, drawnToFit, niceTicks, roundNumber, swatch } from "../../draw/js/chart.js";
+import { drawn, drawnToFit, litBar, niceTicks, partFill, partWords, roundNumber, swatch } from "../../draw/js/chart.js";
 import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
 import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
 import { count, duration, share } from "../../draw/js/format.js";
@@ -27,40 +27,23 @@ function gpuTab(data) {
   } };
 }
 
-const partWords = (mark, ms, total) => `${mark.word} ${duration(ms)}, ${share(ms / total)}`;
-const gpuFill = (mark, ms, total, more = {}) => h("i", {
-  class: `pf-${mark.pattern}`, style: `background-color:${mark.colour};flex-grow:${ms / (total || 1)}`, title: partWords(mark, ms, total), ...more,
-});
-
-// A bar and its legend; the part under the pointer is highlighted in both.
-function litBar(label, parts, total) {
-  const shown = parts.filter(({ ms }) => ms > 0);
-  const light = (i, on) => [bar, legend].forEach((list) => list.children[i].classList.toggle("pf-lit", on));
-  const hover = (i) => ({ pointerenter: () => light(i, true), pointerleave: () => light(i, false) });
-  const bar = h("div", { class: "pf-phases", role: "img", "aria-label": `${label}: ${shown.map((part) => partWords(part, part.ms, total)).join("; ")}` },
-    shown.map((part, i) => gpuFill(part, part.ms, total, hover(i))));
-  const legend = h("ul", { class: "pf-legend" }, shown.map((part, i) => h("li", { title: part.title, ...hover(i) }, swatch(part),
-    h("span", { class: "pf-word" }, part.word), h("b", {}, figure(share(part.ms / total))), h("span", { class: "pf-quiet" }, figure(duration(part.ms))))));
-  return [bar, legend];
-}
-
 function deviceBar(data, bar) {
-  const parts = data.marks.map((mark, i) => ({ ...mark, ms: bar.parts[i] }));
+  const parts = data.marks.map((mark, i) => ({ ...mark, ms: bar.parts[i], part: bar.parts[i] / bar.total_ms }));
   const hidden = bar.overlap_ms > 0 ? h("p", { class: "pf-quiet" }, `Another ${duration(bar.overlap_ms)} of communication overlapped computation and is counted as computation.`) : null;
   return h("div", { class: "pf-gpu-device" },
-    h("h3", {}, `${bar.word}, whole trace`, h("span", { class: "pf-quiet" }, ` ${duration(bar.total_ms)}`)), litBar(bar.word, parts, bar.total_ms), hidden);
+    h("h3", {}, `${bar.word}, whole trace`, h("span", { class: "pf-quiet" }, ` ${duration(bar.total_ms)}`)), litBar(bar.word, parts), hidden);
 }
 
 // The same for each step, to one scale.
 function stepBars({ steps, marks, steps_in_all: all }) {
   if (!steps.length) return null;
   const longest = Math.max(...steps.map((step) => step.total_ms));
-  const words = ({ parts, total_ms: total }) => marks.map((mark, i) => parts[i] > 0 && partWords(mark, parts[i], total)).filter(Boolean).join("; ");
+  const words = ({ parts, total_ms: total }) => marks.map((mark, i) => parts[i] > 0 && partWords({ ...mark, ms: parts[i], part: parts[i] / total })).filter(Boolean).join("; ");
   const left = all - new Set(steps.map((step) => step.word.split(",")[0])).size;
   return h("div", { class: "pf-gpu-steps" }, h("h3", {}, "By step"),
     steps.map((step) => h("div", { class: "pf-gpu-step" }, h("span", {}, step.word),
       h("div", {}, h("div", { class: "pf-gpu-bar", role: "img", "aria-label": `${step.word}: ${words(step)}`, style: `width:${(100 * step.total_ms) / longest}%` },
-        step.parts.map((ms, i) => (ms > 0 ? gpuFill(marks[i], ms, step.total_ms) : null)))),
+        step.parts.map((ms, i) => (ms > 0 ? partFill({ ...marks[i], ms, part: ms / step.total_ms }) : null)))),
       h("span", { class: "pf-gpu-total" }, figure(duration(step.total_ms))))),
     h("p", { class: "pf-quiet" }, "From the start of the first to the end of the last GPU work that a step launched; idle time between steps is not included."),
     left > 0 ? h("p", { class: "pf-quiet" }, `${left.toLocaleString("en-US")} more steps not shown.`) : null);
@@ -75,7 +58,7 @@ function criticalPath(path) {
   const ops = path.ops.map((op) => [h("span", { class: "pf-name", title: op.word }, op.word), ...figures(op)]);
   return h("section", { "aria-label": "Critical path" }, h("h3", {}, path.title),
     h("p", { class: "pf-quiet" }, "The chain of host work, launches, GPU work and waits that determines the duration. Speeding up anything else saves nothing."),
-    litBar("Critical path", path.kinds, total)[0],
+    litBar("Critical path", path.kinds.map((kind) => ({ ...kind, part: kind.ms / total })))[0],
     h("div", { class: "pf-beside pf-gpu-path" }, pathTable("Critical path by kind", heads("Part"), kinds),
       ops.length ? pathTable("Critical path by op", heads("Op with its kernels"), ops) : null));
 }

@@ -2,6 +2,7 @@
 import { drawn, drawnToFit, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
 import { figure, h } from "../../draw/js/dom.js";
 import { byteSize, count, duration, share, significant, timeUnit } from "../../draw/js/format.js";
+import { placeAfter } from "../../draw/js/search.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 import { instantWord, peakOwners, whatFits } from "./fits.js";
 
@@ -29,15 +30,7 @@ function memoryFacts(data) {
   ].filter((line) => line.values).map((line) => ({ ...line, most: most(line.values) }));
   const phaseAt = (at) => data.phases.find((phase) => phase.start_ns <= at && at < phase.end_ns) ?? null;
   // The last instant at or before a time.
-  const instantAt = (time) => {
-    let [low, high] = [0, t.length - 1];
-    while (low < high) {
-      const middle = Math.ceil((low + high) / 2);
-      if (t[middle] <= time) low = middle;
-      else high = middle - 1;
-    }
-    return low;
-  };
+  const instantAt = (time) => Math.max(0, placeAfter(t, time) - 1);
   const aliveAt = (i) => {
     const found = [];
     for (let row = 0; row < start.length && start[row] <= t[i]; row += 1) {

@@ -1,6 +1,7 @@
 // The report: headline, phases, tabs, notes.
+import { drawn, litBar } from "../../draw/js/chart.js";
 import { figure, h, titled } from "../../draw/js/dom.js";
-import { duration, intervalBounds, rate, share, significant } from "../../draw/js/format.js";
+import { duration, intervalBounds, rate, significant } from "../../draw/js/format.js";
 import { settle } from "../../draw/js/notebook.js";
 import { tabMakers, tabs } from "../../draw/js/tabs.js";
 import { layerFacts } from "./layers.js";
@@ -34,39 +35,17 @@ function stepDots(step) {
   const samples = step.samples_ms.filter((ms) => ms != null);
   if (samples.length < 3) return null;
   const [low, high] = [Math.min(...samples), Math.max(...samples)];
-  const svg = (tag, props) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [key, value] of Object.entries(props)) node.setAttribute(key, value);
-    return node;
-  };
   const y = (ms) => 26 - (24 * (ms - low)) / (high - low || 1) - 1;
-  const picture = svg("svg", { viewBox: "0 0 104 28", width: 104, height: 28, class: "pf-dots-plot", role: "img",
-    "aria-label": `The timed steps, from ${duration(low)} to ${duration(high)}` });
-  const title = svg("title", {});
-  title.textContent = `The timed steps in order, from ${duration(low)} to ${duration(high)}`;
-  picture.append(title);
-  if (step.ci_ms) picture.append(svg("rect", { x: 0, width: 104, y: y(step.ci_ms[1]), height: Math.max(1, y(step.ci_ms[0]) - y(step.ci_ms[1])), class: "pf-band" }));
-  samples.forEach((ms, i) => picture.append(svg("circle", { cx: 3 + (98 * i) / (samples.length - 1), cy: y(ms), r: 1.6 })));
-  return picture;
+  const words = `The timed steps in order, from ${duration(low)} to ${duration(high)}`;
+  const band = step.ci_ms && drawn("rect", { x: 0, width: 104, y: y(step.ci_ms[1]), height: Math.max(1, y(step.ci_ms[0]) - y(step.ci_ms[1])), class: "pf-band" });
+  return drawn("svg", { viewBox: "0 0 104 28", width: 104, height: 28, class: "pf-dots-plot", role: "img", "aria-label": words },
+    drawn("title", {}, words), band, samples.map((ms, i) => drawn("circle", { cx: 3 + (98 * i) / (samples.length - 1), cy: y(ms), r: 1.6 })));
 }
 
 function phaseBar(data) {
-  const shown = data.phases.filter((phase) => phase.ms > 0);
-  if (!shown.length) return null;
-  const whole = shown.reduce((sum, phase) => sum + Math.max(0, phase.share ?? 0), 0) || 1;
-  const words = shown.map((phase) => `${phase.word} ${duration(phase.ms)}, ${share(phase.share)}`);
-  const light = (i, on) => [bar, legend].forEach((list) => list.children[i].classList.toggle("pf-lit", on));
-  const hover = (i) => ({ pointerenter: () => light(i, true), pointerleave: () => light(i, false) });
-  const fill = (phase) => `background-color:${phase.colour}`;
-  const bar = h("div", { class: "pf-phases", role: "img", "aria-label": `Phases of a traced step: ${words.join("; ")}` },
-    shown.map((phase, i) => h("i", {
-      class: `pf-${phase.pattern}`, title: words[i], ...hover(i),
-      style: `${fill(phase)};flex-grow:${Math.max(0, phase.share ?? 0) / whole}`,
-    })));
-  const legend = h("ul", { class: "pf-legend" }, shown.map((phase, i) => h("li", hover(i),
-    h("i", { class: `pf-key pf-${phase.pattern}`, style: fill(phase), "aria-hidden": "true" }),
-    h("span", { class: "pf-word" }, phase.word), h("b", {}, figure(share(phase.share))), h("span", { class: "pf-quiet" }, figure(duration(phase.ms))))));
-  return h("section", { "aria-label": "Phases" }, bar, legend);
+  const parts = data.phases.filter((phase) => phase.ms > 0).map((phase) => ({ ...phase, part: phase.share }));
+  const whole = parts.reduce((sum, { part }) => sum + Math.max(0, part ?? 0), 0) || 1;
+  return parts.length ? h("section", { "aria-label": "Phases" }, litBar("Phases of a traced step", parts, whole)) : null;
 }
 
 function render({ model, el }) {

@@ -1,8 +1,9 @@
 // The layout of the timeline, and the drawing of one frame.
+import { placeOf } from "../../draw/js/search.js";
 import { niceTicks, roundSize } from "../../draw/js/chart.js";
 import { LANE, SHADES, boxList, boxPalette, cssOf, mixed, paintRow, readTheme, shadeOf, stripOf, timeMarks } from "./canvas.js";
 import { timelineMarks } from "./marks.js";
-import { placeNear, placeOf } from "./search.js";
+import { placeNear } from "./search.js";
 
 export function timelineLanes(store, folded) {
   let y = 0;

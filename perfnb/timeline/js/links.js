@@ -1,6 +1,6 @@
 // How events are connected: nesting, launches, and which backward belongs to which forward.
 // Rows of a stream are lanes for overlapping work: nothing on them is nested.
-import { placeOf } from "./search.js";
+import { placeOf } from "../../draw/js/search.js";
 
 const NESTED_TRACKS = new Set(["layers", "thread", "python"]);
 

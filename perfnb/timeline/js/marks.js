@@ -123,8 +123,8 @@ export function timelineMarks(state, look, context, top, { size, x, place, rowTo
     above.textBaseline = "middle";
     above.fillStyle = cssOf(theme.quiet);
     above.textAlign = "left";
-    above.fillText(`Whole: ${duration((end - begin) / 1e6)}`, 2, high / 2);
-    above.fillText(`Shown: ${duration((Math.min(end, state.t1) - Math.max(begin, state.t0)) / 1e6)}`, 2, LANE.overview + LANE.axis / 2);
+    above.fillText(`All: ${duration((end - begin) / 1e6)}`, 2, high / 2);
+    above.fillText(`Visible: ${duration((Math.min(end, state.t1) - Math.max(begin, state.t0)) / 1e6)}`, 2, LANE.overview + LANE.axis / 2);
     above.textAlign = "center";
     for (const [time, words] of marks) {
       const px = gutter + x(time);

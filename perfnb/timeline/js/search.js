@@ -1,14 +1,5 @@
-// Searches in sorted arrays, and the greatest value of a range.
-
-// The first index in [from, to) of sorted values with a value of at least `value`.
-export function placeOf(values, value, from, to) {
-  while (from < to) {
-    const middle = (from + to) >>> 1;
-    if (values[middle] < value) from = middle + 1;
-    else to = middle;
-  }
-  return from;
-}
+// Further searches in sorted arrays: from nearby, and the greatest value of a range.
+import { placeOf } from "../../draw/js/search.js";
 
 // The same with doubling steps, for indices near `from`.
 export function placeNear(values, value, from, to) {

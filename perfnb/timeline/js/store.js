@@ -1,6 +1,7 @@
 // The timeline's events: typed arrays sorted by track, depth and start, and the queries on them.
+import { placeOf } from "../../draw/js/search.js";
 import { timelineLinks } from "./links.js";
-import { greatestOf, placeOf } from "./search.js";
+import { greatestOf } from "./search.js";
 
 export const PLAIN_TRACKS = new Set(["steps", "phases", "layers"]);
 const ARRAY_TYPES = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, i4: Int32Array, u2: Uint16Array, i2: Int16Array, u1: Uint8Array };

@@ -142,7 +142,7 @@ export function timelineView(element, store, facts, showLayer) {
     scroller.style.maxHeight = `${layout.height}px`;
     titles.replaceChildren(...layout.lanes.map((lane) => {
       const style = `top:${lane.y}px;height:${lane.height}px`;
-      const most = lane.memory ? `most ${byteSize(lane.memory.most)}` : null;
+      const most = lane.memory ? `max ${byteSize(lane.memory.most)}` : null;
       const title = [lane.title, most, lane.note].filter(Boolean).join("\n");
       const text = [h("span", { class: "pf-tl-name" }, lane.title), lane.height > 32 ? [most, lane.note].filter(Boolean).map((line) => h("small", { class: "pf-quiet" }, line)) : null].flat();
       return lane.folds

@@ -1,6 +1,7 @@
 // The Machine tab: hardware telemetry during the steps, with passes and phases.
 import { drawn, patternFills, swatch } from "../../draw/js/chart.js";
 import { columnHead, figure, h } from "../../draw/js/dom.js";
+import { placeAfter } from "../../draw/js/search.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 import { UNKNOWN, clock, count } from "../../draw/js/format.js";
 import { watchBoard } from "./board.js";
@@ -41,15 +42,7 @@ function phasesOf({ phases, stretches }) {
   let us = 0;
   const start = stretches.start.map((step) => (us += step) / 1e6);
   const end = start.map((from, i) => from + stretches.us[i] / 1e6);
-  const firstAfter = (time) => {
-    let [low, high] = [0, start.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (start[middle] > time) high = middle;
-      else low = middle + 1;
-    }
-    return low;
-  };
+  const firstAfter = (time) => placeAfter(start, time);
   const within = (from, to, width) => {
     const [first, last] = [Math.max(0, firstAfter(from) - 1), firstAfter(to)];
     if (last - first > MOST_STRETCHES || (last - first) * LEAST_STRETCH_PX > width) return [];

@@ -1,4 +1,6 @@
 // The readings of a watch in the browser: columns by device, in memory that stays bounded over days.
+import { placeAfter } from "../../draw/js/search.js";
+
 const MOST_POINTS = 4000;
 const LATEST_POINTS = 1000; // are never merged
 const ROOM_POINTS = 500;
@@ -23,15 +25,7 @@ function deviceReadings(columns) {
     own.size += 1;
   };
   // The last point at or before a time; -1 if there is none.
-  own.before = (time) => {
-    let [low, high] = [-1, own.size - 1];
-    while (low < high) {
-      const middle = Math.ceil((low + high) / 2);
-      if (own.t[middle] <= time) low = middle;
-      else high = middle - 1;
-    }
-    return low;
-  };
+  own.before = (time) => placeAfter(own.t, time, own.size) - 1;
   return own;
 }
 
