@@ -27,7 +27,7 @@ _POINT_COLUMNS = {
 
 
 def roofline_data(roofline: Roofline) -> dict[str, Any]:
-    """Everything that the roofline shows, ready for JSON; unknown figures are ``None``."""
+    """Everything the roofline tab shows, ready for JSON; unknown figures are ``None``."""
     points = heaviest_points(roofline.points)
     uncounted = roofline.uncounted.head(MOST_OPS)
     return {
@@ -56,7 +56,7 @@ def roofline_data(roofline: Roofline) -> dict[str, Any]:
 
 
 def ceilings_doubt(roofline: Roofline) -> str:
-    """Why the ceilings may be too low; empty where nothing says so."""
+    """Why the ceilings may be too low; empty if nothing suggests it."""
     doubts = [
         f"the measured {escape.plain(dtype, 40)} ceiling ({fmt.flops(peak)}/s) was too low: part of this step ran "
         "faster, and its rate is used instead"
@@ -64,12 +64,14 @@ def ceilings_doubt(roofline: Roofline) -> str:
     ]
     if roofline.ceilings_doubted:
         used = fmt.share(roofline.others)
-        doubts.append(f"other programs used {used} of the CPUs while ceilings were measured: they may be too low")
+        doubts.append(
+            f"other programs used {used} of the CPUs while the ceilings were measured: they may be too low"
+        )
     return "; ".join(doubts)
 
 
 def heaviest_points(points: pd.DataFrame) -> pd.DataFrame:
-    """The layers, then the ops, that take most time: as many as are drawn, heaviest first."""
+    """The layers, then the ops, with the most time: as many as are drawn, heaviest first."""
     ordered = points.sort_values("ms", ascending=False, kind="stable")
     layers, ops = ordered[ordered["kind"] != "op"], ordered[ordered["kind"] == "op"]
     return pd.concat([layers.head(MOST_LAYERS), ops.head(MOST_OPS)])

@@ -1,7 +1,7 @@
-"""The roofline: how near each layer and operator comes to what the machine can do, and what holds it back.
+"""The roofline: how close each layer and operator comes to what the machine can do, and what limits it.
 
-A machine has two ceilings: its arithmetic, and the bytes that it can move. What does few operations for each byte
-cannot come nearer to the first than the second lets it.
+A machine has two ceilings: peak arithmetic and memory bandwidth. Work with few operations per byte is limited by the
+second.
 """
 
 from __future__ import annotations
@@ -20,75 +20,62 @@ from perfnb.attribution.arithmetic import (
     uncounted_ops,
     work_by_layer,
     work_by_op,
-)
+)  # fmt: skip
 from perfnb.attribution.attribution import Attribution
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 
 COMPUTE, MEMORY = "compute", "memory"
-#: Share of a ceiling above which it was measured too low.
+#: Share of a ceiling above which the ceiling was measured too low.
 _TOO_LOW = 1.02
-#: Share of the time of all layers, or of all operators, below which a rate is too unsure to speak against a ceiling.
+#: Share of the time of all layers, or of all operators, below which a rate is too uncertain to refute a ceiling.
 _COUNTS = 0.01
-#: Share of the CPUs that others use from which on a measured ceiling is doubted.
+#: Share of the CPUs used by other programs above which a measured ceiling is doubted.
 _MANY_OTHERS = 0.1
 
 #: Columns of `Roofline.points` and their types.
 POINTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "kind": TEXT,
-        "name": TEXT,
-        "flops": "Int64",
-        "bytes": "Int64",
-        "ms": "Float64",
-        "intensity": "Float64",
-        "achieved_flops_per_s": "Float64",
-        "attainable_flops_per_s": "Float64",
-        "efficiency": "Float64",
-        "bound": TEXT,
-        "dtype": TEXT,
-    }
+    dict.fromkeys(("kind", "name", "bound", "dtype"), TEXT)
+    | dict.fromkeys(("flops", "bytes"), "Int64")
+    | dict.fromkeys(("ms", "intensity", "achieved_flops_per_s", "attainable_flops_per_s", "efficiency"), "Float64")
 )
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """The machine's ceilings and where the parts of a step lie under them."""
+    """The machine's ceilings, and where the parts of a step are relative to them."""
 
     #: Name of the device.
     device: str
-    #: FLOP/s by dtype: as measured, or as a part of this step reached where that is more.
+    #: FLOP/s by dtype: as measured, or as reached by a part of this step if that is more.
     peaks: Mapping[str, float]
     #: Measured bytes/s.
     bandwidth: float | None
-    #: One row a layer or operator that moves something: ``kind`` (layer, op), ``name``, ``flops``, ``bytes``, ``ms``,
-    #: ``intensity`` (FLOP/byte), ``achieved_flops_per_s``, ``attainable_flops_per_s`` (the roof above it),
-    #: ``efficiency`` (achieved/attainable), ``bound`` (compute, memory, or NA), ``dtype``. A layer's are its own,
-    #: without those of the layers inside it.
+    #: One row per layer or operator that moves bytes; see `perfnb.roofline.roofline.Roofline.points`.
     points: pd.DataFrame
-    #: Model FLOPs utilisation: the arithmetic that the model needs, recomputation left out, of what the machine could
-    #: have done in the same time.
+    #: Model FLOPs utilisation: the model's arithmetic, without recomputation, as a share of what the machine could have
+    #: done in the same time.
     utilisation: float | None
-    #: FLOPs of a step, recomputation included.
+    #: FLOPs per step, including recomputation.
     flops: int | None
-    #: Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; the heaviest first.
+    #: Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; heaviest first.
     uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
     #: Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
     others: float = 0.0
-    #: The one whose ceiling `utilisation` is a share of.
+    #: The dtype whose ceiling `utilisation` is a share of.
     dtype: str | None = None
-    #: Measured FLOP/s of the dtypes in which a layer or operator of this step computed faster, which then count by what
-    #: it reached: how much faster large products would be is not known.
+    #: Measured FLOP/s of the dtypes in which part of this step computed faster. Its rate then replaces the peak: how
+    #: much faster large products would be is unknown.
     refuted: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ceilings_doubted(self) -> bool:
-        """Whether the ceilings may be too low for what else ran while they were measured."""
+        """Whether the ceilings may be too low because of other work while they were measured."""
         return self.others > _MANY_OTHERS
 
     def ridge(self, dtype: str) -> float | None:
-        """The intensity from which on arithmetic is the ceiling, not memory."""
+        """The intensity above which arithmetic is the limit, not memory."""
         peak = self.peaks.get(dtype)
         return peak / self.bandwidth if peak and self.bandwidth else None
 
@@ -103,14 +90,14 @@ def step_roofline(
     recording, attribution
         Of the traced steps.
     counted : DataFrame
-        As `counted_ops` gives it.
+        From `counted_ops`.
     step_ms : float or None
-        A step's time without profiler.
+        A step's time without the profiler.
     """
     on_gpu = bool(attribution.cells["kernels"].sum())
     ceilings, time = recording.meta.get("ceilings"), "gpu_ms" if on_gpu else "ms"
     if ceilings is not None and ceilings.get("on") != ("cuda" if on_gpu else "cpu"):
-        ceilings = None  # the process has a GPU that the step does not use
+        ceilings = None  # the machine has a GPU that the step does not use
     layers, ops = work_by_layer(counted), work_by_op(counted)
     by_layer, by_op = time_by_layer(recording, attribution), time_by_op(recording, attribution, ops.index)
     whole_ms = float(attribution.cells["gpu_ns" if on_gpu else "ns"].sum()) / 1e6 / max(attribution.steps, 1)
@@ -143,18 +130,18 @@ def roofline_of(
     Parameters
     ----------
     layers, ops : DataFrame
-        Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` as `work_by_layer` and `work_by_op` give
-        them, and the ``ms`` that they took per step.
+        Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` from `work_by_layer` and `work_by_op`, and
+        the ``ms`` that they took per step.
     uncounted : DataFrame
         Operators without a formula.
     ceilings : mapping or None
-        ``device``, ``flops_per_s`` by dtype, ``bytes_per_s``; ``None`` where they were not measured.
+        ``device``, ``flops_per_s`` by dtype, ``bytes_per_s``; ``None`` if not measured.
     flops, recompute_flops : int
-        Of a step, and those of them that did again what forward had done.
+        Per step, and those of them that repeated forward work.
     main_dtype : str or None
-        The dtype whose ceiling counts for the utilisation.
+        The dtype whose ceiling the utilisation uses.
     step_ms : float or None
-        A step's time without profiler.
+        A step's time without the profiler.
     """
     ceilings = ceilings or {}
     peaks = {str(name): float(rate) for name, rate in (ceilings.get("flops_per_s") or {}).items()}
@@ -166,24 +153,20 @@ def roofline_of(
     if refuted:
         peaks |= {dtype: reached[dtype] for dtype in refuted}
         points = _all_points(layers, ops, peaks, bandwidth)
-    utilisation = None
-    peak = peaks.get(main_dtype or "")
+    utilisation, peak = None, peaks.get(main_dtype or "")
     if peak and step_ms and flops is not None:
         utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
-    device = str(ceilings.get("device", ""))
-    others = float(ceilings.get("others") or 0.0)
-    dtype = None if utilisation is None else main_dtype
     return Roofline(
-        device,
-        MappingProxyType(peaks),
-        bandwidth,
-        points,
-        utilisation,
-        flops,
-        uncounted,
-        others,
-        dtype,
-        MappingProxyType(refuted),
+        device=str(ceilings.get("device", "")),
+        peaks=MappingProxyType(peaks),
+        bandwidth=bandwidth,
+        points=points,
+        utilisation=utilisation,
+        flops=flops,
+        uncounted=uncounted,
+        others=float(ceilings.get("others") or 0.0),
+        dtype=None if utilisation is None else main_dtype,
+        refuted=MappingProxyType(refuted),
     )
 
 
@@ -195,7 +178,7 @@ def _all_points(
 
 
 def _reached(points: pd.DataFrame) -> dict[str, float]:
-    """The greatest FLOP/s by dtype of the parts that take enough time for their rate to be sure."""
+    """The highest FLOP/s by dtype among parts that take enough time for their rate to be certain."""
     whole = points.groupby("kind")["ms"].transform("sum")
     sure = points[(points["ms"] >= _COUNTS * whole).fillna(False).to_numpy(dtype=bool)]
     best = sure.groupby("dtype")["achieved_flops_per_s"].max().dropna()
@@ -203,13 +186,13 @@ def _reached(points: pd.DataFrame) -> dict[str, float]:
 
 
 def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
-    """The points of one kind; what moves nothing, such as a layer that only calls others, is none."""
+    """The points of one kind; parts that move no bytes, such as layers that only call others, have none."""
     work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
     flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))
     intensity = flops / moved
     achieved = flops / (ms.where(ms > 0) / 1e3)
     peak = pd.Series(work["dtype"].map(dict(peaks)), index=work.index).astype("Float64")
-    # What only moves data waits for memory; of what has no formula nobody knows.
+    # Work that only moves data is memory-bound; without a formula the bound is unknown.
     roof = pd.Series(pd.NA, index=work.index, dtype="Float64")
     bound = pd.Series(pd.NA, index=work.index, dtype="object")
     if bandwidth is not None:

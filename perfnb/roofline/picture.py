@@ -1,4 +1,4 @@
-"""The roofline as a matplotlib chart: both axes logarithmic, a dot for a layer, a square for an op."""
+"""The roofline as a matplotlib chart: logarithmic axes, dots for layers, squares for ops."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from perfnb.roofline.levels import Roofline
 
-#: Fills that tell what holds a point back; the form tells layers from ops.
-_FILLS = {"compute": (GREY, "compute-bound"), "memory": (GROUND, "memory-bound"), "": ("none", "bound not known")}
+#: The fill shows a point's bound, its shape whether it is a layer or an op.
+_FILLS = {"compute": (GREY, "compute-bound"), "memory": (GROUND, "memory-bound"), "": ("none", "unknown bound")}
 _LABELS = 5
 _STYLES = ("-", "--", ":", "-.")
 
@@ -44,7 +44,7 @@ def draw_roofline(figure: Figure, roofline: Roofline) -> None:
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: fmt.significant(value, trim=True))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} FLOP/s" if value < 1000 else _rate(value))
-    axes.set_xlabel("arithmetic intensity, FLOP a byte moved")
+    axes.set_xlabel("arithmetic intensity, FLOP per byte moved")
     _roofs(axes, peaks, roofline.bandwidth, left, right)
     if len(ridges) == 1:
         axes.axvline(ridges[0], color=QUIET, linewidth=0.6, linestyle=":")
@@ -76,7 +76,7 @@ def _roofs(axes: Axes, peaks: dict[str, float], bandwidth: float | None, left: f
 
 def _dots(axes: Axes, points: pd.DataFrame) -> None:
     bounds = points["bound"].fillna("").astype(TEXT).where(lambda bound: bound.isin(["compute", "memory"]), "")
-    # Ops sum over layers: each kind is weighed by itself, and no square hides a dot.
+    # Ops sum over layers, so each kind has its own scale, and squares stay behind dots.
     for kind, marker, most, order in (("layer", "o", 260.0, 3), ("op", "s", 110.0, 2)):
         times = points["ms"][(points["kind"] == "op") == (kind == "op")].fillna(0)
         heaviest = max(1e-12, float(times.max())) if len(times) else 1.0
@@ -93,7 +93,7 @@ def _dots(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def _names(axes: Axes, points: pd.DataFrame) -> None:
-    """Names of the heaviest, unless one stands there already."""
+    """Names of the heaviest points, unless they would overlap."""
     placed: list[tuple[float, float]] = []
     (left, right), (low, high) = (np.log10(limit) for limit in (axes.get_xlim(), axes.get_ylim()))
     layers = points[points["kind"] != "op"]

@@ -1,4 +1,4 @@
-"""`Roofline`: how near a profile's layers and ops come to what the machine can do."""
+"""`Roofline`: how close a profile's layers and ops come to what the machine can do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.roofline.view import roofline_html, roofline_text
 
 
 class Roofline(Shown):
-    """The machine's measured ceilings, and every layer and op under them. Shows itself in a notebook.
+    """The machine's measured ceilings, and every layer and op under them; displays itself in a notebook.
 
     See S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for multicore
     architectures", Communications of the ACM 52 (4), 2009.
@@ -23,9 +23,9 @@ class Roofline(Shown):
 
     @property
     def points(self) -> pd.DataFrame:
-        """A row a layer (its own work, without the layers inside) and a row an op that moves bytes.
+        """One row per layer (its own work, without the layers inside) and per op that moves bytes.
 
-        ``kind``, ``name``, ``flops`` and ``bytes`` of a step, ``ms``, ``intensity`` (FLOP/byte),
+        ``kind``, ``name``, ``flops`` and ``bytes`` per step, ``ms``, ``intensity`` (FLOP/byte),
         ``achieved_flops_per_s``, ``attainable_flops_per_s`` (the roof above it), ``efficiency`` (the ratio of the two),
         ``bound`` (compute, memory, or missing), ``dtype``.
         """
@@ -38,21 +38,21 @@ class Roofline(Shown):
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes/s that a large copy moves, read and written; ``None`` if it was not measured."""
+        """Bytes/s of a large copy, reads and writes; ``None`` if it was not measured."""
         return self._figures.bandwidth
 
     @property
     def utilisation(self) -> float | None:
         """Model FLOPs utilisation of the timed step, 0 to 1; ``None`` if unknown.
 
-        The arithmetic of forward and backward, without recomputation, by what the ceiling of the step's main dtype
+        The arithmetic of forward and backward, without recomputation, over what the ceiling of the step's main dtype
         allows in the same time (A. Chowdhery et al., "PaLM", appendix B, 2022; there with the vendor's peak).
         """
         return self._figures.utilisation
 
     @property
     def flops(self) -> int | None:
-        """FLOPs of a step, of the ops that have a formula; recomputation included."""
+        """FLOPs per step of the ops that have a formula, including recomputation."""
         return self._figures.flops
 
     @property
@@ -64,7 +64,7 @@ class Roofline(Shown):
         return "\n".join(roofline_text(self._figures))
 
     def _line(self) -> str:
-        return f"{fmt.flops(self.flops)} a step, utilisation {fmt.share(self.utilisation)}"
+        return f"{fmt.flops(self.flops)} per step, utilisation {fmt.share(self.utilisation)}"
 
     def _html(self) -> str:
         return framed(roofline_html(self._figures, alone=True), narrow=True)

@@ -1,4 +1,4 @@
-"""The roofline without scripts: a picture with its figures as a table, and text."""
+"""The roofline without scripts: a picture with a table, and text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfnb.roofline.picture import draw_roofline
 if TYPE_CHECKING:
     from perfnb.roofline.levels import Roofline
 
-#: Greatest numbers of layers and of ops that are listed.
+#: Most layers and ops that are listed.
 ROWS_IN_HTML, ROWS_IN_TEXT = (15, 8), (8, 4)
 _UNCOUNTED_LISTED = 5
 
@@ -26,11 +26,11 @@ _INCHES = (8.8, 4.2)
 
 
 def roofline_html(roofline: Roofline, alone: bool = False) -> str:
-    """The roofline as a picture, with its figures as a table; `alone` it has a head as every view has."""
+    """The roofline as a picture with a table; `alone`, with a header like every view."""
     facts = roofline_facts(roofline)
     if alone:
         used = fmt.known(roofline.utilisation)
-        verdict = "" if used is None else f"{fmt.share(used)} of what the device could do"
+        verdict = "" if used is None else f"{fmt.share(used)} of the device's peak"
         parts = [header("A step", f"roofline · {escape.plain(roofline.device, 80)}", verdict, *facts)]
     else:
         lines = "<br>".join(map(escape.html_sentence, facts))
@@ -57,7 +57,7 @@ def roofline_html(roofline: Roofline, alone: bool = False) -> str:
     heads = ["name", "kind", "bound", "of the roof", "achieved", "FLOP per byte", "arithmetic", "moved", "time"]
     if rows:
         left = len(roofline.points) - len(rows)
-        more = f"; {left:,} that take less time are not listed" if left else ""
+        more = f"; {left:,} with less time are not listed" if left else ""
         parts.append(tables.table(f"Layers and ops under the roof{more}", heads, rows, texts=3))
     return "".join(parts)
 
@@ -78,21 +78,21 @@ def roofline_text(roofline: Roofline, width: int = 100) -> list[str]:
         figures = f"{roof} {intensity(row.intensity):>7} {fmt.duration(row.ms):>8}"
         lines.append(f"{escape.fit(row.name, names)} {bound_words(row.bound):<17} {figures}")
     left = len(roofline.points) - len(listed)
-    return [*lines, f"… {left:,} more, which take less time"] if left else lines
+    return [*lines, f"… {left:,} more with less time"] if left else lines
 
 
 def roofline_facts(roofline: Roofline) -> list[str]:
-    """What the machine can do, what the step made of it, and what is not counted."""
+    """The machine's ceilings, what the step makes of them, and what is not counted."""
     peaks = [f"{flop_rate(peak)} in {escape.plain(dtype, 40)}" for dtype, peak in roofline.peaks.items()]
-    wide = "" if roofline.bandwidth is None else f"{byte_rate(roofline.bandwidth)} of memory"
+    wide = "" if roofline.bandwidth is None else f"{byte_rate(roofline.bandwidth)} memory bandwidth"
     ceilings = ", ".join(filter(None, [*peaks, wide]))
     facts = [f"measured ceilings: {ceilings}" if ceilings else f"ceilings {fmt.UNKNOWN}"]
     if doubt := ceilings_doubt(roofline):
         facts.append(doubt)
     if roofline.flops is not None:
-        facts.append(f"arithmetic of a step {fmt.flops(roofline.flops)}")
+        facts.append(f"arithmetic per step: {fmt.flops(roofline.flops)}")
     if roofline.utilisation is not None:
-        facts.append(f"utilisation {fmt.share(roofline.utilisation)} of what the device could do in a timed step")
+        facts.append(f"utilisation: {fmt.share(roofline.utilisation)} of the device's peak over a timed step")
     layers = roofline.points[roofline.points["kind"] != "op"]
     bounds = layers["bound"].dropna().astype(TEXT)
     counted = [(int((bounds == key).sum()), word) for key, word in _BOUND_WORDS.items()]
@@ -103,14 +103,14 @@ def roofline_facts(roofline: Roofline) -> list[str]:
         more = len(roofline.uncounted) - _UNCOUNTED_LISTED
         share = fmt.share(roofline.uncounted["share"].sum())
         facts.append(
-            f"not counted, for want of a formula: {share} of the traced step, in {names}"
+            f"ops without a formula, not counted: {share} of the traced step, in {names}"
             + (f" and {more:,} more" if more > 0 else "")
         )
     return facts
 
 
 def bound_words(bound: Any) -> str:
-    """``compute-bound``, ``memory-bound`` or that it is not known."""
+    """``compute-bound``, ``memory-bound`` or ``n/a``."""
     return fmt.UNKNOWN if pd.isna(bound) else _BOUND_WORDS.get(str(bound), fmt.UNKNOWN)
 
 
@@ -152,4 +152,4 @@ def _alt(roofline: Roofline) -> str:
         f"{escape.plain(row.name, 60)} {bound_words(row.bound)}, {fmt.share(row.efficiency)} of the roof"
         for row in heaviest.itertuples(index=False)
     )
-    return f"Roofline, achieved FLOP/s against FLOP a byte: {words}"
+    return f"Roofline, achieved FLOP/s against FLOP per byte: {words}"

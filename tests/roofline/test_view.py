@@ -50,7 +50,7 @@ def test_html_says_in_words_what_holds_a_layer_back():
     assert "compute-bound" in rows["model.head"]
     assert "90 %" in rows["model.head"]
     assert "memory-bound" in rows["aten::gelu"]
-    assert "utilisation 62 %" in page
+    assert "utilisation: 62 %" in page
     assert "3.4 % of the traced step" in page
     assert "17 compute-bound, 12 memory-bound" in page
 
