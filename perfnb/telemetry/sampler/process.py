@@ -137,7 +137,7 @@ class ProcessSource:
             del self._others[pid]
             self._table.forget(pid)
             if self._table.inherits:
-                self._kept = [kept - had for kept, had in zip(self._kept, _counters(last), strict=True)]
+                self._keep(last, -1.0)
 
     def _see(self, pids: list[int], now_ns: int) -> dict[int, Seen]:
         """Read the processes, parents first, and again if one ended in the meantime.
@@ -160,7 +160,9 @@ class ProcessSource:
                 raise Lost(f"process {self._pid} has ended")
             gone = self._last.keys() - seen.keys()
             for pid in gone:
-                self._leaves(self._last.pop(pid))
+                left = self._last.pop(pid)
+                if not self._table.inherits:
+                    self._keep(left, 1.0)
             pids = list(seen)
             if not gone:
                 break
@@ -168,18 +170,17 @@ class ProcessSource:
             self._joins(seen[pid], now_ns)
         return seen
 
-    def _leaves(self, process: Seen) -> None:
-        if not self._table.inherits:
-            self._kept = [kept + had for kept, had in zip(self._kept, _counters(process), strict=True)]
-
     def _joins(self, process: Seen, now_ns: int) -> None:
         """Subtract what a process used before it can have joined the tree, assuming an even load."""
         if self._unknown_ns is None:
             return
         age_s, since_s = self._table.clock_s() - process.started_s, (now_ns - self._unknown_ns) / 1e9
         if age_s > since_s + 2 * _TICK_S:
-            early = 1 - since_s / age_s
-            self._kept = [kept - early * had for kept, had in zip(self._kept, _counters(process), strict=True)]
+            self._keep(process, since_s / age_s - 1)
+
+    def _keep(self, process: Seen, share: float) -> None:
+        """Add a share of what a process used to the sums; a negative one takes it off."""
+        self._kept = [kept + share * had for kept, had in zip(self._kept, _counters(process), strict=True)]
 
     def _sums(self, seen: dict[int, Seen], now_ns: int) -> _Sums:
         had = zip(*map(_counters, seen.values()), strict=True)
