@@ -86,7 +86,7 @@ def test_out_of_memory_shows_the_profile_up_to_it_and_the_error(kernel: Kernel) 
 
     assert (reply.status, reply.error) == ("error", "RuntimeError")
     assert "allocate memory" in reply.message
-    assert reply.traceback.rstrip().endswith("perfnb: the profile up to here is shown above; it is incomplete.")
+    assert reply.traceback.rstrip().endswith("the incomplete profile up to here is shown above.")
     assert frames_of_perfnb(reply.traceback) == []
     assert any("This profile is incomplete: memory ran out" in text for text in reply.shown())
     assert any("<strong>Memory</strong>" in page for page in reply.shown("text/html"))
