@@ -60,8 +60,8 @@ def journal_sentences(history: pd.DataFrame, damaged: Mapping[str, str]) -> list
         said.append(_CAUTION)
     for name, why in list(damaged.items())[:MOST_SENTENCES]:
         said.append(f"Entry {escape.plain(name, 60)} is damaged and ignored: {escape.plain(why, 200)}.")
-    if len(damaged) > MOST_SENTENCES:
-        said.append(f"{len(damaged) - MOST_SENTENCES:,} more entries are damaged and ignored.")
+    if (more := len(damaged) - MOST_SENTENCES) > 0:
+        said.append(f"{more:,} more {'entry is' if more == 1 else 'entries are'} damaged and ignored.")
     return said
 
 

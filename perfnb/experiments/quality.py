@@ -1,4 +1,4 @@
-"""Validate what the user gives about quality: limits, and the losses that the quality function returns."""
+"""Quality of the candidate: the user's limits and losses, or a comparison of what the two steps return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from perfnb.arguments import shown, storable
 from perfnb.experiments.decision import Loss
-from perfnb.experiments.report_table import DIFFERENCE, RESOURCES
+from perfnb.experiments.report_table import DIFFERENCE, RESOURCES, Quality
 
 _BOTH = {"baseline", "candidate"}
 _EXAMPLE = "{'loss': 0.31}"
@@ -94,6 +94,30 @@ def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
             f"quality returned a loss named {shown(taken[0])}, which perfnb measures itself: use another name."
         )
     return tuple(Loss(name, value, baseline.get(name), limits.get(name)) for name, value in candidate.items())
+
+
+class ComparedResults:
+    """Compare what the two steps return, with the tolerance of their dtype, and keep the result."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self.quality = Quality((), "results", "the steps were not compared")
+
+    def __call__(self, first: Any, second: Any) -> None:
+        from perfnb.bench.agreement import Difference, holds_numbers, worst_difference
+
+        worst = worst_difference(first, second, self._limit)
+        if worst is None or not (holds_numbers(first) and holds_numbers(second)):
+            worst = Difference(0.0, "a step returns no tensor or number", known=False)
+        if not worst.known:
+            self.quality = Quality((), "results", worst.words)
+            raise AssertionError(self.quality.said)
+        wrong = worst.relative > worst.tolerance
+        loss = Loss(DIFFERENCE, worst.relative, limit=worst.tolerance)
+        said = worst.words if wrong else ""
+        self.quality = Quality((loss,), "results", said, worst.dtype if self._limit is None else "")
+        if wrong:
+            raise AssertionError(said)
 
 
 _MEASURED = {*RESOURCES, "throughput_per_s", "utilisation", "flops", "flops_per_s"}

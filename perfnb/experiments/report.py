@@ -16,8 +16,7 @@ from perfnb.bench.comparison import ABTest, ab_test
 from perfnb.bench.pairs import ABFigures
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw.shown import Page, Shown
-from perfnb.experiments.decision import Loss
-from perfnb.experiments.quality import limits_of, losses_of, require_quality
+from perfnb.experiments.quality import ComparedResults, limits_of, losses_of, require_quality
 from perfnb.experiments.report_files import SIDES, read_report, save_report
 from perfnb.experiments.report_table import DIFFERENCE, PerformanceFigures, Quality, Side, performance_figures
 from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text
@@ -212,7 +211,7 @@ def report(
     if not isinstance(given[1], bool):
         raise TypeError(f"profile must be True or False, not {shown(profile)}.")
     accepted = limits_of(limits, judged=quality is not None, profiled=profile)
-    results = _Results(accepted.get(DIFFERENCE))
+    results = ComparedResults(accepted.get(DIFFERENCE))
     ab = ab_test(
         baseline,
         candidate,
@@ -239,30 +238,6 @@ def report(
         "environment": provenance(),
     }
     return PerformanceReport(ab, found, profiles, meta)
-
-
-class _Results:
-    """Compare what the two steps return, with the tolerance of their dtype, and keep the result."""
-
-    def __init__(self, limit: float | None) -> None:
-        self._limit = limit
-        self.quality = Quality((), "results", "the steps were not compared")
-
-    def __call__(self, first: Any, second: Any) -> None:
-        from perfnb.bench.agreement import Difference, holds_numbers, worst_difference
-
-        worst = worst_difference(first, second, self._limit)
-        if worst is None or not (holds_numbers(first) and holds_numbers(second)):
-            worst = Difference(0.0, "a step returns no tensor or number", known=False)
-        if not worst.known:
-            self.quality = Quality((), "results", worst.words)
-            raise AssertionError(self.quality.said)
-        wrong = worst.relative > worst.tolerance
-        loss = Loss(DIFFERENCE, worst.relative, limit=worst.tolerance)
-        said = worst.words if wrong else ""
-        self.quality = Quality((loss,), "results", said, worst.dtype if self._limit is None else "")
-        if wrong:
-            raise AssertionError(said)
 
 
 def load_report(path: str | Path) -> PerformanceReport:
