@@ -1,1 +1,1 @@
-"""File formats: a trace file in, columns of events out. Knows neither torch nor pandas."""
+"""File formats: a trace file in, columns of events out. Imports no torch."""

@@ -66,7 +66,8 @@ def looks_like(path: Path) -> str:
     head = _head(path)
     for magic, what in PACKED.items():
         if head.startswith(magic):
-            return f"it is {what}"
+            packed = what.startswith(("compressed", "a ZIP"))
+            return f"it is {what}: unpack it first" if packed else f"it is {what}"
     return f"it starts with {ascii(head[:16])[1:]}"
 
 

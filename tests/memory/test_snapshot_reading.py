@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
 from perfnb.memory.snapshot import plain_pickle, stacks
-from perfnb.memory.snapshot.reading import MISSING, decode, looks_like_snapshot, read
+from perfnb.memory.snapshot.reading import decode, looks_like_snapshot, read
+from perfnb.trace.columns import MISSING
 from tests.memory import snapshots
 from tests.memory.snapshots import MIB, block, dumped, entry, frame, segment, snapshot
 

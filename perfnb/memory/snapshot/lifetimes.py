@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.memory.snapshot.reading import MISSING, Addresses, Ints, SnapshotColumns
+from perfnb.memory.snapshot.reading import Addresses, SnapshotColumns
+from perfnb.trace.columns import MISSING, Ints
 
 #: States of an allocation: that of its block if it still exists.
 ALLOCATED, AWAITING_FREE, FREED, UNKNOWN = range(4)

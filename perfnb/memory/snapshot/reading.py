@@ -20,13 +20,11 @@ from perfnb import quantities as fmt
 from perfnb.errors import TraceError
 from perfnb.files import open_regular
 from perfnb.memory.snapshot import plain_pickle, stacks
+from perfnb.trace.columns import MISSING, Ints
 
-#: In an integer column, a value that the snapshot does not have.
-MISSING = -1
 #: Largest file that is read.
 MAX_BYTES = 1 << 30
 
-Ints = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
 _MOST_LABELS = 1000

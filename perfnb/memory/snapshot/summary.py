@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from perfnb.memory.snapshot.lifetimes import ACTIVE, words
-from perfnb.memory.snapshot.reading import MISSING, SnapshotColumns
+from perfnb.memory.snapshot.reading import SnapshotColumns
 from perfnb.memory.snapshot.tables import KNOWN_ACTIONS, allocation_table, fragmentation_table, memory_table
+from perfnb.trace.columns import MISSING
 
 #: Number of live allocations in a report.
 LARGEST = 8

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.memory.snapshot.lifetimes import ACTIVE, STATES, lifetimes_of, words
-from perfnb.memory.snapshot.reading import MISSING, Ints, SnapshotColumns
+from perfnb.memory.snapshot.reading import SnapshotColumns
 from perfnb.recording.labels import whole_sums
 from perfnb.recording.schema import CATEGORIES
 from perfnb.recording.text import TEXT
+from perfnb.trace.columns import MISSING, Ints
 
 _GROWS = ("segment_alloc", "segment_map")
 _SHRINKS = ("segment_free", "segment_unmap")
