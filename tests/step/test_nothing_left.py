@@ -156,9 +156,7 @@ def test_a_profile_inside_a_profiled_step_is_refused() -> None:
     def step() -> None:
         perfnb.profile_step(lambda: None, warmup=0, steps=1, traced=1)
 
-    with pytest.raises(
-        NestedProfilerError, match=r"perfnb cannot profile inside a profiled step; take the inner .* out\.$"
-    ):
+    with pytest.raises(NestedProfilerError, match=r"profilers do not nest: remove the inner .* profile_step\(\)\.$"):
         perfnb.profile_step(step, warmup=0, steps=1, traced=1)
     assert_next_profile_is_whole()
 
