@@ -38,11 +38,13 @@ def frequency(facts: Facts) -> Finding:
     """Can the clock reach the CPU's maximum?"""
     boost = facts.get("boost")
     limits = facts["frequency_limits"] if boost is not False else facts.get("frequency_limits") or []
-    parts = [f"limited to {allowed:,.0f} of {most:,.0f} MHz" for allowed, most in limits]
+    low = [(allowed, most) for allowed, most in limits if allowed < 0.98 * most]
+    parts = [f"limited to {allowed:,.0f} of {most:,.0f} MHz" for allowed, most in low]
+    if not low:
+        parts += [f"up to {most:,.0f} MHz" for _, most in limits]
     if boost is not None:
         parts.append(f"boost {'on' if boost else 'off'}")
-    slow = boost is False or any(allowed < 0.98 * most for allowed, most in limits)
-    return Finding(", ".join(parts), "attention" if slow else "ok")
+    return Finding(", ".join(parts), "attention" if low or boost is False else "ok")
 
 
 def heat(facts: Facts) -> Finding:
