@@ -37,7 +37,10 @@ class _Hierarchy(NamedTuple):
     """The process's place in a hierarchy."""
 
     unified: bool
-    folders: tuple[str, ...]  # its own group's first, the outermost visible one last
+    folders: tuple[str, ...]  # its own group's first, the outermost visible one last; empty if none is known
+
+
+_UNKNOWN = _Hierarchy(True, ())
 
 
 def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
@@ -45,15 +48,13 @@ def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
 
     `proc` is the folder that describes the process; `root` is read instead of ``/sys/fs/cgroup``.
     """
-    limits = _cpu_limits(_places(proc, root).get("cpu"))
+    limits = _cpu_limits(_places(proc, root)["cpu"])
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
     """How many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
-    place = _places(proc, root).get("memory")
-    if place is None:
-        return None
+    place = _places(proc, root)["memory"]
     if place.unified:
         limits = [_whole(_text(folder, "memory.max")) for folder in place.folders]
     else:
@@ -68,7 +69,7 @@ def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
 
     Both count from the group's creation. ``None`` if they cannot be read; parameters as for `cpu_limit`.
     """
-    return _first_throttled(_throttling_folders(_places(proc, root).get("cpu")), _text)
+    return _first_throttled(_throttling_folders(_places(proc, root)["cpu"]), _text)
 
 
 class CgroupSource:
@@ -86,8 +87,8 @@ class CgroupSource:
         self.notes: list[str] = []
         places = _places(proc, root)
         self._version = _version(_mounts(proc, root))
-        self._usage, self._memory = places.get("cpuacct"), places.get("memory")
-        self._throttling = _throttling_folders(places.get("cpu"))
+        self._usage, self._memory = places["cpuacct"], places["memory"]
+        self._throttling = _throttling_folders(places["cpu"])
         self._limits = cpu_limit(proc, root), memory_limit_bytes(proc, root)
         self._rates = Rates()
         self._kept = KeptFiles()
@@ -129,10 +130,8 @@ class CgroupSource:
             return b""
 
 
-def _cpu_limits(place: _Hierarchy | None) -> list[float | None]:
+def _cpu_limits(place: _Hierarchy) -> list[float | None]:
     """The limit that each group sets."""
-    if place is None:
-        return []
     limits: list[float | None] = []
     for folder in place.folders:
         if place.unified:
@@ -144,10 +143,8 @@ def _cpu_limits(place: _Hierarchy | None) -> list[float | None]:
     return limits
 
 
-def _throttling_folders(place: _Hierarchy | None) -> tuple[str, ...]:
+def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
     """Where to look for throttling, tightest limit first: a group counts only what its own limit did."""
-    if place is None:
-        return ()
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
     return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
 
@@ -164,8 +161,8 @@ def _throttled(folder: str, text: _Reader) -> tuple[int, float] | None:
     return periods, held_us / 1e3 if held_us is not None else (held_ns or 0) / 1e6
 
 
-def _used_ns(place: _Hierarchy | None, text: _Reader) -> int | None:
-    if place is None:
+def _used_ns(place: _Hierarchy, text: _Reader) -> int | None:
+    if not place.folders:
         return None
     if not place.unified:
         return _whole(text(place.folders[0], "cpuacct.usage"))
@@ -173,13 +170,10 @@ def _used_ns(place: _Hierarchy | None, text: _Reader) -> int | None:
     return None if used_us is None else used_us * 1000
 
 
-def _used_bytes(place: _Hierarchy | None, text: _Reader) -> int | None:
+def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
     """Without the file cache that the kernel would give up first."""
-    if place is None:
-        return None
-    usage, cache = ("memory.current", "inactive_file")
-    if not place.unified:
-        usage, cache = ("memory.usage_in_bytes", "total_inactive_file")
+    version_1 = ("memory.usage_in_bytes", "total_inactive_file")
+    usage, cache = ("memory.current", "inactive_file") if place.unified else version_1
     for folder in place.folders if place.unified else place.folders[:1]:  # version 2: or a group above
         if (used := _whole(text(folder, usage))) is not None:
             cached = _row(text(folder, "memory.stat"), cache)
@@ -190,8 +184,8 @@ def _used_bytes(place: _Hierarchy | None, text: _Reader) -> int | None:
 def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
     """The process's place in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounting) and ``memory``."""
     mounts, groups = _mounts(proc, root), _groups(proc)
-    places = {}
-    for controller in ("cpu", "cpuacct", "memory"):
+    places = dict.fromkeys(("cpu", "cpuacct", "memory"), _UNKNOWN)
+    for controller in places:
         old = [mount for mount in mounts if controller in mount.controllers]
         # A controller belongs to one version at a time; without its line, the place of its files decides.
         for candidates, group in ((old, groups.get(controller)), ([m for m in mounts if m.unified], groups.get(""))):
