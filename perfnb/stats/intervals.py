@@ -111,7 +111,7 @@ def effective_size(samples: Samples) -> float:
     n divided by the sum over all lags of the autocorrelations of being above or below the median, by the larger of two
     estimates. One models the sequence as a first-order autoregression, where a correlation r of normal values is one of
     2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as long as sums of
-    pairs are positive and do not grow (Geyer, 1992, initial monotone sequence), which detects slow drift in heavy noise.
+    pairs are positive and do not grow (Geyer, 1992, initial monotone sequence), which detects slow drift in noise.
     """
     n = len(samples)
     rho = min(lag1(samples), 0.95)
