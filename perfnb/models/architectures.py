@@ -124,13 +124,13 @@ def compare_architectures(
     require_flag("training", training)
     pairs = _with_batches(models, batch)
     steps = {name: model_step(model, own, loss, training=training) for name, (model, own) in pairs.items()}
-    begin = time.perf_counter()
+    start = time.perf_counter()
     chosen = [model for model, _ in pairs.values()]
     with Progress() as progress, left_as_they_were(chosen, training=training):
         with Bench(list(steps.values()), progress=progress) as bench:
-            steady = warm_up(bench, begin, TIMED_SHARE * budget_s)
-            _, samples = planned_rounds(bench, begin, TIMED_SHARE * budget_s, EQUAL_WITHIN)
-        left_s = max(1.0, begin + budget_s - time.perf_counter()) / len(steps)
+            steady = warm_up(bench, start, TIMED_SHARE * budget_s)
+            _, samples = planned_rounds(bench, start, TIMED_SHARE * budget_s, EQUAL_WITHIN)
+        left_s = max(1.0, start + budget_s - time.perf_counter()) / len(steps)
         profiles = {
             name: run_profile(
                 step,

@@ -148,12 +148,12 @@ def scaling_study(
         kind = type(make_step).__name__
         raise TypeError(f"make_step must be a function that returns the step of a size, not {kind}.")
     steps = [_made(make_step, size) for size in chosen]
-    begin = time.perf_counter()
+    start = time.perf_counter()
     with Progress() as progress:
         with Bench(steps, progress=progress) as bench:
-            steady = warm_up(bench, begin, TIMED_SHARE * budget_s)
+            steady = warm_up(bench, start, TIMED_SHARE * budget_s)
             pilot_s = float(milliseconds(bench.rounds(random_orders(1, len(steps), SEED + 1))).sum()) / 1e3
-            left_s = begin + TIMED_SHARE * budget_s - time.perf_counter()
+            left_s = start + TIMED_SHARE * budget_s - time.perf_counter()
             count = int(min(MOST_ROUNDS, max(FEWEST_ROUNDS, left_s / pilot_s)))
             times = milliseconds(bench.rounds(random_orders(count, len(steps), SEED), planned=count))
         peaks: dict[float, int | None] = {}
