@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from perfnb.files import write_text
 from perfnb.shell import in_notebook, print_text
 
 #: What a notebook shows, by mime type.
@@ -65,8 +66,6 @@ class Page:
         RecordingError
             If it cannot be written.
         """
-        from perfnb.files import write_text
-
         return write_text(self._page(), path)
 
 

@@ -19,8 +19,9 @@ from perfnb.attribution.ops import kernel_table
 from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw import escape
+from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
-from perfnb.files import write_parts, write_text
+from perfnb.files import write_parts
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.device_time import gpu_time
 from perfnb.gpu.events import GpuEvents, gpu_events
@@ -47,7 +48,7 @@ from perfnb.trace.chrome_writer import gzipped
 _KEPT_EVENTS = 500_000
 
 
-class Profile:
+class Profile(Page, Shown):
     """Where one step's time goes. Shows itself in a notebook; every table is a pandas frame.
 
     Tables are computed on first access. Each access returns a new frame, so changing one changes nothing else. `events`
@@ -308,9 +309,8 @@ class Profile:
     def _tables(self) -> dict[str, pd.DataFrame]:
         return {name: getattr(self, name) for name in sorted(TABLES, key="ops".__eq__)}  # most come from one summary
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file."""
-        return write_text(standalone_page(self._summary, self._timeline()), path)
+    def _page(self) -> str:
+        return standalone_page(self._summary, self._timeline())
 
     def _gpu_events(self, layers: bool = False) -> GpuEvents:
         recording = self._recording
@@ -366,7 +366,7 @@ class Profile:
             return None
         return timeline_of(self._recording, self._attribution(), self._watched)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return summary_text(self._summary, timeline=self._timeline())
 
     def __repr__(self) -> str:

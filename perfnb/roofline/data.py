@@ -64,9 +64,7 @@ def ceilings_doubt(roofline: Roofline) -> str:
     ]
     if roofline.ceilings_doubted:
         used = fmt.share(roofline.others)
-        doubts.append(
-            f"other programs used {used} of the CPUs while the ceilings were measured: they may be too low"
-        )
+        doubts.append(f"other programs used {used} of the CPUs while the ceilings were measured: they may be too low")
     return "; ".join(doubts)
 
 

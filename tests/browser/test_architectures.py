@@ -114,13 +114,13 @@ def test_why_one_is_slower_stands_on_one_screen(opened):
     page.get_by_label("This architecture").select_option("mlp")
     page.get_by_label("Compared with").select_option("cnn")
     expect(question).to_contain_text("faster than")
-    expect(question).to_contain_text("less a step")
+    expect(question).to_contain_text("less per step")
     assert page.locator(".pf-chip").first.inner_text().startswith("convolution")
 
 
 def test_no_detectable_difference_is_an_answer(opened):
     page = opened(samples.alike())
-    expect(page.locator(".pf-why")).to_contain_text("There is no detectable difference in all.")
+    expect(page.locator(".pf-why")).to_contain_text("No overall difference is detectable.")
     expect(page.locator(".pf-answer")).to_be_empty()
     assert page.locator(".pf-chip b").count() == 0
     pairs = page.locator(".pf-pairs li")
@@ -148,7 +148,7 @@ def test_parts_say_their_times_to_pointer_and_keys(opened):
     expect(tip).to_have_text("attention: mlp none; cnn none; transformer 7.32 ms (42 %)")
     assert page.locator(".pf-dimmed .pf-lit").count() == 1
     page.mouse.move(0, 0)
-    expect(tip).to_contain_text("Point at a part")
+    expect(tip).to_contain_text("Hover over a part")
     page.locator(".pf-chip", has_text="linear").focus()
     expect(tip).to_contain_text("linear: mlp 2.90 ms")
     assert page.locator(".pf-share-bar .pf-lit").count() == 3

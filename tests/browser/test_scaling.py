@@ -50,7 +50,7 @@ def test_the_slider_reads_off_a_size(page: Page, tmp_path: Path, scheme: str) ->
     slider.focus()
     page.keyboard.press("End")
     expect(status).to_contain_text("size 2,050: step 41")
-    expect(status).to_contain_text("outside the sizes that were measured")
+    expect(status).to_contain_text("outside the measured sizes")
     expect(status).to_contain_text("peak memory 16.")
     expect(page.locator(".pf-scaling-point")).to_have_count(5)
     assert page.locator("main b", has_text="CPU").count() == 0

@@ -137,7 +137,7 @@ def test_what_cannot_be_unpacked_is_said(open_page, data, before, words):
 def test_without_a_canvas_there_is_the_table_and_what_is_chosen_in_it(open_page):
     page = open_page(page_with(samples.step(), before="HTMLCanvasElement.prototype.getContext = () => null"))
     page.get_by_role("tab", name="Timeline").click()
-    expect(page.locator(".pf-timeline [role=status]")).to_contain_text("cannot draw the timeline")
+    expect(page.locator(".pf-timeline [role=status]")).to_contain_text("has no canvas")
     rows = page.locator(".pf-tl-table tbody tr")
     expect(rows).to_have_count(158)
     page.get_by_role("searchbox", name="Search events and layers").fill("dgrad")

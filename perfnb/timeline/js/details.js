@@ -30,7 +30,7 @@ export function timelineWords(state, facts) {
     const { store } = state;
     const steps = store.tracks.find((track) => track.kind === "steps")?.rows[0];
     const at = steps ? store.firstAt(steps, time) : -1;
-    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} after the start of the first step`;
+    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} from the start of the first step`;
     return `${duration((time - store.start[at]) / 1e6)} into ${of("names", store.name[at])}`;
   };
   // The label of a link to an event; layers get their full path, since their own name may be just a number.
