@@ -284,7 +284,7 @@ def _unchecked(figures: PerformanceFigures, name: str) -> str:
 
 def _right(figures: PerformanceFigures) -> str:
     if figures.quality.judged_by == "results":
-        return "results are the same"
+        return "results agree"
     names = [escape.plain(loss.name, 40) for loss in figures.quality.losses]
     return f"losses are within the limits ({', '.join(names)})"
 

@@ -59,7 +59,7 @@ def accepted() -> perfnb.PerformanceReport:
 def test_a_candidate_that_is_10_percent_faster_and_equal_is_accepted(accepted: perfnb.PerformanceReport) -> None:
     assert accepted.decision == "accept"
     assert accepted.reason.startswith("The candidate is faster (0.9")
-    assert accepted.reason.endswith("and its results are the same.")
+    assert accepted.reason.endswith("and its results agree.")
     table = accepted.table
     assert table.loc["median_ms", "ratio"] == pytest.approx(0.9, abs=0.01)
     assert table.loc["median_ms", "ci_low"] <= table.loc["median_ms", "ratio"] <= table.loc["median_ms", "ci_high"]
