@@ -35,6 +35,10 @@ NUMBERS = (
 )
 #: Columns of text, missing for events without one.
 TEXTS = ("shapes", "collective", "group")
+#: Category of an event that is not in the trace: the step that stands for all of it.
+WHOLE_TRACE = "whole trace"
+#: Names are kept of this many threads.
+_MOST_NAMES = 1000
 
 
 def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd.DataFrame:
@@ -99,12 +103,6 @@ def with_places(trace: TraceColumns) -> TraceColumns:
 
 def _pairs(trace: TraceColumns, rows: Ints) -> Ints:
     return np.stack([trace.process[rows], trace.thread[rows]], axis=1)
-
-
-#: Category of an event that is not in the trace: the step that stands for all of it.
-WHOLE_TRACE = "whole trace"
-#: Names are kept of this many threads.
-_MOST_NAMES = 1000
 
 
 def recording_of_trace(

@@ -85,13 +85,11 @@ MODULES: Columns = {
 }
 SPANS: Columns = {"layer": _FROM_NONE, "loss": Column("flag"), "span": _NUMBER_OF_ROW}
 TRACE_MEMORY: Columns = {
-    **{"time_ns": _WHOLE, "process": _WHOLE, "thread": _WHOLE, "address": _WHOLE},
-    "bytes": _WHOLE,
+    **dict.fromkeys(("time_ns", "process", "thread", "address", "bytes"), _WHOLE),
     **dict.fromkeys(("device_type", "device", "allocated", "reserved"), _WHOLE),
 }
 CHANGES: Columns = {
-    **{"event": _FROM_NONE, "time_ns": _WHOLE, "address": _WHOLE},
-    "bytes": _WHOLE,
+    **{"event": _FROM_NONE, "time_ns": _WHOLE, "address": _WHOLE, "bytes": _WHOLE},
     **{"device": _LABEL, "allocated": _WHOLE, "reserved": _WHOLE},
 }
 KNOWN: Columns = {
@@ -162,14 +160,15 @@ def check_file(file: pq.ParquetFile, columns: Columns) -> bool:
         elif rows and not _is(schema.field(name).type, column):
             raise Odd(f"its column {name!r} is of another type ({schema.field(name).type})")
     if rows:
-        known = {name: its for name, its in columns.items() if name in schema.names and not _is_null(schema, name)}
+        typed = {field.name for field in schema if not pa.types.is_null(field.type)}
+        known = {name: its for name, its in columns.items() if name in typed}
         _check_types(schema.empty_table().to_pandas(), known)
-    told = _statistics(file.metadata)
+    described = _statistics(file.metadata)
     for name, column in columns.items():
-        if name in schema.names and rows and (seen := told.get(name)) is not None:
+        if name in schema.names and rows and (seen := described.get(name)) is not None:
             missing, low, high = seen
             _check_range(name, column, bool(missing), low, high)
-    return not rows or all(name in told for name in columns if name in schema.names)
+    return not rows or all(name in described for name in columns if name in schema.names)
 
 
 def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None) -> pd.DataFrame:
@@ -222,10 +221,6 @@ def _is(kind: pa.DataType, column: Column) -> bool:
     if column.kind == "label":
         return bool(pa.types.is_dictionary(kind)) and (column.missing or is_text(kind.value_type))
     return is_text(kind)
-
-
-def _is_null(schema: pa.Schema, name: str) -> bool:
-    return bool(pa.types.is_null(schema.field(name).type))
 
 
 def is_text(kind: pa.DataType) -> bool:

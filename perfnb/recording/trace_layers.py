@@ -29,6 +29,9 @@ _CALL = "nn.Module: "
 _LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<name>.+)")
 _NUMBER = re.compile(r"_[0-9]+$")
 _LOSS = re.compile(r"Loss$")
+#: The key beside the events under which perfnb writes layers.
+KEY = "perfnb"
+_VERSION = 1
 
 
 def with_module_layers(recording: Recording) -> Recording:
@@ -174,9 +177,6 @@ def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
     return names
 
 
-#: The key beside the events under which perfnb writes layers.
-KEY = "perfnb"
-_VERSION = 1
 _Whole = Annotated[int, Meta(gt=-(2**31), lt=2**62)]
 
 
