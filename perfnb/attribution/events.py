@@ -58,13 +58,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
-    """Every event of the trace with its rank, in the trace's own columns.
-
-    Parameters
-    ----------
-    columns : collection of str, optional
-        Only these, if the trace has them.
-    """
+    """Every event of the trace with its rank, in the trace's own columns, or only in those of `columns`."""
     events = recording.events
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]

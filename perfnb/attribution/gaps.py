@@ -28,13 +28,7 @@ _PHASE_OF = {
 
 
 def fill_gaps(host: Host, loss: Bools) -> Host:
-    """Give each block a ``phase``, and add the gaps as blocks.
-
-    Parameters
-    ----------
-    loss : ndarray of bool
-        Whether each block is a span that computes a loss.
-    """
+    """Give each block a ``phase``, and add the gaps as blocks; `loss` marks the spans that compute a loss."""
     blocks = host.blocks
     kind = blocks["kind"].to_numpy()
     phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]

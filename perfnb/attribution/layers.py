@@ -68,13 +68,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Sum measures of layer spans by layer, children included.
-
-    Parameters
-    ----------
-    per_span : mapping of str to ndarray
-        Each measure's values without children, indexed by block.
-    """
+    """Sum measures by layer, children included, from their values per layer span without children."""
     modules = recording.modules
     parent = modules["parent"].to_numpy()
     layer = recording.span_layers.reindex(attribution.host.blocks["span"], fill_value=NONE).to_numpy()

@@ -36,12 +36,7 @@ def makers(events: pd.DataFrame, host: Host) -> Ints:
 def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
     """The forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
 
-    Parameters
-    ----------
-    events : DataFrame
-    host : Host
-    rows : ndarray
-        Rows of backward nodes, or of the ops inside them that carry their numbers.
+    `rows` are those of backward nodes, or of the ops inside them that carry their numbers.
     """
     result = np.full(len(rows), NONE, dtype=np.int64)
     columns = ("sequence", "forward_thread", "start_ns")

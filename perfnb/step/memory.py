@@ -43,12 +43,7 @@ class WatchedMemory:
 class MemoryWatch:
     """Context manager that notes the owners of memory blocks while a profiler records memory.
 
-    Parameters
-    ----------
-    models : iterable of Module
-        The modules called so far.
-    called : callable
-        Returns the modules called by now.
+    `models` are the modules called so far; `called` returns those called by now.
     """
 
     def __init__(self, models: Iterable[nn.Module], called: Callable[[], Iterable[nn.Module]]) -> None:

@@ -415,12 +415,8 @@ class Looped(NamedTuple):
 class FirstStep:
     """Context manager for the first execution of a step that counts how often each optimizer is called.
 
-    Parameters
-    ----------
-    tell : callable
-        Called with a note while the step still runs, if it looks like a loop.
-    namespace : mapping
-        Variables by which optimizers are named; others are called by their class.
+    If the step looks like a loop, `tell` is called with a note while it still runs. Optimizers are named by their
+    variables in `namespace`, or else by their class.
     """
 
     def __init__(self, tell: Callable[[str], Any], namespace: Mapping[str, Any]) -> None:

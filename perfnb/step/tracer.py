@@ -32,16 +32,9 @@ _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not
 
 
 class Tracer:
-    """A torch.profiler session without shapes, which would keep tensors alive.
+    """A torch.profiler session, without shapes, which would keep tensors alive.
 
-    Parameters
-    ----------
-    cuda : bool
-        Record GPU kernels and copies too.
-    stacks : bool
-        Record Python calls too, at a high cost.
-    memory : bool
-        Record every allocation and free.
+    `cuda` adds GPU kernels and copies, `stacks` Python calls (at a high cost), `memory` every allocation and free.
     """
 
     def __init__(self, *, cuda: bool, stacks: bool = False, memory: bool = False) -> None:
@@ -221,12 +214,7 @@ def measure_costs(spans: LayerSpans | None = None) -> Costs:
 
     Tracing adds about 1 µs to an op and a few to a module call, so layers of many tiny ops would look too heavy. The
     difference of two measurements, with and without the tracer, corrects for it. The least of a few repetitions is
-    used, which other work disturbs least.
-
-    Parameters
-    ----------
-    spans : LayerSpans, optional
-        The active layer spans, if any.
+    used, which other work disturbs least. `spans` are the active layer spans, if any.
     """
     number, module = torch.zeros(1), nn.Identity()
     call: Callable[[Any], Any] = module
