@@ -15,6 +15,7 @@ import pytest
 import perfnb
 from perfnb.errors import RecordingError, TraceError
 from perfnb.recording import reading
+from perfnb.trace.trace_file import Limits
 from tests.ranks.rank_traces import rank_trace, written
 
 
@@ -135,11 +136,11 @@ def test_progress_tells_of_all_files_together(how: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(reading, "_PAYS", 1 if how == "apart" else 2**60)
 
     executor = Counting() if how == "by an executor" else None
-    reading.read_recordings(paths, {}, executor, lambda done, total: told.append((done, total)))
+    reading.read_recordings(paths, Limits(), executor, lambda done, total: told.append((done, total)))
 
     assert [done for done, _ in told] == [sizes[0], sizes[0] + sizes[1], sum(sizes)]
     assert {total for _, total in told} == {sum(sizes)}
     monkeypatch.setattr(reading, "QUIET_S", 60)
     told.clear()
-    reading.read_recordings(paths, {}, executor, lambda done, total: told.append((done, total)))
+    reading.read_recordings(paths, Limits(), executor, lambda done, total: told.append((done, total)))
     assert not told
