@@ -93,8 +93,7 @@ def attention_ops(facts: Facts) -> np.ndarray:
 
 def _lever(facts: Facts, layers: list[str]) -> str:
     """What to change: torch's own layer only has to be told that its weights are not needed."""
-    kinds = dict(zip(facts.recording.modules["name"], facts.recording.modules["module"], strict=True))
-    own = [name for name in layers if kinds.get(name) == "MultiheadAttention"]
+    own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
             "Use the fused operator, which keeps no full attention matrix in memory: nn.MultiheadAttention does so if "

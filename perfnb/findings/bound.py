@@ -112,8 +112,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
     if not near and facts.busy and facts.gpu is None:
         return  # the CPU was busy with other work, but not while the roof was measured
     doubt = _doubt(facts)
-    kinds = dict(zip(facts.recording.modules["name"], facts.recording.modules["module"], strict=True))
-    layout = any(kinds.get(name) == "Conv2d" for name in work.layers)
+    layout = any(facts.kinds.get(name) == "Conv2d" for name in work.layers)
     model = facts.variable(work.layers[0]) if work.layers else None
     yield Finding(
         "compute",

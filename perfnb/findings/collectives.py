@@ -24,7 +24,7 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
     hidden = 1 - gpu.exposed_ms / gpu.communication_ms
     how = (
         "prefetch the next layer's weights (FSDP's prefetching), shard in larger units"
-        if found(gpu.work["name"], _SHARDED.search).any()
+        if found(gpu.kernel_names, _SHARDED.search).any()
         else "DistributedDataParallel with another bucket size (bucket_cap_mb) and gradients as views of the buckets "
         "(gradient_as_bucket_view=True)"
     )
@@ -38,5 +38,5 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
         "medium",
         "These are the kernels' times; waiting for a slower rank counts as communication.",
         "Which rank was late: load the traces of all ranks together to find a straggler.",
-        rows("kernel", gpu.work[found(gpu.work["name"], COLLECTIVE.search)]["name"].head(3)),
+        rows("kernel", gpu.kernel_names[found(gpu.kernel_names, COLLECTIVE.search)].head(3)),
     )

@@ -106,5 +106,5 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
             else ", but other work was queued before and after."
         ),
         "How much the profiler itself slowed down the host; without it the gaps are shorter.",
-        rows("op", gpu.before["op"].head(3)),
+        rows("op", gpu.late_ops[:3]),
     )

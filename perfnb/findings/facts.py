@@ -312,6 +312,11 @@ class Facts:
         """The row of each layer among the modules."""
         return {str(name): place for place, name in enumerate(self.recording.modules["name"])}
 
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The class of each layer."""
+        return dict(zip(self.recording.modules["name"], self.recording.modules["module"], strict=True))
+
     @property
     def own_tables(self) -> frozenset[str]:
         """The embeddings with a dense gradient whose weight no other layer shares, as far as is known."""

@@ -18,17 +18,10 @@ _TEXTS = ("bottleneck", "evidence", "lever", "code", "confidence", "why", "blind
 
 
 class Row(NamedTuple):
-    """A row of another table that a finding is about.
+    """A row of another table that a finding is about."""
 
-    Attributes
-    ----------
-    kind : str
-        ``layer``, ``op``, ``phase``, ``kernel``, ``step`` (number of a timed step), ``memory`` (milliseconds into the
-        counted step) or ``rank``.
-    name : str
-        The row's name.
-    """
-
+    #: ``layer``, ``op``, ``phase``, ``kernel``, ``step`` (number of a timed step), ``memory`` (milliseconds into the
+    #: counted step) or ``rank``.
     kind: str
     name: str
 

@@ -103,10 +103,10 @@ class GpuFacts:
     kernel_us: float | None
     #: Share of the work that CUDA graphs launched.
     graph_share: float
-    #: Operators whose work ended idle times: ``op``, ``ms``; heaviest first.
-    before: pd.DataFrame
-    #: Kernels by name: ``name``, ``ms``, ``calls``; heaviest first.
-    work: pd.DataFrame
+    #: Operators whose work ended idle times, heaviest first.
+    late_ops: list[str]
+    #: Names of kernels, heaviest first.
+    kernel_names: pd.Series
     #: Everything that ran.
     runs: Runs
     #: Factor from nanoseconds in `runs` to milliseconds per step.
@@ -214,8 +214,8 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
         call_us=float(known["call_ns"].astype(float).median()) / 1e3 if len(known) else None,
         kernel_us=float(rows["duration_ns"].median()) / 1e3 if len(rows) else None,
         graph_share=float((known["shared"] > 1).mean()) if len(known) else 0.0,
-        before=_before(gaps, steps),
-        work=_work(rows, steps),
+        late_ops=[op for op in _heaviest(gaps[gaps["host_ns"] > 0], "op", "host_ns") if op not in ("nan", "<NA>")],
+        kernel_names=_heaviest(rows[~found(rows["name"], _NO_KERNEL.match)], "name", "duration_ns"),
         runs=runs,
         run_ms=per_step,
         to_device=_copies(events, rows, to_device, steps),
@@ -262,17 +262,7 @@ def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
     return spent
 
 
-def _before(gaps: pd.DataFrame, steps: int) -> pd.DataFrame:
-    late = gaps[gaps["host_ns"] > 0]
-    sums = late.groupby(late["op"].astype(TEXT))["host_ns"].sum().sort_values(ascending=False, kind="stable")
-    sums = sums[~sums.index.isin(["nan", "<NA>"])]
-    return pd.DataFrame({"op": sums.index, "ms": sums.to_numpy() / 1e6 / steps})
-
-
-def _work(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    kernels = rows[~found(rows["name"], _NO_KERNEL.match)]
-    sums = kernels.groupby(kernels["name"].astype(TEXT))["duration_ns"].agg(["sum", "size"])
-    sums = sums.sort_values("sum", ascending=False, kind="stable")
-    return pd.DataFrame(
-        {"name": sums.index, "ms": sums["sum"].to_numpy() / 1e6 / steps, "calls": sums["size"].to_numpy() / steps}
-    )
+def _heaviest(frame: pd.DataFrame, name: str, ns: str) -> pd.Series:
+    """The values of a column, by the sum of another, largest first."""
+    sums = frame.groupby(frame[name].astype(TEXT))[ns].sum().sort_values(ascending=False, kind="stable")
+    return pd.Series(sums.index)

@@ -98,7 +98,7 @@ def allocator(facts: Facts) -> Iterator[Finding]:
             "The calls are in the trace, and the GPU was idle while they ran"
             + (", but the launch of the next work is not in it." if unsure else "."),
             "Who made the calls: look at the ops around them. A first step allocates more than later ones.",
-            rows("op", gpu.before["op"].head(2)),
+            rows("op", gpu.late_ops[:2]),
         )
     if memory is None:
         return

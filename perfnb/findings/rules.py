@@ -10,8 +10,7 @@ from perfnb.findings.dispatch import dispatch_overhead, launch_overhead
 from perfnb.findings.elementwise import elementwise_chains
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Rule
-from perfnb.findings.host_code import host_code
-from perfnb.findings.host_work import host_work, unexplained_idle
+from perfnb.findings.host import host_code, host_work, unexplained_idle
 from perfnb.findings.input_pipeline import input_pipeline
 from perfnb.findings.memory import activation_memory, allocator, growth, recomputation
 from perfnb.findings.optimizer import optimizer_loop

@@ -1,0 +1,195 @@
+"""The host as the bottleneck: code between torch's ops, other work that a GPU waits for, and unexplained idle time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfnb import quantities as fmt
+from perfnb.attribution.interval_sets import difference, union
+from perfnb.attribution.python_calls import longest_calls
+from perfnb.findings.elementwise import chains_of
+from perfnb.findings.facts import Facts
+from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.gpu import GpuFacts
+from perfnb.findings.idle import LONG_NS
+from perfnb.findings.synchronisation import after_reads_ms
+from perfnb.recording.labels import found
+from perfnb.recording.nesting import Bools
+
+_WORTH, _LEAST_MS = 0.1, 0.2
+#: Nanoseconds of Python that calling an op or a layer costs anyway, and above which a stretch without ops is more.
+_USUAL_NS, _STRETCH_NS = 30_000, 200_000
+#: In forward and backward, freeing large memory between ops looks the same.
+_PHASES = ("loss", "other")
+_WORDS = {"loss": "around the loss", "other": "outside model, loss and optimizer"}
+#: Peak bytes above which freeing memory may take long.
+_LARGE = 256 * 2**20
+#: Functions that are named: at most this many, each with this share of the time; letters of a name.
+_MOST_NAMED, _NAMED, _LONGEST = 3, 0.1, 60
+_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
+_WORTH_WORK, _WORTH_UNKNOWN = 0.05, 0.1
+_PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
+#: Share of the time above which one place where the host was seen takes most of it.
+_MAINLY = 0.5
+_RECORDING_MORE = (
+    "torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA], "
+    "with_stack=True"
+)
+
+
+@rule("host code", "Bound by code between torch's ops", "moving it out of the step")
+def host_code(facts: Facts) -> Iterator[Finding]:
+    """Time of a step in which no op of torch runs, if it is more than calling ops costs."""
+    events, modules = facts.recording.events, facts.recording.modules
+    compiled = modules["compiled"].any() or found(events["name"], _COMPILED.search).any()
+    if not facts.live or facts.gpu is not None or compiled:
+        return  # compiled code does not show up as ops
+    cells = facts.attribution.cells
+    outer = facts.ops[facts.ops["outer"]]
+    calls = np.bincount(outer["block"].to_numpy(), minlength=len(cells)) + facts.blocks_inside
+    free = facts.left_ns - chains_of(facts).gaps_ns - _USUAL_NS * (calls + 1)
+    chosen = (free > _STRETCH_NS) & cells["phase"].isin(_PHASES).to_numpy()
+    ms = facts.between_ops_ms(float(free[chosen].sum()))
+    bound = ms - after_reads_ms(facts) - float(np.median(facts.pauses_ms))
+    if bound < _LEAST_MS or facts.share(bound) < _WORTH:
+        return
+    memory = facts.figures.memory
+    by_phase = {phase: free[chosen & (cells["phase"] == phase).to_numpy()].sum() for phase in _PHASES}
+    most = max(by_phase, key=lambda phase: by_phase[phase])
+    called = _called(facts, chosen)
+    lever = "Do it outside the step, less often, in another thread or process, or with torch's ops."
+    if not facts.records_python:
+        lever += " To see which function it is, profile with stacks=True and open the timeline."
+    yield Finding(
+        "host code",
+        f"For {facts.of_step(bound)} no op of torch runs: Python or another library does, mostly "
+        f"{_WORDS[most]}.{called}",
+        bound,
+        lever,
+        "",
+        "low" if memory is not None and memory.peak_bytes > _LARGE else "medium",
+        "The time between ops is known; "
+        + ("recording slows functions down, short ones most." if called else "what it was spent on is not."),
+        ("" if called else "Which function ran. ") + "Ops of other libraries and freeing large memory look the same.",
+        rows("phase", [most]),
+    )
+
+
+def _called(facts: Facts, chosen: Bools) -> str:
+    """The functions that take most of the time of some blocks, if Python's calls were recorded.
+
+    Their times are as traced: recording slows down many short calls a lot, and a long one not at all.
+    """
+    host, outer = facts.attribution.host, facts.ops[facts.ops["outer"]]
+    main = host.blocks["main"].to_numpy(dtype=bool)
+    where = np.flatnonzero(chosen & main)
+    if not facts.records_python or len(where) == 0:
+        return ""
+    thread = int(host.blocks["thread"].to_numpy()[where[0]])
+    start, end = (host.blocks[name].to_numpy()[where] for name in ("start", "end"))
+    ops = union(outer["start"].to_numpy(), outer["end"].to_numpy())
+    inner = np.flatnonzero(main & np.isin(host.forest.parent, where))
+    inside = union(*(host.blocks[name].to_numpy()[inner] for name in ("start", "end")))
+    free = difference(difference(union(start, end), ops), inside)
+    ns = longest_calls(facts.recording.events, host, thread, free)
+    most = ns[ns >= _NAMED * ns.sum()].head(_MOST_NAMED)
+    parts = [f"{fmt.duration(value / 1e6 / facts.steps)} in {_short(str(name))}" for name, value in most.items()]
+    return f" Longest functions in a traced step: {', '.join(parts)}." if parts else ""
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
+
+
+@rule("host work", "Host-bound (the GPU waits for other work on the host)", "removing that work")
+def host_work(facts: Facts) -> Iterator[Finding]:
+    """Idle time in pieces too long for launching: the host was in a long op or call, or in Python."""
+    gpu = facts.gpu
+    if gpu is None or facts.share(bound := gpu.idle_by["host"]) < _WORTH_WORK:
+        return
+    known = gpu.doing.seen >= _MAINLY
+    lever, code = _lever(facts, gpu)
+    longest = gpu.doing.longest["ops"]
+    yield Finding(
+        "host work",
+        f"The GPU was idle for {facts.of_step(bound)} in pieces of more than {fmt.duration(LONG_NS / 1e6)}: launching "
+        f"takes less, so the host did something else. {_seen(gpu)}",
+        bound,
+        lever,
+        code,
+        "high" if known and gpu.idle_share > 0.5 else "medium",
+        "The host had launched nothing that the GPU could have run"
+        + ("." if known else ", but for most of that time the trace does not show what the host did."),
+        "What the host did outside recorded ops, calls and functions; work that is missing from the trace.",
+        rows("op", [longest] if longest else []),
+    )
+
+
+def _seen(gpu: GpuFacts) -> str:
+    """What the host did: ``It spent 30.0 s in calls of the GPU's runtime (most in cudaMalloc) ...``."""
+    doing, bound = gpu.doing, gpu.idle_by["host"]
+    parts = [
+        f"{fmt.duration(doing.by[place] / doing.whole * bound)} in {word} (most in {_short(doing.longest[place])})"
+        for place, word in _PLACES.items()
+        if doing.by[place] / doing.whole >= 0.01
+    ]
+    if not parts:
+        return "The trace does not show what."
+    rest = 1 - doing.seen
+    left = f"; for {fmt.duration(rest * bound)} the trace does not show what it did" if rest >= 0.01 else ""
+    return f"It spent {', '.join(parts)}{left}."
+
+
+def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
+    share = {place: ns / gpu.doing.whole for place, ns in gpu.doing.by.items()}
+    if share["calls"] >= _MAINLY:
+        return (
+            "Look at this call: the first use of a GPU, a library or a kernel loads what it needs. Run a few steps "
+            "before the traced one.",
+            "" if facts.live else "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
+        )
+    if share["calls"] + share["ops"] >= _MAINLY:
+        return "Look at this op: it runs on the host for a long time and launches late.", ""
+    if share["functions"] >= _MAINLY:
+        return "Take this function off the critical path: call it less often, elsewhere, or before the loop.", ""
+    if facts.records_python:
+        return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
+    if facts.live:
+        return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
+    return "Find out what the host does there: record Python functions too.", f"profiler = {_RECORDING_MORE})"
+
+
+@rule("unexplained idle time", "", explained=False)
+def unexplained_idle(facts: Facts) -> Iterator[Finding]:
+    """Idle time that nothing in the trace explains."""
+    gpu = facts.gpu
+    if gpu is None or facts.share(bound := gpu.unexplained_ms) < _WORTH_UNKNOWN:
+        return
+    reasons = {
+        "unknown": "the launch of the next work is not in the trace",
+        "awaited": "the next work had been launched, and its stream waited for an event that is not in the trace",
+        "other": "the next work had been launched, and nothing shows what it waited for",
+    }
+    said = [
+        f"for {fmt.duration(gpu.idle_by[why])} {reason}"
+        for why, reason in reasons.items()
+        if gpu.idle_by[why] >= 0.01 * bound
+    ]
+    yield Finding(
+        "unexplained idle time",
+        f"The GPU was idle for {facts.of_step(bound)}, and the trace does not show why: {'; '.join(said)}.",
+        bound,
+        "Record more: the host's ops and calls together with the GPU's work, "
+        + ("" if facts.records_python else "Python stacks, ")
+        + "synchronisation events, and only whole steps.",
+        ""
+        if facts.live
+        else f"profiler = {_RECORDING_MORE}, "
+        "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
+        "low",
+        "If the trace is complete, the GPU certainly ran nothing; the cause is unknown.",
+        "Work missing from the trace, work of other processes, other streams, and ranks that were late.",
+    )
