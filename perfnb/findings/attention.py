@@ -58,8 +58,8 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
     top = facts.heaviest_layers(used)
     yield Finding(
         "attention unfused",
-        f"{fmt.counted(count / facts.steps, 'attention')} per step run as separate products and a softmax, for "
-        f"{facts.of_step(whole)}: {fmt.duration(products)} in the products and {fmt.duration(whole - products)} in "
+        f"Attention runs as separate products and a softmax in {fmt.counted(count / facts.steps, 'place')} per step, "
+        f"for {facts.of_step(whole)}: {fmt.duration(products)} in the products and {fmt.duration(whole - products)} in "
         "between, where the full attention matrices go through memory.",
         max(whole - remains, 0.0),
         _lever(facts, top),

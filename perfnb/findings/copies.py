@@ -31,7 +31,7 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
     said += [f"copies ran for {fmt.duration(gpu.copies_ms)} with nothing computing"] if gpu.copies_ms else []
     yield Finding(
         "host-device copies",
-        f"{fmt.capital(' and '.join(said))}, {fmt.share(facts.share(bound))} of the step "
+        f"{fmt.capital(' and '.join(said))}: {fmt.share(facts.share(bound))} of the step "
         f"({fmt.counted(calls, 'copying call')} in the trace, {fmt.duration(in_calls)} of host time per "
         f"step{_moved(gpu)}).{_behind(perhaps)}",
         bound,

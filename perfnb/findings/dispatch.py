@@ -93,8 +93,8 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         )
     yield Finding(
         "launch overhead",
-        f"The GPU was idle for {facts.of_step(bound)} because the host had launched nothing yet: "
-        f"{gpu.kernels:,.0f} kernels{short}.{speed}",
+        f"The GPU was idle for {facts.of_step(bound)} because the host had launched nothing yet; "
+        f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
         bound,
         lever,
         code,

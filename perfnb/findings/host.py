@@ -60,7 +60,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     by_phase = {phase: free[chosen & (cells["phase"] == phase).to_numpy()].sum() for phase in _PHASES}
     most = max(by_phase, key=lambda phase: by_phase[phase])
     called = _called(facts, chosen)
-    lever = "Do it outside the step, less often, in another thread or process, or with torch's ops."
+    lever = "Move it out of the step, or do it less often, in another thread or process, or with torch's ops."
     if not facts.records_python:
         lever += " To see which function it is, profile with stacks=True and open the timeline."
     yield Finding(

@@ -69,7 +69,7 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
         hints.append(f"the cgroup's CPU limit stopped the process for {fmt.duration(noise['throttled_ms'])}")
     if noise.get("gpu_throttle_reasons"):
         hints.append("the GPU was throttled")
-    said = f" During these steps {' and '.join(hints)}." if hints else ""
+    said = f" During the timed steps {' and '.join(hints)}." if hints else ""
     often = f"every {period} steps" if period else f"{len(slow)} of {len(rest)} steps"
     mean_ms = facts.step_ms + bound
     yield Finding(
