@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.models import STEPS
-from perfnb.profile.display import live_bundle, static_bundle
+from perfnb.draw.shown import live_bundle
+from perfnb.profile.display import static_bundle
 from perfnb.profile.profile import Profile
 from perfnb.profile.report_data import report_data
 from perfnb.profile.widget import ReportWidget
