@@ -65,7 +65,7 @@ def memory_facts(summary: MemorySummary) -> list[str]:
     peak = f"{what} {fmt.size(summary.peak_bytes)} at {fmt.duration(summary.peak_ms)}{where}"
     facts = [f"{peak if summary.peak_bytes else 'no allocations seen'}, on {summary.device}"]
     if summary.reserved_peak_bytes is not None:
-        unused = "" if summary.fragmentation is None else f", {fmt.share(summary.fragmentation)} of it not in use"
+        unused = "" if summary.fragmentation is None else f", {fmt.share(summary.fragmentation)} of it unused"
         facts.append(f"reserved {fmt.size(summary.reserved_peak_bytes)}{unused}")
     if summary.largest_free_bytes is not None:
         facts.append(f"largest free block {fmt.size(summary.largest_free_bytes)}")
