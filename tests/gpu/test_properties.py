@@ -71,7 +71,7 @@ def test_times_of_a_device_fit_together(events: pd.DataFrame) -> None:
     assert (table["overlap_ms"] <= parts["communication_ms"] + 1e-9).all()
     assert gpu_time_by_step(events)["kernels"].sum() <= table["kernels"].sum()
     assert idle_time(events)["idle_ms"].sum() == pytest.approx(table["idle_ms"].sum(), abs=1e-9)
-    assert (idle_gaps(events, per_stream=True)["duration_ns"] > 0).all()
+    assert (idle_gaps(events)["duration_ns"] > 0).all()
 
 
 @holds_of(EVENTS, st.randoms(), some=30, many=600)
