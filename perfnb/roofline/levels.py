@@ -74,11 +74,6 @@ class Roofline:
         """Whether the ceilings may be too low because of other work while they were measured."""
         return self.others > _MANY_OTHERS
 
-    def ridge(self, dtype: str) -> float | None:
-        """The intensity above which arithmetic is the limit, not memory."""
-        peak = self.peaks.get(dtype)
-        return peak / self.bandwidth if peak and self.bandwidth else None
-
 
 def step_roofline(
     recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
