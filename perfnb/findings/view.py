@@ -108,6 +108,6 @@ def _item(row: pd.Series) -> str:
         escape.html_sentence(row["evidence"]),
         f"Try: {escape.html_sentence(row['lever'])}",
         *([f"<code>{escape.html(row['code'], _CODE)}</code>"] if row["code"] else []),
-        f"<em>Not seen: {escape.html_sentence(row['blind'])}{f' About: {rows}.' if rows else ''}</em>",
+        f"<em>Caveat: {escape.html_sentence(row['blind'])}{f' About: {rows}.' if rows else ''}</em>",
     ]
     return f"<li>{'<br>'.join(lines)}</li>"
