@@ -1,11 +1,12 @@
-# Every target makes the virtual environment it needs. A stamp file in it remembers what is installed, so that a
-# second run starts at once; a change of pyproject.toml or constraints.txt installs anew.
+# Each target creates the virtual environment it needs. A stamp file in it records what is installed, so the next run
+# starts immediately. Changing pyproject.toml or constraints.txt triggers a new installation.
 #
-#   make demo PYTHON=python3.12     with another interpreter (3.11 or later)
-#   make test VENV=.venv-312        in another environment
-#   make lab LAB_FLAGS=--no-browser; as root, as in a container, LAB_FLAGS=--allow-root
-#   make test WORKERS=4             with more processes side by side
-#   make test-lowest VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   with another version than the lowest
+#   make demo PYTHON=python3.12       use another interpreter (3.11 or later)
+#   make test VENV=.venv-312          use another environment
+#   make lab LAB_FLAGS=--no-browser   print an address to open
+#   make lab LAB_FLAGS=--allow-root   run as root, as in a container
+#   make test WORKERS=4               use more processes
+#   make test-lowest VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   test another version than the lowest
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,20 +24,20 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 .PHONY: help demo test test-fast test-all test-lowest accuracy lab docs bench buttons picture lint lint-js style types contracts clean distclean
 
 help:
-	@echo "make demo       profile a small model, print its layers and write demo.html"
-	@echo "make lab        open notebooks/index.ipynb, a map of notebooks and labs, in JupyterLab"
-	@echo "make test       lint, tests, a browser test of each view, three notebooks; 8 to 9 minutes on two cores"
-	@echo "make test-fast  lint and the tests that need neither browser nor kernel; says what it leaves out"
-	@echo "make test-lowest  the fast tests with the lowest versions that pyproject.toml promises"
-	@echo "make test-all   everything that is deterministic, with the lowest versions too"
-	@echo "make accuracy   measure what perfnb promises of its figures, beside their limits; wants a quiet machine"
+	@echo "make demo       profile a small model, print the report and write demo.html"
+	@echo "make lab        open the index of notebooks and labs in JupyterLab"
+	@echo "make test       lint, tests, one browser test per view, three notebooks; 8 to 9 minutes on two cores"
+	@echo "make test-fast  lint and the quick tests without browser or kernel; lists what it leaves out"
+	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-all   every deterministic test, then make test-lowest"
+	@echo "make accuracy   measure how accurate the figures are; needs an idle machine"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
-	@echo "make lint       ruff, mypy and the import contracts only"
-	@echo "make lint-js    biome over the browser's scripts; needs node, which nothing else does"
-	@echo "make buttons    write the buttons that open a published copy on Binder and Colab"
-	@echo "make picture    make the README's picture anew; needs Chromium and a machine that does nothing else"
-	@echo "make bench      measure perfnb itself, beside its peers"
-	@echo "make clean      remove what these wrote; distclean removes $(VENV) too"
+	@echo "make lint       ruff, mypy and the import contracts"
+	@echo "make lint-js    lint the JavaScript with biome; the only target that needs node"
+	@echo "make buttons    add buttons that open a published copy on Binder and Colab"
+	@echo "make picture    render the README's picture; needs Chromium and an idle machine"
+	@echo "make bench      measure perfnb itself against torch.profiler and others"
+	@echo "make clean      remove generated files; make distclean also removes $(VENV)"
 
 demo: $(VENV)/.perfnb-demo
 	@$(PY) -m perfnb.demo
@@ -48,7 +49,7 @@ docs: $(VENV)/.perfnb-docs
 	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
-# Writes the buttons for Binder and Colab: of git's remote origin, or of REPOSITORY=OWNER/REPO.
+# Add the buttons for Binder and Colab, for git's remote origin or for REPOSITORY=OWNER/REPO.
 buttons:
 	@$(PYTHON) -m notebooks.publish $(REPOSITORY)
 
@@ -71,19 +72,18 @@ lint-js:
 	@command -v npx > /dev/null || { echo "make lint-js needs node, with npx"; exit 1; }
 	@npx --yes @biomejs/biome@1.9.4 lint --error-on-warnings perfnb
 
-# Which room may import which: the contracts stand in pyproject.toml.
+# Which room may import which; the contracts are in pyproject.toml.
 contracts: $(VENV)/.perfnb-test
 	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))" >$(VENV)/.contracts || { cat $(VENV)/.contracts; exit 1; }
 
-# Which tests run where. `make test` has what a change should meet before it is committed, `make test-all` everything
-# that is deterministic, and `make accuracy` what must be measured on a machine that does nothing else. No test of the
-# first two judges a time.
+# Which tests run where: `make test` is what to run before a commit, `make test-all` runs every deterministic test, and
+# `make accuracy` runs what has to be measured on an idle machine. The first two never judge a measured time.
 JUDGED := not accuracy and not simulation and not outside
 FAST := $(JUDGED) and not deep and not slow and not kernel and not browser
 
-# Files of tests are shared out among processes, which compute in one thread each; more would only wait for each other.
-# A notebook runs in a kernel of its own. The labs' notebooks for students are run by tests/labs. Bytecode is kept: many
-# tests start interpreters, which would all compile the package again.
+# Test files are distributed over processes with one thread each, because more threads would only compete. Each notebook
+# runs in its own kernel; tests/labs runs the students' notebooks. Bytecode is kept because many tests start
+# interpreters, each of which would otherwise compile the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_FLAGS)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600
@@ -110,30 +110,30 @@ test-all: style
 
 test-fast: style contracts fast-tests
 
-# One after the other in one process, for anything beside it would be measured too. PYTEST_FLAGS=--write-table puts the
-# figures into docs/numbers.md. The labs' exercises that judge times are judged here.
+# In one process, because anything running alongside would be measured too. PYTEST_FLAGS=--write-table writes the
+# figures into docs/numbers.md. This also judges the labs' exercises about times.
 accuracy: $(VENV)/.perfnb-test
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy tests/accuracy
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
 
-# Without lint and types: those belong to the versions of constraints.txt.
+# Without lint and types, which are only checked with the versions in constraints.txt.
 test-lowest: $(VENV_LOWEST)/.perfnb-lowest
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
-# torch comes with its libraries for CUDA here, some 6 GB: a build for the CPU alone is on no index of packages.
+# This torch includes the CUDA libraries, about 6 GB; PyPI has no CPU-only build.
 $(VENV_LOWEST)/.perfnb-lowest: pyproject.toml constraints.txt tests/lowest.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "The lowest versions have wheels for Python 3.11, and this is " + sys.version.split()[0] + "; name one as in: make test-lowest PYTHON=python3.11")'
-	@echo "Installing the lowest versions into $(VENV_LOWEST) (some minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "The lowest versions need Python 3.11, but this is " + sys.version.split()[0] + "; for example: make test-lowest PYTHON=python3.11")'
+	@echo "Installing the lowest versions into $(VENV_LOWEST) (takes a few minutes)"
 	@$(PYTHON) -m venv --clear $(VENV_LOWEST)
 	@$(PYTHON) -m tests.lowest $(VENV_LOWEST) $(LOWEST)
 	@$(VENV_LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --only-binary :all: --requirement $(VENV_LOWEST)/requirements.txt
 	@$(VENV_LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-# pip is what the venv module writes last: where it is, the environment is whole.
+# The venv module writes pip last, so if pip exists, the environment is complete.
 $(VENV)/bin/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perfnb needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; name one as in: make PYTHON=python3.12")'
-	@echo "Making $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perfnb needs Python 3.11 or later, but this is " + sys.version.split()[0] + "; for example: make PYTHON=python3.12")'
+	@echo "Creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.perfnb-demo: EXTRAS :=
@@ -143,7 +143,7 @@ $(VENV)/.perfnb-docs: EXTRAS := [docs]
 $(VENV)/.perfnb-bench: EXTRAS := [bench]
 
 $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
-	@echo "Installing perfnb$(EXTRAS) into $(VENV) (the first time takes some minutes)"
+	@echo "Installing perfnb$(EXTRAS) into $(VENV) (takes a few minutes the first time)"
 	@$(PIP_INSTALL) --editable '.$(EXTRAS)'
 	@touch $@
 
