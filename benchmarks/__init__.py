@@ -1,1 +1,1 @@
-"""What perfnb itself costs, as ratios against torch in one run. Nothing here asserts; `make bench` prints."""
+"""What perfnb itself costs, as ratios to torch in the same run. `make bench` prints them; nothing is asserted."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name ...]``: run all benchmarks, or those named."""
+"""Run all benchmarks or the named ones: ``python -m benchmarks [name ...]``."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _ALL = {
 
 
 def main(names: list[str]) -> None:
-    """Print the machine and each benchmark's lines."""
+    """Print the environment and the results of each benchmark."""
     unknown = [name for name in names if name not in _ALL]
     if unknown:
-        sys.exit(f"There is no benchmark {unknown[0]!r}; there are {', '.join(_ALL)}.")
+        sys.exit(f"There is no benchmark {unknown[0]!r}; choose from {', '.join(_ALL)}.")
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
     for name in names or _ALL:
         for line in _ALL[name]():

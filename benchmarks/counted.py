@@ -1,4 +1,4 @@
-"""The counted steps with all that is made of them, against torch's profiler with memory and shapes and its averages."""
+"""The counted steps and their tables, against torch.profiler with memory and shapes and its ``key_averages()``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RUNS = 5
 
 
 def run() -> Iterator[str]:
-    """One line a model: medians of runs turn about."""
+    """One line per model: medians of interleaved runs."""
     for name, make in STEPS.items():
         step = make()
         for _ in range(5):
@@ -39,7 +39,7 @@ def run() -> Iterator[str]:
 
 
 def _ours(step: Callable[[], None]) -> float:
-    """Three steps (one to lead in, one for memory, one for arithmetic) and what a report shows of them."""
+    """Time three steps (lead-in, memory, arithmetic) and the tables that a report shows of them."""
     begin = time.perf_counter()
     with InterruptGate() as gate, exclusive():
         session = Session(StepRunner(step, None), Plan(), None, gate, lambda *_: None)

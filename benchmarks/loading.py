@@ -1,4 +1,4 @@
-"""``%load_ext perfnb`` against ``import torch``, each in fresh processes."""
+"""``%load_ext perfnb`` against ``import torch``, each in a fresh process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What perfnb's measurements are worth: step times beside torch's, and laws that foretell sizes left out."""
+"""How good perfnb's measurements are: step times against torch's, and scaling laws on a size left out of the fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZES, _LEFT_OUT = (128, 160, 203, 256, 323, 406, 512), 287
 
 
 def run() -> Iterator[str]:
-    """A line a model, then two about products of growing size."""
+    """One line per model, then two about matmuls of growing size."""
     for name in ("ByteGPT", "BERT (small)"):
         step = STEPS[name]()
         timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
@@ -46,10 +46,10 @@ def _studies() -> Iterator[str]:
         low, high = study.predict(_LEFT_OUT).ci_ms
         inside += low <= perfnb.time_step(_product(_LEFT_OUT), budget_s=0.5).median_ms <= high
     yield (
-        f"measurements: product of sizes {_SIZES[0]} to {_SIZES[-1]}, 1 thread: exponent {min(exponents):.2f} to "
-        f"{max(exponents):.2f} in {_STUDIES} studies; {flagged} flagged"
+        f"measurements: matmul of sizes {_SIZES[0]} to {_SIZES[-1]}, 1 thread: exponent {min(exponents):.2f} to "
+        f"{max(exponents):.2f} in {_STUDIES} studies; {flagged} with a warning"
     )
-    yield f"measurements: size {_LEFT_OUT}, left out: inside its prediction interval in {inside} of {_STUDIES}"
+    yield f"measurements: size {_LEFT_OUT}, left out of the fit: inside its interval in {inside} of {_STUDIES}"
 
 
 def _product(size: float) -> Callable[[], torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Growth of a kernel's resident memory over 50 profiles: what perfnb leaves behind, and what shown profiles hold."""
+"""Growth of a kernel's resident memory over 50 profiles: what perfnb leaks, and what displayed profiles hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 _FIRST, _MORE = 5, 50
-# Freed pages are given back before each reading, so that what is counted is in use.
+# Return freed pages to the system before each reading, so that only memory in use counts.
 _SETUP = """
 %load_ext perfnb
 import ctypes, gc, psutil, torch
@@ -24,17 +24,17 @@ _PROFILE = "%%profile_step --warmup 1 --steps 2 --into p\nstep()"
 
 
 def run() -> Iterator[str]:
-    """One line each for profiles that are let go and for profiles that are shown, which the notebook's Out keeps."""
-    for words, code in (("let go", _PROFILE + ";"), ("shown and kept in Out", _PROFILE)):
+    """One line for profiles that are released, and one for displayed profiles, which the notebook's Out keeps."""
+    for words, code in (("released", _PROFILE + ";"), ("displayed and kept in Out", _PROFILE)):
         first, middle, last = (size / 2**20 for size in _sizes(code))
         yield (
             f"memory: {_MORE} profiles, {words}, added {last - first:.1f} MiB to the kernel "
-            f"({middle - first:+.1f}, then {last - middle:+.1f}; {last:.0f} MiB in all)"
+            f"({middle - first:+.1f}, then {last - middle:+.1f}; {last:.0f} MiB in total)"
         )
 
 
 def _sizes(code: str) -> list[int]:
-    """Resident bytes of a fresh kernel after the first profiles, after half of the others, and after all."""
+    """Resident bytes of a fresh kernel after the first profiles, after half of the rest, and at the end."""
     manager = KernelManager()
     manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]  # type: ignore[misc]
     manager.start_kernel()

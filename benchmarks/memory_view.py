@@ -1,4 +1,4 @@
-"""The memory view of a step with 100,000 allocations: how long until it is drawn, and how large it is when saved."""
+"""The memory view of a step with 100,000 allocations: the time to draw it, and its size when saved."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from perfnb.memory.data import memory_data
 from perfnb.memory.view import memory_html, memory_text
 from perfnb.profile.profile import Profile
 
-#: Each round makes some 4.5 of them.
+#: Each round makes about 4.5 allocations.
 _ROUNDS = 22_200
 
-#: Opens the tab, and waits until the browser has painted it.
+#: Open the tab and wait until the browser has painted it.
 _OPEN = """() => new Promise((done) => {
   const tab = [...document.querySelectorAll("[role=tab]")].find((each) => each.textContent.startsWith("Memory"));
   const begin = performance.now();
@@ -30,7 +30,7 @@ _OPEN = """() => new Promise((done) => {
 
 
 class ManySmallOps(nn.Module):
-    """Keeps half of what it makes, so that the picture has much to show."""
+    """Many small ops that keep half of their results, so that there is a lot to draw."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = []
@@ -42,7 +42,7 @@ class ManySmallOps(nn.Module):
 
 
 def run() -> Iterator[str]:
-    """One line for what the kernel does, one for the browser."""
+    """One line for the kernel, one for the browser."""
     model, x = ManySmallOps(), torch.ones(64)
     with torch.no_grad():
         p = perfnb.profile_step(lambda: model(x), steps=1, warmup=1, traced=1, flops=False, budget_s=5)
@@ -55,8 +55,8 @@ def run() -> Iterator[str]:
     views_s = time.perf_counter() - begin
     saved = sum(len(part.encode()) for part in (page, "\n".join(text), data))
     yield (
-        f"memory view: {made:,} allocations: static and live view made in {views_s * 1e3:.0f} ms; "
-        f"saved form {saved / 1e6:.2f} MB, of which live {len(data) / 1e6:.2f} MB"
+        f"memory view: {made:,} allocations: static and live view built in {views_s * 1e3:.0f} ms; "
+        f"saved size {saved / 1e6:.2f} MB, {len(data) / 1e6:.2f} MB of it for the live view"
     )
     yield f"memory view: {made:,} allocations: drawn in the browser in {_drawn(p)}"
 
@@ -66,7 +66,7 @@ def _drawn(p: Profile) -> str:
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        return "n/a (no Chromium is installed)"
+        return "n/a (Chromium is not installed)"
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = p.to_html(Path(folder) / "page.html")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])

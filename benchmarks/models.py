@@ -12,7 +12,7 @@ from perfnb.demo import ByteGPT
 
 
 def gpt() -> Callable[[], None]:
-    """The demo's transformer: 38 module calls, ops of some 100 µs."""
+    """The demo's transformer: 38 module calls, ops of about 100 µs."""
     model = ByteGPT()
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(256, (16, 128))
@@ -43,7 +43,7 @@ def bert() -> Callable[[], None]:
 
 
 def tiny() -> Callable[[], None]:
-    """The worst case for layer spans: 300 modules that do next to nothing."""
+    """The worst case for layer spans: 300 modules that do almost nothing."""
     blocks = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(100)]
     model = nn.Sequential(*blocks)
     batch = torch.randn(4, 16)

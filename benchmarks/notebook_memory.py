@@ -1,19 +1,17 @@
-"""Peak memory of JupyterLab, a kernel and all that they start while a notebook runs, under a hard limit.
+"""Peak memory of JupyterLab, a kernel and all their child processes while a notebook runs, under a hard limit.
 
-    python -m benchmarks.notebook_memory                      # what is there at the start, and every notebook
+    python -m benchmarks.notebook_memory                      # at the start, and every notebook
     python -m benchmarks.notebook_memory notebooks/labs/solutions/0[45]*.ipynb
     python -m benchmarks.notebook_memory --python ENV/bin/python   # JupyterLab and kernels of another environment
 
-Each notebook gets a JupyterLab of its own, as on Binder, and its cells run through the server, in order. Ten times a
-second the memory of the whole tree of processes is read. Their own pages are added up (what several share counts once),
-and files in memory, such as torch's libraries, count once and in full, also where programs outside use them too. What a
-process had for less than a tenth of a second is seen by the high-water mark that the system keeps of it, and counted as
-if the others had theirs at the same moment.
+Each notebook gets its own JupyterLab, as on Binder, and its cells run through the server in order. The memory of the
+whole process tree is read ten times a second. Private pages are added up (shared ones count once). Files in memory, such as
+torch's libraries, count once and in full, even if other programs use them too. Peaks shorter than a tenth of a second
+are seen through the system's high-water mark of each process, and are assumed to coincide.
 
-A tree that goes over the limit is killed. That is done here, by what was read, and not by the system: a control group
-would do it, but making one takes rights that a container mostly has not. The system's limit of a process
-(``RLIMIT_DATA``) is set to twice as much, as a backstop: it counts what is asked for, used or not, and at the limit
-itself it stopped a notebook that had not half of it in memory.
+A tree that exceeds the limit is killed by this script. A control group could do that, but creating one takes rights
+that containers usually lack. As a backstop, the system's limit per process (``RLIMIT_DATA``) is set to twice the limit: it
+counts memory that is requested but unused, and at the limit itself it stopped a notebook that used less than half.
 """
 
 from __future__ import annotations
@@ -47,11 +45,11 @@ _SHARED_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 
 
 class OverLimit(Exception):
-    """The tree of processes had more memory than it may."""
+    """The process tree exceeded the memory limit."""
 
 
 class Meter(threading.Thread):
-    """Reads the memory of a process and of all below it, keeps the most, and ends them when it is too much."""
+    """Track the peak memory of a process and its descendants, and kill them if it exceeds the limit."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -77,21 +75,21 @@ class Meter(threading.Thread):
                 self.end()
 
     def _given_back(self, pid: int, now: int) -> int:
-        """How much more than now a process had since the last reading, if that was the most it ever had."""
+        """How much more than now a process had since the last reading, if that was a new high-water mark."""
         found = re.search(r"^VmHWM:\s+(\d+) kB$", _read(pid, "status"), re.MULTILINE)
         mark = 1024 * int(found[1]) if found else 0
         before, self._marks[pid] = self._marks.get(pid, mark), mark
         return max(0, mark - now) if mark > before else 0
 
     def pids(self) -> list[int]:
-        """The process and those below it."""
+        """The process and its descendants."""
         try:
             return [self.root.pid, *(child.pid for child in self.root.children(recursive=True))]
         except psutil.NoSuchProcess:
             return []
 
     def end(self) -> None:
-        """End all of them."""
+        """Kill all of them."""
         self._ended.set()
         for pid in reversed(self.pids()):
             try:
@@ -101,14 +99,14 @@ class Meter(threading.Thread):
 
 
 def _rollup(pid: int) -> tuple[int, int]:
-    """What a process has in memory that is of no file (of what it shares with others, its part), and all it has."""
+    """Resident bytes of a process outside files (its part of what it shares), and all its resident bytes."""
     found = re.findall(r"^(Rss|Pss_Anon|Pss_Shmem|SwapPss): +(\d+) kB$", _read(pid, "smaps_rollup"), re.MULTILINE)
     sizes = {name: 1024 * int(size) for name, size in found}
     return sum(size for name, size in sizes.items() if name != "Rss"), sizes.get("Rss", 0)
 
 
 def _files_in_memory(pids: list[int]) -> int:
-    """What these processes have in memory of files, each file once."""
+    """Resident bytes of files mapped by these processes, each file once."""
     parts: dict[tuple[str, ...], int] = {}
     for pid in pids:
         part, size = None, 0
@@ -127,11 +125,11 @@ def _read(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:
-        return ""  # ended meanwhile
+        return ""  # it has ended
 
 
 class Lab:
-    """JupyterLab in a process of its own, with one kernel, under the limit."""
+    """JupyterLab in a separate process with one kernel, under the limit."""
 
     def __init__(self, python: str, folder: Path) -> None:
         homes = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR", "HOME", "PERFNB_CACHE")
@@ -154,7 +152,7 @@ class Lab:
         self.url = self._address()
 
     def _address(self) -> str:
-        """Where the server answers; its file is there a little sooner."""
+        """Address of the server, once it answers; its file appears a little earlier."""
         for _ in range(600):
             time.sleep(0.1)
             if self.server.poll() is not None:
@@ -175,23 +173,23 @@ class Lab:
             kernel = json.load(reply)["kernel"]["id"]
         address = f"ws://{self.url}/api/kernels/{kernel}/channels?token=lab"
         self.socket = websocket.create_connection(address, timeout=5)
-        for _ in range(24):  # what is asked while the kernel starts can be lost
+        for _ in range(24):  # requests sent while the kernel starts can be lost
             if self._replies("kernel_info_request", {}):
                 self.socket.settimeout(_CELL_S)
                 return
         raise RuntimeError(f"The kernel did not start: {(self.folder / 'log').read_text()[-500:]}")
 
     def run(self, code: str) -> str:
-        """Run a cell; the name of its error and what it says, or nothing."""
+        """Run a cell and return its error as text, or an empty string."""
         content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False, "user_expressions": {}}
         replies = self._replies("execute_request", content)
         if not replies:
-            raise (OverLimit if self.meter.over else RuntimeError)("The kernel does not answer.")
+            raise (OverLimit if self.meter.over else RuntimeError)("The kernel does not respond.")
         errors = [reply["content"] for reply in replies if reply["msg_type"] == "error"]
         return f"{errors[0]['ename']}: {errors[0]['evalue']}" if errors else ""
 
     def _replies(self, kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the kernel says to a request until it is idle again; nothing where it does not get so far."""
+        """Replies of the kernel to a request until it is idle again; empty if it never is."""
         number = uuid.uuid4().hex
         header = {"msg_id": number, "msg_type": kind, "session": "lab", "username": "", "version": "5.3", "date": ""}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
@@ -201,7 +199,7 @@ class Lab:
             while True:
                 read = self.socket.recv()
                 if isinstance(read, bytes):
-                    continue  # with buffers: a widget's
+                    continue  # has buffers, so it comes from a widget
                 reply = json.loads(read)
                 if reply["parent_header"].get("msg_id") == number:
                     replies.append(reply)
@@ -211,7 +209,7 @@ class Lab:
             return []
 
     def close(self) -> None:
-        """End the server, and all that it has started."""
+        """Kill the server and everything it started."""
         if self.socket is not None:
             self.socket.close()
         self.meter.end()
@@ -219,17 +217,17 @@ class Lab:
 
 
 class Reading(NamedTuple):
-    """Bytes in memory of all processes together, and how many of them are of files."""
+    """Resident bytes of all processes together, and how many of them belong to files."""
 
     total_bytes: int
     file_bytes: int
 
     def __str__(self) -> str:
-        return f"{self.total_bytes / _MIB:6.0f} MiB (of it files {self.file_bytes / _MIB:4.0f})"
+        return f"{self.total_bytes / _MIB:6.0f} MiB (files: {self.file_bytes / _MIB:4.0f} MiB)"
 
 
 class Peak(NamedTuple):
-    """The most memory while a notebook ran, how long that took, and what went wrong."""
+    """Peak memory of a notebook, how long it ran, and what went wrong."""
 
     reading: Reading
     seconds: float
@@ -240,7 +238,7 @@ class Peak(NamedTuple):
 
 
 def at_start(python: str) -> Iterator[tuple[str, Reading]]:
-    """The memory in use while nothing runs, step by step."""
+    """Memory in use while nothing runs, from JupyterLab alone to a kernel with perfnb."""
     with tempfile.TemporaryDirectory(prefix="perfnb-lab-") as folder:
         lab = Lab(python, Path(folder))
         try:
@@ -265,7 +263,7 @@ def _resting(lab: Lab) -> Reading:
 
 
 def peak(python: str, notebook: Path) -> Peak:
-    """Run a notebook from its first cell to its last; what fails is told, and the rest is run all the same."""
+    """Run all cells of a notebook; cells that fail are reported, and the rest still run."""
     cells = [cell for cell in json.loads((ROOT / notebook).read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     began = time.monotonic()
     troubles = []
@@ -285,15 +283,15 @@ def peak(python: str, notebook: Path) -> Peak:
 
 
 def notebooks() -> list[Path]:
-    """Quickstart, topics, and the labs with their solutions."""
+    """The notebooks outside labs, and the labs with their solutions."""
     folder = ROOT / "notebooks"
     found = [*folder.glob("[!i]*.ipynb"), *(folder / "labs" / "solutions").glob("*.ipynb")]
     return sorted((path.relative_to(ROOT) for path in found), key=lambda path: (len(path.parts), path))
 
 
 def run(python: str = sys.executable, chosen: list[Path] | None = None) -> Iterator[str]:
-    """A line each for what is there at the start, and for the peak of every notebook."""
-    yield f"notebook memory: the limit is {LIMIT_BYTES / _MIB:.0f} MiB for all processes together"
+    """Lines for the memory at the start, and one for the peak of each notebook."""
+    yield f"notebook memory: the limit for all processes together is {LIMIT_BYTES / _MIB:.0f} MiB"
     if not chosen:
         for words, size in at_start(python):
             yield f"notebook memory: {words:52} {size}"
@@ -302,11 +300,11 @@ def run(python: str = sys.executable, chosen: list[Path] | None = None) -> Itera
 
 
 def main(arguments: list[str]) -> None:
-    """Print the lines as they come."""
+    """Print the lines as they are measured."""
     words = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.notebook_memory", description=words)
-    parser.add_argument("notebook", nargs="*", type=Path, help="by default all, and what is there at the start")
-    parser.add_argument("--python", default=sys.executable, help="interpreter of the environment to be measured")
+    parser.add_argument("notebook", nargs="*", type=Path, help="by default all, and the memory at the start")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the environment to measure")
     options: Any = parser.parse_args(arguments)
     for line in run(options.python, [path.resolve().relative_to(ROOT) for path in options.notebook]):
         print(line, flush=True)

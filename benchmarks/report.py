@@ -19,7 +19,7 @@ from perfnb.step.to_recording import recording_of
 
 
 def run() -> Iterator[str]:
-    """One line a model; the first run, which imports what it needs, is not counted."""
+    """One line per model; a first run, which includes imports, is not counted."""
     _measure(STEPS["ByteGPT"])
     for name, make in STEPS.items():
         report_s, averages_s, events = _measure(make)
@@ -30,7 +30,7 @@ def run() -> Iterator[str]:
 
 
 def _measure(make: Callable[[], Callable[[], None]]) -> tuple[float, float, int]:
-    """Seconds from trace to report, seconds of ``key_averages()``, number of events."""
+    """Return seconds from trace to report, seconds of ``key_averages()``, and the number of events."""
     step = make()
     capture = capture_step(step, plan=Plan(warmup=3, steps=3, traced=10), namespace=namespace_of(step))
     profiler: Any = capture.tracer._profile
@@ -42,7 +42,7 @@ def _measure(make: Callable[[], Callable[[], None]]) -> tuple[float, float, int]
 
 
 def _report(capture: Any) -> int:
-    """What happens between the traced pass and the display of both outputs."""
+    """Do what happens between the traced pass and the display of both outputs."""
     profile = Profile(recording_of(capture, "benchmark"))
     summary = profile._summary
     static_bundle(summary)

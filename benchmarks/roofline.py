@@ -1,4 +1,4 @@
-"""The achieved rate of a product in a profile, against torch.utils.benchmark on the same product."""
+"""The achieved rate of a matmul in a profile, against torch.utils.benchmark on the same matmul."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SIZES, _ROUNDS = (512, 1024), 7
 
 
 def run() -> Iterator[str]:
-    """One line a size: the ratio of rates, round by round."""
+    """One line per size: the ratio of the rates over the rounds."""
     for size in _SIZES:
         left, right = torch.randn(size, size), torch.randn(size, size)
         ratios = [_ours(left, right) / _theirs(left, right) for _ in range(_ROUNDS)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         yield (
-            f"roofline: product of size {size}: achieved FLOP/s / torch.utils.benchmark: {middle:.3f} "
+            f"roofline: matmul of size {size}: achieved FLOP/s / torch.utils.benchmark: {middle:.3f} "
             f"(quartiles {low:.3f} to {high:.3f})"
         )
 

@@ -15,14 +15,14 @@ _SESSIONS, _STEPS = 12, 5
 
 
 def run() -> Iterator[str]:
-    """One line a model: the ratio, session by session, of the median step."""
+    """One line per model: the ratio of the median steps over the sessions."""
     for name, make in STEPS.items():
         step = make()
         for _ in range(5):
             step()
         ratios, bare_ms = [], []
         for session in range(_SESSIONS):
-            # Turn about, so that a drift of the machine falls on both.
+            # Alternate, so that drift affects both.
             if session % 2:
                 bare, spans = _session(step, nullcontext()), _session(step, LayerSpans())
             else:
@@ -37,7 +37,7 @@ def run() -> Iterator[str]:
 
 
 def _session(step: Callable[[], None], spans: AbstractContextManager[object]) -> float:
-    """Median duration in ns of the steps of one profiler session, the first left out."""
+    """Median step duration in ns of one profiler session, without the first step."""
     tracer = Tracer(cuda=False)
     times = []
     with tracer, spans:

@@ -1,4 +1,4 @@
-"""The timeline of a million events: its bytes, how long until it is drawn, and what a frame costs while it moves."""
+"""The timeline of a million events: its size, the time to draw it, and the time per frame while zooming and panning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perfnb.timeline.timeline import KINDS, Timeline, Track
 EVENTS, STEPS, LAYERS = 1_000_000, 20, 200
 _FRAMES = 120
 
-#: Notes how long each drawing takes, and when it began.
+#: Record when each drawing starts and how long it takes.
 _WATCH = """
 window.frames_ = [];
 const ask = window.requestAnimationFrame.bind(window);
@@ -34,7 +34,7 @@ window.requestAnimationFrame = (draw) => ask((now) => {
 });
 """
 
-#: Opens the tab and waits until the picture has been drawn and painted.
+#: Open the tab and wait until it has been drawn and painted.
 _OPEN = """() => new Promise((done) => {
   const tab = [...document.querySelectorAll("[role=tab]")].find((each) => each.textContent.startsWith("Timeline"));
   const begin = performance.now();
@@ -46,7 +46,7 @@ _OPEN = """() => new Promise((done) => {
   look();
 })"""
 
-#: Turns the wheel in each of some frames, or pans.
+#: Zoom or pan by a wheel event in each of a number of frames.
 _MOVE = """([kind, frames]) => new Promise((done) => {
   const canvas = document.querySelector(".pf-tl-canvas");
   const { left, top, width } = canvas.getBoundingClientRect();
@@ -66,7 +66,7 @@ _MOVE = """([kind, frames]) => new Promise((done) => {
 
 
 def made(events: int = EVENTS) -> Timeline:
-    """Steps, phases, layers, two threads of nested ops, four streams whose work the threads launched, and memory."""
+    """Make steps, phases, layers, two threads of nested ops, four streams of work they launch, and memory."""
     rng = np.random.default_rng(0)
     ops = events // 6
     step_ns = ops / STEPS * 10_000.0
@@ -143,7 +143,7 @@ def made(events: int = EVENTS) -> Timeline:
 
 
 def run() -> Iterator[str]:
-    """Lines for the bytes and for the browser."""
+    """Lines for the size and for the browser."""
     timeline = made()
     for word, limit in (("a page", PAGE_BYTES), ("a notebook", NOTEBOOK_BYTES)):
         begin = time.perf_counter()
@@ -151,7 +151,7 @@ def run() -> Iterator[str]:
         seconds = time.perf_counter() - begin
         yield (
             f"timeline: {len(timeline):,} events for {word}: {facts['events']:,} events in {len(packed) / 1e6:.2f} MB, "
-            f"{len(packed) / facts['events']:.1f} bytes an event, packed in {seconds:.2f} s"
+            f"{len(packed) / facts['events']:.1f} bytes per event, packed in {seconds:.2f} s"
         )
     yield from _in_browser(timeline)
 
@@ -161,7 +161,7 @@ def _in_browser(timeline: Timeline) -> Iterator[str]:
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        yield "timeline: no Chromium is installed"
+        yield "timeline: Chromium is not installed"
         return
     summary = summarize(profile_step(lambda: None, steps=1, warmup=1, traced=1, budget_s=2)._recording)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -172,11 +172,11 @@ def _in_browser(timeline: Timeline) -> Iterator[str]:
         page.add_init_script(_WATCH)
         page.goto(path.as_uri())
         first = page.evaluate(_OPEN)
-        yield f"timeline: {len(timeline):,} events: from the bytes to the first picture in {first:.0f} ms"
+        yield f"timeline: {len(timeline):,} events: first drawn after {first:.0f} ms"
         for kind in ("zoom", "pan"):
             frames = np.array(page.evaluate(_MOVE, [kind, _FRAMES]))
             yield f"timeline: {kind}: {_spread('drawing', frames[:, 1])}"
-            yield f"timeline: {kind}: {_spread('from frame to frame', np.diff(frames[:, 0]))}"
+            yield f"timeline: {kind}: {_spread('frame interval', np.diff(frames[:, 0]))}"
         began = time.perf_counter()
         page.get_by_role("searchbox", name="Search events and layers").fill("kernel_12")
         yield f"timeline: {len(timeline):,} events searched in {(time.perf_counter() - began) * 1e3:.0f} ms"

@@ -1,24 +1,22 @@
 """Traces from file to tables, against HTA (``traceinsight``), ``json`` and ``orjson``: seconds and memory.
 
-Each figure is the median of runs in processes of their own, which alternate. Seconds count from the file to the result,
-imports left out. Memory is the peak of the process (``ru_maxrss``) less that after the imports.
+Each figure is the median of runs in fresh processes, interleaved. Seconds are from file to result, without imports.
+Memory is the peak of the process (``ru_maxrss``) minus that after the imports.
 
-HTA reads with its process pool and its own measuring of memory (``tracemalloc``) switched off, which makes it faster; a
-single file needs neither. It is asked for what comes nearest to ours:
+HTA runs without its process pool and its own memory measurement (``tracemalloc``), which makes it faster; a single file
+needs neither. These are its closest equivalents:
 
 =========  ==================================================================
 events     ``Trace.parse_traces`` and ``align_and_filter_trace``: its frame of events
 kernels    ``get_gpu_kernel_breakdown``, without charts
 gpu_time   ``get_temporal_breakdown`` and ``get_comm_comp_overlap``, without charts
-ops        nothing: it has no table of operators' times
+ops        none: it has no table of operator times
 =========  ==================================================================
 
-So its time for the tables is without operators. Its nearest call to ``ops``, ``get_aten_op_kernels_and_delay``, is
-added in a line of its own. It is measured apart and once, from its own begin, and given up after two minutes, for it
-loops over the operators.
+So HTA's time for the tables excludes operators. A separate line adds ``get_aten_op_kernels_and_delay``, its closest
+call to ``ops``. That is timed once, on its own, and stopped after two minutes, because it loops over the operators.
 
-Where HTA refuses one of these, as it does without a GPU, that is said, and what it had done until then counts as its
-time.
+If HTA fails in one of these calls, as it does without a GPU, the output says so and the time until then counts.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _PUBLIC = ("mi300_owlv2_large.json.gz", "v100_resnet50_2021.json.gz")
 _LEAST_BYTES, _LEAST_EVENTS = 300_000_000, 800_000
 _RUNS, _RUNS_LARGE = 5, 3
 _MOST_CAPTURES = 5
-#: HTA loops over the operators: of a large trace longer than anyone waits.
+#: HTA loops over the operators, which takes too long for a large trace.
 _PATIENCE_S = 120
 
 _CAPTURE = """
@@ -110,7 +108,7 @@ except Exception as error:
 """
 )
 _READ = "data = (gzip.open if path.endswith('.gz') else open)(path, 'rb').read()\n"
-#: What is run, by its name: imports, action.
+#: What is run: imports and action by name.
 _ACTIONS = {
     "events": (_OURS, "said = len(perfnb.load(path).events)"),
     "tables": (_OURS, "profile = perfnb.load(path); profile.kernels; profile.gpu_time; profile.ops"),
@@ -125,18 +123,18 @@ _ACTIONS = {
 
 
 def run() -> Iterator[str]:
-    """Some lines a trace: its events, its tables, and both from the saved form."""
+    """A few lines per trace: events, tables, and both from the saved profile."""
     with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
         yield from _measure(_captured(Path(work)), Path(work), _RUNS_LARGE)
         for name in _PUBLIC:
             if (_FOLDER / name).is_file():
                 yield from _measure(_FOLDER / name, Path(work), _RUNS)
             else:
-                yield f"traces: {name}: left out, it is not in {_FOLDER}; set PERFNB_TRACES to the folder above"
+                yield f"traces: {name}: skipped, it is not in {_FOLDER}; set PERFNB_TRACES to the parent folder"
 
 
 def _captured(work: Path) -> Path:
-    """A trace of a CPU with shapes that is large enough, of few steps: HTA takes minutes where there are a thousand."""
+    """Record a large CPU trace with shapes. It has few steps, because HTA takes minutes for a thousand."""
     path, updates = work / "cpu_with_shapes.json", 130
     for _ in range(_MOST_CAPTURES):
         subprocess.run([sys.executable, "-c", _CAPTURE, str(path), str(updates)], check=True, capture_output=True)
@@ -144,7 +142,7 @@ def _captured(work: Path) -> Path:
         if len(text) >= _LEAST_BYTES and text.count(b'"ph": "X"') >= _LEAST_EVENTS:
             return path
         updates += updates // 4
-    raise RuntimeError(f"No capture of {updates} updates a step was large enough: the last has {len(text):,} bytes.")
+    raise RuntimeError(f"No capture was large enough; the last of {_MOST_CAPTURES} has {len(text):,} bytes.")
 
 
 def _measure(path: Path, work: Path, runs: int) -> Iterator[str]:
@@ -172,7 +170,7 @@ def _measure(path: Path, work: Path, runs: int) -> Iterator[str]:
         ours, theirs = peak["events"], peak["hta events"]
         yield (
             f"traces:   peak memory to events / HTA: 1/{theirs / ours:.1f} "
-            f"({ours / 2**20:.0f} MiB / {theirs / 2**20:.0f} MiB, above what the imports took)"
+            f"({ours / 2**20:.0f} MiB / {theirs / 2**20:.0f} MiB, on top of the imports)"
         )
         refused = f"; HTA failed in {said['hta tables']}" if said["hta tables"] else ""
         yield f"traces:   file to kernels, gpu_time, ops / HTA: {_ratio(time['tables'], time['hta tables'])}{refused}"
@@ -191,9 +189,9 @@ def _hta_operators(path: Path, folder: Path, time: Mapping[str, float]) -> str:
     try:
         seconds, _, said = _fresh("hta ops", path, folder, _PATIENCE_S)
     except subprocess.TimeoutExpired:
-        return f"they were not there after {_PATIENCE_S} s, its events included"
+        return f"not finished after {_PATIENCE_S} s, including its events"
     if said.startswith("failed"):
-        return f"they {said}"
+        return said
     return _ratio(time["tables"], time["hta tables"] + seconds)
 
 

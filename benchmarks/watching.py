@@ -1,4 +1,4 @@
-"""What a watch costs, and whether it keeps its ticks: against nvitop's collector and ``nvidia-smi dmon`` in one run."""
+"""What a watch costs and whether it misses readings, against nvitop's collector and ``nvidia-smi dmon``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BUSY = "x = 0\nwhile True: x += 1"
 
 
 def run() -> Iterator[str]:
-    """Ticks kept, cost of the sampler, its effect on a step, and its peers."""
-    yield _ticks("the interpreter held in C", busy=0)
-    yield _ticks("the interpreter held in C, two busy processes", busy=2)
+    """Readings kept, cost of the sampler, its effect on a step, and its peers."""
+    yield _ticks("GIL held in C", busy=0)
+    yield _ticks("GIL held in C, with two busy processes", busy=2)
     for hertz in (10, 2):
-        yield f"watching: sampler at {hertz} Hz: {_cost(1 / hertz):.2f} % of one core, two processes below this one"
+        yield f"watching: sampler at {hertz} Hz: {_cost(1 / hertz):.2f} % of one core, with two child processes"
     yield _effect()
     yield from _peers()
 
@@ -49,7 +49,7 @@ def _ticks(words: str, busy: int) -> str:
     gaps = np.diff(inside) * 1e3
     share = len(inside) / ((end - begin) / 0.1)
     return (
-        f"watching: {words} for {_HELD_S} s: {100 * share:.0f} % of the ticks at 10 Hz, gaps: median "
+        f"watching: {words} for {_HELD_S} s: {100 * share:.0f} % of the readings at 10 Hz, gaps: median "
         f"{np.median(gaps):.0f} ms, 99th percentile {np.percentile(gaps, 99):.0f} ms, longest {gaps.max():.0f} ms"
     )
 
@@ -67,7 +67,7 @@ def _cost(interval_s: float) -> float:
 
 
 def _effect() -> str:
-    """A step beside a sampler at 10 Hz against the same step while the sampler is held still."""
+    """Compare a step with a sampler at 10 Hz to the same step while the sampler is stopped."""
     step = gpt()
     with Watcher(0.1) as watcher:
         pid = watcher._process.process.pid  # type: ignore[union-attr]
@@ -100,19 +100,19 @@ def _peers() -> Iterator[str]:
             costs = [_cpu_us(collector.collect) for _ in range(50)]
         theirs = statistics.median(costs)
         both = f"{ours / theirs:.2f} ({ours:.0f} us / {theirs:.0f} us)"
-        yield f"watching: CPU time of a sample / nvitop's collector without a GPU: {both}"
+        yield f"watching: CPU time per sample / nvitop's collector without a GPU: {both}"
     if shutil.which("nvidia-smi") is None:
-        yield "watching: no nvidia-smi on this machine to compare with"
+        yield "watching: nvidia-smi is not installed"
         return
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(["nvidia-smi", "dmon", "-c", "10", "-d", "1"], capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     dmon = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 10 * 1e6
-    yield f"watching: CPU time of a sample / nvidia-smi dmon's: {ours / dmon:.2f} ({ours:.0f} us / {dmon:.0f} us)"
+    yield f"watching: CPU time per sample / nvidia-smi dmon: {ours / dmon:.2f} ({ours:.0f} us / {dmon:.0f} us)"
 
 
 def _cpu_us(call: object) -> float:
-    time.sleep(0.12)  # called sooner, it would give what it has
+    time.sleep(0.12)  # called sooner, it would return what it already has
     begin = time.thread_time()
     call()  # type: ignore[operator]
     return (time.thread_time() - begin) * 1e6
