@@ -5,13 +5,13 @@
     python -m benchmarks.notebook_memory --python ENV/bin/python   # JupyterLab and kernels of another environment
 
 Each notebook gets its own JupyterLab, as on Binder, and its cells run through the server in order. The memory of the
-whole process tree is read ten times a second. Private pages are added up (shared ones count once). Files in memory, such as
-torch's libraries, count once and in full, even if other programs use them too. Peaks shorter than a tenth of a second
-are seen through the system's high-water mark of each process, and are assumed to coincide.
+whole process tree is read ten times a second. Private pages are added up (shared ones count once). Files in memory,
+such as torch's libraries, count once and in full, even if other programs use them too. Peaks shorter than a tenth of a
+second are seen through the system's high-water mark of each process, and are assumed to coincide.
 
 A tree that exceeds the limit is killed by this script. A control group could do that, but creating one takes rights
-that containers usually lack. As a backstop, the system's limit per process (``RLIMIT_DATA``) is set to twice the limit: it
-counts memory that is requested but unused, and at the limit itself it stopped a notebook that used less than half.
+that containers usually lack. As a backstop, the system's limit per process (``RLIMIT_DATA``) is set to twice the limit:
+it counts memory that is requested but unused, and at the limit itself it stopped a notebook that used less than half.
 """
 
 from __future__ import annotations

@@ -176,14 +176,16 @@ class Profile(Page, Shown):
 
         ``kind`` is one of these (the report's word in parentheses):
 
-        - ``operator`` (ops on the host): the host inside an op such as ``aten::mm`` - ``call`` (GPU calls on the host):
-        inside a CUDA or HIP call: launching, allocating, copying - ``host`` (host between ops): in neither: Python and
-        other code - ``synchronisation`` (return from waiting): from the end of the awaited work until the blocking call
-        returned - ``handover`` (change of thread): from the forward thread's work to the backward thread's, or back -
-        ``launch`` (launch): from the start of a launch call to the start of its work, if the work waited for nothing
-        else - ``computation``, ``communication``, ``memcpy`` (computation, communication, copies): GPU work - ``delay``
-        (gap between kernels): from the end of one kernel to the start of the one that waited for it - ``unknown`` (not
-        known): the trace does not show what was waited for
+        - ``operator`` (ops on the host): the host inside an op such as ``aten::mm``
+        - ``call`` (GPU calls on the host): inside a CUDA or HIP call: launching, allocating, copying
+        - ``host`` (host between ops): in neither: Python and other code
+        - ``synchronisation`` (return from waiting): from the end of the awaited work until the blocking call returned
+        - ``handover`` (change of thread): from the forward thread's work to the backward thread's, or back
+        - ``launch`` (launch): from the start of a launch call to the start of its work, if the work waited for nothing
+          else
+        - ``computation``, ``communication``, ``memcpy`` (computation, communication, copies): GPU work
+        - ``delay`` (gap between kernels): from the end of one kernel to the start of the one that waited for it
+        - ``unknown`` (not known): the trace does not show what was waited for
 
         ``inferred`` marks a delay after work that the trace does not name as awaited: it ended just before, and nothing
         else explains the delay. ``name`` is the op, call or kernel; ``op`` is the op that it is, lies in, or was
