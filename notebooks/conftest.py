@@ -1,7 +1,7 @@
-"""What nbval leaves to be seen to: shorter budgets, and that solved exercises would get their points.
+"""Extend nbval: shorten the notebooks' budgets, and check that solved exercises would get their points.
 
-A graded cell must write nothing to the error stream, for that alone makes nbgrader give it no points. Exercises that
-judge times may be refused on a busy machine, and are judged only where ``PERFNB_JUDGE_TIMES`` is set.
+A graded cell must write nothing to the error stream, because nbgrader gives no points to a cell that does. Exercises
+about times may be refused on a busy machine; they only count if ``PERFNB_JUDGE_TIMES`` is set.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pytest
 
 from perfnb.labs.ledger import exercise_of
 
-#: What a check says of a wrong answer, and what progress says of an exercise that is not solved.
+#: What `check` writes for a wrong answer, and what `progress` shows for an unsolved exercise.
 NOT_YET, NOT_SOLVED = (
     re.compile(r"^(\d+\.\d+) .*?: not yet\. "),
     re.compile(r"^ +not (yet|tried) +(\d+\.\d+) ", re.MULTILINE),
 )
-#: How long a cell may measure: what it says, or what a profile takes at most where it says nothing.
+#: The budget named in a cell, a profile without one, and the default budget of a profile.
 BUDGET = re.compile(r"(budget_s=|--budget )(\d+(?:\.\d+)?)")
 NO_BUDGET = re.compile(r"^%%profile_step(?!.*--budget)", re.MULTILINE)
 USUAL_BUDGET_S = 30.0
@@ -50,7 +50,7 @@ def pytest_runtest_call(item: Any) -> Iterator[None]:
 
 
 def demand_silence(item: Any) -> None:
-    """Fail the cell of a notebook, which has run, if it is graded and wrote to the error stream."""
+    """Fail a cell that has run if it is graded and wrote to the error stream."""
     if not graded(item):
         return
     wrote = "".join(each["text"] for each in item.test_outputs if each.get("name") == "stderr")
@@ -59,7 +59,7 @@ def demand_silence(item: Any) -> None:
 
 
 def lacks_only_times(item: Any) -> bool:
-    """Whether a cell failed because a lab is not complete, and only exercises that judge times are not solved."""
+    """Whether a cell failed because a lab is not complete, and only exercises about times are unsolved."""
     errors = [each for each in item.test_outputs or () if each.get("ename") == "AssertionError"] if graded(item) else []
     left = [found for error in errors for found in NOT_SOLVED.findall(error["evalue"])]
     return bool(left) and all(state == "yet" and may_be_refused(number) for state, number in left)
@@ -71,5 +71,5 @@ def graded(item: Any) -> bool:
 
 
 def may_be_refused(number: str) -> bool:
-    """Whether the exercise judges times, and nobody asked for that here."""
+    """Whether the exercise is about times, which are not judged in this run."""
     return exercise_of(number).timed and not os.environ.get("PERFNB_JUDGE_TIMES")

@@ -1,6 +1,6 @@
-"""Makes the README's picture: ``make picture``, on a machine that does nothing else, with Chromium installed.
+"""Render the README's picture: ``make picture``, on an idle machine with Chromium.
 
-It profiles the step of ``make demo`` and photographs the head and the layers of the page that this writes.
+It profiles the step of ``make demo`` and takes a screenshot of the top of the page and its layers.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "notebooks" / "images" / "report.png"
-#: Width and height of what is shown, in pixels of the page; the picture has half as many more each way.
+#: Width and height in CSS pixels, and pixels of the picture per CSS pixel.
 WIDTH, HEIGHT, SCALE = 1180, 1010, 1.5
 
 
 def main() -> None:
-    """Profile, open the page in Chromium without a screen, and write the picture."""
+    """Profile, open the page in headless Chromium, and write the picture."""
     from playwright.sync_api import sync_playwright
 
     from perfnb import demo
 
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
-        sys.exit("The picture needs Chromium: install it, or leave the picture as it is.")
+        sys.exit("The picture needs Chromium, which is not installed.")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page_path = Path(folder) / "demo.html"
         demo.main(page_path)

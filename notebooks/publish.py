@@ -1,8 +1,8 @@
-"""Writes the buttons of a published copy: ``make buttons``, or ``python -m notebooks.publish [OWNER/REPO]``.
+"""Add the buttons of a published copy: ``make buttons``, or ``python -m notebooks.publish [OWNER/REPO]``.
 
-Which copy on GitHub they open is read from git's remote `origin` unless it is named, and kept in ``pyproject.toml``.
-From there follow the buttons in the README and the documentation, the address in ``CITATION.cff``, and the cell by
-which the notebooks install perfnb on Colab. A copy that is published nowhere has none of them: they would lead nowhere.
+By default, the repository is that of git's remote `origin`. It is stored in ``pyproject.toml`` and used for the
+buttons in the README and the documentation, the address in ``CITATION.cff``, and the cell that installs perfnb on
+Colab. An unpublished copy has none of these, because they would lead nowhere.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NAMED = re.compile(r"^(?:Repository = |repository-code: ).*\n", re.MULTILINE)
 
 
 def repository(root: Path = ROOT) -> str:
-    """OWNER/REPO of the published copy; empty where there is none."""
+    """OWNER/REPO of the published copy; empty if it is not published."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     return str(project.get("urls", {}).get("Repository", "")).removeprefix("https://github.com/")
 
 
 def binder_button(repository: str) -> str:
-    """Markdown of a button that opens the map of the notebooks on Binder."""
+    """Markdown of a button that opens the index of the notebooks on Binder."""
     link = f"https://mybinder.org/v2/gh/{repository}/HEAD?urlpath=lab/tree/notebooks/index.ipynb"
     return f"[![Open on Binder](https://mybinder.org/badge_logo.svg)]({link})"
 
@@ -46,8 +46,8 @@ def colab_button(repository: str, notebook: str) -> str:
 
 
 def colab_code(repository: str) -> str:
-    """What a notebook does on Colab, and only there, before anything else."""
-    return f"""# On Colab only: install perfnb beside the torch that is there, and allow its widgets.
+    """Code that a notebook runs first, on Colab only."""
+    return f"""# On Colab only: install perfnb next to Colab's torch, and enable its widgets.
 import sys
 
 if "google.colab" in sys.modules:
@@ -58,9 +58,9 @@ if "google.colab" in sys.modules:
 
 
 def with_colab_cell(cells: list[dict[str, Any]], repository: str) -> list[dict[str, Any]]:
-    """The cells of a notebook with the one for Colab before all other code; without a repository, without it.
+    """The cells of a notebook with the one for Colab before all other code, or without it if there is no repository.
 
-    JupyterLab shows it folded.
+    JupyterLab shows it collapsed.
     """
     others = [cell for cell in cells if cell["id"] != COLAB_CELL]
     place = next((place for place, cell in enumerate(others) if cell["cell_type"] == "code"), None)
@@ -74,12 +74,12 @@ def with_colab_cell(cells: list[dict[str, Any]], repository: str) -> list[dict[s
 
 
 def as_file(notebook: dict[str, Any]) -> str:
-    """A notebook as the text of its file."""
+    """The text of a notebook's file."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def publish(repository: str, root: Path = ROOT) -> list[Path]:
-    """Write the place of the published copy wherever it is named; the files that this changed."""
+    """Write the address of the published copy wherever it belongs, and return the changed files."""
     address = f"https://github.com/{repository}"
     notebooks = sorted((root / "notebooks").rglob("*.ipynb"))
     named = [path.relative_to(root).as_posix() for path in notebooks if path.stem != "index"]
@@ -117,7 +117,7 @@ def _with_address(project: str, address: str) -> str:
 
 
 def origin(root: Path = ROOT) -> str:
-    """OWNER/REPO of git's remote `origin`, if it is on GitHub; else a text that says what is wrong."""
+    """OWNER/REPO of git's remote `origin`, if it is on GitHub; otherwise its address."""
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     url = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     found = _ORIGIN.fullmatch(url)
@@ -125,10 +125,10 @@ def origin(root: Path = ROOT) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Publish, and say what changed."""
+    """Publish and print the changed files."""
     named = arguments[0] if arguments else origin()
     if not _REPOSITORY.fullmatch(named):
-        sys.exit(f"{named or 'A missing origin'} is no repository on GitHub; name one as OWNER/REPO.")
+        sys.exit(f"{named or 'A missing origin'} is not a GitHub repository; name one as OWNER/REPO.")
     for path in publish(named):
         print(path.relative_to(ROOT))
 

@@ -139,7 +139,7 @@ def test_the_origin_is_read(url: str, place: str | None, monkeypatch: pytest.Mon
     monkeypatch.setattr(publish, "publish", lambda named: published.append(named) or [])  # type: ignore[func-returns-value]
 
     if place is None:
-        with pytest.raises(SystemExit, match="is no repository on GitHub; name one as OWNER/REPO"):
+        with pytest.raises(SystemExit, match="is not a GitHub repository; name one as OWNER/REPO"):
             publish.main([])
     else:
         publish.main([])

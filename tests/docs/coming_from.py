@@ -1,4 +1,4 @@
-"""What the page *Coming from* says that one types here: taken from its tables, and made to run."""
+"""What to type here, according to the page *Coming from*: taken from its tables and made runnable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.docs.pages import DOCS, PAGES, blocks_of, first_block
 
 PAGE = DOCS / "coming_from.md"
 
-#: The names that the page takes for granted, beside those of the first profile.
+#: The names that the page assumes, besides those of the first profile.
 SETUP = f"""
 {first_block(DOCS / "first_profile.md")}
 
@@ -43,7 +43,7 @@ with perfnb.watch(0.1) as w:
     train_step()
 """
 
-#: What stands for something of the reader's own, and what a test puts there.
+#: Placeholders for the reader's own code, and what the test runs instead.
 PLACEHOLDERS = {
     "perfnb.load([...])": 'perfnb.load(["rank0.json.gz", "rank1.json.gz"]);',
     "%profile_step statement": "%profile_step step(batch);",
@@ -56,7 +56,7 @@ _COLUMNS = {column for columns in SCHEMA.values() for column in columns}
 
 
 def typed_here() -> list[str]:
-    """The code of the tables' right column, and what is called in the text around them; each once, in order."""
+    """The code in the right column of the tables and the calls in the text around them; each once, in order."""
     lines = PAGE.read_text("utf-8").splitlines()
     cells = [line.rpartition(" | ")[2] for line in lines if line.startswith("|")]
     beside = " ".join(line for line in lines if not line.startswith("|"))
@@ -65,9 +65,9 @@ def typed_here() -> list[str]:
 
 
 def runnable() -> list[str]:
-    """The code among it, with placeholders filled in: what is no column, no option, and run by no other page.
+    """The code among it, with placeholders filled in; without columns, options, and what another page runs.
 
-    A semicolon hides what it would show: a dozen reports are drawn by other tests.
+    A semicolon hides the output: other tests draw the dozen reports.
     """
     options = option_names(parser_of(GpuWatchMagics.gpuwatch))
     elsewhere = [block.code for path in PAGES.values() for block in blocks_of(path) if not block.not_run]

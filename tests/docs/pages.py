@@ -1,14 +1,14 @@
-"""The pages of the documentation and the README, taken apart into blocks of code.
+"""Split the pages of the documentation and the README into blocks of code.
 
-How a block is written tells what becomes of it:
+How a block is written decides what happens to it:
 
-- a fence of ``python`` is run, in the order of the page and with the names of the blocks before it;
-- ``<!-- setup`` with code until ``-->`` is run as well, and no reader sees it;
-- code in ``setups``, in a file named as the page, is run before it: for a README that is read as it stands;
-- ``<!-- setup: first_profile.md -->`` runs the first block of that page, which makes the names that most pages use;
-- ``<!-- not run: reason -->`` before a fence leaves it out, and says why;
-- a fence of ``text`` right below one that is run is what this prints, and that is compared; others are only shown;
-- fences in braces are Sphinx's own.
+- a ``python`` fence is run, in the order of the page, with the names of the blocks before it;
+- ``<!-- setup`` with code until ``-->`` is also run, but readers do not see it;
+- code in a file of ``setups`` named like the page is run before the page: the README is also read as plain text;
+- ``<!-- setup: first_profile.md -->`` runs the first block of that page, which defines the names that most pages use;
+- ``<!-- not run: reason -->`` before a fence skips it, with a reason;
+- a ``text`` fence right below one that is run is compared with its output; other ``text`` fences are only shown;
+- fences in braces belong to Sphinx.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FENCE = re.compile(r"(`{3,}|~{3,}|:{3,})(.*)")
 
 
 class Block(NamedTuple):
-    """A piece of code on a page: where it begins, what it is, why it is not run (empty where it is), what it prints."""
+    """Code on a page: its first line, the code, why it is not run (empty if it is), and what it prints."""
 
     line: int
     code: str
@@ -39,12 +39,12 @@ class Block(NamedTuple):
 
 
 def blocks_of(path: Path) -> list[Block]:
-    """The code of a page in its order.
+    """The code of a page, in order.
 
     Raises
     ------
     ValueError
-        For a fence that is neither run nor marked, and for a mark with no fence below it.
+        For a fence that is neither run nor marked, or a mark without a fence below it.
     """
     setup = SETUPS / f"{path.stem.lower()}.py"
     found = [Block(0, setup.read_text("utf-8"), hidden=True)] if setup.exists() and path in PAGES.values() else []
@@ -65,7 +65,7 @@ def blocks_of(path: Path) -> list[Block]:
         fence = _FENCE.fullmatch(line)
         if fence is None:
             if line.strip() and reason:
-                raise ValueError(f"{path.name}:{number}: a mark 'not run' stands before no block of code.")
+                raise ValueError(f"{path.name}:{number}: a mark 'not run' is not followed by a block of code.")
             continue
         code, place = _until(lines, place, fence[1])
         language = fence[2].strip()
@@ -86,13 +86,13 @@ def first_block(path: Path) -> str:
 
 
 def prose(text: str) -> str:
-    """A page without its blocks of code and its hidden parts."""
+    """A page without blocks of code and hidden parts."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def _until(lines: list[tuple[int, str]], place: int, end: str) -> tuple[list[str], int]:
-    """The lines from a place to the one that is `end`, and the place behind that."""
+    """The lines from a place up to `end`, and the place after it."""
     begin = place
     while lines[place][1].strip() != end:
         place += 1

@@ -1,4 +1,4 @@
-"""What the code of the documentation finds where it runs: files to load, and budgets of a test instead of a user's."""
+"""Prepare to run the code of the documentation: files to load, and short budgets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.memory.snapshots import small
 from tests.ranks.rank_traces import rank_trace
 from tests.written_traces import training
 
-#: Seconds that each function may take where the page names none.
+#: Budget of each function, in seconds, if the page gives none.
 BUDGETS = {
     "profile_step": 0.3,
     "time_step": 0.3,
@@ -24,14 +24,14 @@ BUDGETS = {
     "confirm_input_bound": 0.5,
 }
 
-#: What a page imports sooner or later: torch's compiler comes with the first optimizer, and is half of all objects.
+#: What pages import: torch's compiler comes with the first optimizer and is half of all objects.
 MODULES = ("matplotlib.pyplot", "scipy.stats", "sklearn.datasets", "torch", "torch._dynamo", "perfnb.profile.profiling")
 
 
 def shorten() -> None:
-    """Give every function a short budget by default, in this process, and set apart what the imports make.
+    """Give every function a short default budget in this process, and freeze the objects made by imports.
 
-    A capture walks over all objects several times, and most of its time would go there.
+    A capture walks over all objects several times, which would take most of its time.
     """
     from perfnb.magics.profile_step import ProfileStepMagics
     from perfnb.step import ceilings
@@ -43,7 +43,7 @@ def shorten() -> None:
         getattr(perfnb, name).__kwdefaults__["budget_s"] = seconds
     perfnb.find_leaks.__kwdefaults__.update(steps=15, warmup=3)
     ProfileStepMagics.profile_step.parser.set_defaults(budget=BUDGETS["profile_step"])  # type: ignore[attr-defined]
-    ceilings._TURN_S, ceilings._LEAST_TURNS, ceilings._MOST_TURNS = 0.02, 1, 1  # nobody looks at what they say
+    ceilings._TURN_S, ceilings._LEAST_TURNS, ceilings._MOST_TURNS = 0.02, 1, 1  # their results are not checked
     gc.collect()
     gc.freeze()
 

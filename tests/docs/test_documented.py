@@ -1,4 +1,4 @@
-"""The documentation is whole: every public name is in it, and every name in it exists."""
+"""The documentation is complete: it has every public name, and every name in it exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRY = re.compile(r"^\.\. auto(function|class|exception):: (\S+)((?:\n   :\S+:.
 ENTRIES = {match[2]: match for match in ENTRY.finditer(REFERENCE)}
 CLASSES = [name for name, match in ENTRIES.items() if match[1] == "class"]
 
-#: What stands as code on the pages that a reader reads from top to bottom: all but what Sphinx makes of docstrings.
+#: Code on the pages, except what Sphinx generates from docstrings.
 _SPHINX = re.compile(r"^```\{.*?^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$|`[^`]+`", re.DOTALL | re.MULTILINE)
 WORDS = {
@@ -40,7 +40,7 @@ _TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
 
 
 def named(path: str) -> object:
-    """What a dotted name stands for."""
+    """The object with a dotted name."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -71,7 +71,7 @@ def test_every_public_attribute_is_in_the_reference(name: str) -> None:
     assert isinstance(cls, type)
     assert ":members:" in ENTRIES[name][3], f"the members of {name} are left out"
 
-    # What has no docstring is left out of the page, and a field stands in that of its class.
+    # The page omits what has no docstring; fields are described in the docstring of their class.
     assert [attribute for attribute, value in public(cls) if not inspect.getdoc(value)] == []
     bases = "".join(inspect.cleandoc(base.__doc__ or "") for base in cls.__mro__[:-1])
     fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
@@ -90,7 +90,7 @@ def test_every_public_attribute_stands_on_some_page(name: str) -> None:
 
 @pytest.mark.parametrize("frame", SCHEMA)
 def test_every_column_of_a_frame_stands_on_some_page(frame: str) -> None:
-    # Of what two profiles have, the page says that `_a` and `_b` are put behind the name.
+    # For columns of both profiles, the page says that names end in `_a` and `_b`.
     columns = [re.sub("_[ab]$", "", column) for column in SCHEMA[frame]]
     assert [column for column in columns if column not in WORDS] == []
 

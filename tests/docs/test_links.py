@@ -1,4 +1,4 @@
-"""Every link in the README, the documentation and the notebooks leads to something."""
+"""Links in the README, the documentation and the notebooks work."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def text_of(path: Path) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Where the links of a text lead; what stands in code is none."""
+    """The targets of the links in a text, except in code."""
     return [next(filter(None, found)) for found in _LINK.findall(_CODE.sub("", text))]
 
 
 def anchors(path: Path) -> set[str]:
-    """The places that a link can name: on a page as GitHub and MyST call them, in a notebook as JupyterLab does."""
+    """The anchors of a page as GitHub and MyST name them, and of a notebook as JupyterLab does."""
     heads = [re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", head) for head in _HEADING.findall(text_of(path))]
     if path.suffix == ".ipynb":
         return {head.replace(" ", "-") for head in heads}
@@ -47,7 +47,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def broken(path: Path) -> list[str]:
-    """The links of a page that lead to no file, or to no heading in it."""
+    """The links of a page whose file or heading does not exist."""
     found = []
     for link in links(text_of(path)):
         target, _, place = link.partition("#")

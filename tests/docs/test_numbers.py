@@ -1,4 +1,4 @@
-"""*How the numbers are made* leaves out no figure, and names the thresholds that the code has."""
+"""*How the numbers are made* covers every figure and names the thresholds in the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.docs.pages import DOCS, README
 
 PAGE = (DOCS / "numbers.md").read_text("utf-8")
 LABELS = ["How", "Uncertainty", "Limits", "Source"]
-#: Sections that speak of no figure.
+#: Sections that describe no figure.
 APART = {"The passes", "Accuracy, as measured", "What `NA` means"}
 
 _SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
@@ -39,7 +39,7 @@ def test_sections_without_a_figure_are_known() -> None:
 
 
 def test_every_frame_of_a_profile_has_its_section() -> None:
-    frames = {frame for frame in SCHEMA if not frame.startswith("diff_")} - {"marks"}  # names of stretches, no figures
+    frames = {frame for frame in SCHEMA if not frame.startswith("diff_")} - {"marks"}  # names, not figures
     assert {frame for frame in frames if f"`p.{frame}`" not in PAGE} == set()
 
 

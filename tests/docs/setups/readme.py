@@ -1,4 +1,4 @@
-"""Names that the README's code takes for granted."""
+"""Names that the README's code assumes."""
 
 import copy
 import time
