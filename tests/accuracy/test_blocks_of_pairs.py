@@ -26,7 +26,7 @@ pytestmark = [
 def judged(figure: Figures, what: str, test: ABTest, within: tuple[float, float], verdict: str | None = None) -> None:
     figure(f"{what}: ratio", test.ratio, within=within)
     if verdict is not None:
-        figure(f"{what}: verdict is {verdict} (1 is yes)", test.verdict == verdict, at_least=1)
+        figure(f"{what}: verdict is {verdict} (1 = yes)", test.verdict == verdict, at_least=1)
 
 
 def test_a_worker_that_is_no_gain(figure: Figures) -> None:
@@ -34,29 +34,29 @@ def test_a_worker_that_is_no_gain(figure: Figures) -> None:
         # In truth it gains a few percent: it spares the step what else loading costs. In turns it would be about 0.1.
         report = perfnb.report(none, one, change="a worker", budget_s=8, equal_within=0.15, profile=False)
 
-    judged(figure, "one worker of a loader that waits", report.ab, (0.85, 1.2))
-    figure("one worker of a loader that waits: accepted (0 is no)", report.decision == "accept", at_most=0)
+    judged(figure, "one worker for a loader that sleeps", report.ab, (0.85, 1.2))
+    figure("one worker for a loader that sleeps: accepted (0 = no)", report.decision == "accept", at_most=0)
 
 
 def test_four_workers_of_a_loader_that_waits(figure: Figures) -> None:
     with Loading(12.0, 0) as none, Loading(12.0, 4) as four:
         test = perfnb.ab_test(none, four, budget_s=7)
 
-    judged(figure, "four workers of a loader that waits", test, (0.2, 0.5), "faster")  # in turns about 0.05
+    judged(figure, "four workers for a loader that sleeps", test, (0.2, 0.5), "faster")  # in turns about 0.05
 
 
 def test_a_gain_of_the_model_where_both_have_workers_of_their_own(figure: Figures) -> None:
     with Loading(2.0, 1, model_ms=9.0) as slow, Loading(2.0, 1, model_ms=6.0) as fast:
         test = perfnb.ab_test(slow, fast, budget_s=4)
 
-    judged(figure, "a model of 6 ms by one of 9 ms, both with workers", test, (0.55, 0.85), "faster")
+    judged(figure, "6 ms model / 9 ms model, both with workers", test, (0.55, 0.85), "faster")
 
 
 def test_a_loader_that_begins_again_and_again(figure: Figures) -> None:
     with Loading(2.0, 0, count=20) as none, Loading(2.0, 1, count=20) as one:
         test = perfnb.ab_test(none, one, budget_s=4)
 
-    figure("a worker that starts anew every 20 batches: ratio", test.ratio, at_least=0.8)  # the starts cost
+    figure("a worker that restarts every 20 batches: ratio", test.ratio, at_least=0.8)  # the starts cost
 
 
 def test_workers_of_a_loader_that_feeds_both(figure: Figures) -> None:
@@ -71,7 +71,7 @@ def test_workers_of_a_loader_that_feeds_both(figure: Figures) -> None:
 
     test = perfnb.ab_test(sleeping(4.0), sleeping(2.0), batches=loader, budget_s=4)
 
-    judged(figure, "half the sleep, one loader for both", test, (0.4, 0.7), "faster")
+    judged(figure, "half the sleep, shared loader", test, (0.4, 0.7), "faster")
 
 
 class Unseen:
@@ -112,4 +112,4 @@ def test_a_thread_that_nobody_sees(figure: Figures) -> None:
     with Unseen(4.0) as take:
         test = perfnb.ab_test(waiting, lambda: take(), budget_s=5)
 
-    figure("batches from a thread that nobody sees: ratio", test.ratio, at_least=0.8)  # in turns about 0.01
+    figure("batches from an unseen thread: ratio", test.ratio, at_least=0.8)  # in turns about 0.01

@@ -17,6 +17,6 @@ def test_phases_are_the_clocks_time_and_nearly_everything_has_a_layer(name: str,
 
     wall = p.steps.loc[p.steps["pass"] == "traced", "wall_ms"].mean()
     ratio = float(p.phases["ms"].sum() / wall)
-    figure(f"{name}: phases by the step's time on the clock", ratio, within=(0.99, 1.01))
+    figure(f"{name}: sum of phases / wall time of the step", ratio, within=(0.99, 1.01))
     unattributed = float(p.layers["self_share"].get("(unattributed)", 0.0))
-    figure(f"{name}: share of the step without a layer", unattributed, at_most=0.05, unit="%")
+    figure(f"{name}: share of the step in no layer", unattributed, at_most=0.05, unit="%")

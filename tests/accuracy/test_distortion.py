@@ -91,10 +91,8 @@ def test_two_layers_of_equal_true_time_have_equal_shares(figure: Figures) -> Non
         raise Unsettled(
             f"layers of equal time are {truth:+.1%} apart, profiles are off by {min(errors):+.1%} to {max(errors):+.1%}"
         )
-    figure("two layers of equal time: shares are off by", abs(error), at_most=POINTS, unit="%")
-    figure(
-        "two layers of equal time: what correction leaves of the error", abs(error / uncorrected), at_most=1, unit="%"
-    )
+    figure("two layers of equal time: error of the shares", abs(error), at_most=POINTS, unit="%")
+    figure("two layers of equal time: error left after correction", abs(error / uncorrected), at_most=1, unit="%")
 
 
 def test_a_modules_call_costs_the_same_beside_hooks_of_others(figure: Figures) -> None:
@@ -105,4 +103,4 @@ def test_a_modules_call_costs_the_same_beside_hooks_of_others(figure: Figures) -
         handle.remove()
 
     ratio = beside.call_ns / alone.call_ns
-    figure("cost of a module's call, hooks of others beside by alone", ratio, within=(0.1, 1.9))
+    figure("overhead of a module call, with other hooks / without", ratio, within=(0.1, 1.9))

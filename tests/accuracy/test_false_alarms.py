@@ -48,8 +48,8 @@ def false_alarms(count: int, budget_s: float, load: str | None) -> int:
     return sum(verdict in ("faster", "slower") for verdict in verdicts)
 
 
-@pytest.mark.parametrize("load", [None, LOAD], ids=["as it is", "loaded by turns"])
+@pytest.mark.parametrize("load", [None, LOAD], ids=["no load", "loaded half the time"])
 def test_a_step_is_seldom_called_different_from_itself(load: str | None, figure: Figures) -> None:
     """Each is a false alarm once in 20: more than 18 of 200 come by chance once in 400 runs."""
-    name = "200 comparisons of a step with itself, " + ("as it is" if load is None else "one core loaded by turns")
+    name = "200 comparisons of a step with itself, " + ("no load" if load is None else "a core loaded half the time")
     figure(f"{name}: called different", false_alarms(200, 1.0, load), at_most=18)

@@ -30,7 +30,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a loader that sleeps": lambda: loader(0),
     "a loader that sleeps, two workers": lambda: loader(2),
     "150 tiny layers": tiny_layers,
-    "a print each step": printing,
+    "a print per step": printing,
     "a loop optimizer over 2,000 parameters": loop_optimizer,
     "attention in separate ops": attention,
     "a garbage collection every fifth step": collecting,
@@ -55,8 +55,8 @@ def test_bounds_are_within_20_percent_of_what_is_saved(name: str, figure: Figure
 
     print(name, results)
     rank, bound, saved = sorted(results, key=lambda result: result[1] / result[2])[1]
-    figure(f"planted: {name}: place among the findings", rank + 1, at_most=2)
-    figure(f"planted: {name}: bound by what removing it saves", bound / saved, within=(1 - QUIET_BAND, 1 + QUIET_BAND))
+    figure(f"planted: {name}: rank among the findings", rank + 1, at_most=2)
+    figure(f"planted: {name}: bound / actual saving", bound / saved, within=(1 - QUIET_BAND, 1 + QUIET_BAND))
 
 
 def test_too_many_threads_are_found_with_what_fewer_save(figure: Figures) -> None:
@@ -68,6 +68,6 @@ def test_too_many_threads_are_found_with_what_fewer_save(figure: Figures) -> Non
 
     first = p.findings.iloc[0]
     found = first["bottleneck"] == "threads and cores"
-    figure("planted: 64 threads: first among the findings (1 is yes)", found, at_least=1)
+    figure("planted: 64 threads: first among the findings (1 = yes)", found, at_least=1)
     ratio = float(first["bound_ms"] / (p.timing.median_ms - right.median_ms))
-    figure("planted: 64 threads: bound by what fewer save", ratio, within=(1 - QUIET_BAND, 1 + QUIET_BAND))
+    figure("planted: 64 threads: bound / actual saving", ratio, within=(1 - QUIET_BAND, 1 + QUIET_BAND))

@@ -47,6 +47,6 @@ def test_a_healthy_step_says_what_it_is_bound_by(figure: Figures) -> None:
     found = p._summary.findings
     assert found is not None
     largest = 0.0 if found.table.empty else float(found.table["bound_share"].max())
-    figure("a large product: largest bound of a finding", largest, at_most=0.1, unit="%")
+    figure("a large matmul: largest bound of a finding", largest, at_most=0.1, unit="%")
     bound = found.verdict.verdict == "Nothing stands out. The step is bound by the forward pass."
-    figure("a large product: bound by the forward pass (1 is yes)", bound, at_least=1)
+    figure("a large matmul: bound by the forward pass (1 = yes)", bound, at_least=1)

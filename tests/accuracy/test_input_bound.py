@@ -31,7 +31,7 @@ def test_workers_halve_the_wait_and_hide_the_model(figure: Figures) -> None:
 
     times = test.times["median_ms"]
     for kind in ("iteration", "loader", "together"):
-        name = f"batches of 30 ms by two workers, beside a model of 3 ms: {kind}"
+        name = f"30 ms batches from two workers, 3 ms model: {kind}"
         figure(name, float(times[kind]), within=(14.0, 18.0), unit="ms")
     saved = float(test.saved_ms / (times["together"] - times["model"]))
-    figure("the same: saved_ms by the wait that is left", saved, within=(0.8, 1.2))
+    figure("the same: saved_ms / remaining wait", saved, within=(0.8, 1.2))

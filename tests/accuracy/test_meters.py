@@ -68,29 +68,29 @@ def test_what_one_process_does_is_in_the_machines_figures(
 ) -> None:
     sums, cpu_s, source = watched
     missing = cpu_s - sums["cpu_percent"] / 100
-    figure("CPU seconds of a process that the host's sensors miss", missing, at_most=0.1, unit="s")
+    figure("CPU time of a process that the host's sensors miss", missing, at_most=0.1, unit="s")
     assert source.notes == [] or sys.platform != "linux"
     mounts = {Path(each.mountpoint): each.device for each in psutil.disk_partitions(all=True)}
     device = next((mounts[folder] for folder in (tmp_path, *tmp_path.parents) if folder in mounts), "")
     if os.path.basename(device) in host_sensors._whole_disks:
         seen = sums["disk_write_bytes_per_s"] / 1e8
-        figure("of 100 MB written, seen by the host's sensors", seen, at_least=0.9, unit="%")
+        figure("share of 100 MB written that the host's sensors see", seen, at_least=0.9, unit="%")
 
 
 def test_what_is_measured_of_this_machine_is_what_psutil_says(figure: Figures) -> None:
     source = HostSource()
     memory = psutil.virtual_memory()
     apart = source.read("host", 10**9)["memory_bytes"] - (memory.total - memory.available)
-    figure("memory in use, off psutil's by", abs(apart) / 2**20, at_most=100, unit="MiB")
+    figure("memory in use, difference from psutil", abs(apart) / 2**20, at_most=100, unit="MiB")
     busy = abs(source._sensors.busy_s() - host_sensors._busy_s())
-    figure("CPU seconds since the start, off psutil's by", busy, at_most=1, unit="s")
+    figure("CPU time since the start, difference from psutil", busy, at_most=1, unit="s")
     source.close()
 
 
 def test_a_core_that_burns_reads_what_it_got(start: Start, figure: Figures) -> None:
     seen = Integral(start("before = cpu_s(); burn(1.5); print(cpu_s() - before)"), 0.1)
     ratio = seen.sums["cpu_percent"] / 100 / float(seen.said)
-    figure("CPU time of a process that burns, read by what it got", ratio, within=(0.95, 1.05))
+    figure("CPU time of a busy process, measured / actual", ratio, within=(0.95, 1.05))
 
 
 @pytest.mark.parametrize("portable", [False, pytest.param(True, marks=linux)])
@@ -100,9 +100,9 @@ def test_nothing_is_lost_when_workers_end(
     if portable:
         without_files(monkeypatch)
     seen = Integral(start(WORKERS))
-    got, name = float(seen.said), "CPU time of five workers, " + ("by psutil" if portable else "by Linux's files")
+    got, name = float(seen.said), "CPU time of five workers, " + ("from psutil" if portable else "from Linux's files")
     lost = abs(seen.sums["cpu_percent"] / 100 - got)
-    figure(f"{name}, off what they got by", lost, at_most=max(0.05 * got, 0.08 if portable else 0), unit="s")
+    figure(f"{name}, error", lost, at_most=max(0.05 * got, 0.08 if portable else 0), unit="s")
     figure(f"{name}: most processes at once", max(v["processes"] for v in seen.readings), at_least=3)
 
 
@@ -116,7 +116,7 @@ def test_psutil_sees_the_same_cpu_time(start: Start, figure: Figures) -> None:
         abs(files.see(pid).cpu_ns - portable.see(pid).cpu_ns) / 1e6
         for pid in (process.pid, *files.below(process.pid, 0))
     ]
-    figure("CPU time of a process, Linux's files off psutil by", max(apart), at_most=30, unit="ms")
+    figure("CPU time of a process, Linux's files and psutil differ by", max(apart), at_most=30, unit="ms")
     files.close()
 
 
@@ -138,7 +138,7 @@ def test_a_burning_process_reads_what_it_got(figure: Figures) -> None:
     """Against its own clock, for other programs may take the cores; this process may have a browser below it."""
     done = subprocess.run([sys.executable, "-c", BURNS], capture_output=True, text=True, cwd=ROOT)
     read, share = map(float, done.stdout.split())
-    figure("CPU use of a watched process, off what it got by", abs(read - share) / 100, at_most=0.05, unit="%")
+    figure("CPU use of a watched process, error", abs(read - share) / 100, at_most=0.05, unit="%")
 
 
 def test_ticks_are_kept_while_this_process_holds_the_interpreter(figure: Figures) -> None:
@@ -149,16 +149,16 @@ def test_ticks_are_kept_while_this_process_holds_the_interpreter(figure: Figures
 
     times = own(watcher, "t_s")
     kept = ((times > begin) & (times < end)).sum() / 30
-    figure("readings kept while a step holds the interpreter", float(kept), at_least=0.9, unit="%")
+    figure("readings kept while a step holds the GIL", float(kept), at_least=0.9, unit="%")
     # Ticks lie at whole multiples of the interval from the first one on, also behind a delay.
-    figure("a reading is late by (median)", float(np.median(own(watcher, "late_ms")[:-1])), at_most=20, unit="ms")
+    figure("delay of a reading (median)", float(np.median(own(watcher, "late_ms")[:-1])), at_most=20, unit="ms")
 
 
 def test_one_watch_does_not_count_another(figure: Figures) -> None:
     done = subprocess.run([sys.executable, "-c", TWO_WATCHES], capture_output=True, text=True, cwd=ROOT)
     _, cpu_s, own_s = map(float, done.stdout.split())
     # The other's process needs 0.1 s of CPU time to start, and its parent took that over when it ended.
-    figure("CPU time of a process with two watches, off its own by", abs(cpu_s - own_s), at_most=0.04, unit="s")
+    figure("CPU time of a process with two watches, error", abs(cpu_s - own_s), at_most=0.04, unit="s")
 
 
 def test_energy_is_a_difference_of_the_counter(
@@ -173,7 +173,7 @@ def test_energy_is_a_difference_of_the_counter(
     first = w.samples[w.samples["device"] == "gpu0"]
     expected = 250 * float(first["t_s"].iloc[-1] - first["t_s"].iloc[0])
     total = float(w.summary().loc[("gpu0", "energy_j"), "total"])
-    figure("energy of a GPU (a stand-in) by power and time", total / expected, within=(0.95, 1.05))
+    figure("energy of a simulated GPU / power × time", total / expected, within=(0.95, 1.05))
 
 
 def test_what_other_programs_use_is_seen(figure: Figures) -> None:
@@ -186,4 +186,4 @@ def test_what_other_programs_use_is_seen(figure: Figures) -> None:
         busy.kill()
         busy.wait()
     cores = others.share * (os.cpu_count() or 1)
-    figure("cores that another program was seen to use, of one", cores, at_least=0.3)
+    figure("cores used by another program, as seen (it uses one)", cores, at_least=0.3)

@@ -16,15 +16,15 @@ LOOKED_AT: dict[str, list[tuple[str, str, str, float | None, float | None]]] = {
     "quickstart": [
         (
             "before.findings[[",
-            "waits for data (1 is yes)",
+            "waits for data (1 = yes)",
             "'input pipeline' in set(before.findings.bottleneck)",
             1,
             None,
         ),
-        ("test = perfnb.ab_test", "cleaned once is faster (1 is yes)", "test.verdict == 'faster'", 1, None),
+        ("test = perfnb.ab_test", "cleaned once is faster (1 = yes)", "test.verdict == 'faster'", 1, None),
         (
             "before.compare(after)",
-            "wait for data, after by before",
+            "wait for data, after / before",
             "after.phases.ms['data'] / before.phases.ms['data']",
             None,
             0.5,
@@ -33,29 +33,29 @@ LOOKED_AT: dict[str, list[tuple[str, str, str, float | None, float | None]]] = {
     "find_the_bottleneck": [
         (
             'p.findings[["bottleneck"',
-            "waiting for data comes first (1 is yes)",
+            "waiting for data comes first (1 = yes)",
             "p.findings.bottleneck.iloc[0] == 'input pipeline'",
             1,
             None,
         ),
-        ('name="digits"', "the parsed data set is not rejected (1 is yes)", "report.decision != 'reject'", 1, None),
+        ('name="digits"', "the parsed data set is not rejected (1 = yes)", "report.decision != 'reject'", 1, None),
         (
             'finding.bottleneck == "optimizer"',
-            "the loop optimizer is found (1 is yes)",
+            "the loop optimizer is found (1 = yes)",
             "'optimizer' in set(p.findings.bottleneck)",
             1,
             None,
         ),
         (
             'finding.bottleneck == "attention unfused"',
-            "unfused attention is found (1 is yes)",
+            "unfused attention is found (1 = yes)",
             "'attention unfused' in set(p.findings.bottleneck)",
             1,
             None,
         ),
         (
             'change="fused attention", budget',
-            "causal attention is not rejected (1 is yes)",
+            "causal attention is not rejected (1 = yes)",
             "report.decision != 'reject'",
             1,
             None,
@@ -63,7 +63,7 @@ LOOKED_AT: dict[str, list[tuple[str, str, str, float | None, float | None]]] = {
     ],
     "architectures": [
         ("below = [", "share of attention at 64 positions", "attention['64']", None, 0.73),
-        ("below = [", "attention at 1,024 positions by 64", "attention['1024'] / attention['64']", 1, None),
+        ("below = [", "attention at 1,024 positions / at 64", "attention['1024'] / attention['64']", 1, None),
     ],
 }
 

@@ -27,8 +27,8 @@ def test_a_sleep_is_found_whole_and_nowhere_else(place: str, figure: Figures) ->
     phases = {str(name): float(ms) - planted * (name == phase) for name, ms in p.phases["ms"].items()}
     for kind, off in (("layers", layers), ("phases", phases)):
         worst = max(map(abs, off.values()))
-        figure(f"20 ms planted, {place}: {kind} off by at most", worst, at_most=TOLERANCE_MS, unit="ms")
+        figure(f"20 ms planted, {place}: largest error of the {kind}", worst, at_most=TOLERANCE_MS, unit="ms")
     if phase == "data":
         waited = p.steps["data_ms"].to_numpy(float)
         worst = max(abs(waited - sleep.slept_ms))
-        figure(f"20 ms planted, {place}: data_ms of a step off by at most", worst, at_most=TOLERANCE_MS, unit="ms")
+        figure(f"20 ms planted, {place}: largest error of data_ms", worst, at_most=TOLERANCE_MS, unit="ms")

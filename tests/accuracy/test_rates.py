@@ -28,4 +28,4 @@ def test_the_rate_of_a_product_is_what_torchs_benchmark_measures(figure: Figures
     work = work_by_op(counted.ops).loc["aten::mm"]
 
     ratio = (work["flops"] / least) / (2 * size**3 / benchmarked)
-    figure("rate of a product, profiled by torch.utils.benchmark's", float(ratio), within=(0.95, 1.05))
+    figure("rate of a matmul, profile / torch.utils.benchmark", float(ratio), within=(0.95, 1.05))

@@ -41,7 +41,7 @@ def test_a_journal_of_a_thousand_entries(tmp_path: Path, figure: Figures) -> Non
             json.loads((folder / FACTS).read_text("utf-8"))
 
     ratio = least_s(lambda: journal_history(read_entries(tmp_path)[0])) / least_s(bare)
-    figure("a journal of 1,000 entries, by decoding their files", ratio, at_most=8)
+    figure("loading a journal of 1,000 entries / decoding its files", ratio, at_most=8)
 
 
 def test_findings_of_a_large_trace(figure: Figures) -> None:
@@ -53,7 +53,7 @@ def test_findings_of_a_large_trace(figure: Figures) -> None:
     attribution = attribute(recording)
     reading = least_s(lambda: perfnb.load(path), 1)
     judging = least_s(lambda: find(recording, attribution, summary), 1)
-    figure("findings of 100,000 events, by reading these", judging / reading, at_most=1.5)
+    figure("finding bottlenecks in 100,000 events / reading these", judging / reading, at_most=1.5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
