@@ -1,6 +1,6 @@
-"""The labs' exercises: each answer is judged by measuring on the reader's machine.
+"""Lab exercises, each judged by measuring on the reader's machine.
 
-``from perfnb import labs``, then ``labs.check("2.3", answer)``. The labs are notebooks, in ``notebooks/labs``.
+``from perfnb import labs``, then ``labs.check("2.3", answer)``. The notebooks are in ``notebooks/labs``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _ledger = Ledger()
 
 
 def check(number: str, answer: Any, **evidence: Any) -> None:
-    """Judge an answer, and say what is wrong with it. The notebook goes on either way.
+    """Judge an answer and print what is wrong with it; the notebook carries on either way.
 
-    An exercise that was right stays so in `progress` and `export`, whatever is tried after it.
+    An exercise once answered correctly stays so in `progress` and `export`, whatever you try afterwards.
 
-    What is wrong is written to the error stream, by which nbgrader gives no points; what is right to the other.
+    A wrong answer is reported on stderr, so that nbgrader gives it no points; a right one on stdout.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def check(number: str, answer: Any, **evidence: Any) -> None:
     answer : object
         What the exercise asks for: a number, a dictionary, a function.
     **evidence
-        The measurements that the answer rests on, where the exercise asks for them.
+        The measurements behind the answer, if the exercise asks for them.
 
     Raises
     ------
@@ -52,30 +52,30 @@ def check(number: str, answer: Any, **evidence: Any) -> None:
 
 
 def from_cell(section: str, line: str) -> Any:
-    """Stand in for what a cell further down makes, until it has run: ``p = from_cell("2.2 Ratio", "%%profile_step")``.
+    """Stand in for the result of a later cell until it has run: ``p = from_cell("2.2 Ratio", "%%profile_step")``.
 
-    A check that is given it, and a cell that uses it, say which cell to run first.
+    A check or cell that receives the placeholder says which cell to run first.
 
     Parameters
     ----------
     section : str
-        The heading that the cell stands under.
+        The heading above that cell.
     line : str
-        A line of the cell, or as much of it as tells it from other cells.
+        A line of that cell, or enough of it to identify the cell.
     """
     return FromCell(section, line)
 
 
 def progress(lab: int | None = None) -> Progress:
-    """How far you are, in one lab or in all that you have begun since the kernel started."""
+    """Your progress in one lab, or in all labs you have started since the kernel started."""
     return _ledger.progress(lab)
 
 
 def export(path: str | Path) -> Path:
-    """Write your answers to a small JSON file for a teacher, right ones with the facts by which they were judged."""
+    """Write your answers to a small JSON file for a teacher; right answers include the facts they were judged by."""
     return write_results(_ledger.results(), path)
 
 
 def verify(path: str | Path) -> Verification:
-    """For a teacher: judge the facts in such a file again. Nothing in it is run."""
+    """Re-judge the facts in an exported file, for teachers. Nothing in the file is run."""
     return verify_results(path)

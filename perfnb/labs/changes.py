@@ -1,4 +1,4 @@
-"""What a lab's change to a training script is: the factors that differ, what is learned, and what its report says."""
+"""A change to a training script: which factors differ, what is learned, and what its report says."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from perfnb import PerformanceReport
 from perfnb.labs.exercise import Facts, Hint, all_there, as_function, as_number, close, is_false, outcome
 from perfnb.labs.workloads import one_thread
 
-#: The factors of a training that are told apart, and rounds of a trial.
+#: The factors of a training that are compared, and rounds of a trial.
 FACTORS = ("fused", "foreach", "autocast", "compiled", "weights", "optimizer", "rate", "other settings")
 ROUNDS = 12
-#: Losses that are compared.
+#: Number of losses compared.
 KEPT = 4
-#: The loss by which every report of lab 7 judges quality.
+#: The quality loss in every report of lab 7.
 LOSS = "added wrong share"
-#: The method of the script that a factor belongs to, and what is so where it was not changed.
+#: The script's method for each factor, and what is true while it is unchanged.
 METHODS = {
     "fused": ("make_optimizer", "the optimizer's setting fused is still False"),
     "autocast": ("predict", "its layers still compute in float32"),
-    "compiled": ("make_model", "what it returns is the net, not a compiled one"),
+    "compiled": ("make_model", "it returns the plain net, not a compiled one"),
 }
-#: How far two losses may be apart, relative.
+#: Relative tolerance between two losses.
 APART = 2e-3
-#: By which factor a report may differ from a short trial: larger only where it is of something else.
+#: Factor by which a report may differ from a short trial; beyond it, the report is of something else.
 ELSE = 1.6
 
 
 def compared(answer: Any, script: Any, batches: Any) -> Facts:
-    """What differs between two trainings, and what they and their times become on the same batches."""
+    """How two trainings differ, with their losses and times on the same batches."""
     before, after = training_of(script), training_of(answer)
     factors = [_factors(each, batches[0]) for each in (before, after)]
     kept = state(_net(after))
@@ -44,10 +44,10 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
         for index in range(ROUNDS + 3):
             batch = batches[index % len(batches)]
             for which in (0, 1) if index % 2 else (1, 0):
-                began = time.process_time()  # a single thread that waits for nothing: other programs do not count
+                began = time.process_time()  # one thread that never waits, so other programs do not count
                 loss = outcome((before, after)[which].step, batch)
                 times[which].append(time.process_time() - began)
-                losses[which].append(as_number(loss, "What step returns"))
+                losses[which].append(as_number(loss, "The result of step"))
     return {
         "factors": {name: [factors[0][name], factors[1][name]] for name in FACTORS},
         "written": _written(type(before), type(after)),
@@ -58,10 +58,10 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
 
 
 def training_of(answer: Any) -> Any:
-    """A training made of the reader's class; raises `Hint` where what makes it returns nothing."""
+    """An instance of the reader's training class; raises `Hint` if a method that makes a part returns nothing."""
     if not callable(answer) and hasattr(answer, "step"):
         name = type(answer).__name__
-        raise Hint(f"Give the class {name} itself, not {name}(): the check makes trainings of its own.")
+        raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")
     training = outcome(as_function(answer, "the class()"))
     for name, made in (("model", "make_model"), ("optimizer", "make_optimizer")):
         if getattr(training, name, ...) is None:
@@ -73,7 +73,7 @@ def _net(training: Any) -> Any:
     from torch import nn
 
     if not all(hasattr(training, name) for name in ("model", "optimizer", "predict", "step")):
-        raise Hint("A training has a model, an optimizer, predict and step; make yours from Script.")
+        raise Hint("A training needs model, optimizer, predict and step; derive yours from Script.")
     net = getattr(training.model, "_orig_mod", training.model)
     if not isinstance(net, nn.Module):
         raise Hint(f"make_model must return a model, not a {type(net).__name__}.")
@@ -83,7 +83,7 @@ def _net(training: Any) -> Any:
 
 
 def _written(script: type, kind: type) -> dict[str, list[str]]:
-    """The methods that a training has of its own: those of the script written anew, and others."""
+    """A training's own methods: those it overrides, and others."""
     theirs = {name for each in script.__mro__[:-1] for name, value in vars(each).items() if callable(value)}
     own = {
         name
@@ -139,12 +139,12 @@ def same_state(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def same_code(first: Any, second: Any) -> bool:
-    """Whether two functions, or two classes with all that they inherit, do the same: a cell that was run again."""
+    """Whether two functions, or two classes with all they inherit, do the same, as when a cell ran again."""
     return bool(_code(first) == _code(second))
 
 
 def _code(thing: Any) -> Any:
-    """What there is to compare of code: neither where it stands nor what it says of itself."""
+    """The comparable part of code, without its location and docstring."""
     if isinstance(thing, type):
         return [
             (name, _code(value))
@@ -159,16 +159,15 @@ def _code(thing: Any) -> Any:
 
 
 def report_facts(reports: Any, name: str, made_of: Any = None, answer: Any = None) -> Facts | None:
-    """What a report says, as facts; ``None`` where there is none.
+    """A report as facts; ``None`` if there is none.
 
-    `made_of` has, by the report's name, the class or function that the report was made of; whether that is the
-    `answer` is a fact too.
+    `made_of` maps the report's name to the class or function it tested; whether that is the `answer` is a fact too.
     """
     report = reports.get(name) if isinstance(reports, Mapping) else None
     if report is None:
         return None
     if not isinstance(report, PerformanceReport):
-        raise Hint(f"reports[{name!r}] must be what perfnb.report returned, not a {type(report).__name__}.")
+        raise Hint(f"reports[{name!r}] must be the result of perfnb.report, not a {type(report).__name__}.")
     ab = report.ab
     tried = made_of.get(name) if isinstance(made_of, Mapping) else None
     return {
@@ -184,7 +183,7 @@ def report_facts(reports: Any, name: str, made_of: Any = None, answer: Any = Non
 
 
 def earlier_reports(journal: Any, name: str) -> list[list[Any]]:
-    """Ratio and decision of the reports of that name before the last."""
+    """Ratio and decision of earlier reports with that name."""
     if journal is None:
         return []
     history = journal.history
@@ -193,7 +192,7 @@ def earlier_reports(journal: Any, name: str) -> list[list[Any]]:
 
 
 def of_earlier(facts: Facts, said: float, names: Sequence[str]) -> bool:
-    """Whether a speed-up follows from reports of which one at least was made again since."""
+    """Whether a speed-up matches a set of reports that includes at least one superseded one."""
     found = [
         [(1.0, False), (facts["reports"][name]["ratio"], False)]
         + [(ratio, True) for ratio, _ in facts["earlier"][name]]
@@ -209,16 +208,16 @@ def judge_report(report: Facts | None, name: str, trial: float | None = None) ->
     if report is None:
         raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
     if is_false(report.get("of_this")):
-        raise Hint(f"The report on {name!r} is of other code than this answer; run the report's cell again.")
+        raise Hint(f"The report on {name!r} tested different code from this answer; rerun the report's cell.")
     if not report["quality"]:
-        raise Hint(f"The report on {name!r} did not judge quality: a faster step may be a worse one.")
+        raise Hint(f"The report on {name!r} did not check quality: a faster step may be a worse one.")
     if report["ratio_ci"] is None:
-        raise Hint(f"The report on {name!r} has too few pairs to say anything; give it a larger budget_s.")
+        raise Hint(f"The report on {name!r} has too few pairs for a result; give it a larger budget_s.")
     low, high = report["ratio_ci"]
     if trial is not None and not low / ELSE <= trial <= high * ELSE:
         raise Hint(
-            f"In a trial just now it took {trial:.2f} of the script's time; your report says {report['ratio']:.2f}. Is "
-            "the report of these two, the script first, and made anew after the last change?"
+            f"In a trial just now it took {trial:.2f} of the script's time; your report says "
+            f"{report['ratio']:.2f}. Does it compare these two, script first, after the last change?"
         )
     return report
 
@@ -229,23 +228,23 @@ def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
     if not changed and facts["written"]["anew"] and METHODS[wanted][0] not in facts["written"]["anew"]:
         raise Hint(_why(facts["written"], wanted))
     if not changed:
-        raise Hint(f"This training does all as the script does: nothing was changed. {_why(facts['written'], wanted)}")
+        raise Hint(f"This training does the same as the script: nothing was changed. {_why(facts['written'], wanted)}")
     if wanted not in changed:
-        raise Hint(f"Changed was: {', '.join(changed)}; asked for is {wanted}.")
+        raise Hint(f"You changed {', '.join(changed)}; change {wanted}.")
     if len(changed) > 1:
-        raise Hint(f"More than one thing was changed ({', '.join(changed)}), so that no report can tell which helped.")
+        raise Hint(f"More than one thing was changed ({', '.join(changed)}), so no report can tell which one helped.")
     if not facts["moved"]:
-        raise Hint("The weights do not change: the step returns a loss and learns nothing.")
+        raise Hint("The weights do not change: the step returns a loss but learns nothing.")
     for before, after in zip(*losses_of(facts), strict=True):
         if not close(after, before, apart):
             raise Hint(
                 f"On the same batches the script's losses are {_words(facts['losses'][0])}, yours "
-                f"{_words(facts['losses'][1])}: it learns otherwise than the script, or not from the batch given."
+                f"{_words(facts['losses'][1])}. It trains differently, or ignores the batch it is given."
             )
 
 
 def losses_of(facts: Facts) -> list[list[float]]:
-    """The script's first losses and those of the change; raises `Hint` if some are missing."""
+    """First losses of the script and of the change; raises `Hint` if some are missing."""
     return [all_there(series, KEPT) for series in all_there(facts["losses"], 2)]
 
 
@@ -254,15 +253,15 @@ def _words(losses: Sequence[float]) -> str:
 
 
 def _why(written: Mapping[str, list[str]], wanted: str) -> str:
-    """Why nothing differs, by the methods that were written."""
+    """Why nothing differs, judging by the methods that were written."""
     method, still = METHODS[wanted]
     if method in written["anew"]:
-        return f"{method} is written anew, but {still}."
+        return f"{method} is overridden, but {still}."
     if written["anew"]:
-        return f"Written anew is {', '.join(written['anew'])}; asked for is {method}, which is still the script's."
+        return f"You overrode {', '.join(written['anew'])}; override {method}."
     if written["others"]:
         return (
-            f"{', '.join(written['others'])} is no method of Script, so that nothing calls it; Script has "
+            f"Script has no method {', '.join(written['others'])}, so nothing calls it; its methods are "
             f"{', '.join(written['script'])}."
         )
-    return "No method of Script is written anew yet."
+    return "No method of Script is overridden yet."

@@ -1,4 +1,4 @@
-"""What an exercise is: facts measured from an answer on the reader's machine, and a judgement of the facts alone."""
+"""What an exercise is: facts measured from an answer, and a judgement based on those facts alone."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from perfnb import ABTest
 
-#: What was measured of an answer: numbers, text, lists and mappings, so that JSON holds them.
+#: What was measured from an answer: numbers, text, lists and mappings, so that JSON can hold them.
 Facts = dict[str, Any]
 
 
 class Hint(Exception):
-    """What is wrong with an answer, and where to look; never the answer."""
+    """What is wrong with an answer and where to look, but never the answer itself."""
 
 
-#: Characters of somebody else's text that a hint repeats.
+#: Longest piece of somebody else's text that a hint repeats, in characters.
 LONGEST_QUOTE = 80
 
 
 def quoted(value: Any, longest: int = LONGEST_QUOTE) -> str:
-    """The repr of an answer, short and printable, even if its class has a repr that raises."""
+    """Short, printable repr of an answer, even if its own repr raises."""
     try:
         text = repr(value)
     except (Exception, SystemExit):
@@ -31,7 +31,7 @@ def quoted(value: Any, longest: int = LONGEST_QUOTE) -> str:
 
 
 def what_was_raised(error: BaseException) -> str:
-    """An exception from the reader's code in a few words, even if its own text cannot be had."""
+    """Short description of an exception from the reader's code, even if its own text cannot be read."""
     try:
         text = str(error)
     except (Exception, SystemExit):
@@ -40,7 +40,7 @@ def what_was_raised(error: BaseException) -> str:
 
 
 def printable(text: str, longest: int = LONGEST_QUOTE) -> str:
-    """Somebody else's text, short, on one line, and without what would steer a terminal."""
+    """Somebody else's text: short, on one line, and without terminal control characters."""
     return _short(text, longest).replace("\n", " ")
 
 
@@ -56,19 +56,19 @@ class Exercise:
     Attributes
     ----------
     number : str
-        Lab and place, such as ``2.3``.
+        Lab and position, such as ``2.3``.
     title : str
     measure : callable
-        ``measure(answer, **evidence)`` gives the facts; it runs the reader's code where that is the answer.
+        ``measure(answer, **evidence)`` returns the facts; it runs the reader's code if that is the answer.
     judge : callable
-        ``judge(facts)`` raises `Hint` unless they are right. It runs nothing of the reader's, so that a teacher can
-        repeat it on the facts alone.
+        ``judge(facts)`` raises `Hint` if they are wrong. It runs none of the reader's code, so a teacher can repeat it
+        on the facts alone.
     accepted : str
-        The word for an answer that passes: ``noted`` for a prediction, of which only the form is judged.
+        The word for an answer that passes: ``noted`` for a prediction, where only the form is judged.
     doubts : callable, optional
-        ``doubts(facts)`` says why a right answer rests on a measurement that went wrong; empty where it did not.
+        ``doubts(facts)`` says why the measurement behind a right answer is unreliable; empty if it is fine.
     timed : bool
-        Whether a right answer can be refused on a machine that is busy with other things, for times are judged.
+        Whether a busy machine can cause a right answer to be rejected, because times are judged.
     """
 
     number: str
@@ -81,12 +81,12 @@ class Exercise:
 
 
 def as_number(value: Any, what: str) -> float:
-    """A finite number, also from a tensor, array or pandas scalar.
+    """A finite number; tensors, arrays and pandas scalars are converted.
 
     Raises
     ------
     Hint
-        If it is something else.
+        If it is anything else.
     """
     if value is None or value is ...:
         raise Hint(f"{what} has no value yet.")
@@ -99,7 +99,7 @@ def as_number(value: Any, what: str) -> float:
     except (Exception, SystemExit):
         raise Hint(f"{what} must be one number, not a {type(value).__name__}.") from None
     if not math.isfinite(number):
-        raise Hint(f"{what} is {number}, which is no measurement.")
+        raise Hint(f"{what} is {number}, which cannot be a measurement.")
     return number
 
 
@@ -109,27 +109,27 @@ def as_numbers(answer: Any, names: tuple[str, ...]) -> dict[str, float]:
         raise Hint(f"The answer must be a dictionary with the keys {', '.join(names)}.")
     missing = [name for name in names if name not in answer]
     if missing:
-        raise Hint(f"The dictionary lacks {', '.join(missing)}.")
+        raise Hint(f"The dictionary is missing {', '.join(missing)}.")
     return {name: as_number(answer[name], name) for name in names}
 
 
 def as_function(answer: Any, called: str) -> Callable[..., Any]:
-    """Something that can be called as `called` tells; raises `Hint` for anything else."""
+    """The answer, if it is callable; `called` shows how it will be called. Raises `Hint` for anything else."""
     if not callable(answer):
-        raise Hint(f"Give the function itself, without calling it; it will be called as {called}.")
+        raise Hint(f"Give the function itself, without calling it; the check calls {called}.")
     function: Callable[..., Any] = answer
     return function
 
 
 def require_test(given: Any, called: str = "test") -> ABTest:
-    """What was given, if it is the result of `perfnb.ab_test`; raises `Hint` for anything else."""
+    """The given value if it is a `perfnb.ab_test` result; raises `Hint` for anything else."""
     if not isinstance(given, ABTest):
-        raise Hint(f"Give the test as well: test={called}, what perfnb.ab_test returned.")
+        raise Hint(f"Pass the test as well: test={called}, the result of perfnb.ab_test.")
     return given
 
 
 class Flag:
-    """A true or false that came from a file: unlike Python's own, it is no number."""
+    """A true or false read from a file; unlike Python's own, it is not a number."""
 
     def __init__(self, value: bool) -> None:
         self._value = value
@@ -148,7 +148,7 @@ class Flag:
 
 
 def flagged(value: Any) -> Any:
-    """What JSON holds, with a `Flag` for each true and false: arithmetic on one raises `TypeError`."""
+    """JSON content with a `Flag` for each true and false, so that arithmetic on one raises `TypeError`."""
     if isinstance(value, dict):
         return {name: flagged(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -157,15 +157,17 @@ def flagged(value: Any) -> Any:
 
 
 def is_false(value: Any) -> bool:
-    """Whether a fact is ``False``, and not just empty, zero or missing."""
+    """Whether a fact is ``False``, not just empty, zero or missing."""
     return isinstance(value, (bool, Flag)) and not value
 
 
 def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
-    """The cases of a check, a list or a mapping, if there are `count` of them; raises `Hint` otherwise.
+    """The cases of a check (a list or a mapping), if there are `count` of them; raises `Hint` otherwise.
 
-    A check always measures the same number of cases. Facts with fewer come from a file that somebody changed, and a
-    judge that went through an empty list would accept them.
+        A check always measures the same number of cases.     accept them.
+    Fewer come from an edited file, and a loop over an empty list would
+        accept them.
+        accept them.
     """
     if not isinstance(cases, (list, dict)) or len(cases) < count or (len(cases) > count and not or_more):
         raise Hint("The facts are incomplete.")
@@ -173,15 +175,15 @@ def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
 
 
 def ratio_of(given: Any) -> Facts:
-    """The ratio and interval of an `ab_test`; raises `Hint` where there are none."""
+    """The ratio and interval of an `ab_test`; raises `Hint` if it has none."""
     test = require_test(given)
     if test.ratio_ci is None:
-        raise Hint("The test ran too few pairs to say anything; give it a larger budget_s.")
+        raise Hint("The test ran too few pairs for a result; give it a larger budget_s.")
     return {"ratio": float(test.ratio), "ratio_ci": [float(end) for end in test.ratio_ci]}
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the reader's function returns; an exception in it becomes a `Hint`."""
+    """The return value of the reader's function; an exception in it becomes a `Hint`."""
     try:
         return function(*arguments)
     except Hint:
@@ -191,29 +193,29 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def close(value: float, wanted: float, relative: float) -> bool:
-    """Whether `value` lies within a share `relative` of `wanted`."""
+    """Whether `value` is within a relative tolerance of `wanted`."""
     return math.isclose(value, wanted, rel_tol=relative, abs_tol=1e-12)
 
 
 def slip(value: float, wanted: float, relative: float, otherwise: str = "") -> str:
-    """A hint for the usual slips: a factor of two, percent for a share, a unit, the inverse; else `otherwise`."""
+    """A hint for common slips (factor of two, percent vs. fraction, unit, inverse), or else `otherwise`."""
     if wanted and value:
         for factor, words in _SLIPS:
             if close(value, factor * wanted, relative):
                 return words
         if close(value * wanted, 1.0, relative):
-            return "It looks like the inverse: which of the two stands above the line?"
-    return otherwise or "It does not follow from the measurement; look again at what the question asks for."
+            return "It looks like the inverse: which of the two is the numerator?"
+    return otherwise or "Check it against what the question asks for."
 
 
 _SLIPS = (
     (2.0, "It is twice what it should be: is something counted twice?"),
     (0.5, "It is half of what it should be: is something left out?"),
-    (100.0, "It looks like percent where a share or ratio is asked for."),
-    (0.01, "It looks like a share where percent is asked for."),
-    (1e3, "It is a thousand times too large: look at the units."),
-    (1e-3, "It is a thousand times too small: look at the units."),
-    (1e6, "It is a million times too large: look at the units."),
-    (1e-6, "It is a million times too small: look at the units."),
+    (100.0, "It looks like percent; give a fraction or ratio."),
+    (0.01, "It looks like a fraction; give percent."),
+    (1e3, "It is a thousand times too large: check the units."),
+    (1e-3, "It is a thousand times too small: check the units."),
+    (1e6, "It is a million times too large: check the units."),
+    (1e-6, "It is a million times too small: check the units."),
     (-1.0, "Its sign is wrong: which is subtracted from which?"),
 )

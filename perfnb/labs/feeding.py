@@ -1,4 +1,4 @@
-"""What the checks of lab 6 feed to the reader's code, and how they look at what comes out of it."""
+"""What the checks of lab 6 feed to the reader's code, and how they inspect the results."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from typing import Any
 
 from perfnb.labs.exercise import Facts, Hint, outcome
 
-#: Batches of a loader of make-believe.
+#: Batches of a simulated loader.
 BATCHES = 12
-#: Seconds that workers have to end.
+#: Seconds that workers have to exit.
 TO_END_S = 10.0
 #: Columns of made-up rows.
 WIDTH = 16
-#: The share of neighbours in one order that may be neighbours in another. Of orders drawn anew it is two in the number
-#: of rows: a few percent, whoever's rows they are.
+#: Largest fraction of neighbours in one order that may be neighbours in another. With random orders it is about two
+#: divided by the number of rows, a few percent.
 STILL_BESIDE = 0.25
 
 
 class Feed:
-    """A loader of make-believe and its step, which sleep; with `ahead` the next batch is made while one is used.
+    """A simulated loader and its step, which sleep; with `ahead` the next batch is prepared while one is used.
 
-    They note what passes through the loader truly took, with steps in them and without, and steps outside of any: on a
-    busy machine a sleeper is woken late.
+    They record the true times of passes with and without steps, and of steps outside any pass, because a busy machine
+    wakes sleepers late.
     """
 
     def __init__(self, make_ms: float, use_ms: float, *, ahead: bool) -> None:
@@ -66,7 +66,7 @@ class Feed:
             self.took["model"].append(ms)
 
     def step_ms(self) -> float:
-        """Mean of the steps outside of any pass; of all where an iterator that was not used up was never let go."""
+        """Mean time of the steps outside any pass, or of all steps if an unfinished iterator was kept."""
         used = self.took["model"] or self._used
         return sum(used) / len(used)
 
@@ -85,14 +85,14 @@ class Feed:
 
 
 def slept(ms: float) -> float:
-    """Sleep; returns the milliseconds that it took."""
+    """Sleep; returns the milliseconds it took."""
     began = time.perf_counter()
     time.sleep(ms / 1e3)
     return (time.perf_counter() - began) * 1e3
 
 
 class Marked:
-    """Samples that tell which process made them. Here, and not in a notebook, so that every worker can import it."""
+    """Samples that tell which process made them; defined here, not in a notebook, so that workers can import it."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -105,7 +105,7 @@ class Marked:
 
 
 def text_lines(count: int, values: int, seed: int) -> list[str]:
-    """Lines of a label and numbers, with commas between."""
+    """Comma-separated lines of a label and numbers."""
     generator = random.Random(seed)
     return [
         ",".join([str(generator.randrange(10)), *(f"{generator.gauss(0, 1):.3f}" for _ in range(values))])
@@ -114,7 +114,7 @@ def text_lines(count: int, values: int, seed: int) -> list[str]:
 
 
 def numbered_rows(rows: int) -> Any:
-    """A data set whose rows hold their own number, and three times of it as a label."""
+    """A data set whose rows hold their own number, labelled with three times that number."""
     import torch
     from torch.utils.data import TensorDataset
 
@@ -129,7 +129,7 @@ def every_item(dataset: Any) -> None:
 
 
 def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
-    """Whether samples are those of before, but for their shift, and how many shifts were seen at a place."""
+    """Whether samples match the original ones except for their shift, and how many shifts appeared per place."""
     import torch
 
     same, label, shifts = True, True, []
@@ -140,7 +140,7 @@ def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
         for _ in range(times):
             sample = outcome(getitem, after, place)
             if not isinstance(sample, Sequence) or len(sample) != 2 or not isinstance(sample[0], torch.Tensor):
-                raise Hint("A sample is a pair, as before: a tensor and its label.")
+                raise Hint("A sample must be a pair, as before: a tensor and its label.")
             label &= isinstance(sample[1], int) and sample[1] == y
             alike = sample[0].dtype == x.dtype
             found = [by for by, other in enumerate(turned) if alike and torch.equal(sample[0], other)]
@@ -151,33 +151,33 @@ def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
 
 
 def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
-    """Raise a `Hint` unless each epoch has every row once, in an order and in batches of its own."""
+    """Raise a `Hint` unless each epoch has every row once, in its own order and its own batches."""
     own = list(range(rows))
     for epoch in epochs:
         if len(set(epoch)) < min(len(epoch), rows):
-            raise Hint("Some samples come twice in an epoch, and others not at all.")
+            raise Hint("Some samples appear twice in an epoch, and others not at all.")
         if sorted(epoch) != own:
-            raise Hint(f"An epoch has {len(epoch)} of the {rows} samples; each must come once.")
+            raise Hint(f"An epoch has {len(epoch)} of the {rows} samples; each must appear once.")
         if epoch == own:
-            raise Hint("The samples come in the order of the data set; they must be shuffled.")
+            raise Hint("The samples are in the order of the data set; shuffle them.")
         if _still_beside(own, epoch):
-            raise Hint("Samples that are neighbours in the data set come as neighbours: shuffle every one of them.")
+            raise Hint("Neighbours in the data set are still neighbours: shuffle individual samples.")
     for place, epoch in enumerate(epochs):
         if epoch == epochs[0] and place == 1:
-            raise Hint("The second epoch has the order of the first: it must be drawn anew each time.")
+            raise Hint("The second epoch has the same order as the first: shuffle anew each time.")
         if epoch in epochs[:place]:
-            raise Hint("The order of an epoch before comes again: it must be drawn anew each time.")
+            raise Hint("An epoch repeats the order of an earlier one: shuffle anew each time.")
         if any(_still_beside(before, epoch) for before in epochs[:place]):
             raise Hint(
-                "The order of one epoch is made from that of another: many samples come beside those beside which they "
-                "came before. It must be drawn anew each time."
+                "One epoch's order is derived from another's: many samples have the same neighbours. Shuffle anew "
+                "each time."
             )
         if any(_batches(before, batch_size) & _batches(epoch, batch_size) for before in (own, *epochs[:place])):
-            raise Hint("The same samples come together in a batch again: which they are must be drawn anew each time.")
+            raise Hint("The same samples share a batch again: shuffle anew each time, not just the order of batches.")
 
 
 def _still_beside(first: list[int], second: list[int]) -> bool:
-    """Whether more rows than chance would leave so are neighbours in both orders."""
+    """Whether more rows than expected by chance are neighbours in both orders."""
     pairs = [{frozenset(pair) for pair in itertools.pairwise(order)} for order in (first, second)]
     return len(pairs[0] & pairs[1]) > STILL_BESIDE * len(first)
 
@@ -187,40 +187,42 @@ def _batches(order: list[int], size: int) -> set[frozenset[int]]:
 
 
 def numbered_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
-    """Of each batch of an epoch the rows' numbers and the labels."""
+    """Row numbers and labels of each batch of an epoch."""
     batches = []
     for batch in _listed(loader):
         if not isinstance(batch, Sequence) or len(batch) != 2 or not all(hasattr(part, "tolist") for part in batch):
-            raise Hint("A batch is a pair of tensors, x and y.")
+            raise Hint("A batch must be a pair of tensors, x and y.")
         x, y = batch
         if tuple(x.shape[1:]) != (WIDTH,) or y.ndim != 1:
-            raise Hint(f"x of a batch has the shape {tuple(x.shape)} and y {tuple(y.shape)}; each has a row a sample.")
+            raise Hint(
+                f"A batch's x has shape {tuple(x.shape)} and its y {tuple(y.shape)}; each needs one row per sample."
+            )
         batches.append((x[:, 0].int().tolist(), y.tolist()))
     return batches
 
 
 def marked_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
-    """Of each batch of an epoch the samples' numbers and the processes that made them."""
+    """Sample numbers of each batch of an epoch, and the processes that made them."""
     try:
         return [(batch[0].tolist(), batch[1].tolist()) for batch in _listed(loader)]
     except (AttributeError, IndexError, TypeError):
-        raise Hint("The batches are not those that a DataLoader makes of the data set.") from None
+        raise Hint("The batches are not what a DataLoader makes from the data set.") from None
 
 
 def _listed(loader: Any) -> list[Any]:
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise Hint("Return a loader: something that `for batch in loader` can run through, again and again.")
+        raise Hint("Return a loader: something that `for batch in loader` can iterate repeatedly.")
     batches: list[Any] = outcome(list, loader)
     return batches
 
 
 def processes() -> set[int | None]:
-    """The processes that this one has started, and that live."""
+    """Live child processes of this one."""
     return {child.pid for child in multiprocessing.active_children()}
 
 
 def processes_left(before: set[int | None]) -> int:
-    """How many processes live on that were not there before; those that are ending are waited for."""
+    """Number of new child processes still alive; those that are exiting are waited for."""
     gc.collect()
     until = time.perf_counter() + TO_END_S
     while (left := processes() - before) and time.perf_counter() < until:
@@ -229,7 +231,7 @@ def processes_left(before: set[int | None]) -> int:
 
 
 def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) -> Facts:
-    """What a data set of the rows in a file takes of memory, gives, and weighs when it is sent to a worker."""
+    """How much memory a data set of a file's rows takes, what it returns, and its size when sent to a worker."""
     import numpy as np
     import torch
 
@@ -248,7 +250,7 @@ def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) ->
     try:
         length = len(dataset)
     except TypeError:
-        raise Hint("The data set has no length yet: __len__ must tell how many rows the file has.") from None
+        raise Hint("The data set has no length yet: __len__ must return the number of rows in the file.") from None
     there = np.load(path, mmap_mode="r")
     right = all(
         isinstance(sample, torch.Tensor)
@@ -263,7 +265,7 @@ def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) ->
         "copy_bytes": len(outcome(pickle.dumps, outcome(function, path))),
         "read_only": any("not writable" in str(each.message) for each in warned),
     }
-    # A tensor in a map that is for reading only must not be written to: it would end the process.
+    # Never write to a tensor in a read-only map: that would crash the process.
     if right and not facts["read_only"]:
         kept = there[places[0]].copy()
         samples[0].zero_()

@@ -1,4 +1,4 @@
-"""What lab 8 lets the reader compute by hand from events: how long a GPU is busy, and which launches come late."""
+"""GPU busy time and late launches, which lab 8 has the reader compute from events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALLS = ("cuda_runtime", "cuda_driver")
 FIRST, SECOND, TRAINING, RANK = "encoder_a", "encoder_b", "training_b", "rank_0"
 
 
-#: One within another, one that begins as another ends, one without length; neither sorted nor numbered in order.
+#: One inside another, one that starts as another ends, one of zero length; not sorted, and not numbered in order.
 MADE = pd.DataFrame(
     {
         "start_ns": [900_000, 0, 100_000, 200_000, 500_000, 400_000],
@@ -30,7 +30,7 @@ def measure_busy(answer: Any, ranks: Any = None) -> Facts:
     frames = {"made up": MADE} | {f"rank {rank}": _work(several[rank].events) for rank in several.ranks}
     cases = {}
     for name, work in frames.items():
-        said = as_number(outcome(function, work.copy()), "What busy_ms returns")
+        said = as_number(outcome(function, work.copy()), "The result of busy_ms")
         in_order = work.sort_values("start_ns", kind="stable")
         cases[name] = {
             "said": said,
@@ -44,7 +44,7 @@ def measure_busy(answer: Any, ranks: Any = None) -> Facts:
 
 
 def _union_ms(work: pd.DataFrame) -> float:
-    """As a merge of intervals gives it that takes them in the order in which they stand."""
+    """Busy time by a merge that takes intervals in the given order."""
     begin = work["start_ns"].to_numpy("int64")
     end = begin + work["duration_ns"].to_numpy("int64")
     before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
@@ -52,7 +52,7 @@ def _union_ms(work: pd.DataFrame) -> float:
 
 
 def _neighbours_ms(work: pd.DataFrame) -> float:
-    """As a merge gives it that looks at the one before alone."""
+    """Busy time by a merge that looks only at the previous interval."""
     begin = work["start_ns"].to_numpy("int64")
     end = begin + work["duration_ns"].to_numpy("int64")
     before = np.concatenate([begin[:1], end[:-1]])
@@ -65,19 +65,19 @@ def judge_busy(facts: Facts) -> None:
         if close(said, wanted, 1e-4):
             continue
         for slipped, words in (
-            ("sum", "It is the sum: where two run at once, the GPU is busy once, not twice."),
-            ("span", "It is all of the time from the first begin to the last end, gaps included."),
-            ("neighbours", "A kernel can end before an earlier one does: compare with the latest end so far, not with "
-             "the end of the one before."),
-            ("unsorted", "The rows do not come in the order of their begins."),
+            ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
+            ("span", "It is the whole time from the first start to the last end, gaps included."),
+            ("neighbours", "A kernel can end before an earlier one: use the latest end so far, not the previous end."),
+            ("unsorted", "The rows are not sorted by start."),
         ):  # fmt: skip
             if close(said, case[slipped], 1e-4):
                 raise Hint(f"On the frame of {name}: {words}")
-        raise Hint(f"On the frame of {name}, it returns something else. {slip(said, wanted, 1e-3)}")
+        raise Hint(f"On the frame of {name}, the result is wrong. {slip(said, wanted, 1e-3)}")
 
 
-#: Launches by either kind of call, a copy beside kernels of another stream, a call that ends late, one that launches
-#: nothing, and a kernel that runs long after its launch. Each slip that `judge_late` knows gives another share.
+#: Launches by either kind of call, a copy overlapping kernels of another stream, a call that ends late, one that
+#: launches nothing, and a kernel that runs long after its launch. Each mistake that `judge_late` knows gives a
+#: different share.
 LATE = pd.DataFrame(
     [
         *(("cuda_runtime", 0, 5, 1), ("kernel", 10, 90, 1)),
@@ -103,7 +103,7 @@ def measure_late(answer: Any, profile: Any = None, other: Any = None) -> Facts:
     cases = {}
     for name, events in {"made up": LATE, FIRST: first, SECOND: second}.items():
         cases[name] = {
-            "said": as_number(outcome(function, events.copy()), "What late_share returns"),
+            "said": as_number(outcome(function, events.copy()), "The result of late_share"),
             "late": _late(events),
             "runtime": _late(events, CALLS[:1]),
             "kernels": _late(events, work=WORK[:1]),
@@ -135,17 +135,17 @@ def judge_late(facts: Facts) -> None:
         if abs(said - case["late"]) < 0.004:
             continue
         for slipped, words in (
-            ("runtime", "Launches stand in two categories, cuda_runtime and cuda_driver, and one of them is left out."),
-            ("kernels", "Copies and fills keep the GPU busy too, and are launched as kernels are."),
-            ("neighbours", "Other streams may still be at work: the GPU is idle after the latest end so far."),
-            ("ended", "It takes the end of the call; what counts is when the host came to it."),
+            ("runtime", "Launches are in two categories, cuda_runtime and cuda_driver; one is missing."),
+            ("kernels", "Copies and fills keep the GPU busy too, and are launched like kernels."),
+            ("neighbours", "Other streams may still be running: the GPU is idle only after the latest end so far."),
+            ("ended", "It uses the end of the call; what counts is when the host made it."),
         ):  # fmt: skip
             if abs(said - case[slipped]) < 0.004:
                 raise Hint(f"On the frame {name}: {words}")
         if close(said, 1 - case["late"], 0.01):
-            raise Hint(f"On the frame {name}: that is the share that was launched in time.")
+            raise Hint(f"On the frame {name}: that is the share launched in time.")
         otherwise = "Is each launch found by its correlation, and compared with the latest end of all earlier work?"
-        raise Hint(f"On the frame {name}, it returns something else. {slip(said, case['late'], 0.005, otherwise)}")
+        raise Hint(f"On the frame {name}, the result is wrong. {slip(said, case['late'], 0.005, otherwise)}")
 
 
 def _work(events: pd.DataFrame) -> pd.DataFrame:
@@ -154,11 +154,11 @@ def _work(events: pd.DataFrame) -> pd.DataFrame:
 
 def loaded_profile(given: Any, name: str) -> Profile:
     if not isinstance(given, Profile) or not str(given.meta.get("name")).startswith(name):
-        raise Hint(f"The profile of {name} is needed, as perfnb.load(trace_file({name!r})) returned it.")
+        raise Hint(f"Pass the profile of {name}, loaded with perfnb.load(trace_file({name!r})).")
     return given
 
 
 def loaded_ranks(given: Any) -> Ranks:
     if not isinstance(given, Ranks):
-        raise Hint("The ranks are needed, as perfnb.load returned them for both files.")
+        raise Hint("Pass the ranks, as perfnb.load returned them for both files.")
     return given

@@ -26,7 +26,7 @@ from perfnb.labs.exercise import (
 from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
 from perfnb.quantities import share
 
-#: Milliseconds that the tried steps take at least, asleep and at work.
+#: Shortest times of the test steps in ms, asleep and at work.
 ASLEEP_MS, AT_WORK_MS = 30.0, 20.0
 
 
@@ -64,20 +64,20 @@ def judge_clock(facts: Facts) -> None:
     for name in ("asleep", "at work"):
         case = facts[name]
         if case["calls"] != 1:
-            raise Hint(f"The step was run {case['calls']} times; run it once, between two readings of the clock.")
+            raise Hint(f"The step ran {case['calls']} times; run it once, between two readings of the clock.")
         low, high = 0.98 * case["inside"], 1.02 * case["around"]
         for factor, unit in ((1e3, "seconds"), (1e-3, "microseconds"), (1e-6, "nanoseconds")):
             if low <= factor * case["returned"] <= high:
-                raise Hint(f"The number looks like {unit}; milliseconds are asked for.")
+                raise Hint(f"The number looks like {unit}; return milliseconds.")
         if not low <= case["returned"] <= high:
             raise Hint(
-                f"The step was {name} for at least {case['inside']:.1f} ms, and you returned {case['returned']:.3g}. "
-                "Does your clock go on while the process waits, and do you take the difference of two readings?"
+                f"The step was {name} for at least {case['inside']:.1f} ms, and you returned {case['returned']:.3g}."
+                " Does your clock keep running while the process waits, and do you subtract two readings?"
             )
 
 
-#: The usual step, and how many steps come before the machine is warm and after, in the series that `typical` is tried
-#: on; those after are odd in number, so that one of them is the median.
+#: True step time, cold steps and warm steps of each series that `typical` is tested on; the number of warm steps is
+#: odd, so that one of them is the median.
 WARMED = ((10.0, 20, 41), (0.2, 7, 53), (300.0, 34, 29))
 
 
@@ -88,7 +88,7 @@ def measure_typical(answer: Any) -> Facts:
     for true_ms, cold, warm in WARMED:
         hiccups = np.arange(warm) % 9 == 0
         half, slow = warm // 2, int(hiccups.sum())
-        # No step lies within 2 % of the median, so that what is nearly the median is told from it.
+        # No step is within 2 % of the median, so a value near the median can be told from it.
         rest = [*np.linspace(0.8, 0.98, half), 1.0, *np.linspace(1.02, 1.2, half - slow)]
         times = np.empty(warm)
         times[hiccups], times[~hiccups] = np.linspace(3.9, 4.1, slow), generator.permutation(rest)
@@ -104,22 +104,24 @@ def judge_typical(facts: Facts) -> None:
         if close(returned, true, 2e-3):
             continue
         if close(returned, case["of_all_ms"], 2e-3):
-            raise Hint("Your figure is too high: the warm-up steps, which come first, are still among the others.")
+            raise Hint("Your figure is too high: it still includes the warm-up steps, which come first.")
         if returned > 1.2 * true:
             raise Hint(
-                f"You returned {returned / true:.3g} times the usual step. A few slow steps pull your figure up: which "
-                "summary does not care how slow the slowest are, and are they all steps of the warm machine?"
+                f"You returned {returned / true:.3g} times the typical step, pulled up by a few slow ones. Which "
+                "summary ignores how slow the slowest are, and are the warm-up steps gone?"
             )
         if returned < true / 1.2:
-            raise Hint(f"You returned {returned / true:.2g} times the usual step; is it the best, or in another unit?")
+            raise Hint(
+                f"You returned {returned / true:.2g} times the typical step; is it the minimum, or in another unit?"
+            )
         raise Hint(
-            f"Your figure is a little too {'high' if returned > true else 'low'}. Do you leave out the warm-up steps, "
-            "as many as warmup says and no others, and are half of the rest shorter than your figure, and half longer?"
+            f"Your figure is slightly too {'high' if returned > true else 'low'}. Do you drop exactly the "
+            "warm-up steps, and are half of the others below your figure and half above?"
         )
 
 
-#: Steps in a series on which an interval is tried; and by kind how many series there are, and their true median.
-#: Every ninth step of the second kind takes six times as long, which is then the median of that mixture.
+#: Steps in a series that an interval is tested on; and for each kind the number of series and their true median. Every
+#: ninth step of the second kind takes six times as long, which shifts the median of the mixture to this value.
 STEPS, SLOW_EVERY, SLOWER = 61, 9, 6.0
 SERIES = {"plain": (200, 10.0), "with slow steps": (100, 10.8496)}
 
@@ -148,7 +150,7 @@ def _tried(interval: Callable[..., Any], every: Any, median: float, *, slow: boo
         widths.append(high - low)
         ends_of.add((low, high))
         ordered = np.sort(series)
-        narrow.append(ordered[38] - ordered[22])  # holds the median of 61 steps in 95 of 100 cases
+        narrow.append(ordered[38] - ordered[22])  # a 95 % interval of the median of 61 steps
     return {
         "held": held / len(every),
         "width": float(np.mean(widths) / np.mean(narrow)),
@@ -159,29 +161,28 @@ def _tried(interval: Callable[..., Any], every: Any, median: float, *, slow: boo
 def judge_interval(facts: Facts) -> None:
     for name, (count, _) in SERIES.items():
         held, width = facts[name]["held"], facts[name]["width"]
-        where = f" in which every {SLOW_EVERY}th step takes {SLOWER:g} times as long" if name != "plain" else ""
-        if facts[name]["different"] < count / 2:  # of times at random, hardly two have an end in common
-            raise Hint("Your interval is the same for other times: does it come from those that the function is given?")
+        where = f" where every {SLOW_EVERY}th step takes {SLOWER:g} times as long" if name != "plain" else ""
+        if facts[name]["different"] < count / 2:  # random series hardly ever share an end
+            raise Hint("Your interval is the same for different times: is it computed from the function's argument?")
         if held < 0.9:
             raise Hint(
-                f"Of {count} series of {STEPS} skewed times with a known median{where}, your interval held it in "
-                f"{share(held)}; 95 % are asked for. Is it an interval of the median (not of the mean), and wide "
-                "enough?"
+                f"In {count} series of {STEPS} skewed times{where}, your interval contained the true median in "
+                f"{share(held)}, not 95 %. Is it an interval of the median, not the mean, and wide enough?"
             )
         if held > 0.995 or width > 1.5:
             raise Hint(
-                f"Your interval is {width:.1f} times as wide as it need be for series{where or ' of skewed times'} (it "
-                f"held the median in {share(held)} of them). "
+                f"Your interval is {width:.1f} times as wide as necessary for series{where or ' of skewed times'} "
+                f"(it contained the median in {share(held)} of them). "
                 + (
-                    "A few slow steps make the standard deviation large, and with it any interval of the *mean*; how "
-                    "sure the *median* is depends on the times next to it."
+                    "Slow steps inflate the standard deviation and thus any interval of the *mean*; an interval of the "
+                    "*median* depends only on the times around it."
                     if where
-                    else "It shows where single steps lie; the question is where the median lies."
+                    else "It shows the range of single steps; the question is about the median."
                 )
             )
 
 
-#: Pairs that `compare` is asked for, and the machines and true ratios on which it is tried.
+#: Pairs requested from `compare`, and the machines and true ratios that it is tested on.
 PAIRS = 1000
 WEATHERS, TRUE_RATIOS = ("steady", "slower and slower", "every second run slow"), (1.0, 0.8)
 
@@ -217,14 +218,14 @@ def judge_compare(facts: Facts) -> None:
             continue
         if weather == "steady":
             if close(returned, 1 / true, 0.03):
-                raise Hint("It is the ratio the other way round: asked for is the time of b by the time of a.")
+                raise Hint("It is the ratio the other way round: give b's time divided by a's.")
             raise Hint(
-                f"On a steady machine, where b takes {share(true)} of a's time, you returned {returned:.3g}; asked for "
-                "is a ratio."
+                f"On a steady machine, where b takes {share(true)} of a's time, you returned {returned:.3g}; return "
+                "a ratio."
             )
         raise Hint(
-            f"On a machine with the weather '{weather}', where b takes {share(true)} of a's time, you returned "
-            f"{returned:.3g}. In which order do you run them, and is that order the same each time?"
+            f"On a '{weather}' machine, where b takes {share(true)} of a's time, you returned {returned:.3g}. In"
+            " which order do they run, and is it the same each time?"
         )
 
 
@@ -247,23 +248,23 @@ def judge_aa(facts: Facts) -> None:
     wanted = 100.0 * facts["detectable"]
     if not close(facts["smallest_percent"], wanted, 0.06):
         raise Hint(
-            "smallest_percent is not what the test says of itself, in percent. "
+            "smallest_percent is not the test's own figure, in percent. "
             + slip(facts["smallest_percent"], wanted, 0.06)
         )
     if facts["sees_one_percent"] != (facts["detectable"] <= 0.01):
-        raise Hint("sees_one_percent does not follow: is 1 % more or less than the smallest difference it can find?")
+        raise Hint("sees_one_percent does not follow: is 1 % above or below the smallest detectable difference?")
 
 
 CLAIMS, WORDS = ("mean", "square", "spread"), ("faster", "not shown", "wrong result")
-#: Times that each of two functions is run, and the ratio of their shortest times below which one is faster for sure.
+#: Runs of each of two functions, and the ratio of their shortest times below which one is certainly faster.
 ROUNDS, SURELY = 40, 0.7
 
 
 def measure_claims(answer: Any, claims: Any = None) -> Facts:
     if not isinstance(claims, Mapping) or not set(claims) >= set(CLAIMS):
-        raise Hint(f"Give the functions as well: claims=claims, made as in its cell, with {', '.join(CLAIMS)}.")
+        raise Hint(f"Pass the functions as well: claims=claims, made as in its cell, with {', '.join(CLAIMS)}.")
     if not isinstance(answer, Mapping) or set(answer) != set(claims):
-        raise Hint(f"The answer is a dictionary with the keys {', '.join(map(str, claims))}.")
+        raise Hint(f"The answer must be a dictionary with the keys {', '.join(map(str, claims))}.")
     cases = {}
     for name, (before, after, make) in claims.items():
         inputs = [make() for _ in range(ROUNDS + 1)]
@@ -287,8 +288,8 @@ def judge_claims(facts: Facts) -> None:
         wanted = "wrong result" if not case["same"] else "faster" if case["ratio"] < SURELY else "not shown"
         if case["answer"] != wanted:
             raise Hint(
-                f"Claim {name}: '{case['answer']}' does not agree with a trial on this machine. Look at both: what the "
-                "two functions return for the same input, and the interval of a test that runs them in turns."
+                f"Claim {name}: '{case['answer']}' contradicts a trial on this machine. Compare what both functions "
+                "return for the same input, and look at the interval of an interleaved test."
             )
 
 

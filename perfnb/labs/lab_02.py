@@ -34,11 +34,13 @@ def measure_prediction(answer: Any) -> Facts:
 def judge_prediction(facts: Facts) -> None:
     total = sum(facts[part] for part in PARTS)
     if min(facts[part] for part in PARTS) < 0:
-        raise Hint("No part of a step takes less than no time.")
+        raise Hint("No part of a step can take negative time.")
     if close(total, 100.0, 0.02):
-        raise Hint("They add up to 100, so these are percent; write shares, which add up to 1.")
+        raise Hint("They add up to 100, so they are percent; give fractions, which add up to 1.")
     if not close(total, 1.0, 0.02):
-        raise Hint(f"The four shares add up to {total:.3g}; a step has nothing beside its parts, so they must be 1.")
+        raise Hint(
+            f"The four shares add up to {total:.3g}; the parts make up the whole step, so they must add up to 1."
+        )
 
 
 def measure_ratio(answer: Any, profile: Any = None) -> Facts:
@@ -59,15 +61,15 @@ def judge_ratio(facts: Facts) -> None:
     if close(facts["ratio"], wanted, 0.03):
         return
     if close(facts["ratio"], facts["backward_ms"], 0.01) or close(facts["ratio"], facts["forward_ms"], 0.01):
-        raise Hint("It is the time of one direction; asked for is how many times as long the other takes.")
+        raise Hint("It is the time of one direction; give the ratio of the two.")
     if any(close(facts["ratio"], of_layers, 0.002) for of_layers in facts["of_layers"]):
-        raise Hint("This is by the times of layers. The phases hold more than the layers do: take them from p.phases.")
+        raise Hint("This comes from layer times. The phases include more than the layers: take them from p.phases.")
     if any(close(facts["ratio"], by_share, 0.005) for by_share in facts["of_shares"]):
-        raise Hint("This is by shares, which are corrected for the cost of tracing; here the column ms is asked for.")
+        raise Hint("This comes from shares, which are corrected for tracing overhead; use the column ms.")
     raise Hint(slip(facts["ratio"], wanted, 0.03))
 
 
-#: A tree with what goes wrong in others: three levels, and a name that begins as another one does.
+#: A tree with the usual traps: three levels, and a name that is a prefix of another.
 TREE = {
     "net": 100.0,
     "net.body": 60.0,
@@ -77,7 +79,7 @@ TREE = {
     "net.body2.conv": 30.0,
     "(loss)": 5.0,
 }
-MADE_UP = "the other tree, which you have not seen"
+MADE_UP = "a second tree that you have not seen"
 ITS_SELF = {
     "net": 10.0,
     "net.body": 5.0,
@@ -98,7 +100,7 @@ def measure_self_times(answer: Any, profile: Any = None) -> Facts:
     for frame, wanted in ((layers, layers["self_ms"].to_dict()), (made, ITS_SELF)):
         returned = outcome(function, frame.drop(columns="self_ms", errors="ignore").copy())
         if not isinstance(returned, Mapping) and not isinstance(returned, pd.Series):
-            raise Hint("Return a dictionary, or a series, with a time for each layer's name.")
+            raise Hint("Return a dictionary or series with a time for each layer name.")
         said = {str(name): as_number(ms, f"The time of {name}") for name, ms in dict(returned).items()}
         total = frame["total_ms"].to_dict()
         cases.append(
@@ -115,27 +117,24 @@ def judge_self_times(facts: Facts) -> None:
         step = sum(row["self"] for row in case.values())
         for name, row in all_there(case, len(TREE) if tree is MADE_UP else 1, or_more=True).items():
             if row["said"] is None:
-                raise Hint(
-                    f"In {tree}, the row {name} is missing; rows without layers inside have a time of their own too."
-                )
+                raise Hint(f"In {tree}, the row {name} is missing; rows without inner layers have self time too.")
             over = row["said"] - row["self"]
             if abs(over) <= 1e-3 * step:
                 continue
             if close(row["said"], row["total"], 1e-3):
-                raise Hint(f"In {tree}, the time of {name} still holds the layers inside it.")
+                raise Hint(f"In {tree}, the time of {name} still includes the layers inside it.")
             if over < 0 and close(-row["said"], row["total"] - row["self"], 1e-3) and "." not in name:
                 raise Hint(
-                    f"In {tree}, {name} lost its own time too. It lies inside no other row: what does your code take "
-                    "for the outer row of a name without a dot?"
+                    f"In {tree}, {name} lost its self time too. It has no parent: what does your code take for the "
+                    "parent of a name without a dot?"
                 )
             if over < 0:
                 raise Hint(
-                    f"In {tree}, too much was taken from {name}. Only layers *directly* inside count, for their own "
-                    "totals hold what is inside them; and a name may begin as another does without being inside it."
+                    f"In {tree}, too much was subtracted from {name}. Only *direct* children count, and one name can "
+                    "start like another without being inside it."
                 )
             raise Hint(
-                f"In {tree}, the time of {name} is too large: which layers inside it were not taken off, or only in "
-                "part?"
+                f"In {tree}, the time of {name} is too large: which inner layers were not, or only partly, subtracted?"
             )
 
 
@@ -148,7 +147,7 @@ def measure_arithmetic(answer: Any, profile: Any = None) -> Facts:
         if f"model.{name}.conv" in layers.index
     }
     if set(counted) != set(said):
-        raise Hint("The profile has no model.stem.conv and model.body.conv; give the first one, profile=p.")
+        raise Hint("The profile has no model.stem.conv and model.body.conv; pass the first one, profile=p.")
     return {"said": said, "flops": counted}
 
 
@@ -156,19 +155,19 @@ def judge_arithmetic(facts: Facts) -> None:
     wanted = [backward / forward for forward, backward in facts["flops"].values()]
     said = [facts["said"][name] for name in facts["flops"]]
     if wanted[0] != wanted[1] and all(close(*pair, 1e-3) for pair in zip(said, reversed(wanted), strict=True)):
-        raise Hint("Each is the ratio of the other convolution: read off again which numbers stand in which row.")
+        raise Hint("The two ratios are swapped: check which numbers belong to which row.")
     if close(facts["said"]["stem"], 2.0, 1e-3) and not close(wanted[0], 2.0, 1e-3):
-        raise Hint("stem: so it is in the textbook. Which of the two gradients does nobody ask this layer for?")
+        raise Hint("stem: that is the textbook ratio. Which of the two gradients does this layer not need?")
     for name, (forward, backward) in facts["flops"].items():
         if not close(facts["said"][name], backward / forward, 1e-3):
             raise Hint(
-                f"{name}: not the ratio of backward_flops to forward_flops that was counted. These are exact numbers, "
-                f"not times. {slip(facts['said'][name], backward / forward, 1e-3)}"
+                f"{name}: this is not the counted backward_flops / forward_flops, which are exact counts. "
+                f"{slip(facts['said'][name], backward / forward, 1e-3)}"
             )
 
 
 FROZEN, TRAINED = ("stem.conv", "body.conv"), "head"
-#: What runs once for each tensor that learns, and how many the head has: weights and bias.
+#: The op that runs once per trained tensor, and how many of these the head has: weights and bias.
 GIVEN_A_GRADIENT, OF_THE_HEAD = "torch::autograd::AccumulateGrad", 2
 
 
@@ -184,7 +183,7 @@ def _flops(profile: Profile) -> dict[str, list[int]]:
     for part in (*FROZEN, TRAINED):
         rows = layers[layers.index.str.endswith(f".{part}")]
         if len(rows) != 1:
-            raise Hint(f"A profile has {len(rows)} layers named .{part}; give p, and that of the frozen model.")
+            raise Hint(f"A profile has {len(rows)} layers named .{part}; pass p and the frozen model's profile.")
         counted = rows[["forward_flops", "backward_flops"]].fillna(0).iloc[0]
         found[part] = [int(each) for each in counted]
     return found
@@ -194,23 +193,21 @@ def judge_frozen(facts: Facts) -> None:
     before, after = facts["before"], facts["after"]
     for part, (forward, _) in before.items():
         if after[part][0] != forward:
-            raise Hint(f"The forward pass of {part} computes something else than before: is it the same batch and net?")
+            raise Hint(f"The forward pass of {part} differs from before: is it the same batch and net?")
     if after[TRAINED][1] == 0:
-        raise Hint("Nothing is learned at all now: the head has no backward pass. It should go on learning.")
+        raise Hint("Nothing is trained at all now: the head has no backward pass, but should still learn.")
     for part in FROZEN:
         if after[part][1] > 0:
-            raise Hint(f"{part} still has a backward pass: a parameter in its block still asks for a gradient.")
+            raise Hint(f"{part} still has a backward pass: a parameter in its block still requires a gradient.")
     if not 0 < after[TRAINED][1] < before[TRAINED][1]:
-        raise Hint(
-            "The head still computes a gradient for its input, so something before it, nearer the images, learns."
-        )
+        raise Hint("The head still computes a gradient for its input, so something before it still learns.")
     if facts["learned"] < OF_THE_HEAD:
-        raise Hint("A part of the head no longer learns: its weights and its bias should both get a gradient.")
+        raise Hint("Part of the head no longer learns: its weights and its bias both need a gradient.")
 
 
 def measure_suspect(answer: Any, profile: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("layer"), str):
-        raise Hint("The answer is a dictionary with layer, a name as in the frame, and at_most, a number.")
+        raise Hint("The answer must be a dictionary with layer, a name from the frame, and at_most, a number.")
     given = _profile(profile)
     layers, phases = given.layers, given.phases["ms"]
     free = layers[(layers["parameters"].fillna(0) == 0) & layers["calls"].notna()].dropna(subset=["self_ms", "share"])
@@ -227,32 +224,41 @@ def measure_suspect(answer: Any, profile: Any = None) -> Facts:
 def judge_suspect(facts: Facts) -> None:
     layer, own = facts["layer"], facts["self_ms"]
     if layer not in facts["names"]:
-        raise Hint(f"The frame has no row {layer!r}; write the name as it stands in the index, from the model on.")
+        raise Hint(f"The frame has no row {layer!r}; give the full name from the index, starting with the model.")
     if layer not in own:
-        has = "is a row of its own and no layer" if layer.startswith("(") else "has parameters"
-        raise Hint(f"{layer} {has}; the question is about layers without any.")
+        has = "is a separate row, not a layer" if layer.startswith("(") else "has parameters"
+        raise Hint(f"{layer} {has}; look for a layer without parameters.")
     if own[layer] < max(own.values()):
-        raise Hint(f"{layer} is not the one: another layer without parameters has more time of its own.")
+        raise Hint(f"{layer} is not the one: another layer without parameters has more self time.")
     share, said = facts["shares"][layer], facts["at_most"]
-    if close(said * share, 1.0, 1e-3) and not close(said, 1 / (1 - share), 1e-3):  # near one half they are near too
-        raise Hint("at_most is 1 by the share. The share vanishes: how much of the step is left, and what is 1 by it?")
+    if close(said * share, 1.0, 1e-3) and not close(said, 1 / (1 - share), 1e-3):  # near one half the two are close too
+        raise Hint(
+            "at_most is 1 / share. If that share vanished, how much of the step would be left, and what is 1 "
+            "divided by that?"
+        )
     if close(said, 1 / (1 - share), 0.02):
         return
     left = [1 - own[layer] / step for step in facts["steps_ms"]]
     if any(part > 0 and close(said, 1 / part, 0.002) for part in left):
         raise Hint(
-            "at_most comes from milliseconds, which hold the cost of tracing. The column share is corrected for it."
+            "at_most comes from milliseconds, which include tracing overhead. The column share is corrected for it."
         )
     if close(said, share, 0.03):
-        raise Hint("at_most is the layer's share. If that share vanished, how much would be left, and what is 1 by it?")
+        raise Hint(
+            "at_most is the layer's share. If that share vanished, how much would be left, and what is 1 "
+            "divided by that?"
+        )
     if close(said, 1 - share, 0.03):
-        raise Hint("at_most is what would be left of the step. How many times as fast is a step that takes so little?")
+        raise Hint("at_most is what would be left of the step. How much faster is a step that takes only that?")
     if close(said, 1 + share, 0.02):
-        raise Hint("at_most adds the share to 1. Try it on a layer that takes half of the step: how much faster?")
-    raise Hint(f"at_most does not follow from that share. {slip(facts['at_most'], 1 / (1 - share), 0.03)}")
+        raise Hint(
+            "at_most is 1 plus the share. Try it on a layer that takes half the step: how much faster would that be?"
+        )
+    raise Hint(f"at_most does not match that share. {slip(facts['at_most'], 1 / (1 - share), 0.03)}")
 
 
-#: Turns in which the two steps are run again, and by how much least times and ratios may be off: machines change pace.
+#: Interleaved rounds in which the two steps run again, and how far minimum times and ratios may be off, as machines
+#: change pace.
 TURNS, PACE = 12, 2.0
 
 
@@ -260,7 +266,7 @@ def measure_verified(answer: Any, test: Any = None, steps: Any = ()) -> Facts:
     ratio = ratio_of(test)
     said = as_number(answer, "The speed-up")
     if not isinstance(steps, list | tuple) or len(steps) != 2:
-        raise Hint("Run the check as it stands in its cell: it needs the two steps as well.")
+        raise Hint("Run the check unchanged: it also needs the two steps.")
     old, new = (as_function(step, "step()") for step in steps)
     own = interleaved(lambda: outcome(old), lambda: outcome(new), [()] * (TURNS + 1))
     return {
@@ -275,34 +281,35 @@ def measure_verified(answer: Any, test: Any = None, steps: Any = ()) -> Facts:
 
 def judge_verified(facts: Facts) -> None:
     if facts["check"] is None:
-        raise Hint("The test did not compare the results: give it check=1e-3, and let both steps return the loss.")
+        raise Hint("The test did not compare the results: pass check=1e-3, and let both steps return the loss.")
     if facts["check"]:
         raise Hint(
-            f"The two steps do not return the same: {facts['check'].rstrip('.')}. Do both models begin with the "
-            "same weights, and has each step a model and an optimizer of its own?"
+            f"The two steps return different results: {facts['check'].rstrip('.')}. Do both models start from "
+            "the same weights, each with its own optimizer?"
         )
     if facts["ratio_ci"][0] > 1:
-        raise Hint("By this test the second step is the slower one: which comes first, and which second?")
+        raise Hint("In this test the second step is slower: are the two in the right order?")
     if facts["ratio_ci"][1] >= 1:
-        raise Hint("This test shows no difference. Are the two steps different? If so, give it more budget_s.")
+        raise Hint("This test shows no difference. Are the two steps different? If so, raise budget_s.")
     (tested, tested_new), (own, own_new) = facts["tested_ms"], facts["own_ms"]
     if not 1 / PACE < tested / own < PACE:
         raise Hint(
-            f"The first step of the test took {tested:.2g} ms at least; make_step(Rescale()) takes {own:.2g} ms now. "
-            "Did you compare whole training steps? If so, the machine has changed its pace: run the test once more."
+            f"The test's first step took at least {tested:.2g} ms; make_step(Rescale()) takes {own:.2g} ms now. "
+            "If you compared whole training steps, the machine changed pace: rerun the test."
         )
     if not 1 / PACE < tested_new / tested * own / own_new < PACE:
         raise Hint(
-            f"By this test the second step is {tested / tested_new:.2g} times as fast; make_step(RescaleAtOnce()) is "
-            f"{own / own_new:.2g} times as fast as make_step(Rescale()) now. Were these the steps that you compared?"
+            f"In this test the second step is {tested / tested_new:.2g} times as fast; "
+            f"make_step(RescaleAtOnce()) is now {own / own_new:.2g} times as fast as make_step(Rescale()). Did "
+            "you compare these two?"
         )
     if not close(facts["speedup"], 1 / facts["ratio"], 0.03):
-        raise Hint(f"The speed-up is not that of the test. {slip(facts['speedup'], 1 / facts['ratio'], 0.03)}")
+        raise Hint(f"The speed-up does not match the test. {slip(facts['speedup'], 1 / facts['ratio'], 0.03)}")
 
 
 def _profile(given: Any) -> Profile:
     if not isinstance(given, Profile):
-        raise Hint("A profile is needed: what %%profile_step --into NAME bound, as in profile=p.")
+        raise Hint("Pass a profile, as bound by %%profile_step --into NAME: profile=p.")
     return given
 
 

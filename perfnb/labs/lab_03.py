@@ -26,14 +26,14 @@ from perfnb.quantities import share
 
 #: Batch, inputs, outputs of linear layers.
 LINEAR = ((7, 13, 29), (32, 784, 10), (128, 1024, 4096), (1, 1, 1))
-#: Batch, channels in and out, kernel, height, width of convolutions that keep the size.
+#: Batch, input and output channels, kernel, height, width of convolutions with unchanged size.
 CONVOLUTIONS = ((2, 5, 7, 5, 9, 11), (8, 3, 16, 3, 32, 32), (4, 16, 8, 1, 20, 10), (1, 1, 1, 1, 4, 4))
 #: Batch and widths of networks of linear layers.
 NETWORKS = ((10, (20, 30, 40, 50)), (64, (784, 256, 10)), (16, (8, 4, 2)))
 
 
 def counted(run: Callable[[], Any], device: str = "meta") -> int:
-    """FLOPs that torch's own counter finds; on "meta" nothing is computed, for the tensors have shapes alone."""
+    """FLOPs by torch's own counter; nothing is computed on "meta", where tensors have only shapes."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -60,12 +60,12 @@ def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training
 
 def _miscounted(said: float, wanted: float, *, training: bool) -> str:
     if training and (close(said, wanted * 3, 1e-9) or close(said, wanted / 3, 1e-9)):
-        return "It is off by a factor of three, the one between a forward pass and a whole training step."
+        return "It is off by a factor of three, as between a forward pass and a whole training step."
     if training and (close(said, wanted * 1.5, 1e-9) or close(said, wanted / 1.5, 1e-9)):
-        return "It is off by a factor of 1.5, the one between two products and three."
+        return "It is off by a factor of 1.5, as between two products and three."
     if not training and close(said, wanted / 2, 1e-9):
-        return "It is half of what it should be: each product of two numbers is added to a sum. Is that counted?"
-    return slip(said, wanted, 1e-9, "It does not agree with the count: does every size enter as often as it should?")
+        return "It is half of what it should be: each product is also added to a sum. Is that counted?"
+    return slip(said, wanted, 1e-9, "It does not match the count: does every size enter as often as it should?")
 
 
 def measure_linear(answer: Any) -> Facts:
@@ -81,7 +81,7 @@ def judge_linear(facts: Facts) -> None:
     for case in facts["cases"]:
         batch, _, outputs = case["sizes"]
         if batch * outputs > 1 and close(case["said"], case["counted"] + batch * outputs, 1e-9):
-            raise Hint("The additions of the bias are counted too; by convention they are left out.")
+            raise Hint("It includes the bias additions, which are left out by convention.")
     _judge_cases(facts, LINEAR, "batch, inputs, outputs")
 
 
@@ -122,7 +122,7 @@ def judge_training(facts: Facts) -> None:
         batch, widths = case["sizes"]
         products = [2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(widths)]
         if close(case["said"], sum(products), 1e-9):
-            raise Hint("That is the forward pass alone.")
+            raise Hint("That is only the forward pass.")
         if close(case["said"], case["counted"] + products[0], 1e-9):
             raise Hint("One product too many: which layer's input needs no gradient?")
     _judge_cases(facts, NETWORKS, "batch, widths", training=True)
@@ -140,16 +140,16 @@ def measure_bytes(answer: Any, profile: Any = None, network: Any = None) -> Fact
 
 
 def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Facts]:
-    """What the linear layers of a profile moved in a training step, and the answer for one of their products."""
+    """Bytes moved by a profile's linear layers in a training step, and the answer for one of their products."""
     if not isinstance(profile, Profile) or not isinstance(network, Sequence) or len(network) != 2:
-        raise Hint("Run the check as it stands in its cell: profile=p, network=(BATCH, WIDTHS).")
+        raise Hint("Run the check unchanged: profile=p, network=(BATCH, WIDTHS).")
     batch, widths = network
     layers = profile.layers[profile.layers["module"] == "Linear"]
     layers = layers.dropna(subset=["forward_flops", "backward_flops", "moved_bytes"])
     sizes = [(batch, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
     forward = [2 * batch * inputs * outputs for _, inputs, outputs in sizes]
     if layers["forward_flops"].tolist() != forward:
-        raise Hint("The profile is not of a training step of that network: run its cells once more, as they stand.")
+        raise Hint("The profile is not of that network's training step: rerun its cells unchanged.")
     return [
         {
             "name": str(name),
@@ -167,36 +167,37 @@ def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Fac
 def judge_bytes(facts: Facts) -> None:
     for case in facts["cases"]:
         if close(case["said"], case["counted"] / 4, 1e-9):
-            raise Hint("That is how many numbers are moved; how many bytes has a float32?")
+            raise Hint("That is how many numbers are moved; how many bytes does a float32 have?")
         if close(case["said"], case["counted"] * 8, 1e-9):
-            raise Hint("That looks like bits; bytes are asked for.")
+            raise Hint("That looks like bits; return bytes.")
         batch, inputs, outputs = case["sizes"]
         for left_out, count in (("output", batch * outputs), ("input", batch * inputs), ("weight", inputs * outputs)):
             if close(case["said"], case["counted"] - 4 * count, 1e-9):
-                raise Hint(f"The {left_out} is left out; it is moved as well.")
+                raise Hint(f"The {left_out} is missing; it is moved as well.")
     _judge_cases(facts, LINEAR, "batch, inputs, outputs")
     for layer in all_there(facts["layers"], 1, or_more=True):
         batch, _, outputs = layer["sizes"]
-        # Forward reads the bias; for its gradient that of the output is read once more, and as much as itself written.
+        # Forward reads the bias; its gradient needs the output's gradient once more and writes the bias's own.
         bias = 4 * (outputs + batch * outputs + outputs)
         by_hand = layer["products"] * layer["said"] + bias
         if not close(by_hand, layer["moved"], 1e-9):
             raise Hint(
-                f"{layer['name']} of your profile, {tuple(layer['sizes'])}: by your function its {layer['products']} "
-                f"products and its bias moved {share(by_hand / layer['moved'])} of the bytes that were counted."
+                f"{layer['name']} of your profile, {tuple(layer['sizes'])}: by your function, its "
+                f"{layer['products']} products and its bias moved {share(by_hand / layer['moved'])} of the bytes "
+                "counted."
             )
 
 
-#: FLOPs, bytes, FLOP/s and bytes/s: bound by memory, by arithmetic, and on the ridge.
+#: FLOPs, bytes, FLOP/s and bytes/s: memory-bound, compute-bound, and on the ridge.
 ROOFS = ((1e9, 1e9, 1e12, 1e11), (1e12, 1e9, 1e12, 1e11), (5e6, 4e6, 5e10, 2e10), (1e10, 1e9, 1e12, 1e11))
-#: Points of the reader's own profile that are tried, at most.
+#: Most points of the reader's own profile that are tested.
 MOST_POINTS = 20
 
 
 def measure_least_time(answer: Any, roofline: Any = None) -> Facts:
     function = as_function(answer, "least_time(flops, moved_bytes, peak, bandwidth)")
     if not isinstance(roofline, Roofline):
-        raise Hint("Give the roofline as well: roofline=p.roofline.")
+        raise Hint("Pass the roofline as well: roofline=p.roofline.")
     cases = [(sizes, max(sizes[0] / sizes[2], sizes[1] / sizes[3])) for sizes in ROOFS]
     points = roofline.points.dropna(subset=["flops", "bytes", "attainable_flops_per_s", "dtype"])
     for row in points.head(MOST_POINTS).to_dict("records"):
@@ -219,23 +220,23 @@ def judge_least_time(facts: Facts) -> None:
         if close(said, wanted, 1e-3):
             continue
         if close(said, computing + moving, 1e-3):
-            raise Hint("You add the two times; but a machine computes and moves at the same time.")
+            raise Hint("You add the two times, but a machine computes and moves data at the same time.")
         if close(said, min(computing, moving), 1e-3):
-            raise Hint("That is the shorter of two times that both have to pass.")
+            raise Hint("That is the shorter of the two times, but both have to pass.")
         if close(said, 1e3 * wanted, 1e-3):
-            raise Hint("It looks like milliseconds; seconds are asked for.")
-        raise Hint("That is not the least time. How long for the arithmetic alone, and how long for the bytes alone?")
+            raise Hint("It looks like milliseconds; return seconds.")
+        raise Hint("That is not the minimum time. How long for the arithmetic alone, and how long for the bytes alone?")
 
 
-#: Turns in which the two steps are run again, and how far the ratio of their times may be from that of the timings.
+#: Interleaved rounds in which the two steps run again, and how far their ratio may be from that of the timings.
 TURNS, APART = 12, 3.0
 
 
 def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = ()) -> Facts:
     if not isinstance(big, Timing) or not isinstance(small, Timing):
-        raise Hint("Give the two timings as well: big=big, small=small, what perfnb.time_step returned.")
+        raise Hint("Pass the two timings as well: big=big, small=small, the results of perfnb.time_step.")
     if not isinstance(steps, list | tuple) or len(steps) != 2:
-        raise Hint("Run the check as it stands in its cell: it needs the two steps as well.")
+        raise Hint("Run the check unchanged: it also needs the two steps.")
     said = as_numbers(answer, ("arithmetic", "time", "not_arithmetic"))
     run_big, run_small = (as_function(step, "step()") for step in steps)
     own = interleaved(lambda: outcome(run_big), lambda: outcome(run_small), [()] * (TURNS + 1))
@@ -250,26 +251,26 @@ def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = 
 def judge_small(facts: Facts) -> None:
     big_flops, small_flops = facts["flops"]
     if not 0 < small_flops < big_flops:
-        raise Hint("The first of the two steps has no more arithmetic than the second: steps=(big_step, small_step).")
+        raise Hint("The first step does no more arithmetic than the second: pass steps=(big_step, small_step).")
     ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
     if not 1 / APART < ratio / own < APART:
         raise Hint(
-            "Run in turns just now, the two steps stand to each other quite unlike big and small. Is big the timing of "
-            "big_step, and small that of small_step? If so, the machine was busy: time both once more."
+            "Run again just now, the two steps have a ratio far from that of big and small. Are these the "
+            "timings of big_step and small_step? If so, time both again on an idle machine."
         )
     arithmetic = big_flops / small_flops
     left = 1 - ratio / arithmetic
     if not close(facts["arithmetic"], arithmetic, 1e-6):
         raise Hint(
-            "arithmetic is not how many times the FLOPs of the small layer the big one needs; both its inputs and its "
-            "outputs are fewer."
+            "arithmetic is not the big layer's FLOPs divided by the small one's, which has fewer inputs and "
+            "fewer outputs."
         )
     if not close(facts["time"], ratio, 0.03):
         raise Hint(f"time is not the ratio of the two medians. {slip(facts['time'], ratio, 0.03)}")
     if abs(facts["not_arithmetic"] - left) > 0.02:
         raise Hint(
-            "not_arithmetic does not follow. If the small layer computed as fast as the big one does, how long would "
-            f"it take? The rest of its time, as a share of it, is asked for. "
+            "not_arithmetic does not match. If the small layer computed as fast as the big one, how long would "
+            f"it take, and which fraction of its time is left? "
             f"{slip(facts['not_arithmetic'], left, 0.03) if left > 0.05 else ''}".strip()
         )
 
@@ -277,7 +278,7 @@ def judge_small(facts: Facts) -> None:
 #: Rows of a, its columns, columns of b; and the size at which loops are timed against torch.
 PRODUCTS, TIMED = ((3, 4, 2), (5, 1, 6), (1, 7, 1), (1, 1, 1), (4, 3, 8)), 48
 ROUNDS = 5
-#: No loop in Python is as fast as torch at that size, even where torch has to convert the lists and back.
+#: Python loops are slower than torch at that size, even if torch has to convert lists both ways.
 LOOPS = 1.0
 
 
@@ -304,7 +305,7 @@ def measure_loops(answer: Any) -> Facts:
             }
         )
     if any(case["wrong"] for case in cases):
-        return {"cases": cases}  # what is wrong is not timed
+        return {"cases": cases}  # a wrong result is not timed
     inputs = []
     for _ in range(ROUNDS + 1):
         a, b = matrix(TIMED, TIMED), matrix(TIMED, TIMED)
@@ -315,7 +316,7 @@ def measure_loops(answer: Any) -> Facts:
 
 
 def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
-    """What is wrong with a product, in a word or two; empty where it is right."""
+    """What is wrong with a product, in a word or two; empty if nothing is."""
     rows, columns = len(wanted), len(wanted[0])
     if returned is None:
         return "nothing"
@@ -344,29 +345,29 @@ def judge_loops(facts: Facts) -> None:
         if kind == "nothing":
             raise Hint("The function returns nothing yet.")
         if case["changed"]:
-            raise Hint("The function changes the matrices that it is given.")
+            raise Hint("The function changes its arguments.")
         if kind == "type":
             raise Hint(f"{what} must be a list of rows, each a list of numbers; you return a {found}.")
         if kind == "shape":
             raise Hint(f"{what} has {rows} rows and {columns} columns; yours is {found}.")
         if case["wrong"] == "one row":
             raise Hint(
-                f"{what}: several rows of your result are one and the same list, so whatever is written to one row is "
-                "written to all of them. `[[0] * columns] * rows` does that: make a new list for each row."
+                f"{what}: several rows of your result are the same list, so writing to one changes them all. `[[0] *"
+                " columns] * rows` does that; make a new list for each row."
             )
         if kind == "values":
             raise Hint(f"{what} must hold plain numbers.")
         if kind:
-            raise Hint(f"{what} has the right shape and wrong numbers: which row meets which column?")
+            raise Hint(f"{what} has the right shape but wrong numbers: which row meets which column?")
     if facts["uses"]:
         raise Hint(
-            f"The result is right, but your code makes use of {' and '.join(facts['uses'])}. Here you want to find out "
-            "what Python alone costs: multiply and add the numbers one by one, in loops."
+            f"The result is right, but your code uses {' and '.join(facts['uses'])}. To see what Python alone "
+            "costs, multiply and add the numbers one by one in loops."
         )
     if facts["ratio"] < LOOPS:
         raise Hint(
-            f"The result is right, but took only {facts['ratio']:.2g} times as long as torch with lists converted: "
-            "loops over numbers are asked for, without torch, numpy or the like."
+            f"The result is right, but took only {facts['ratio']:.2g} times as long as torch with list "
+            "conversion. Use loops over numbers, without torch, numpy or the like."
         )
 
 

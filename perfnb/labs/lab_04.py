@@ -34,13 +34,13 @@ from perfnb.labs.workloads import agree, one_thread
 from perfnb.quantities import share
 from perfnb.recording.schema import CATEGORIES
 
-#: How well a number is read off a report with three digits.
+#: Tolerance for a number read off a report with three digits.
 READ = 2e-3
 
 
 def measure_peak(answer: Any, profile: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("phase"), str):
-        raise Hint("The answer is a dictionary with most, sum_of_most, two numbers of bytes, and phase, a word.")
+        raise Hint("The answer must be a dictionary with most and sum_of_most, numbers of bytes, and phase, a word.")
     said = as_numbers(answer, ("most", "sum_of_most"))
     memory = _profile(profile).memory
     top = int(memory["total"].argmax())
@@ -62,27 +62,27 @@ def judge_peak(facts: Facts) -> None:
         if close(said, wanted, READ):
             continue
         if facts["process"] is not None and close(said, facts["process"], READ):
-            raise Hint(f"{name} is of the whole process, with Python in it; the step's tensors are asked for.")
+            raise Hint(f"{name} covers the whole process, Python included; give the step's tensors.")
         if name == "most" and close(said, summed, READ):
-            raise Hint("most adds up what was not alive at one and the same instant.")
+            raise Hint("most adds up tensors that were not alive at the same instant.")
         if name == "sum_of_most" and close(said, most, READ):
-            raise Hint("sum_of_most is the peak of the total. First take the most of each category, then add them up.")
+            raise Hint("sum_of_most is the peak of the total. First take each category's maximum, then add them up.")
         if any(close(said, total, READ) for total in facts["total"][1:]):
-            raise Hint(f"{name} is what is alive when the step begins or ends, not when most is.")
+            raise Hint(f"{name} is what is alive when the step starts or ends, not at the peak.")
         if close(said, wanted / 2**20, 0.01) or close(said, wanted / 2**10, 0.01):
-            raise Hint(f"{name} is right but for the unit; bytes are asked for.")
-        raise Hint(f"{name} does not follow from the frame. {slip(said, wanted, READ)}")
+            raise Hint(f"{name} is right except for the unit; give bytes.")
+        raise Hint(f"{name} does not match the frame. {slip(said, wanted, READ)}")
     if facts["at"] is not None and facts["phase"].strip().lower() != facts["at"]:
-        raise Hint(f"The peak is not in {facts['phase']}. The report's tab Memory says where it is, beside the peak.")
+        raise Hint(f"The peak is not in {facts['phase']}. The report's Memory tab shows where it is, next to the peak.")
 
 
-#: What a model is made of, and what to look at where its bytes are not as by the rule.
+#: Kinds of models, and where to look if their bytes are wrong.
 TRIALS = {
     "plain": "Is every parameter counted, weights and biases?",
-    "with a frozen first layer": "What does not learn: which of the three does it still have?",
-    "with batch normalisation": "It has buffers, which count with the parameters; does anybody want their gradients?",
-    "in bfloat16": "How many bytes has one of its numbers? tensor.element_size() tells.",
-    "with a weight that two layers share": "A tensor that two layers share is there once.",
+    "with a frozen first layer": "Which of the three does a frozen layer still have?",
+    "with batch normalisation": "It has buffers, which count as parameters; do they have gradients?",
+    "in bfloat16": "How many bytes does each of its numbers have? tensor.element_size() tells.",
+    "with a weight that two layers share": "A tensor shared by two layers exists only once.",
 }
 
 
@@ -105,9 +105,9 @@ def judge_rule(facts: Facts) -> None:
             ):
                 continue
             if close(said, wanted / 2**20, 1e-3) or close(said, wanted / 2**10, 1e-3):
-                raise Hint(f"{kind}: bytes are asked for, not KiB or MiB.")
+                raise Hint(f"{kind}: give bytes, not KiB or MiB.")
             raise Hint(
-                f"A model {case['model']}: {kind} are not what a step leaves. {TRIALS[case['model']]} "
+                f"A model {case['model']}: {kind} differ from what a step leaves. {TRIALS[case['model']]} "
                 f"{slip(said, wanted, 1e-9, ' ')}".strip()
             )
 
@@ -140,21 +140,23 @@ def judge_saved(facts: Facts) -> None:
         for factor in (4, 4 * times, 8):
             row = factor * batch
             if close(said, wanted + row * widths[0], 1e-9):
-                raise Hint(where + "the batch itself is among them; it is there anyway.")
+                raise Hint(where + "the batch itself is included; it exists anyway.")
             if close(said, wanted + row * widths[-1], 1e-9) or close(said, 8 * batch * sum(widths[1:]), 1e-9):
-                raise Hint(where + "does a layer of this network need the output of the last one?")
+                raise Hint(where + "does any layer of this network need the last layer's output?")
         if wanted and close(said, wanted / 4, 1e-9):
-            raise Hint(where + "that is how many numbers are kept; how many bytes has a float32?")
+            raise Hint(where + "that is how many numbers are kept; how many bytes does a float32 have?")
         if wanted and close(said, wanted / batch, 1e-9):
-            raise Hint(where + "that is for one row of the batch.")
+            raise Hint(where + "that is for a single row of the batch.")
         if wanted and close(said, 2 * wanted, 1e-9):
-            raise Hint(where + "twice too much. What a layer reads is what the one before wrote: is it kept twice?")
+            raise Hint(where + "twice too much. A layer reads what the one before wrote: is it kept twice?")
         if wanted and close(said, wanted / 2, 1e-9):
             raise Hint(where + "half of it. Which tensor does this activation need: its output or its input?")
-        raise Hint(where + slip(said, wanted, 1e-9, "not what autograd keeps. Go through the layers one by one."))
+        raise Hint(
+            where + slip(said, wanted, 1e-9, "this is not what autograd keeps. Go through the layers one by one.")
+        )
 
 
-#: Bytes into which a step has to fit, and by how much more than asked for a batch must not.
+#: Bytes that a step must fit into, and the factor by which a batch that still fits shows the answer to be too small.
 LIMIT, ROOM = 16 * 2**20, 1.03
 
 
@@ -162,7 +164,7 @@ def measure_largest(answer: Any, make_step: Any = None) -> Facts:
     number = as_number(answer, "The largest batch")
     make = as_function(make_step, "make_step(batch)")
     if number != int(number) or not 1 <= number <= 10_000:
-        raise Hint("The largest batch is a number of rows: a whole one, above 0, and of some thousands at most.")
+        raise Hint("The largest batch is a whole number of rows from 1 to 10,000.")
     if not hasattr(answer, "__index__"):
         raise Hint(f"Rows are counted, so give an int: {quoted(answer)} is a {type(answer).__name__}.")
     batch, peaks = int(number), {}
@@ -179,23 +181,23 @@ def judge_largest(facts: Facts) -> None:
     mib = {rows: peak / 2**20 for rows, peak in peaks.items()}
     if peaks[str(batch)] > LIMIT and peaks.get(str(batch - 1), LIMIT + 1) <= LIMIT:
         raise Hint(
-            f"A step with {batch} rows was run: it needs {peaks[str(batch)]:,} bytes, just above the {LIMIT:,} that "
-            "there are, and your line is right. It meets the limit between two whole numbers: which way to round?"
+            f"A step with {batch} rows needs {peaks[str(batch)]:,} bytes, just above the {LIMIT:,} available, so"
+            " your line is right. It meets the limit between two whole numbers: which way do you round?"
         )
     if peaks[str(batch)] > LIMIT:
         raise Hint(
-            f"A step with {batch} rows was run: it needs {mib[str(batch)]:.2f} MiB, and there are {LIMIT / 2**20:g}. "
-            "Do both your points lie where the peak grows with the batch, and did you take off what does not grow?"
+            f"A step with {batch} rows needs {mib[str(batch)]:.2f} MiB of {LIMIT / 2**20:g} available. Do both "
+            "points lie where the peak grows with the batch, and did you subtract what does not grow?"
         )
     larger = str(math.ceil(ROOM * batch))
     if peaks[larger] <= LIMIT:
         raise Hint(
-            f"A step with {batch} rows fits, with {mib[str(batch)]:.2f} MiB, but so does one with {larger}. Is "
-            "a MiB 2**20 bytes in your sum, and does your line go through both points?"
+            f"A step with {batch} rows fits in {mib[str(batch)]:.2f} MiB, but so does one with {larger}. Is your"
+            " MiB 2**20 bytes, and does your line go through both points?"
         )
 
 
-#: The most of a step's memory that may be left, and how many rows a tower is tried on, beside those given.
+#: Largest fraction of a step's memory that may remain, and extra batch sizes that a tower is tested on.
 LEFT, SMALL = 0.5, (3, 8)
 
 
@@ -204,7 +206,7 @@ def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Fa
 
     new, old = as_function(answer, "tower(x)"), as_function(plain, "tower(x)")
     if not hasattr(old, "parameters") or not hasattr(new, "parameters") or not isinstance(rows, torch.Tensor):
-        raise Hint("Give the two modules and a batch: the new one, plain=tower and rows=rows.")
+        raise Hint("Pass both modules and a batch: the new one, plain=tower and rows=rows.")
     generator = torch.Generator().manual_seed(6)
 
     def fresh(count: int) -> Any:
@@ -215,10 +217,10 @@ def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Fa
             same_training(old, new, fresh(count).requires_grad_(wanted)) for count in SMALL for wanted in (False, True)
         ]
         if not all(case["forward"] and case["backward"] for case in cases):
-            return {"cases": cases}  # what is wrong is not measured
+            return {"cases": cases}  # a wrong result is not measured
         x = fresh(len(rows))
         peaks = [measured_peak(lambda tower=tower: trained(tower, x)) for tower in (old, new)]  # type: ignore[misc]
-        cases.append(same_training(old, new, fresh(len(rows))))  # still right, and nothing remembered
+        cases.append(same_training(old, new, fresh(len(rows))))  # still right, with nothing cached
     return {"cases": cases, "ratio": peaks[1] / peaks[0]}
 
 
@@ -227,17 +229,17 @@ def judge_checkpointed(facts: Facts) -> None:
         if case["returned"] == "NoneType":
             raise Hint("The tower returns nothing yet.")
         if not case["forward"]:
-            raise Hint(f"The tower returns something else than before, on {case['rows']} rows of fresh numbers.")
+            raise Hint(f"The tower's output differs from before on {case['rows']} rows of fresh numbers.")
         if not case["backward"]:
             raise Hint(
-                "The output is right, but a gradient of the weights or of the input is missing or another. Every block "
-                "has to be learned from, also where the input asks for no gradient itself."
+                "The output is right, but a gradient of the weights or the input is missing or wrong. Every block "
+                "must be trained, even if the input needs no gradient."
             )
     all_there(facts["cases"], 2 * len(SMALL) + 1)
     if facts["ratio"] >= LEFT:
         raise Hint(
-            f"The result is right. A step still takes {share(facts['ratio'])} of the memory; get below {share(LEFT)}. "
-            "What is recomputed in one go is alive in one go: how much is that in yours?"
+            f"The result is right, but a step still takes {share(facts['ratio'])} of the memory; get below "
+            f"{share(LEFT)}. What is recomputed together is alive together: how much is that here?"
         )
 
 
@@ -259,41 +261,43 @@ def measure_price(answer: Any, plain: Any = None, checkpointed: Any = None, test
 def judge_price(facts: Facts) -> None:
     before, after = facts["plain"], facts["checkpointed"]
     if not sum(before["flops"]) or not sum(after["flops"]):
-        raise Hint("A profile has no FLOPs: do not leave them out where you make it.")
+        raise Hint("A profile has no FLOPs: do not disable them when you make it.")
     if after["flops"][2] == 0 or before["flops"][2] > 0:
-        raise Hint("Nothing is recomputed in the second profile, or something in the first: is plain=plain first?")
+        raise Hint("The second profile recomputes nothing, or the first one does: is plain=plain the first?")
     if facts["check"] != "":
-        raise Hint("The test does not say that both return the same: give ab_test check=1e-3.")
+        raise Hint("The test does not show that both return the same: pass check=1e-3 to ab_test.")
     said = facts["said"]
     arithmetic = sum(after["flops"]) / sum(before["flops"])
     if close(said["arithmetic"], 1.0, 1e-3):
-        raise Hint("arithmetic: as many FLOPs as before? What is computed again stands in a column of its own.")
+        raise Hint("arithmetic: as many FLOPs as before? Recomputation has a column of its own.")
     if close(said["arithmetic"], after["flops"][0] / sum(before["flops"]), 1e-3):
-        raise Hint("arithmetic: that is of the forward pass alone; the whole step is asked for.")
+        raise Hint("arithmetic: that is only the forward pass; take the whole step.")
     for name, wanted, relative in (
         ("memory", after["peak"] / before["peak"], 0.02),
-        ("arithmetic", arithmetic, 5e-3),  # three digits, as it is shown
+        ("arithmetic", arithmetic, 5e-3),  # shown with three digits
         ("time", facts["time"], 0.03),
     ):
         if close(said[name], wanted, relative):
             continue
         if name == "memory" and close(said[name], after["with_others"] / before["with_others"], relative):
             raise Hint(
-                "memory is of the column `total`, in which `other` counts as well: tensors that this notebook keeps, "
-                "and no step needs. Use peak_bytes, which leaves them out."
+                "memory uses the column `total`, which includes `other`: tensors that this notebook keeps and no "
+                "step needs. peak_bytes leaves them out."
             )
         if close(said[name] * wanted, 1.0, relative):
-            raise Hint(f"{name} is the inverse: asked for is the checkpointed step by the plain one.")
+            raise Hint(f"{name} is the inverse: divide the checkpointed step by the plain one.")
         if close(said[name], abs(1 - wanted), relative):
-            raise Hint(f"{name} is only what changed. Give the whole ratio: 1 is as much as before.")
-        raise Hint(f"{name} is not the checkpointed step by the plain one. {slip(said[name], wanted, relative)}")
+            raise Hint(f"{name} is only the change. Give the whole ratio: 1 means as much as before.")
+        raise Hint(
+            f"{name} is not the checkpointed step divided by the plain one. {slip(said[name], wanted, relative)}"
+        )
 
 
 def measure_leak(answer: Any, leaks: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("layer"), str):
-        raise Hint("The answer is a dictionary with layer, a name as in the report, and kib_per_step, a number.")
+        raise Hint("The answer must be a dictionary with layer, a name from the report, and kib_per_step, a number.")
     if not isinstance(leaks, Leaks):
-        raise Hint("Give what perfnb.find_leaks returned as well: leaks=leaks.")
+        raise Hint("Pass the report as well: leaks=leaks, the result of perfnb.find_leaks.")
     made = leaks.survivors.dropna(subset=["layer", "bytes_per_step"])
     return {
         "layer": answer["layer"],
@@ -307,7 +311,7 @@ def measure_leak(answer: Any, leaks: Any = None) -> Facts:
 
 
 def _slope(slope: Any) -> list[float] | None:
-    """Growth of a step in bytes, and both ends of its interval."""
+    """Growth per step in bytes, and both ends of its interval."""
     if slope is None:
         return None
     ends = (slope.ci_low, slope.ci_high)
@@ -317,31 +321,31 @@ def _slope(slope: Any) -> list[float] | None:
 def judge_leak(facts: Facts) -> None:
     layers, growth = facts["layers"], facts["growth"]
     if facts["verdict"] != "leak" or not layers or growth is None:
-        raise Hint(f"The report says: {facts['verdict']}. Watch the step that has the leak.")
+        raise Hint(f"The report says: {facts['verdict']}. Test the step that leaks.")
     if facts["layer"] not in layers:
-        raise Hint(f"Nothing made in {facts['layer']!r} stays; write the name as leaks.survivors has it.")
+        raise Hint(f"Nothing allocated in {facts['layer']!r} leaks; use a name from leaks.survivors.")
     if layers[facts["layer"]] < max(layers.values()):
-        raise Hint(f"Something made in {facts['layer']} stays, but it is not most of what stays. Look at the bytes.")
+        raise Hint(f"Something allocated in {facts['layer']} leaks, but it is not the largest part. Compare the bytes.")
     said, wanted = facts["said"], growth / 2**10
     if close(said, wanted, 0.01):
         return
     if close(said, wanted * 2**10, 0.01) or close(said, wanted / 2**10, 0.01):
         raise Hint("kib_per_step is in another unit: a KiB is 1,024 bytes.")
     if any(close(said, wanted * steps, 0.05) for steps in (facts["steps"], facts["steps"] - 1)):
-        raise Hint("kib_per_step is the growth over all the steps that were watched; how much is it in one?")
+        raise Hint("kib_per_step is the growth over all steps of the test; how much is it per step?")
     if facts["process"] is not None:
         middle, low, high = (each / 2**10 for each in facts["process"])
         if close(said, middle, 0.02) or low <= said <= high:
             raise Hint(
-                "kib_per_step is the growth of the whole process, which also takes memory of its own from the system; "
-                "the growth of torch's memory stands in the row above it."
+                "kib_per_step is the growth of the whole process, which also allocates outside torch. The growth of"
+                " torch's memory is in the row above."
             )
     if said < 0.01 * wanted:
-        raise Hint("kib_per_step is far too small: what the list holds is not all that it keeps alive.")
-    raise Hint(f"kib_per_step is not the growth of a step. {slip(said, wanted, 0.01)}")
+        raise Hint("kib_per_step is far too small: the list's own size does not include what it keeps alive.")
+    raise Hint(f"kib_per_step is not the growth per step. {slip(said, wanted, 0.01)}")
 
 
-#: Steps in which a monitor is compared with the leaking one, rows of a batch, and bytes a step that do no harm.
+#: Steps in which a monitor is compared with the leaking one, rows of a batch, and harmless bytes per step.
 MONITORED, ROWS, HARMLESS = 12, 128, 256
 
 
@@ -354,7 +358,7 @@ def measure_mended(answer: Any, leaky: Any = None) -> Facts:
         said, learned, step = monitored(as_function(answer, "Monitor(layer)"), inputs)
         facts: Facts = {"wanted": wanted, "said": said, "training": agree(weights, learned)}
         if not facts["training"] or not agree(wanted, said):
-            return facts  # what is wrong is not measured
+            return facts  # a wrong result is not measured
         leaks = find_leaks(step, iter(lambda: inputs[0], None), steps=15)
     return facts | {
         "allocated": None if leaks.allocator is None else float(leaks.allocator.bytes_per_step),
@@ -366,15 +370,15 @@ def measure_mended(answer: Any, leaky: Any = None) -> Facts:
 def judge_mended(facts: Facts) -> None:
     said, wanted = facts["said"], all_there(facts["wanted"], MONITORED)
     if not facts["training"]:
-        raise Hint("The network learns something else than before: a monitor looks on, and changes nothing.")
+        raise Hint("The network trains differently than before: a monitor must only observe.")
     if len(said) != len(wanted):
-        raise Hint(f"After {len(wanted)} steps, strengths has {len(said)} values; one a step is asked for.")
+        raise Hint(f"After {len(wanted)} steps, strengths has {len(said)} values; keep one per step.")
     if not agree(wanted, said):
-        raise Hint("strengths has other values than before.")
+        raise Hint("strengths has different values than before.")
     if facts["allocated"] is None or facts["allocated"] > HARMLESS:
         raise Hint(
-            "The values are right, and memory still grows by more than a number a step. Which tensor does autograd "
-            "keep for a backward pass that nobody will ask for, or what else do you keep?"
+            "The values are right, but memory still grows by more than a number per step. Which tensor does "
+            "autograd keep for a backward pass that never comes, or what else do you keep?"
         )
     if facts["process"] is not None and facts["process"] > facts["batch"] / 2:
         raise Hint("torch's memory no longer grows, but the process's does: something is kept outside torch.")
@@ -382,9 +386,9 @@ def judge_mended(facts: Facts) -> None:
 
 def _profile(given: Any) -> Profile:
     if not isinstance(given, Profile):
-        raise Hint("A profile is needed: what perfnb.profile_step returned, or %%profile_step --into NAME bound.")
+        raise Hint("Pass a profile, from perfnb.profile_step or bound by %%profile_step --into NAME.")
     if given.memory.empty:
-        raise Hint("The profile was made without memory.")
+        raise Hint("The profile was recorded without memory.")
     return given
 
 

@@ -31,13 +31,13 @@ CNN = 25_866
 
 
 def mlp_parameters(width: int) -> int:
-    """Parameters of a network of linear layers with two hidden layers of this width."""
+    """Parameters of an MLP with two hidden layers of this width."""
     return sum(inputs * outputs + outputs for inputs, outputs in ((PIXELS, width), (width, width), (width, DIGITS)))
 
 
 def measure_width(answer: Any, like: Any = None) -> Facts:
     if not hasattr(like, "parameters"):
-        raise Hint("Give the CNN as well: like=cnn.")
+        raise Hint("Pass the CNN as well: like=cnn.")
     width = as_number(answer, "The width")
     if width != int(width) or width < 1:
         raise Hint(f"A layer has a whole number of outputs, at least one, not {width:g}.")
@@ -49,15 +49,14 @@ def judge_width(facts: Facts) -> None:
     wanted, own = facts["wanted"], facts["near"][str(facts["width"])]
     if wanted != CNN:
         raise Hint(
-            f"The model that was given is not the lab's CNN, for it has {wanted:,} parameters: give like=cnn, which "
-            "make_cnn returned."
+            f"This model has {wanted:,} parameters, so it is not the lab's CNN: pass like=cnn, the result of make_cnn."
         )
     if all(abs(own - wanted) <= abs(other - wanted) for other in facts["near"].values()):
         return
-    words = f"With this width the MLP has {own:,} parameters, and the CNN {wanted:,}."
+    words = f"With this width the MLP has {own:,} parameters; the CNN has {wanted:,}."
     if close(own, wanted, 0.02):
-        raise Hint(f"{words} That is near, and a neighbour is nearer: does every linear layer have a bias?")
-    raise Hint(f"{words} Count again: three linear layers; the one in the middle has width × width weights.")
+        raise Hint(f"{words} A neighbouring width is closer: does every linear layer have a bias?")
+    raise Hint(f"{words} Count again: three linear layers, the middle one with width × width weights.")
 
 
 def measure_uses(answer: Any, comparison: Any = None, images: Any = None) -> Facts:
@@ -76,11 +75,11 @@ def judge_uses(facts: Facts) -> None:
             continue
         both = (model["forward_flops"] + model["backward_flops"]) / model["forward_flops"]
         for factor, words in (
-            (both, "Backward is counted as well; the forward pass alone is asked for."),
-            (both - 1, "That is the backward pass; the forward pass is asked for."),
-            (batch, f"That is for the whole batch of {batch:g} images; one image is asked for."),
+            (both, "It includes backward; count only the forward pass."),
+            (both - 1, "That is the backward pass; count the forward pass."),
+            (batch, f"That is for the whole batch of {batch:g} images; give it for one image."),
             (2.0, "A use is a product and an addition, which are two FLOPs."),
-            (2 * batch, f"That is FLOPs by parameter, for {batch:g} images. One image, and a use is two FLOPs."),
+            (2 * batch, f"That is FLOPs per parameter, for {batch:g} images. Take one image, and two FLOPs per use."),
         ):
             if close(said, factor * wanted, 0.01):
                 raise Hint(f"{name}: {words}")
@@ -93,7 +92,7 @@ def measure_decomposition(answer: Any, comparison: Any = None) -> Facts:
     pairs = found.ratios.set_index(["a", "b"])["ratio"]
     table = found.table
     if ("cnn", "transformer") not in pairs.index:
-        raise Hint("The comparison is not that of the three models; give comparison=comparison.")
+        raise Hint("The comparison does not have the three models; pass comparison=comparison.")
     both = table["forward_flops"] + table["backward_flops"]
     return {
         "said": said,
@@ -110,19 +109,19 @@ def _by(column: Any, above: str, below: str) -> float:
 def judge_decomposition(facts: Facts) -> None:
     said, arithmetic = facts["said"], facts["arithmetic"]
     if not any(close(said["time"], each, 0.02) for each in facts["time"]):
-        raise Hint(f"time is not the ratio that was measured. {slip(said['time'], facts['time'][0], 0.02)}")
+        raise Hint(f"time is not the measured ratio. {slip(said['time'], facts['time'][0], 0.02)}")
     if not close(said["arithmetic"], arithmetic, 2e-3):
         if close(said["arithmetic"], facts["forward"], 1e-3):
-            raise Hint("arithmetic counts the forward pass alone; a step of training was timed.")
+            raise Hint("arithmetic counts only the forward pass, but a training step was timed.")
         raise Hint(f"arithmetic is not the ratio of the counts. {slip(said['arithmetic'], arithmetic, 2e-3)}")
     wanted = said["time"] / arithmetic
     if not close(said["per_flop"], wanted, 0.02):
         if close(said["per_flop"], said["time"] * arithmetic, 0.02):
-            raise Hint("per_flop multiplies what it should divide: time = arithmetic × per_flop.")
-        raise Hint(f"per_flop does not follow from the other two. {slip(said['per_flop'], wanted, 0.02)}")
+            raise Hint("per_flop multiplies instead of dividing: time = arithmetic × per_flop.")
+        raise Hint(f"per_flop does not match the other two. {slip(said['per_flop'], wanted, 0.02)}")
 
 
-#: Images on which the accuracy of made-up models is tried.
+#: Numbers of images for testing the accuracy of made-up models.
 TRIED = (200, 37)
 
 
@@ -163,23 +162,21 @@ def judge_accuracy(facts: Facts) -> None:
         right, images, said = case["right"], case["images"], case["said"]
         wanted = right / images
         if not case["unchanged"]:
-            raise Hint(
-                "The model is not what it was: its running means or gradients changed. Is it in evaluation mode?"
-            )
+            raise Hint("The model was changed: its running means or gradients differ. Is it in evaluation mode?")
         if not np.isclose(said, wanted, atol=1e-6):
             if right > 1 and close(said, right, 1e-6):
-                raise Hint("That is how many are right; asked for is the share of them.")
+                raise Hint("That is how many are right; give the fraction.")
             if np.isclose(said, 1 - wanted, atol=1e-6):
-                raise Hint("That is the share of mistakes.")
+                raise Hint("That is the fraction of mistakes.")
             if close(said, 100 * wanted, 1e-6):
-                raise Hint("It looks like percent; a share from 0 to 1 is asked for.")
-            mode = "is in training mode when your function gets it" if case["training"][0] else "is in evaluation mode"
+                raise Hint("It looks like percent; give a fraction from 0 to 1.")
+            mode = "starts in training mode" if case["training"][0] else "starts in evaluation mode"
             raise Hint(
-                f"For a model that {mode}, you return {said:.3g}; of {images} images, {right} are right. Is it asked "
-                "in evaluation mode, and is the largest of its ten outputs compared with the label?"
+                f"For a model that {mode} you return {said:.3g}, but {right} of {images} images are right. Is it run"
+                " in evaluation mode, and is the largest of ten outputs compared with the label?"
             )
         if case["training"][0] != case["training"][1]:
-            raise Hint("The answer is right, but the model is left in another mode than it was found in.")
+            raise Hint("The answer is right, but the model's mode is not restored.")
 
 
 #: Length and width of blocks.
@@ -199,7 +196,7 @@ def _two(returned: Any) -> list[float]:
     if returned is None:
         raise Hint("The function returns nothing yet.")
     if not isinstance(returned, Iterable) or len(parts := list(returned)) != 2:
-        raise Hint("Return two numbers: what the linear layers compute, and what the two products of attention do.")
+        raise Hint("Return two numbers: the FLOPs of the linear layers, and those of attention's two products.")
     return [as_number(part, "A part of the result") for part in parts]
 
 
@@ -225,12 +222,12 @@ def judge_block(facts: Facts) -> None:
         if close(linear, all_linear, 1e-9) and close(square, all_square, 1e-9):
             continue
         if close(linear, all_square, 1e-9) and close(square, all_linear, 1e-9):
-            raise Hint("The two parts stand in the wrong order: the linear layers come first.")
+            raise Hint("The two parts are swapped: the linear layers come first.")
         if not close(linear, all_linear, 1e-9):
             left_out = round((all_linear - linear) / (2 * length * width**2), 9)
             words = {1: "the layer after attention, `out`", 3: "`qkv`", 4: "one of the MLP's layers (or both others)"}
             if left_out in words:
-                raise Hint(f"{where}{words[int(left_out)]} seems to be left out of the linear layers.")
+                raise Hint(f"{where}{words[int(left_out)]} seems to be missing from the linear layers.")
             raise Hint(f"{where}the linear layers. {_miscounted(linear, all_linear)}")
         if close(square, all_square / 2, 1e-9):
             raise Hint(f"{where}the products of attention are half: there are two, and a use is two FLOPs.")
@@ -239,8 +236,8 @@ def judge_block(facts: Facts) -> None:
 
 def _miscounted(said: float, wanted: float) -> str:
     if close(said, 3 * wanted, 1e-9):
-        return "It is three times too much: the forward pass alone is asked for."
-    return slip(said, wanted, 1e-9, "It does not agree: how do length and width enter the size of each product?")
+        return "It is three times too much: count only the forward pass."
+    return slip(said, wanted, 1e-9, "It does not match: how do length and width enter the size of each product?")
 
 
 def measure_share(answer: Any, comparison: Any = None) -> Facts:
@@ -248,7 +245,7 @@ def measure_share(answer: Any, comparison: Any = None) -> Facts:
     said = as_numbers(answer, ("time", "arithmetic", "per_flop"))
     lengths = [name for name in found.profiles if name.isdecimal()]
     if not lengths:
-        raise Hint("The comparison has no lengths; give the second one, comparison=at_lengths.")
+        raise Hint("The comparison has no lengths; pass the second one, comparison=at_lengths.")
     longest = max(lengths, key=int)
     layers = found.profiles[longest].layers
     flops = layers["forward_flops"].fillna(0) + layers["backward_flops"].fillna(0)
@@ -271,42 +268,42 @@ def judge_share(facts: Facts) -> None:
     if not close(said["time"], time, 0.02):
         others = [name for name, found in shares.items() if close(said["time"], found, 0.005)]
         if others:
-            raise Hint(f"time is the share at a length of {others[0]}; that at the longest is asked for.")
+            raise Hint(f"time is the share at length {others[0]}; give it for the longest.")
         raise Hint(f"time is not the share of the kind attention. {slip(said['time'], time, 0.02)}")
     if not close(said["arithmetic"], arithmetic, 5e-3):
         if close(said["arithmetic"], facts["products"], 5e-3):
-            raise Hint("arithmetic holds the two products alone; the time holds the layers `qkv` and `out` as well.")
+            raise Hint("arithmetic has only the two products, but the time includes the layers `qkv` and `out`.")
         if close(said["arithmetic"], 1 - facts["products"], 5e-3):
             raise Hint("arithmetic is the share of the linear layers.")
         if close(said["arithmetic"], facts["forward"], 5e-3):
-            raise Hint("arithmetic counts attention's forward pass alone, and both passes of the block.")
+            raise Hint("arithmetic counts attention's forward pass, but both passes of the block.")
         raise Hint(f"arithmetic is not the share of the attention layer. {slip(said['arithmetic'], arithmetic, 5e-3)}")
     wanted = (time / (1 - time)) / (arithmetic / (1 - arithmetic))
     if close(said["per_flop"], wanted, 0.05):
         return
     if close(said["per_flop"], time / arithmetic, 0.03):
-        raise Hint("per_flop compares attention with the whole block, of which it is a part; compare it with the rest.")
-    raise Hint(f"per_flop does not follow from the two shares. {slip(said['per_flop'], wanted, 0.05)}")
+        raise Hint("per_flop compares attention with the whole block, which includes it; compare it with the rest.")
+    raise Hint(f"per_flop does not match the two shares. {slip(said['per_flop'], wanted, 0.05)}")
 
 
-#: By how much a share may fall from one length to the next and still count as rising.
+#: How far a share may fall from one length to the next and still count as rising.
 FLAT = 0.02
 
 
 def doubts_of_share(facts: Facts) -> str:
-    """What speaks against a measurement in which attention's share does not rise with the length."""
+    """Why a measurement is unreliable if attention's share does not rise with the length; empty otherwise."""
     shares = [facts["shares"][name] for name in sorted(facts["shares"], key=float)]
     if all(later > earlier - FLAT for earlier, later in itertools.pairwise(shares)):
         return ""
     return (
-        f"attention's share of the arithmetic rises with the length, and so must its share of the time; yours goes "
-        f"{', '.join(map(share, shares))}. Other programs disturbed the measurement: run its cell once more"
+        "attention's share of time should rise with the length, as its arithmetic does; yours goes "
+        f"{', '.join(map(share, shares))}. The machine was probably busy: rerun the cell"
     )
 
 
 def _comparison(given: Any) -> ArchitectureComparison:
     if not isinstance(given, ArchitectureComparison):
-        raise Hint("A comparison is needed: what perfnb.compare_architectures returned, as in comparison=comparison.")
+        raise Hint("Pass a comparison, the result of perfnb.compare_architectures: comparison=comparison.")
     return given
 
 

@@ -39,10 +39,10 @@ from perfnb.labs.feeding import (
 )
 from perfnb.labs.workloads import interleaved, one_thread
 
-#: Milliseconds that a loader of make-believe and its step sleep: one after the other, and where the loader makes the
-#: next batch meanwhile.
+#: Milliseconds that a simulated loader and its step sleep, and whether the loader prepares the next batch during the
+#: step.
 FEEDS = ((5.0, 12.0, False), (9.0, 4.0, True))
-#: How far a time may be off: other programs let sleepers wait.
+#: Tolerance for a time: other programs delay sleepers.
 NEAR = 0.25
 
 
@@ -56,7 +56,7 @@ def measure_stopwatches(answer: Any) -> Facts:
             raise Hint("The function returns nothing yet.")
         said = as_numbers(returned, ("together", "loader", "model"))
         if not feed.took["together"]:
-            raise Hint("together was not measured: no step was run with each batch of the loader.")
+            raise Hint("together was not measured: the step did not run with each batch of the loader.")
         usual = {"together": max(make_ms, use_ms) if ahead else make_ms + use_ms, "loader": make_ms, "model": use_ms}
         took = feed.took | {"model": [feed.step_ms()]}
         cases.append({"said": said, "took": took, "usual": usual, "ahead": ahead})
@@ -70,17 +70,17 @@ def judge_stopwatches(facts: Facts) -> None:
             if any(close(said, took, NEAR) for took in case["took"][name]):
                 continue
             if close(1e3 * said, wanted[name], NEAR):
-                raise Hint(f"{name} looks like seconds; milliseconds are asked for.")
+                raise Hint(f"{name} looks like seconds; give milliseconds.")
             if close(said, BATCHES * wanted[name], NEAR):
-                raise Hint(f"{name} looks like the time of all batches; asked for is that of one.")
+                raise Hint(f"{name} looks like the time of all batches; give it per batch.")
             together = [wanted["together"], *case["took"]["together"]]
             if name != "together" and any(close(said, took, NEAR) for took in together):
                 other = "the loader" if name == "model" else "the step"
                 raise Hint(f"{name}: {other} still runs in it. What must be left out, and what could be kept?")
             if case["ahead"]:
                 raise Hint(
-                    f"{name} is wrong for a loader that makes the next batch while the step runs. There the three "
-                    "times do not add up: measure each of them by itself."
+                    f"{name} is wrong for a loader that prepares the next batch during the step. The times do not add "
+                    "up then: measure each one separately."
                 )
             raise Hint(
                 f"{name} is wrong. {slip(said, wanted[name], NEAR, 'Which of loader and step should run in it?')}"
@@ -89,7 +89,7 @@ def judge_stopwatches(facts: Facts) -> None:
 
 def measure_perfect(answer: Any, test: Any = None) -> Facts:
     if not hasattr(test, "saved_ms"):
-        raise Hint("Give the test as well: test=t, what perfnb.confirm_input_bound returned.")
+        raise Hint("Pass the test as well: test=t, the result of perfnb.confirm_input_bound.")
     median = test.times["median_ms"]
     times = {kind: float(median[kind]) for kind in ("together", "loader", "model")}
     return {"said": as_numbers(answer, ("perfect_loader", "perfect_model")), "times": times}
@@ -107,13 +107,13 @@ def judge_perfect(facts: Facts) -> None:
         if close(said[name], wanted[other], 0.03):
             raise Hint(f"{name} is the other one: if the {name[8:]} took no time, which of the two would be left?")
         if close(said[name], 1 / wanted[name], 0.03):
-            raise Hint(f"{name} is the share of the step that is left; asked for is how many times as fast it becomes.")
-        raise Hint(f"{name} does not follow from t.times. {slip(said[name], wanted[name], 0.03)}")
+            raise Hint(f"{name} is the fraction of the step that is left; give the speed-up.")
+        raise Hint(f"{name} does not match t.times. {slip(said[name], wanted[name], 0.03)}")
 
 
-#: Lines of made-up files, numbers in each, and how often one sample is drawn.
+#: Lines of made-up files, numbers per line, and how often a sample is drawn.
 LINES, VALUES, DRAWS = (40, 24), 64, 12
-#: The most that items may take of the time before.
+#: Largest fraction of the original time that items may take.
 MOST = 0.5
 EPOCHS = 6
 
@@ -136,42 +136,39 @@ def measure_parsed(answer: Any, slow: Any = None) -> Facts:
 def judge_parsed(facts: Facts) -> None:
     for case in facts["cases"]:
         if case["length"][0] != case["length"][1]:
-            raise Hint(f"len() of the data set is {case['length'][0]}, of {case['length'][1]} lines.")
+            raise Hint(f"len() of the data set is {case['length'][0]}, for {case['length'][1]} lines.")
         if not case["label"]:
-            raise Hint("A label is not that of its line, or no int: has each data set the samples of its own lines?")
+            raise Hint("A label differs from its line's, or is not an int: does each data set use its own lines?")
         if not case["same"]:
-            raise Hint(
-                "A sample holds other numbers than before, in another order than a shift gives, or another dtype."
-            )
+            raise Hint("A sample has different numbers, an order that no shift gives, or another dtype.")
         if case["shifts"] < 3:
             raise Hint(
-                f"The same sample, drawn {DRAWS} times, came with {case['shifts']} different shift(s). Before, the "
-                "shift was drawn anew each time, and this is what the model learns from: what may be remembered, and "
-                "what may not?"
+                f"The same sample, drawn {DRAWS} times, came with {case['shifts']} different shift(s), but the shift"
+                " must be random each time. What may be cached, and what may not?"
             )
     all_there(facts["cases"], len(LINES))
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The samples are right, and take {100 * facts['ratio']:.0f} % of the time before; get below "
-            f"{100 * MOST:.0f} %. Something is done each time that a sample is asked for, and gives the same each time."
+            f"The samples are right, but take {100 * facts['ratio']:.0f} % of the original time; get below "
+            f"{100 * MOST:.0f} %. Something is done for every sample that always gives the same result."
         )
 
 
-#: Bytes of a tensor below which it is a label, or a shift, and no sample.
+#: Tensors below this many bytes are labels or shifts, not samples.
 SAMPLE_BYTES = 1024
 
 
 def measure_copies(answer: Any, profile: Any = None) -> Facts:
     allocations = getattr(profile, "allocations", None)
     if allocations is None or not len(allocations):
-        raise Hint("Give the profile as well, profile=p; it must have been made without --no-memory.")
+        raise Hint("Pass the profile as well, profile=p; it must be recorded without --no-memory.")
     here = (allocations["phase"] == "data") & (allocations["start_ns"].fillna(-1) >= 0)  # not the batch before
     sizes = allocations["bytes"][here & (allocations["bytes"] >= SAMPLE_BYTES)]
     if not len(sizes):
-        raise Hint("In this profile no batch was made from samples: give the one of the first section, profile=p.")
+        raise Hint("This profile has no batch made from samples: pass the one from the first section, profile=p.")
     said = as_numbers(answer, ("batch_bytes", "written"))
     batch_bytes = int(sizes.max())
-    copied = sizes[sizes.isin([sizes.mode().iloc[0], batch_bytes])]  # where an epoch begins, its order is there as well
+    copied = sizes[sizes.isin([sizes.mode().iloc[0], batch_bytes])]  # an epoch's order is there too when it starts
     return {"said": said, "batch_bytes": batch_bytes, "all_bytes": int(copied.sum())}
 
 
@@ -179,7 +176,7 @@ def judge_copies(facts: Facts) -> None:
     said, batch = facts["said"], facts["batch_bytes"]
     if not close(said["batch_bytes"], batch, 1e-9):
         if close(said["batch_bytes"], batch / 4, 1e-9):
-            raise Hint("batch_bytes is how many numbers x holds; how many bytes has a float32?")
+            raise Hint("batch_bytes is how many numbers x has; how many bytes does a float32 have?")
         if close(said["batch_bytes"], batch * 8, 1e-9):
             raise Hint("batch_bytes looks like bits.")
         raise Hint(
@@ -187,18 +184,18 @@ def judge_copies(facts: Facts) -> None:
         )
     written = round(facts["all_bytes"] / batch)
     if close(said["written"], facts["all_bytes"], 0.01):
-        raise Hint("written is in bytes; asked for is how many times the batch's bytes.")
+        raise Hint("written is in bytes; give it as a multiple of the batch's bytes.")
     if not close(said["written"], written, 0.02):
         more = "more" if said["written"] < written else "fewer"
         raise Hint(
-            f"By the profile it is {more}. Follow one number from its line to the batch: which calls, in Text and in "
-            "the loader, return a *new* tensor that holds it?"
+            f"The profile shows {more}. Follow one number from its line to the batch: which calls in Text and "
+            "the loader return a *new* tensor with it?"
         )
 
 
-#: Rows and batch size of the tensors that are taken apart, and of those that are timed.
+#: Rows and batch size of the tensors that are checked, and of those that are timed.
 TAKEN, TIMED = (250, 32), (2048, 64)
-#: Epochs whose orders are compared with one another.
+#: Epochs whose orders are compared.
 DRAWN = 5
 
 
@@ -225,20 +222,22 @@ def measure_at_once(answer: Any) -> Facts:
 def judge_at_once(facts: Facts) -> None:
     first, *others = all_there(facts["rows"], DRAWN)
     if first and not all(others):
-        raise Hint("The second epoch is empty: return something that can be run through more than once.")
+        raise Hint("The second epoch is empty: return something that can be iterated more than once.")
     if not facts["labels"]:
-        raise Hint("Rows and labels no longer belong together: both must be taken by the same index.")
+        raise Hint("Rows and labels no longer match: index both the same way.")
     judge_orders(facts["rows"], *TAKEN)
     if sorted(facts["sizes"]) != sorted([TAKEN[1]] * (TAKEN[0] // TAKEN[1]) + [TAKEN[0] % TAKEN[1]]):
-        raise Hint(f"The batches have {facts['sizes']} rows; batch_size was {TAKEN[1]}, and the last may be smaller.")
+        raise Hint(
+            f"The batches have {facts['sizes']} rows; batch_size was {TAKEN[1]}, and only the last may be smaller."
+        )
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The batches are right, and take {100 * facts['ratio']:.0f} % of the usual loader's time; get below "
-            f"{100 * MOST:.0f} %. The rows of a batch are still taken one by one."
+            f"The batches are right, but take {100 * facts['ratio']:.0f} % of the usual loader's time; get below"
+            f" {100 * MOST:.0f} %. The rows of a batch are still taken one by one."
         )
 
 
-#: Milliseconds to make a batch and to use it, for which a loader is asked; and its samples and their batches.
+#: Milliseconds to make and to use a batch, for each loader requested; its samples and its batch size.
 PACES, ASKED, ASKED_BATCH = ((24.0, 10.0), (11.0, 6.0), (4.0, 10.0)), 72, 8
 
 
@@ -248,7 +247,7 @@ def measure_workers(answer: Any) -> Facts:
     for make_ms, use_ms in PACES:
         before = processes()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create")  # they wait, and take no core
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # they sleep and use no core
             loader = outcome(function, Marked(ASKED), ASKED_BATCH, make_ms, use_ms)
             epochs = [marked_batches(loader) for _ in range(2)]
         del loader
@@ -277,18 +276,20 @@ def judge_workers(facts: Facts) -> None:
         if set(case["batches"]) != {ASKED // ASKED_BATCH}:
             raise Hint(f"An epoch has {case['batches'][0]} batches: is batch_size used?")
         if not first:
-            raise Hint(f"{where} the batches are made in the step's own process: the loader has no workers.")
+            raise Hint(f"{where} the step's own process makes the batches: the loader has no workers.")
         if len(first) < needed:
-            raise Hint(f"{where} {len(first)} worker(s) bring a batch every {make_ms / len(first):.3g} ms: too seldom.")
+            raise Hint(f"{where} {len(first)} worker(s) deliver a batch every {make_ms / len(first):.3g} ms: too slow.")
         if len(first) > needed + 1:
-            raise Hint(f"{where} fewer than {len(first)} workers suffice, and each is a process that takes memory.")
+            raise Hint(f"{where} fewer than {len(first)} workers are enough, and each is a process that takes memory.")
         if first != second:
-            raise Hint(f"{where} other workers came in the second epoch: starting them takes time. What keeps them?")
+            raise Hint(f"{where} the second epoch started new workers, which takes time. What keeps them alive?")
         if case["left"]:
-            raise Hint(f"The loader is gone, and {case['left']} of its workers live on: who still holds it?")
+            raise Hint(
+                f"The loader is gone, but {case['left']} of its workers are still running: what still refers to it?"
+            )
 
 
-#: Rows and columns of the file, bytes that may be taken while it is read, and that a copy for a worker may weigh.
+#: Rows and columns of the file, most bytes for reading it, and largest copy for a worker.
 FILE, MOST_BYTES, MOST_COPY = (2048, 4096), 4 << 20, 1 << 20
 ROWS = (0, 2047, 5, 700, 5)
 
@@ -309,24 +310,22 @@ def judge_file(facts: Facts) -> None:
     if facts["length"] != FILE[0]:
         raise Hint(f"len() of the data set is {facts['length']}; the array in the file has {FILE[0]} rows.")
     if not facts["right"]:
-        raise Hint("A sample is not the row of its number as a float32 tensor.")
+        raise Hint("A sample is not the row with its index as a float32 tensor.")
     if facts["peak"] > MOST_BYTES:
         raise Hint(
-            f"The samples are right, but {facts['peak'] / mib:.0f} MiB were taken to read {len(ROWS)} rows of a file "
-            f"of {facts['file_bytes'] / mib:.0f} MiB; stay below {MOST_BYTES / mib:.0f}. What does np.load do unless "
-            "told otherwise?"
+            f"The samples are right, but reading {len(ROWS)} rows of a {facts['file_bytes'] / mib:.0f} MiB file "
+            f"took {facts['peak'] / mib:.0f} MiB; stay below {MOST_BYTES / mib:.0f}. What does np.load do by "
+            "default?"
         )
     if facts["copy_bytes"] > MOST_COPY:
         raise Hint(
-            f"A copy for a worker would weigh {facts['copy_bytes'] / mib:.0f} MiB: a map that is held travels with all "
-            "that it maps. Hold what is needed to open it, and open it later."
+            f"A copy for a worker has {facts['copy_bytes'] / mib:.0f} MiB: an open memory map is pickled with "
+            "all its data. Keep what is needed to open it, and open it later."
         )
     if facts["read_only"]:
-        raise Hint(
-            "The tensor lies in the file itself, for reading only; a step that writes to it would crash. Copy it."
-        )
+        raise Hint("The tensor is read-only memory of the file itself; a step that writes to it would crash. Copy it.")
     if not facts["own"]:
-        raise Hint("Writing to a sample changes what is read the next time: give each sample memory of its own.")
+        raise Hint("Writing to a sample changes later reads: give each sample memory of its own.")
 
 
 def measure_helped(answer: Any, test: Any = None) -> Facts:
@@ -345,20 +344,20 @@ def measure_helped(answer: Any, test: Any = None) -> Facts:
 def judge_helped(facts: Facts) -> None:
     if facts["turns"] < 2:
         raise Hint(
-            "No workers were seen in either step, so they ran in single turns: does each step take its batches from a "
-            "loader of its own, made by feeder?"
+            "Neither step had workers, so they ran in single turns. Does each step take its batches from its "
+            "own loader, made by feeder?"
         )
     if facts["ratio_ci"][0] > 1:
         raise Hint(
-            "By this test the second step is the slower one: which comes first, and which second? If they stand as "
-            "asked, the machine is too busy: try again later."
+            "In this test the second step is slower: are the two in the right order? If they are, the machine "
+            "is too busy: try again later."
         )
     if not close(facts["speedup"], 1 / facts["ratio"], 0.03):
-        raise Hint(f"The speed-up is not that of the test. {slip(facts['speedup'], 1 / facts['ratio'], 0.03)}")
+        raise Hint(f"The speed-up does not match the test. {slip(facts['speedup'], 1 / facts['ratio'], 0.03)}")
     if facts["shown"] != (facts["ratio_ci"][1] < 1):
         raise Hint(
-            "shown does not follow from the test: where the interval of the ratio holds 1, no difference is shown, and "
-            "where it does not, one is. To show one on a busy machine takes a larger budget_s."
+            "shown does not follow: a difference is shown only if the ratio's interval excludes 1. On a busy "
+            "machine that takes a larger budget_s."
         )
 
 

@@ -35,7 +35,7 @@ from perfnb.labs.exercise import (
 )
 from perfnb.labs.quantising import judge_int8, measure_int8
 
-#: How far two losses may be apart, relative, where numbers of three digits were computed with.
+#: Relative tolerance between losses computed with three digits.
 APART_BF16 = 0.06
 CHANGES = ("fused", "bf16", "larger batches", "compile", "int8")
 
@@ -47,12 +47,12 @@ def measure_prediction(answer: Any) -> Facts:
 def judge_prediction(facts: Facts) -> None:
     for name in CHANGES:
         if facts[name] <= 0:
-            raise Hint(f"{name}: a factor is above 0; write 0.5 for half as fast, and 1.0 for no difference.")
+            raise Hint(f"{name}: a factor is above 0; give 0.5 for half as fast, and 1.0 for no difference.")
         if facts[name] >= 20:
-            raise Hint(f"{name}: is {facts[name]:g} percent? Write a factor; 1.2 takes a sixth off the time.")
+            raise Hint(f"{name}: is {facts[name]:g} percent? Give a factor; 1.2 takes a sixth off the time.")
 
 
-#: Images of made-up models; every so many-th answer of theirs is wrong, and some come in training mode.
+#: Images for made-up models, how often their answers are wrong, and whether they arrive in training mode.
 IMAGES = 60
 MISTAKEN = ((3, True), (4, False), (IMAGES, True))
 
@@ -95,7 +95,7 @@ def measure_quality(answer: Any) -> Facts:
 
 
 def _forgetful() -> Any:
-    """A model that tells each digit, unless it is trained: then most of what it knows is dropped."""
+    """A model that recognises every digit, except in training mode, which drops most of what it knows."""
     import torch
     from torch import nn
 
@@ -110,31 +110,29 @@ def judge_quality(facts: Facts) -> None:
         said, wanted = case["said"], case["wanted"]
         if not close(said, wanted, 1e-5):
             if close(said, 1 - wanted, 1e-5):
-                raise Hint("It is the share that the model gets right; a loss is smaller where the model is better.")
+                raise Hint("It is the share of right answers; a loss is smaller for a better model.")
             if close(said, wanted * facts["images"], 1e-5):
-                raise Hint("It is the number of wrong digits; asked for is their share, 0 to 1.")
+                raise Hint("It is the number of wrong digits; give their fraction, 0 to 1.")
             if close(said, case["one_for_all"], 1e-5):
-                raise Hint("argmax() without a dimension is one index for all images; each image has its own answer.")
+                raise Hint("argmax() without a dimension gives one index for all images; each image needs its own.")
             if case["asked_in_training"]:
-                raise Hint(
-                    "Not the share of wrong digits of a model with dropout: it is in training mode while it answers."
-                )
+                raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
             if said > 0 and wanted > 0:
                 count = round(wanted * facts["images"] / said)
                 if count not in (0, facts["images"]) and close(said * count, wanted * facts["images"], 1e-5):
                     raise Hint(
-                        f"The wrong digits are counted rightly, and then divided by {count}. How many images are there?"
+                        f"The wrong digits are counted correctly, then divided by {count}. How many images are there?"
                     )
             raise Hint(
-                "The model answers in evaluation mode, but this is not the share of wrong digits. "
+                "The model is in evaluation mode, but this is not the share of wrong digits. "
                 + slip(said, wanted, 1e-5, "Is each answer compared with its own label, and is every image counted?")
             )
         if not case["same_mode"]:
-            raise Hint("The share is right, but the model is left in another mode than it came in; it still learns.")
+            raise Hint("The share is right, but the model's mode is not restored; it is still training.")
         if not case["unchanged"] or case["gradients"]:
-            raise Hint("The share is right, but your function leaves something in the model: statistics or gradients.")
+            raise Hint("The share is right, but your function leaves statistics or gradients in the model.")
         if case["graded"]:
-            raise Hint("The share is right, but the model answers while gradients are recorded: where is no_grad?")
+            raise Hint("The share is right, but gradients are recorded: where is no_grad?")
 
 
 def measure_fused(
@@ -156,21 +154,21 @@ def measure_bf16(
 def judge_fused(facts: Facts) -> None:
     judge_change(facts, "fused")
     if "make_optimizer" not in facts["written"]["anew"]:
-        raise Hint("It is fused, but make_optimizer is still the script's; write that one anew, for 7.8 takes it over.")
+        raise Hint("It is fused, but make_optimizer is still the script's; override it, because 7.8 reuses it.")
     judge_report(facts["report"], "fused", facts["trial"])
 
 
 def judge_bf16(facts: Facts) -> None:
     precision = facts["factors"]["autocast"][1]
     if precision == "float16":
-        raise Hint("The layers compute in float16, whose largest number is 65504; asked for is bfloat16.")
+        raise Hint("The layers compute in float16, whose largest number is 65504; use bfloat16.")
     judge_change(facts, "autocast", APART_BF16)
     if facts["super"]:
-        raise Hint("predict calls super(), so that no other class can take it over, as 7.8 does: call self.model(x).")
+        raise Hint("predict calls super(), so 7.8 cannot reuse it in another class: call self.model(x).")
     judge_report(facts["report"], "bf16", facts["trial"])
 
 
-#: Samples and sizes of batches that `learn` is tried on.
+#: Samples and batch sizes that `learn` is tested on.
 PORTIONS = ((256, 32), (256, 256), (100, 32), (7, 7))
 
 
@@ -188,7 +186,7 @@ def measure_larger(answer: Any, reports: Any = None, made_of: Any = None) -> Fac
 
 
 class _Steps:
-    """A training that learns nothing and remembers which samples it was given."""
+    """A training that learns nothing and records the samples it was given."""
 
     def __init__(self) -> None:
         self.seen: list[list[list[int]]] = []
@@ -204,25 +202,25 @@ def judge_larger(facts: Facts) -> None:
         count, size, steps = case["count"], case["size"], case["steps"]
         where = f"{count} samples in batches of {size}"
         if not steps:
-            raise Hint("Your function makes no step yet: call training.step((x, y)) for each batch.")
+            raise Hint("Your function takes no step yet: call training.step((x, y)) for each batch.")
         if any(x != y for x, y in steps):
-            raise Hint(f"{where}: the images and the labels of a batch do not belong together.")
+            raise Hint(f"{where}: images and labels of a batch do not match.")
         given = [each for x, _ in steps for each in x]
         if len(set(given)) < len(given):
-            raise Hint(f"{where}: {len(given) - len(set(given))} samples came twice or more; each has its turn once.")
+            raise Hint(f"{where}: {len(given) - len(set(given))} samples were repeated; use each once.")
         if len(given) < count:
-            raise Hint(f"{where}: only {len(given)} were learned from. Work left out looks like a gain.")
+            raise Hint(f"{where}: only {len(given)} were used. Skipped work looks like a speed-up.")
         if given != sorted(given):
-            raise Hint(f"{where}: all were learned from, but in another order than they were given in.")
+            raise Hint(f"{where}: all were used, but not in the given order.")
         largest = max(len(x) for x, _ in steps)
         if largest != size or len(steps) != math.ceil(count / size):
-            raise Hint(f"{where}: there were {len(steps)} steps, the largest of {largest} samples.")
+            raise Hint(f"{where}: there were {len(steps)} steps, the largest with {largest} samples.")
     judge_report(facts["report"], "larger batches")
 
 
-#: The least that a first compilation takes, in seconds: Python, C++ compiler and all.
+#: Shortest first compilation in seconds: Python, C++ compiler and all.
 COMPILING_S = 0.5
-#: Seconds of a first step, milliseconds of a step before, the ratio of a report and its verdict.
+#: Seconds of a first step, milliseconds of an uncompiled step, a report's ratio and its verdict.
 REPORTED = ((30.0, 10.0, 0.8, "faster"), (12.0, 3.0, 0.5, "faster"), (30.0, 10.0, 0.97, "inconclusive"),
             (30.0, 10.0, 0.99, "same"), (30.0, 10.0, 1.3, "slower"))  # fmt: skip
 
@@ -241,39 +239,39 @@ def measure_compiled(
     for case in REPORTED:
         said = outcome(function, *case)
         never = isinstance(said, float) and said == math.inf
-        cases.append([*case, None if never else as_number(said, f"What pays_after{case} returns")])
+        cases.append([*case, None if never else as_number(said, f"The result of pays_after{case}")])
     facts: Facts = {"cases": cases, "first_s": None}
     if not isinstance(first, Mapping):
-        raise Hint("Give the time of the first step as well: first=first, as the cell above bound it.")
+        raise Hint("Pass the time of the first step as well: first=first, as bound by the cell above.")
     if first.get("seconds") is None:
-        print("No first step was timed, so it is tried whether torch.compile works here; this may take a while.")
+        print("No first step was timed. Testing whether torch.compile works here; this may take a while.")
         if can := _compiles():
-            training_of(training)  # a model that is not returned fails as well
+            training_of(training)  # a missing return fails here too
         return facts | {"can": can}
     facts |= {"first_s": as_number(first["seconds"], "The time of the first step")}
     return facts | {"report": report_facts(reports, "compile", made_of, training)} | compared(training, script, batches)
 
 
 def _compiles() -> bool:
-    """Whether torch.compile works on this machine, found out by trying."""
+    """Whether torch.compile works on this machine, by trying it."""
     import torch
 
     try:
         x = torch.linspace(0.0, 1.0, 64)
         return bool(torch.allclose(torch.compile(lambda each: each.sin() + 2.0)(x), x.sin() + 2.0))
-    except Exception:  # whatever is missing, it cannot be had
+    except Exception:  # whatever the reason, it is not available
         return False
 
 
 def judge_compiled(facts: Facts) -> None:
     for first_s, before_ms, ratio, verdict, said in all_there(facts["cases"], len(REPORTED)):
-        where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, the ratio {ratio:g} and {verdict!r}: "
+        where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, ratio {ratio:g} and {verdict!r}: "
         if verdict != "faster":
             if said is not None:
-                raise Hint(f"{where}no gain was shown, so that nothing pays the compilation back (math.inf).")
+                raise Hint(f"{where}no gain was shown, so the compilation never pays off (math.inf).")
             continue
         if said is None:
-            raise Hint(f"{where}each step saves something, so that some number of steps pays.")
+            raise Hint(f"{where}each step saves something, so it pays off eventually.")
         first_ms = 1e3 * first_s
         wanted = first_ms / (before_ms * (1 - ratio))
         if close(said, wanted, 0.02) or abs(said - wanted) <= 1.0:
@@ -282,24 +280,24 @@ def judge_compiled(facts: Facts) -> None:
             raise Hint(f"{where}that is how many steps fit into the first one. How much does each later step *save*?")
         if said < 0:
             raise Hint(f"{where}a negative number of steps. A compiled step takes ratio times as long: what is saved?")
-        raise Hint(f"{where}not the time of the first step by what one step saves. {slip(said, wanted, 0.02)}")
+        raise Hint(f"{where}not the first step's time divided by what one step saves. {slip(said, wanted, 0.02)}")
     if facts["first_s"] is None:
         if not is_false(facts["can"]):
             raise Hint(
-                "A small function was compiled on this machine just now, so it can be had: run the cell of the first "
-                "step again, and look at the error if there is one."
+                "torch.compile works here: a small function was just compiled. Rerun the cell of the first step, "
+                "and read the error if there is one."
             )
         return
     judge_change(facts, "compiled")
     judge_report(facts["report"], "compile", facts["trial"])
     if facts["first_s"] < COMPILING_S:
         raise Hint(
-            f"A first step of {facts['first_s']:.2g} s compiled nothing: this kernel had compiled it before. Restart "
-            "the kernel to measure it again."
+            f"A first step of {facts['first_s']:.2g} s compiled nothing: this kernel had already compiled it. "
+            "Restart the kernel to measure it again."
         )
 
 
-#: What `Best` may be made of, the factor of each, and the name of its report.
+#: What `Best` may combine: the factor and the name of its report.
 PARTS = {"fused": "fused", "autocast": "bf16"}
 
 
@@ -327,32 +325,31 @@ def judge_best(facts: Facts) -> None:
         decision = reports[name]["decision"]
         accepted = decision == "accept"
         others = {said for _, said in facts["earlier"][name]} - {decision}
-        flipped = f" An earlier report on it said {sorted(others)[0]!r}; the last one counts." if others else ""
+        flipped = f" An earlier report said {sorted(others)[0]!r}; the last one counts." if others else ""
         if accepted and factor not in changed:
-            raise Hint(f"Best does without {name}, which its report accepts.{flipped}")
+            raise Hint(f"Best lacks {name}, which its report recommends accepting.{flipped}")
         if factor in changed and not accepted:
-            raise Hint(f"Best has {name} in it, of which the report says {decision!r}, not 'accept'.{flipped}")
+            raise Hint(f"Best includes {name}, but its report says {decision!r}, not 'accept'.{flipped}")
         product /= reports[name]["ratio"] if accepted else 1.0
     if extra := sorted(changed - set(PARTS)):
-        raise Hint(f"Best changes something that was not tried by itself: {', '.join(extra)}.")
+        raise Hint(f"Best changes something that was not tested on its own: {', '.join(extra)}.")
     apart = APART_BF16 if "autocast" in changed else APART
     if not facts["moved"] or not all(
         close(after, before, apart) for before, after in zip(*losses_of(facts), strict=True)
     ):
-        raise Hint("Best does not learn as the script does: the same weights, the same batches, other losses.")
+        raise Hint("Best trains differently from the script: same weights, same batches, different losses.")
     best = judge_report(facts["reports"]["best"], "best", facts["trial"])
     for name, wanted, parts, what in (
-        ("product", product, tuple(PARTS.values()), "of the speed-ups of what Best is made of, each 1 / ratio of its "
-         "report"),
-        ("speedup", 1 / best["ratio"], ("best",), "of the report on Best"),
+        ("product", product, tuple(PARTS.values()), "the product of Best's speed-ups, each 1 / its report's ratio"),
+        ("speedup", 1 / best["ratio"], ("best",), "the speed-up in the report on Best"),
     ):  # fmt: skip
         if close(facts[name], wanted, 0.02):
             continue
         if of_earlier(facts, facts[name], parts):
-            raise Hint(f"A report changed since {name} was computed from it; run the answer's cell again.")
+            raise Hint(f"A report changed after {name} was computed; rerun the answer's cell.")
         if close(facts[name] * wanted, 1.0, 0.02):
-            raise Hint(f"{name} is the inverse of what is asked for, that {what}.")
-        raise Hint(f"{name} is not that {what}. {slip(facts[name], wanted, 0.02)}")
+            raise Hint(f"{name} is the inverse of {what}.")
+        raise Hint(f"{name} is not {what}. {slip(facts[name], wanted, 0.02)}")
 
 
 EXERCISES = (

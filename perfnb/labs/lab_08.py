@@ -42,27 +42,28 @@ def measure_origin(answer: Any, profile: Any = None, ranks: Any = None) -> Facts
 def judge_origin(facts: Facts) -> None:
     said, iterations, batch = facts["said"], facts["iterations"], facts["shape"][0]
     if said["iterations"] == 1:
-        raise Hint("iterations: 1 is the step that perfnb made of the whole trace. How often was the model called?")
+        raise Hint("iterations: 1 is the single step that perfnb made of the trace. How often was the model called?")
     if said["iterations"] != iterations:
         raise Hint(
-            f"iterations: the model was not called so often. {slip(said['iterations'], iterations, 1e-6)} "
-            "Look at the first row of training.layers: each call of the outermost layer is a forward pass."
+            "iterations: that is not how often the model was called. "
+            f"{slip(said['iterations'], iterations, 1e-6)} In training.layers, each call of the outermost "
+            "layer is a forward pass."
         )
     if said["batch"] in facts["shape"][1:]:
-        raise Hint("batch: that is another dimension of the shape: an image's channels, or its pixels in a row.")
+        raise Hint("batch: that is another dimension of the shape: channels, or pixels per row.")
     if said["batch"] == batch * iterations:
-        raise Hint("batch: that is how many images all iterations saw together.")
+        raise Hint("batch: that is the number of images in all iterations together.")
     if said["batch"] != batch:
-        raise Hint("batch: not the first dimension of what the first convolution gets.")
+        raise Hint("batch: that is not the first dimension of the first convolution's input.")
     if said["ranks"] == facts["loaded"]:
-        raise Hint("ranks: so many are loaded; how many took part? Look at world_size.")
+        raise Hint("ranks: that many are loaded, but how many took part? Look at world_size.")
     if said["ranks"] != facts["ranks"]:
-        raise Hint(f"ranks: not the number that the traces give. {slip(said['ranks'], facts['ranks'], 1e-6)}")
+        raise Hint(f"ranks: not the number in the traces. {slip(said['ranks'], facts['ranks'], 1e-6)}")
 
 
 def measure_faster(answer: Any, profile: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
-        raise Hint("The answer is a dictionary with op, a name as in a.launches, and two numbers, share and saves_ms.")
+        raise Hint("The answer must be a dictionary with op, a name from a.launches, and share and saves_ms, numbers.")
     h = loaded_profile(profile, FIRST)
     path = h.critical_path
     on_gpu = path[(path["op"] == answer["op"]) & path["device"].notna()]
@@ -81,29 +82,29 @@ def measure_faster(answer: Any, profile: Any = None) -> Facts:
 def judge_faster(facts: Facts) -> None:
     op, gpu_ms, share, saves = facts["op"], facts["gpu_ms"], facts["share"], facts["saves_ms"]
     if op not in gpu_ms:
-        raise Hint(f"a.launches has no row {op!r}; an op's name begins with aten::, and a kernel is none.")
+        raise Hint(f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
     if gpu_ms[op] < max(gpu_ms.values()):
-        raise Hint(f"op: another one than {op} launched work that took longer on the GPU.")
+        raise Hint(f"op: another op launched work that took longer on the GPU than {op}'s.")
     wanted = gpu_ms[op] / sum(gpu_ms.values())
     if not close(share, wanted, 0.015):
         if close(share, max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), 0.015):
-            raise Hint("share: that is the share of one kernel; the op launches several, of different names.")
+            raise Hint("share: that is the share of one kernel, but the op launches several different ones.")
         if close(share, gpu_ms[op] / facts["step_ms"], 0.05):
-            raise Hint("share: that is its share of the step; asked for is that of the GPU's work.")
-        raise Hint(f"share: not that of the op in the GPU's work. {slip(share, wanted, 0.015)}")
+            raise Hint("share: that is its share of the step; give its share of GPU work.")
+        raise Hint(f"share: not the op's share of GPU work. {slip(share, wanted, 0.015)}")
     if abs(saves - facts["path_gpu_ms"] / 2) < 0.005:
         return
     if any(close(saves, gpu_ms[op] * part, 0.02) for part in (0.5, 1.0)):
-        raise Hint("saves_ms: by so much the GPU would work less. Does the end of the step wait for that work?")
+        raise Hint("saves_ms: the GPU would do that much less work. Does the end of the step wait for that work?")
     if any(close(saves, facts["path_host_ms"] * part, 0.02) for part in (0.5, 1.0)):
-        raise Hint("saves_ms: that is the host's time in the op, which a faster kernel leaves as it is.")
-    raise Hint("saves_ms: only what lies on the critical path makes the step shorter. How much GPU work lies there?")
+        raise Hint("saves_ms: that is the host's time in the op, which a faster kernel does not change.")
+    raise Hint("saves_ms: only work on the critical path shortens the step. How much GPU work lies there?")
 
 
 def measure_calls(answer: Any, profile: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("call"), str):
         raise Hint(
-            "The answer is a dictionary with call, a name from the events, and per_iteration and share, numbers."
+            "The answer must be a dictionary with call, a name from the events, and per_iteration and share, numbers."
         )
     t = loaded_profile(profile, TRAINING)
     calls = t.events[t.events["category"].isin(CALLS)].groupby("name", observed=True)["duration_ns"]
@@ -121,23 +122,25 @@ def measure_calls(answer: Any, profile: Any = None) -> Facts:
 def judge_calls(facts: Facts) -> None:
     call, ms, calls = facts["call"], facts["ms"], facts["calls"]
     if call not in ms:
-        raise Hint(f"call: no event of the categories {' and '.join(CALLS)} is called {call!r}.")
+        raise Hint(f"call: no event of the categories {' and '.join(CALLS)} is named {call!r}.")
     if ms[call] < max(ms.values()):
-        often = " It is called most often, but each time it is short." if calls[call] == max(calls.values()) else ""
-        raise Hint(f"call: the host spends more time in another one than in {call}.{often}")
+        often = " It is called most often, but each call is short." if calls[call] == max(calls.values()) else ""
+        raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
     wanted = calls[call] / facts["iterations"]
     if facts["per_iteration"] == calls[call]:
-        raise Hint("per_iteration: that is in the whole trace. How many iterations does it hold?")
+        raise Hint("per_iteration: that is the count in the whole trace. How many iterations does it have?")
     if not close(facts["per_iteration"], wanted, 1e-3):
-        raise Hint(f"per_iteration: not so often. {slip(facts['per_iteration'], wanted, 1e-3)}")
+        raise Hint(
+            f"per_iteration: not the number of calls per iteration. {slip(facts['per_iteration'], wanted, 1e-3)}"
+        )
     share = ms[call] / facts["step_ms"]
     if close(facts["share"], share, 0.004):
         return
     if close(facts["share"], ms[call] / facts["idle_ms"], 0.004):
-        raise Hint("share: by the GPU's idle time; asked for is its share of the whole trace's one step.")
+        raise Hint("share: that is relative to the GPU's idle time; make it relative to the whole trace's single step.")
     if close(facts["share"], ms[call], 0.01) or close(facts["share"], ms[call] / 1e3, 0.01):
-        raise Hint("share: that is its time; divide it by that of the step, in the same unit.")
-    raise Hint(f"share: not that of the host's time in {call}. {slip(facts['share'], share, 0.004)}")
+        raise Hint("share: that is its time; divide it by the step's, in the same unit.")
+    raise Hint(f"share: not the share of the host's time in {call}. {slip(facts['share'], share, 0.004)}")
 
 
 def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
@@ -157,31 +160,31 @@ def judge_straggler(facts: Facts) -> None:
     rank, waits = facts["said"]["rank"], facts["said"]["waits_ms"]
     waiting, talking = facts["waiting_ms"], facts["communication_ms"]
     if str(int(rank)) not in waiting or rank != int(rank):
-        raise Hint(f"rank: there is no rank {rank:g} among those loaded, {', '.join(waiting)}.")
+        raise Hint(f"rank: there is no rank {rank:g} among those loaded ({', '.join(waiting)}).")
     if rank != facts["straggler"]:
         longest = talking[str(int(rank))] == max(talking.values())
         raise Hint(
-            "rank: the others wait for the one that comes *last*."
-            + (" A long collective is that of a rank which came early and waits inside it." if longest else "")
+            "rank: the others wait for the one that arrives *last*."
+            + (" A rank with a long collective arrived early and waits inside it." if longest else "")
         )
     other = max((rows for name, rows in waiting.items() if int(name) != rank), key=sum)
     wanted = sum(other) / len(other)
-    if close(waits, wanted, 0.04):  # the clocks' difference aside, which is half a millisecond of it
+    if close(waits, wanted, 0.04):  # tolerates the clock offset, half a millisecond of it
         return
     if close(waits, sum(other), 0.02):
-        raise Hint("waits_ms: that is of all steps together; give it per step.")
+        raise Hint("waits_ms: that is for all steps together; give it per step.")
     if any(close(waits, ms, 0.02) for ms in other):
-        raise Hint("waits_ms: that is of one step; give the mean of the steps.")
+        raise Hint("waits_ms: that is for one step; give the mean over steps.")
     if close(waits, abs(max(talking.values()) - min(talking.values())), 0.02):
-        raise Hint("waits_ms: the difference of their times in communication is not waiting: both may wait in turn.")
+        raise Hint("waits_ms: the difference in communication time is not waiting: both may wait in turn.")
     if waits in talking.values() or any(close(waits, ms, 0.005) for ms in talking.values()):
         raise Hint("waits_ms: that is all of its communication; how much of it is waiting?")
-    raise Hint(f"waits_ms: not what the other rank waits. {slip(waits, wanted, 0.02)}")
+    raise Hint(f"waits_ms: not the other rank's waiting time. {slip(waits, wanted, 0.02)}")
 
 
 def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
     if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
-        raise Hint("The answer is a dictionary with op, a name as in by_op, and op_ratio and busy_ratio, numbers.")
+        raise Hint("The answer must be a dictionary with op, a name from by_op, and op_ratio and busy_ratio, numbers.")
     compared = loaded_profile(profile, FIRST).compare(loaded_profile(other, SECOND))
     by_op = compared.by_op.groupby(compared.by_op["op"].astype(TEXT))[["gpu_ms_a", "gpu_ms_b"]].sum()
     return {
@@ -196,18 +199,20 @@ def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Fac
 def judge_machines(facts: Facts) -> None:
     op, grew = facts["op"], {name: b - a for name, (a, b) in facts["gpu_ms"].items()}
     if op not in grew:
-        raise Hint(f"op: compared.by_op has no op {op!r}; the column op has the names.")
+        raise Hint(f"op: compared.by_op has no op {op!r}; the names are in the column op.")
     if grew[op] < max(grew.values()):
-        which = "shrank" if grew[op] < 0 else "grew less than another one"
-        raise Hint(f"op: the GPU time of {op} {which}, all its shapes together, from the first trace to the second.")
+        which = "shrank" if grew[op] < 0 else "grew less than another op's"
+        raise Hint(f"op: the GPU time of {op}, summed over its shapes, {which} from the first trace to the second.")
     for name, (first, second) in (("op_ratio", facts["gpu_ms"][op]), ("busy_ratio", facts["busy_ms"])):
         if close(facts[name], second / first, 0.01):
             continue
         if name == "busy_ratio" and close(facts[name], facts["wall_ms"][1] / facts["wall_ms"][0], 0.01):
-            raise Hint("busy_ratio: that is of the steps' lengths; how long is the GPU busy in them?")
+            raise Hint("busy_ratio: that is the ratio of step lengths; how long is the GPU busy in them?")
         if close(facts[name], second - first, 0.01):
-            raise Hint(f"{name}: that is the difference in ms; how many times as long does the second take?")
-        raise Hint(f"{name}: not the second trace's time by the first's. {slip(facts[name], second / first, 0.01)}")
+            raise Hint(f"{name}: that is the difference in ms; give the ratio.")
+        raise Hint(
+            f"{name}: not the second trace's time divided by the first's. {slip(facts[name], second / first, 0.01)}"
+        )
 
 
 #: In the order of the lab's table.
@@ -217,13 +222,13 @@ LEVERS = ("faster kernels", "fewer launches", "no allocation", "hidden communica
 def measure_verdict(answer: Any, profile: Any = None, training: Any = None, ranks: Any = None) -> Facts:
     names = (FIRST, TRAINING, RANK)
     if not isinstance(answer, Mapping) or any(name not in answer for name in names):
-        raise Hint(f"The answer is a dictionary with {', '.join(names)}, each a lever and a number of ms.")
+        raise Hint(f"The answer must be a dictionary with {', '.join(names)}, each a lever and a number of ms.")
     said = {}
     for name in names:
         try:
             lever, at_most = answer[name]
         except (TypeError, ValueError):
-            raise Hint(f"{name}: give two things, a lever and the ms that it saves at most.") from None
+            raise Hint(f"{name}: give two things, a lever and the most ms it can save.") from None
         if lever not in LEVERS:
             raise Hint(f"{name}: there is no lever {lever!r}; choose one of {', '.join(LEVERS)}.")
         said[name] = [lever, as_number(at_most, name)]
@@ -241,7 +246,7 @@ def measure_verdict(answer: Any, profile: Any = None, training: Any = None, rank
 
 
 def _bounds(profile: Profile) -> dict[str, float]:
-    """What each of `LEVERS` saves at most, in ms of a step."""
+    """The most that each of `LEVERS` can save, in ms per step."""
     path, done, events = profile.critical_path, profile.gpu_steps, profile.events
     steps = len(profile.steps)
     late = float(profile.gpu_idle["host_ms"].sum()) / steps
@@ -258,7 +263,7 @@ def _bounds(profile: Profile) -> dict[str, float]:
 
 
 def _not_busy_ms(profile: Profile) -> float:
-    """For how long of a step the GPU did nothing at all."""
+    """Time per step in which the GPU does nothing, in ms."""
     return float((profile.steps["wall_ms"].sum() - profile.gpu_steps["busy_ms"].sum()) / len(profile.steps))
 
 
@@ -269,30 +274,30 @@ def judge_verdict(facts: Facts) -> None:
         if lever != right:
             raise Hint(f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[right]}")
         low = bounds[right]
-        # Whoever takes all of the step in which the GPU does nothing counts its idling at both ends as well.
+        # An answer may also count the idle time at both ends of the step.
         high = max(low, facts["idle_ms"][name]) if right in LEVERS[1:3] else low
         if 0.99 * low <= ms <= 1.01 * high:
             continue
         if close(ms, wall, 0.005):
-            raise Hint(f"{name}: that is all of the step, and no step takes no time. What would be left of it?")
+            raise Hint(f"{name}: that is the whole step, but no step takes zero time. What would remain?")
         if right == LEVERS[3] and name == RANK and close(ms, facts["communication_ms"], 0.01):
-            raise Hint(f"{name}: that is all communication; what computing already hides is saved by nobody.")
+            raise Hint(f"{name}: that is all communication, but overlapped communication cannot be saved.")
         if name == RANK and close(ms, facts["steps"] * low, 0.01):
-            raise Hint(f"{name}: that is of all steps; give it per step.")
+            raise Hint(f"{name}: that is for all steps; give it per step.")
         if right == LEVERS[2] and high < ms < wall:
-            raise Hint(f"{name}: for part of that time the GPU was at work, and that work remains.")
-        raise Hint(f"{name}: the lever is right, the bound is not. {slip(ms, (low + high) / 2, 0.05)}")
+            raise Hint(f"{name}: for part of that time the GPU was busy, and that work remains.")
+        raise Hint(f"{name}: the lever is right, but the bound is not. {slip(ms, (low + high) / 2, 0.05)}")
 
 
-#: Where to look, by the lever that has the largest bound.
+#: Where to look, by the lever with the largest bound.
 _WHY_NOT = dict(
     zip(
         LEVERS,
         (
-            "How much of the GPU's work lies on the critical path?",
-            "What does the GPU do for most of the step, and what does the critical path hold?",
-            "In which call does the host spend its time, while the GPU is idle?",
-            "Which bound is the largest? Its GPU is busy longest with one thing, most of which nothing else hides.",
+            "How much of the GPU's work is on the critical path?",
+            "What does the GPU do for most of the step, and what is on the critical path?",
+            "In which call does the host spend its time while the GPU is idle?",
+            "Which bound is the largest? The GPU mostly does one kind of work, and little of it overlaps.",
         ),
         strict=True,
     )

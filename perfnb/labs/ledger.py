@@ -1,4 +1,4 @@
-"""What the reader has answered so far, and what was found."""
+"""The reader's answers so far and how they were judged."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from perfnb.errors import LabError
 from perfnb.labs.exercise import Exercise, Facts, Hint, quoted, what_was_raised
 from perfnb.labs.placeholders import FromCell
 
-#: Characters kept of an answer, for a teacher to read.
+#: Longest answer kept for a teacher to read, in characters.
 LONGEST_ANSWER = 4000
-#: Characters of a hint.
+#: Longest hint, in characters.
 LONGEST_HINT = 1200
 
 
 @dataclass(frozen=True)
 class Result:
-    """An answer to an exercise. ``hint`` is empty where it was right; ``facts`` is empty where none were had.
+    """An answer to an exercise. ``hint`` is empty if it was right; ``facts`` is empty if nothing was measured.
 
     ``tries`` counts the answers to this exercise so far.
     """
@@ -40,24 +40,24 @@ class Result:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the reader is. Shows itself as text.
+    """The reader's progress. Displays as text.
 
     Attributes
     ----------
     rows : tuple of (exercise, result)
-        A row an exercise, in order; the result is ``None`` where it was not tried.
+        One row per exercise, in order; the result is ``None`` if it was not tried.
     """
 
     rows: tuple[tuple[Exercise, Result | None], ...]
 
     @property
     def right(self) -> int:
-        """Exercises that were once answered rightly."""
+        """Number of exercises answered correctly at least once."""
         return sum(result is not None and result.right for _, result in self.rows)
 
     @property
     def complete(self) -> bool:
-        """Whether every exercise was answered rightly."""
+        """Whether every exercise was answered correctly."""
         return self.right == len(self.rows)
 
     def __repr__(self) -> str:
@@ -72,13 +72,13 @@ class Progress:
 
 
 class Ledger:
-    """The results of one reader: for each exercise the last answer that was right, or else the last."""
+    """One reader's results: for each exercise the last right answer, or else the last answer."""
 
     def __init__(self) -> None:
         self._results: dict[str, Result] = {}
 
     def judge(self, number: str, answer: Any, evidence: dict[str, Any]) -> Result:
-        """Measure and judge an answer. What is wrong takes nothing away that was right before, but counts as a try."""
+        """Measure and judge an answer. A wrong one counts as a try but does not replace an earlier right one."""
         exercise = exercise_of(number)
         before = self._results.get(number)
         facts, hint = judged(exercise, answer, evidence)
@@ -87,21 +87,20 @@ class Ledger:
         return result
 
     def progress(self, lab: int | None = None) -> Progress:
-        """Of one lab, or of every lab that was begun."""
+        """Progress in one lab, or in every lab that was started."""
         labs = {_lab(number) for number in self._results} if lab is None else {str(lab)}
         every = [exercise for each in sorted(labs, key=int) for exercise in exercises_of(each)]
         return Progress(tuple((exercise, self._results.get(exercise.number)) for exercise in every))
 
     def results(self) -> Iterable[Result]:
-        """In the order of the exercises."""
+        """All results, in the order of the exercises."""
         return [result for _, result in self.progress().rows if result is not None]
 
 
 def judged(exercise: Exercise, answer: Any, evidence: dict[str, Any]) -> tuple[Facts, str]:
-    """The facts of an answer, and what is wrong with it; empty where nothing is.
+    """The facts of an answer, and what is wrong with it (empty if nothing is).
 
-    Whatever the answer and the evidence are, what is wrong is said in a sentence. Only `KeyboardInterrupt` goes
-    through.
+    Whatever the answer and evidence are, the problem is described in a sentence; only `KeyboardInterrupt` propagates.
     """
     facts: Facts = {}
     try:
@@ -128,7 +127,7 @@ def _only_absent(answer: Any) -> bool:
 
 
 def _require_cells(*values: Any) -> None:
-    """Raise a `Hint` if something is still to be made by a cell that was not run, or failed."""
+    """Raise a `Hint` if a value comes from a cell that has not run, or that failed."""
     for value in values:
         inside = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
         for part in (value, *inside):
@@ -137,7 +136,7 @@ def _require_cells(*values: Any) -> None:
 
 
 def _not_judged(exercise: Exercise, evidence: dict[str, Any], error: BaseException) -> str:
-    """Why a check came to no judgement: most often what it is given with the answer is missing, or of another kind."""
+    """Why a check could not judge: usually an argument is missing or has the wrong type."""
     _, *needed = inspect.signature(exercise.measure).parameters
     missing, unknown = (
         [name for name in needed if name not in evidence],
@@ -145,27 +144,27 @@ def _not_judged(exercise: Exercise, evidence: dict[str, Any], error: BaseExcepti
     )
     if missing or unknown:
         given = "".join(f", {name}=..." for name in needed)
-        return f"Run the check as its cell has it: labs.check({exercise.number!r}, your answer{given})."
+        return f"Call the check as in its cell: labs.check({exercise.number!r}, your answer{given})."
     besides = f" and in {', '.join(needed)}" if needed else ""
     return (
-        f"The check cannot read what it was given ({what_was_raised(error)}). Look for a value of the wrong kind in "
-        f"your answer{besides}."
+        f"The check cannot read its arguments ({what_was_raised(error)}). Look for a value of the wrong type"
+        f" in your answer{besides}."
     )
 
 
 def _bounded(hint: str) -> str:
-    """A hint of which no text from an answer makes a flood, or more than plain text."""
+    """A hint cut to length and limited to printable text, whatever the answer contained."""
     cut = hint if len(hint) <= LONGEST_HINT else f"{hint[:LONGEST_HINT]}..."
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)
 
 
 def exercise_of(number: str) -> Exercise:
-    """The exercise of a number such as ``2.3``.
+    """The exercise with a number such as ``2.3``.
 
     Raises
     ------
     LabError
-        If there is none.
+        If there is no such exercise.
     """
     every = exercises_of(_lab(str(number)))
     for exercise in every:
@@ -175,16 +174,16 @@ def exercise_of(number: str) -> Exercise:
 
 
 def exercises_of(lab: str) -> tuple[Exercise, ...]:
-    """All exercises of a lab, in order; raises `LabError` where there is no such lab."""
+    """All exercises of a lab, in order; raises `LabError` if there is no such lab."""
     labs = known_labs()
     if lab not in labs:
-        raise LabError(f"There is no lab {lab!r}; there are {', '.join(labs)}. An exercise is named as in '2.3'.")
+        raise LabError(f"There is no lab {lab!r}; there are {', '.join(labs)}. Exercises are numbered like '2.3'.")
     exercises: tuple[Exercise, ...] = importlib.import_module(labs[lab]).EXERCISES
     return exercises
 
 
 def known_labs() -> dict[str, str]:
-    """The modules with the checks, by lab."""
+    """Module of checks for each lab."""
     names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     return {str(int(name[4:])): f"{__package__}.{name}" for name in sorted(names) if name.startswith("lab_")}
 
@@ -194,7 +193,7 @@ def _lab(number: str) -> str:
 
 
 def _text(answer: Any) -> str:
-    """An answer for a teacher to read: the source where it is code."""
+    """An answer as text for a teacher: its source if it is code."""
     try:
         text = inspect.getsource(answer) if callable(answer) else ""
     except (Exception, SystemExit):
@@ -208,7 +207,7 @@ def _text(answer: Any) -> str:
 
 
 def _class_text(answer: Any) -> str:
-    """The source of a class from a notebook's cell, found by one of its methods: Python finds it from 3.13 on."""
+    """Source of a class defined in a notebook cell, found through a method (Python finds it only from 3.13)."""
     if not isinstance(answer, type):
         return ""
     for method in vars(answer).values():

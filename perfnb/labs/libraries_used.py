@@ -1,4 +1,4 @@
-"""Which libraries of arrays a function makes use of, by the names in its code."""
+"""Which array libraries a function uses, by the names in its code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-#: Libraries that compute with whole arrays, outside Python.
+#: Libraries that compute with whole arrays outside Python.
 LIBRARIES = frozenset(
     {"cupy", "jax", "mlx", "numba", "numexpr", "numpy", "pandas", "polars", "scipy", "sklearn", "tensorflow", "torch"}
 )
 
 
 def libraries_used(function: Any) -> list[str]:
-    """The libraries that a function, or one that it calls and that was written in Python, names or imports.
+    """Array libraries that a function, or a Python function it calls, names or imports.
 
-    What is only imported where the function stands, and not used in it, does not count.
+    A library that is only imported next to the function, but not used in it, does not count.
     """
     found: set[str] = set()
     seen: set[int] = set()
@@ -41,7 +41,7 @@ def libraries_used(function: Any) -> list[str]:
 
 
 def _top(thing: Any) -> str:
-    """The first part of the name of the module that a thing is, or comes from."""
+    """Top-level module that a thing is or comes from."""
     if isinstance(thing, ModuleType):
         return thing.__name__.partition(".")[0]
     homes = (thing, getattr(thing, "__objclass__", None), type(thing))
@@ -49,7 +49,7 @@ def _top(thing: Any) -> str:
 
 
 def _parts(thing: Any) -> list[Any]:
-    """What a function, a class or an object that can be called is made of, as far as Python sees it."""
+    """What a function, class or callable object is made of, as far as Python can see."""
     if isinstance(thing, FunctionType):
         names = [thing.__globals__[name] for name in _names(thing.__code__) if name in thing.__globals__]
         closure = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
@@ -72,7 +72,7 @@ def _filled(cell: Any) -> bool:
 
 
 def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    """Those of the functions inside, too."""
+    """All instructions, including those of nested functions."""
     yield from dis.get_instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -80,7 +80,7 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Global names that are read: not those of attributes, which may be called anything."""
+    """Global names that are read; attribute names do not count, as they may be anything."""
     return {each.argval for each in _instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
 
 

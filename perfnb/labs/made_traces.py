@@ -1,6 +1,6 @@
-"""The traces of lab 8: small, made up by perfnb, and the same on every machine.
+"""The traces of lab 8: small, made up by perfnb, and identical on every machine.
 
-What they teach is planted here. No figure in them was measured on any GPU.
+What they teach is planted here. None of their figures were measured on a GPU.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NOTE = "Made up by perfnb for lab 8. No figure in it was measured."
 CUDA = (("cuda_runtime", "cudaLaunchKernel"), ("cuda_driver", "cuLaunchKernelEx"))
 HIP = (("cuda_runtime", "hipLaunchKernel"), ("cuda_runtime", "hipExtModuleLaunchKernel"))
 
-#: Sentences in a batch, tokens, width of the text encoder, and its layers.
+#: Sentences per batch, tokens, width and layers of the text encoder.
 BATCH, TOKENS, WIDTH, LAYERS = 8, 128, 512, 10
-#: Microseconds of each operator's kernels on GPU A, and how many times as long they take on GPU B.
+#: Microseconds of each operator's kernels on GPU A, and the factor for GPU B.
 ENCODER_US = {"embedding": 9.0, "add": 2.4, "norm": 2.8, "projection": 5.6, "attention": 8.0, "up": 12.0, "gelu": 3.2,
               "down": 11.0}  # fmt: skip
 ON_B = {"embedding": 0.8, "add": 0.9, "norm": 0.7, "projection": 1.2, "attention": 3.2, "up": 1.2, "gelu": 1.1,
@@ -29,9 +29,9 @@ ON_B = {"embedding": 0.8, "add": 0.9, "norm": 0.7, "projection": 1.2, "attention
 
 
 def encoder(gpu: str) -> Machine:
-    """Inference of a text encoder, on GPU ``"A"`` or ``"B"``: the host comes late with nearly every launch.
+    """Inference of a text encoder on GPU ``"A"`` or ``"B"``: nearly every launch is late.
 
-    GPU B takes longer, most of all in attention. Its host is faster, so its step is shorter.
+    GPU B is slower, above all in attention, but its host is faster, so its step is shorter.
     """
     on_a = gpu == "A"
     times = ENCODER_US if on_a else {name: us * ON_B[name] for name, us in ENCODER_US.items()}
@@ -45,7 +45,7 @@ def encoder(gpu: str) -> Machine:
                 pass
             with machine.op("aten::addmm", ((outputs,), (rows, inputs), (inputs, outputs)), 12):
                 machine.launch(kernel, us * 0.85, call=1)
-                machine.launch(f"{kernel}_reduce", us * 0.15)  # comes while the first is at work
+                machine.launch(f"{kernel}_reduce", us * 0.15)  # arrives while the first is running
 
     def simple(op: str, us: float, kernel: str) -> None:
         with machine.op(op, (hidden,), 14):
@@ -81,17 +81,17 @@ def encoder(gpu: str) -> Machine:
     return machine
 
 
-#: Images in a batch, iterations, and channels of the convolutions of the training run.
+#: Images per batch, iterations, and channels of the convolutions in the training run.
 IMAGES, ITERATIONS, CHANNELS = 256, 6, (3, 32, 32, 64, 64, 128, 128)
-#: Microseconds that the host takes to give memory back and to take it, and of a convolution's kernel.
+#: Microseconds to free and to allocate memory, and of a convolution kernel.
 GIVES_BACK_US, TAKES_US, CONVOLUTION_US = 1900.0, 11.0, 700.0
 
 
 def training() -> Machine:
-    """Training of a small network without marks for its steps, on GPU B: memory goes back to the device all the time.
+    """Training of a small network without step marks, on GPU B, which keeps freeing memory.
 
-    The kernels are long, and launches are not what the GPU waits for: each `hipFree` waits for the GPU, and then takes
-    two milliseconds in which nothing is launched.
+    The kernels are long, so the GPU does not wait for launches: each `hipFree` waits for the GPU, then takes two
+    milliseconds in which nothing is launched.
     """
     machine, sequence = Machine(HIP, seed=3, **_about("GPU B")), itertools.count(100)
 
@@ -135,23 +135,23 @@ def training() -> Machine:
     return machine
 
 
-#: Ranks of the job of which two have a trace; their steps; and by how much the clock of the second is ahead.
+#: Ranks of the job, two of which have a trace; their steps; and the clock offset of the second.
 WORLD, STEPS, AHEAD_US = 64, (30, 31), 150.0
-#: Microseconds of the lookups in embedding tables, by rank and step: the tables of rank 1 hold more.
+#: Microseconds of embedding lookups, by rank and step: rank 1 has larger tables.
 LOOKUPS_US = ((2200.0, 2300.0), (4700.0, 7100.0))
-#: Microseconds of a collective from when the last rank has come, of the model's kernels between two, and of a
-#: collective with ranks that have no trace here, by rank.
+#: Microseconds of a collective after the last rank arrives, of the kernels between two of them, and, by rank, of a
+#: collective with ranks that have no trace here.
 EXCHANGE_US, COMPUTED_US, OTHERS_US = 1500.0, 2600.0, (900.0, 2600.0)
-#: Microseconds for which the host of each rank is busy in a step, and launches nothing.
+#: Microseconds per step in which each rank's host is busy but launches nothing.
 SILENT_US = 16_000.0
 COMPUTES, TALKS, COPIES = 7, 20, 24
 
 
 def job() -> tuple[Machine, Machine]:
-    """Two ranks of a recommender's training. Rank 1 comes late to the first exchange of each step.
+    """Two ranks of a recommender's training. Rank 1 arrives late at the first exchange of each step.
 
-    The host launches, copies and fills; in between it is busy for some time with something of which the trace says
-    nothing, and at the end of a step it waits for the GPU, of which the trace says nothing either.
+    The host launches, copies and fills; for a while it is busy with something that the trace does not record, and at
+    the end of a step it waits for the GPU without an event.
     """
     ranks = _rank(0), _rank(1)
     for place, number in enumerate(STEPS):
@@ -177,7 +177,7 @@ def _rank(rank: int) -> Machine:
 
 
 def _step(ranks: tuple[Machine, ...], place: int) -> None:
-    """A step of both ranks, from exchange to exchange."""
+    """One step of both ranks, exchange by exchange."""
     everyone = str(list(range(WORLD)))
     done = [0.0, 0.0]
     for rank, machine in enumerate(ranks):
@@ -195,7 +195,7 @@ def _step(ranks: tuple[Machine, ...], place: int) -> None:
         machine.now += SILENT_US
         with machine.op("aten::mm", us=30):
             machine.launch("gemm_256x128", 2 * COMPUTED_US, after=done[rank])
-        with machine.op("c10d::allreduce_", us=20):  # with others, while this rank computes
+        with machine.op("c10d::allreduce_", us=20):  # with other ranks, while this rank computes
             began = max(machine.now + 10, done[rank])
             group = str([rank, rank + 8])
             machine.collective(
@@ -212,7 +212,7 @@ def _step(ranks: tuple[Machine, ...], place: int) -> None:
 
 
 def _together(ranks: tuple[Machine, ...], done: list[float], kind: str, kernel: str, group: str) -> list[float]:
-    """A collective that each rank begins when it has done what came before, and that ends for all together."""
+    """A collective that each rank starts after its earlier work, and that ends for all at the same time."""
     begins = []
     for rank, machine in enumerate(ranks):
         machine.works(40)
@@ -240,12 +240,12 @@ TRACES: dict[str, Callable[[], bytes]] = {
 
 
 def trace_file(name: str) -> Path:
-    """The file of one of lab 8's traces, written into the folder that holds perfnb's cache.
+    """Write one of lab 8's traces to perfnb's cache folder and return its path.
 
     Parameters
     ----------
     name : str
-        One of `TRACES`; the file is called so, with ``.json.gz`` behind it.
+        One of `TRACES`; the file is named after it, with ``.json.gz`` appended.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def trace_file(name: str) -> Path:
         raise LabError(f"There is no trace {name!r}; there are {', '.join(TRACES)}.")
     folder = cache_folder()
     if folder is None:
-        raise LabError(f"There is no folder to write the trace {name} to: name one in PERFNB_CACHE.")
+        raise LabError(f"There is no folder to write the trace {name} to: set one in PERFNB_CACHE.")
     path = folder / "lab_traces" / f"{name}.json.gz"
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -265,7 +265,7 @@ def trace_file(name: str) -> Path:
         beside.replace(path)
     except OSError as error:
         raise LabError(
-            f"The trace {name} could not be written to {path.parent} ({error.strerror}): name another folder in "
-            "PERFNB_CACHE."
+            f"The trace {name} could not be written to {path.parent} ({error.strerror}): set another folder "
+            "in PERFNB_CACHE."
         ) from error
     return path

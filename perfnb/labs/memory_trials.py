@@ -12,7 +12,7 @@ from perfnb.labs.workloads import agree
 
 
 def trial(name: str) -> tuple[Any, Any]:
-    """A model to try the rule on, and a batch for it."""
+    """A model to test the rule on, and a batch for it."""
     import torch
     from torch import nn
 
@@ -27,7 +27,7 @@ def trial(name: str) -> tuple[Any, Any]:
 
 
 def trained_bytes(name: str) -> tuple[dict[str, int], int]:
-    """The bytes that stay of a model after a step with Adam, and those of Adam's counters of steps."""
+    """Bytes that a model keeps after a step with Adam, and the bytes of Adam's step counters."""
     import torch
 
     model, x = trial(name)
@@ -45,7 +45,7 @@ def trained_bytes(name: str) -> tuple[dict[str, int], int]:
 
 
 def saved_bytes(batch: int, widths: Sequence[int], activation: str) -> int:
-    """Bytes that autograd saves for the backward pass of such a network, without the batch and the weights."""
+    """Bytes that autograd saves for such a network's backward pass, not counting the batch and the weights."""
     import torch
     from torch import nn
 
@@ -58,7 +58,7 @@ def saved_bytes(batch: int, widths: Sequence[int], activation: str) -> int:
     saved: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
-        saved[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is given out twice
+        saved[tensor.untyped_storage().data_ptr()] = tensor  # kept alive, so that no address is reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -68,13 +68,13 @@ def saved_bytes(batch: int, widths: Sequence[int], activation: str) -> int:
 
 
 def measured_peak(step: Callable[[], Any]) -> int:
-    """The most bytes that a step had alive, without what others hold in this process."""
+    """Peak bytes alive in a step, without what others in this process hold."""
     memory = profile_step(step, steps=1, warmup=1, traced=1, flops=False).memory
     return int((memory["total"] - memory["other"]).max())
 
 
 def trained(tower: Any, x: Any) -> tuple[Any, list[Any]]:
-    """The output, and the gradients of the weights and of the input where it asks for one."""
+    """The output, and the gradients of the weights and, if it needs one, of the input."""
     import torch
 
     tower.zero_grad()
@@ -87,7 +87,7 @@ def trained(tower: Any, x: Any) -> tuple[Any, list[Any]]:
 
 
 def same_training(old: Any, new: Any, x: Any) -> Facts:
-    """Whether two towers give the same output and gradients for `x`, and leave it as it is."""
+    """Whether two towers give the same output and gradients for `x`, and leave `x` unchanged."""
     kept = x.detach().clone()
     wanted, gradients = trained(old, x)
     wanted_gradients = [gradient.clone() for gradient in gradients]
@@ -102,7 +102,7 @@ def same_training(old: Any, new: Any, x: Any) -> Facts:
 
 
 def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[list[float], Any, Callable[[Any], None]]:
-    """What a monitor remembers of some steps, the weights that they end with, and the step."""
+    """What a monitor recorded over some steps, the final weights, and the step."""
     import torch
     from torch import nn
 
@@ -120,7 +120,7 @@ def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[li
         outcome(step, x)
     kept = getattr(monitor, "strengths", None)
     if not isinstance(kept, Iterable):
-        raise Hint("The monitor has no list strengths any more; whoever reads it needs it.")
+        raise Hint("The monitor no longer has a list called strengths.")
     numbers = (value.detach() if isinstance(value, torch.Tensor) else value for value in kept)
-    strengths = [as_number(value, "Something in strengths") for value in numbers]
+    strengths = [as_number(value, "A value in strengths") for value in numbers]
     return strengths, torch.cat([part.detach().flatten() for part in net.parameters()]), step

@@ -1,4 +1,4 @@
-"""What stands for the result of a notebook's cell until that cell has run."""
+"""Placeholder for the result of a notebook cell that has not run yet."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from perfnb.errors import LabError
 
 
 class FromCell:
-    """Stands for what a cell further down makes, and says which cell that is to whoever uses it too early.
+    """Stands in for the result of a later cell, and names that cell to whoever uses it too early.
 
-    Its attributes, its items and what it returns are itself, so that a check gets it whatever it is asked for.
+    Its attributes, items and return values are itself, so a check receives it whatever it asks for.
 
     Parameters
     ----------
     section : str
-        The heading that the cell stands under.
+        The heading above that cell.
     line : str
-        A line of the cell, or as much of it as tells it from other cells.
+        A line of that cell, or enough of it to identify the cell.
     """
 
     def __init__(self, section: str, line: str) -> None:
         self._section, self._line = section, line
 
     def what_to_run(self) -> str:
-        """The sentence for the reader."""
+        """Which cell to run, as a sentence."""
         return (
-            f'First run the cell with "{self._line}" in the section "{self._section}", then this one again. If that '
-            "cell failed, its error says why."
+            f'First run the cell with "{self._line}" in the section "{self._section}", then this one again. If '
+            "that cell failed, its error says why."
         )
 
     def __repr__(self) -> str:

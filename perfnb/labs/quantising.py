@@ -1,4 +1,4 @@
-"""Check of a model quantised for inference: smaller, the same answers, and the one given left as it is."""
+"""Check of a model quantised for inference: smaller, same answers, and the original unchanged."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from perfnb.labs.changes import judge_report, report_facts, same_state, state
 from perfnb.labs.exercise import Facts, Hint, all_there, as_function, is_false, outcome
 
-#: The most that int8 weights may take of the bytes before, and how far the largest output may move.
+#: Largest fraction of the original bytes for int8 weights, and how far the largest output may move.
 SMALLER, MOVED = 0.4, 0.15
-#: The reports on it: many images at once, and one at a time.
+#: Its reports: many images at once, and one at a time.
 INT8 = ("int8", "int8, one at a time")
 
 
@@ -21,7 +21,7 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
 
     function = as_function(answer, "quantised(net)")
     kept, kinds = state(net), [type(each).__name__ for each in net.modules()]
-    given = copy.deepcopy(net)  # the reader's own stays as it is, whatever the function does
+    given = copy.deepcopy(net)  # the reader's own model stays unchanged, whatever the function does
     inputs = (x, x.flip(0)[:7] * 0.9)
     with torch.inference_mode():
         answers = [net(images) for images in inputs]
@@ -32,7 +32,7 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
             raise
         return {"can": False}
     if not callable(small):
-        raise Hint("Return the model for inference, with its weights in int8.")
+        raise Hint("Return the model for inference, with int8 weights.")
     moved: list[float | None] = []
     with torch.inference_mode():
         for images, wanted in zip(inputs, answers, strict=True):
@@ -49,7 +49,7 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
 
 
 def _bytes(model: Any) -> int:
-    """Of what is saved of a model: packed weights too have their place there."""
+    """Size of a saved model in bytes, including packed weights."""
     import torch
 
     kept = io.BytesIO()
@@ -58,7 +58,7 @@ def _bytes(model: Any) -> int:
 
 
 def _quantises() -> bool:
-    """Whether torch's own dynamic quantisation works on this machine, found out by trying."""
+    """Whether torch's dynamic quantisation works on this machine, by trying it."""
     import torch
 
     try:
@@ -69,7 +69,7 @@ def _quantises() -> bool:
             model = torch.nn.Sequential(torch.nn.Linear(8, 8))
             small = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
             return bool(torch.isfinite(small(torch.ones(2, 8))).all())
-    except Exception:  # whatever is missing, it cannot be had
+    except Exception:  # whatever the reason, it is not available
         return False
 
 
@@ -78,10 +78,12 @@ def judge_int8(facts: Facts) -> None:
         return
     before, after = facts["bytes"]
     if not facts["unchanged"]:
-        raise Hint("The model that your function was given is another one afterwards; somebody may still train it.")
+        raise Hint("Your function changed the model it was given; somebody may still train it.")
     if after > SMALLER * before:
-        raise Hint(f"Saved, it takes {100 * after / before:.0f} % of the bytes before; int8 takes about a quarter.")
+        raise Hint(
+            f"The saved model has {100 * after / before:.0f} % of the original bytes; int8 needs about a quarter."
+        )
     if any(each is None or each > MOVED for each in all_there(facts["moved"], 2)):
-        raise Hint("Its answers are not those of the model given, or not for other images.")
+        raise Hint("Its answers differ from the original model's, at least for some images.")
     for name, report in zip(INT8, facts["reports"], strict=True):
         judge_report(report, name)

@@ -1,4 +1,4 @@
-"""The file of results for a teacher: every answer, and of each right one the facts from which that follows again."""
+"""Results file for a teacher: every answer, with the facts behind each right one so that it can be judged again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from perfnb.labs.exercise import Hint, flagged, printable
 from perfnb.labs.ledger import Result, exercise_of
 
 FORMAT = "perfnb labs 2"
-#: Bytes beyond which a file is not read: a full one has some ten thousand.
+#: Largest file that is read, in bytes; a full one has about ten thousand.
 LARGEST = 4_000_000
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What a teacher's own judgement of a file of results says. Shows itself as text.
+    """A teacher's check of a results file. Displays as text.
 
     Attributes
     ----------
     unchanged : bool
-        Whether the digest is that of the contents: it guards against damage, not against forgery, for it needs no
-        secret.
+        Whether the digest matches the contents. It detects damage, not forgery: it involves no secret.
     verdicts : dict
-        By exercise: ``right`` (the facts say so again), ``not yet`` (the file claims no more), or ``does not follow``
-        where it claims what its facts do not bear out.
+        By exercise: ``right`` (the facts confirm it), ``not yet`` (the file claims no more), or ``does not follow``
+        if the facts do not support what the file claims.
     """
 
     unchanged: bool
@@ -40,7 +39,7 @@ class Verification:
 
     @property
     def right(self) -> int:
-        """Exercises that are right by the facts."""
+        """Number of exercises that the facts confirm."""
         return list(self.verdicts.values()).count("right")
 
     def __repr__(self) -> str:
@@ -50,7 +49,7 @@ class Verification:
 
 
 def write_results(results: Iterable[Result], path: str | Path) -> Path:
-    """Write the results as JSON, whole or not at all.
+    """Write the results as JSON, atomically.
 
     Raises
     ------
@@ -77,7 +76,7 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
 
 
 def _written(result: Result) -> dict[str, Any]:
-    """A result as it stands in the file: the facts of an answer that is not right would tell what is."""
+    """A result as stored; the facts of a wrong answer are left out because they would give the answer away."""
     return asdict(result if result.right else replace(result, facts={}))
 
 
@@ -87,23 +86,23 @@ def verify_results(path: str | Path) -> Verification:
     Raises
     ------
     LabError
-        If it is no file of results.
+        If it is not a results file.
     """
     try:
         with open_regular(path) as file:
             text = file.read(LARGEST + 1)
         if len(text) > LARGEST:
-            raise LabError(f"{path} is too large for a file of results.")
+            raise LabError(f"{path} is too large for a results file.")
         content = json.loads(text.decode("utf-8"))
         claimed, digest = content.pop("sha256", None), None
         if content.get("format") != FORMAT:
-            raise LabError(f"{path} is not a file of results that this perfnb reads ({FORMAT}).")
+            raise LabError(f"{path} is not a results file that this version of perfnb reads ({FORMAT}).")
         verdicts = {printable(str(each["number"])): _verdict(each) for each in content["results"]}
         digest = _digest(content)
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise LabError(f"{path} is not a file of results, or is damaged.") from error
+        raise LabError(f"{path} is not a results file, or is damaged.") from error
     return Verification(unchanged=claimed == digest, verdicts=verdicts)
 
 
@@ -113,7 +112,7 @@ def _verdict(result: dict[str, Any]) -> str:
         exercise_of(str(result["number"])).judge(facts)
         right = bool(facts)
     except (Hint, LabError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-        right = False  # facts that no check has made do not bear out anything
+        right = False  # facts that no check produced prove nothing
     if right:
         return "right"
     return "does not follow" if result["right"] else "not yet"

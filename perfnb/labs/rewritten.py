@@ -1,4 +1,4 @@
-"""Check of a layer that was written anew: the same results and gradients, in less time."""
+"""Check of a rewritten layer: same results and gradients, in less time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from perfnb.labs.exercise import Facts, Hint, all_there, as_function, outcome
 from perfnb.labs.workloads import agree, interleaved, one_thread
 from perfnb.quantities import share
 
-#: Shapes of the inputs that a rewritten layer is tried on; the last is timed.
+#: Shapes of the inputs for a rewritten layer; the last is timed.
 SHAPES = ((5, 32), (17, 100), (1, 64), (128, 256))
 ROUNDS = 10
-#: The most that a rewritten layer may take of the time before.
+#: Largest fraction of the old time that a rewritten layer may take.
 MOST = 0.5
 
 
@@ -32,7 +32,7 @@ def measure_rewritten(answer: Any, slow: Any = None) -> Facts:
     inputs = [fresh(SHAPES[-1]) for _ in range(ROUNDS + 1)]
     with one_thread():
         old_ms, new_ms = interleaved(lambda *given: _ran(old, *given), lambda *given: _ran(new, *given), inputs)
-    cases.append(_same(old, new, *fresh(SHAPES[-1])))  # still right, and nothing remembered
+    cases.append(_same(old, new, *fresh(SHAPES[-1])))  # still right, with nothing cached
     return {"cases": cases, "ratio": min(new_ms) / min(old_ms)}
 
 
@@ -51,7 +51,7 @@ def _same(old: Callable[..., Any], new: Callable[..., Any], x: Any, weights: Any
 
 
 def _off(wanted: Any, got: Any) -> Facts:
-    """How far an output is off: the largest difference, and by rows that of the means and of the deviations' ratio."""
+    """Error of an output: the largest difference, and per row the error of the mean and of the standard deviation."""
     ratio = got.double().std(1) / wanted.double().std(1)
     return {
         "largest": float((got - wanted).abs().max()),
@@ -61,11 +61,11 @@ def _off(wanted: Any, got: Any) -> Facts:
 
 
 def _ran(layer: Callable[..., Any], x: Any, weights: Any) -> tuple[Any, Any, bool]:
-    """The layer's output, the gradient of its input (``None`` without one), and whether it changed the input."""
+    """The layer's output, its input's gradient (``None`` if there is none), and whether it changed the input."""
     import torch
 
     leaf = x.clone().requires_grad_()
-    given = leaf * 1.0  # may be changed in place, as no leaf may
+    given = leaf * 1.0  # unlike a leaf, this may be changed in place
     kept = given.detach().clone()
     output = outcome(layer, given)
     changed = not torch.equal(given.detach(), kept)
@@ -79,37 +79,37 @@ def judge_rewritten(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(SHAPES) + 1):
         on = f"on an input of {' x '.join(map(str, case['shape']))}"
         if case["input_changed"]:
-            raise Hint(f"The layer changes its input ({on}); somebody else may still need it.")
+            raise Hint(f"The layer changes its input ({on}), which other code may still need.")
         if case["returned"] == "NoneType":
             raise Hint("The layer returns nothing yet.")
         if case["returned_shape"] is None:
             raise Hint(f"The layer returns a {case['returned']}, not a tensor.")
         if case["returned_shape"] != case["shape"]:
-            raise Hint(f"The layer returns the shape {' x '.join(map(str, case['returned_shape']))} {on}.")
+            raise Hint(f"The layer returns shape {' x '.join(map(str, case['returned_shape']))} {on}.")
         if not case["forward"]:
-            raise Hint(f"The layer returns something else than Rescale {on} of fresh numbers. {_how(case['off'])}")
+            raise Hint(f"The layer's output differs from Rescale's {on} of fresh numbers. {_how(case['off'])}")
         if not case["backward"]:
-            raise Hint(f"Forward is right, but the gradient of the layer's input is not that of Rescale, {on}.")
+            raise Hint(f"Forward is right, but the gradient of the input differs from Rescale's {on}.")
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The result is right. Forward and backward take {share(facts['ratio'])} of the time before; get below "
-            f"{share(MOST)}. What is done once for each row, and could be done for all of them at once?"
+            f"The result is right, but forward and backward take {share(facts['ratio'])} of the original time; "
+            f"get below {share(MOST)}. What is done row by row that could be done for all rows at once?"
         )
 
 
-#: Difference of rows' means, and relative one of their standard deviations, that is rounding.
+#: Differences of the row means, and relative differences of their standard deviations, that are rounding.
 ROUNDING = 1e-4
 
 
 def _how(off: Facts) -> str:
-    """Which way an output is off, in words."""
+    """How an output is off, in words."""
     if not all(map(math.isfinite, off.values())):
-        return "Some of it is infinite, or not a number (NaN)."
+        return "It contains infinities or NaN."
     means, deviations = off["means"] > ROUNDING, off["deviations"] > ROUNDING
     return (
         f"The largest difference is {off['largest']:.2g}: the rows' means are "
         + (f"off by up to {off['means']:.2g}" if means else "right")
         + ", their standard deviations "
         + (f"off by up to {100 * off['deviations']:.2g} %." if deviations else "right.")
-        + ("" if means or deviations else " Are these the numbers of this input, each in its place?")
+        + ("" if means or deviations else " Is every value in its place, and computed from this input?")
     )

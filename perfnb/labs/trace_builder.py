@@ -1,7 +1,7 @@
-"""A machine of make-believe that writes a trace of itself, as `torch.profiler` writes one.
+"""A simulated machine that writes a trace of itself, in the format of `torch.profiler`.
 
-A host thread goes from event to event, and launches work onto the streams of a GPU, which runs it in order. Nothing is
-measured: how long everything takes is said where it is called, and a little chance, the same in each run, is added.
+A host thread moves from event to event and launches work onto GPU streams, which run it in order. Nothing is measured:
+callers give every duration, and reproducible random noise is added.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-#: The process and its main thread, and the thread of the backward pass.
+#: The process and its main thread, and the backward thread.
 MAIN, BACKWARD = 4000, 4001
-#: Microseconds of a call that launches work, and from its begin until the work can begin.
+#: Duration of a launch call, and the time from its start until the work can start, in microseconds.
 CALL_US, ARRIVES_US = 4.5, 6.0
 Shapes = Sequence[Sequence[int]]
 
@@ -25,14 +25,14 @@ class Machine:
 
     Parameters
     ----------
-    launch : tuple of (category, name)
-        The calls that launch kernels, in turn.
+    launch : sequence of (category, name)
+        The calls that launch kernels; `launch` picks one by index.
     pace : float
-        How long what the host does takes, of what is said.
+        Factor on the duration of what the host does.
     seed : int
-        Of the chance, which is up to 10 % of each duration.
+        Seed of the noise, up to 10 % of each duration.
     **facts
-        What the trace says of itself beside its events.
+        Metadata of the trace beside its events.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Machine:
         self._number = 0
 
     def works(self, us: float) -> None:
-        """The host does something of which the trace says nothing."""
+        """The host does something that the trace does not record."""
         self.now = round(self.now + self._about(us) * self._pace, 3)
 
     @contextmanager
     def span(self, name: str, category: str = "user_annotation", **args: Any) -> Iterator[None]:
-        """What happens inside lies in a span of the host."""
+        """A host span around what happens inside."""
         began = self.now
         yield
         self._add(name, category, began, self.now, MAIN, self.thread, args)
@@ -66,7 +66,7 @@ class Machine:
 
     @contextmanager
     def op(self, name: str, shapes: Shapes = (), us: float = 6, **args: Any) -> Iterator[None]:
-        """An operator, with what it takes beside what is inside."""
+        """An operator, with its own time in addition to what is inside."""
         with self.span(name, "cpu_op", **{"Input Dims": [list(shape) for shape in shapes], **args}):
             self.works(us / 2)
             yield
@@ -84,13 +84,13 @@ class Machine:
         return self._launched("cuda_runtime", call, category, what, self._about(us), stream, 0.0, {"bytes": 65536})
 
     def collective(self, kernel: str, begin: float, end: float, stream: int, kind: str, group: str) -> None:
-        """Launch a collective that begins and ends when it is said, for other ranks take part."""
+        """Launch a collective with a given start and end, because other ranks take part."""
         category, name = self._launch[0]
         args = {"Collective name": kind, "Process Group Ranks": group}
         self._launched(category, name, "kernel", kernel, end - begin, stream, begin, args)
 
     def call(self, name: str, us: float, *, waits: bool = False) -> None:
-        """A call of the GPU's library that launches nothing; it may wait until the GPU has done all that it has."""
+        """A GPU library call that launches nothing; it can wait until the GPU has finished everything."""
         began = self.now
         if waits:
             self.waits()
@@ -99,11 +99,11 @@ class Machine:
         self._add(name, "cuda_runtime", began, self.now, MAIN, self.thread, {"correlation": self._number})
 
     def waits(self) -> None:
-        """The host does nothing, and no event says so, until the GPU has done all that it has."""
+        """The host waits, without an event, until the GPU has finished everything."""
         self.now = max(self.now, *self._free.values(), 0.0)
 
     def free_at(self, stream: int = 7) -> float:
-        """When a stream has done all that it has."""
+        """When a stream finishes its work."""
         return self._free.get(stream, 0.0)
 
     def text(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What the checks run: a make-believe machine with weather, and functions side by side."""
+"""What the checks run: a simulated machine with noise, and functions timed side by side."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 
 class Machine:
-    """A machine of make-believe, whose steps return the milliseconds that they would have taken.
+    """A simulated machine whose steps return the milliseconds they would have taken.
 
     Parameters
     ----------
     weather : str
         ``steady``, ``slower and slower`` (0.02 % a run), or ``every second run slow`` (by 8 %).
     seed : int
-        Of the noise, 5 % of a run.
+        Seed of the noise, 5 % of a run.
     """
 
     def __init__(self, weather: str, seed: int = 0) -> None:
@@ -26,7 +26,7 @@ class Machine:
         self._weather, self._generator = weather, np.random.default_rng(seed)
 
     def step(self, true_ms: float) -> Callable[[], float]:
-        """A step that takes `true_ms` on a quiet machine."""
+        """A step that takes `true_ms` on an idle machine."""
 
         def run() -> float:
             slow = {
@@ -43,9 +43,9 @@ class Machine:
 def interleaved(
     a: Callable[..., Any], b: Callable[..., Any], inputs: Sequence[Sequence[Any]]
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of two functions, run in turns, each turn on the next of `inputs`; the first is to warm up.
+    """Interleaved times of two functions in ms, each round on the next of `inputs`; the first input is for warm-up.
 
-    No input is timed twice, so that a function that remembers what it returned gains nothing.
+    No input is timed twice, so a function gains nothing by caching what it returned.
     """
     a(*inputs[0])
     b(*inputs[0])
@@ -59,7 +59,7 @@ def interleaved(
 
 
 def agree(first: Any, second: Any, relative: float = 1e-4) -> bool:
-    """Whether two tensors, arrays or numbers have the same shape, and the same values up to rounding."""
+    """Whether two tensors, arrays or numbers have the same shape and, up to rounding, the same values."""
     one, other = (np.asarray(each.detach() if hasattr(each, "detach") else each) for each in (first, second))
     if one.shape != other.shape or one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
         return False
@@ -69,7 +69,7 @@ def agree(first: Any, second: Any, relative: float = 1e-4) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch works on one thread meanwhile: where programs share the cores, threads wait long for one another."""
+    """Run torch on one thread: on a shared machine, threads spend long waiting for one another."""
     import torch
 
     threads = torch.get_num_threads()

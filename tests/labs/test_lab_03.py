@@ -32,11 +32,11 @@ def linear(batch: int, inputs: int, outputs: int) -> int:
         (lambda b, i, o: float(linear(b, i, o)), ""),
         (lambda b, i, o: b * i * o, "half"),
         (lambda b, i, o: 2 * linear(b, i, o), "twice"),
-        (lambda b, i, o: 3 * linear(b, i, o), "does not agree"),
+        (lambda b, i, o: 3 * linear(b, i, o), "does not match"),
         (lambda b, i, o: linear(b, i, o) + b * o, "bias"),
-        (lambda b, i, o: 2 * i * o, "does not agree"),
+        (lambda b, i, o: 2 * i * o, "does not match"),
         (lambda b, i, o: linear(b, i, o) / 1e6, "units"),
-        (lambda b, i, o: linear(32, 784, 10), "does not agree"),
+        (lambda b, i, o: linear(32, 784, 10), "does not match"),
         (lambda b, i, o: None, "no value"),
     ],
 )
@@ -56,11 +56,11 @@ def conv(batch: int, inputs: int, outputs: int, kernel: int, height: int, width:
     [
         (conv, ""),
         (lambda *sizes: conv(*sizes) // 2, "half"),
-        (lambda *sizes: 3 * conv(*sizes), "does not agree"),
-        (lambda b, i, o, k, h, w: conv(b, i, o, 1, h, w), "does not agree"),
-        (lambda b, i, o, k, h, w: 2 * b * h * w * i * o * k, "does not agree"),
-        (lambda b, i, o, k, h, w: conv(b, 1, o, k, h, w), "does not agree"),
-        (lambda b, i, o, k, h, w: conv(b, i, o, k, h - k + 1, w - k + 1), "does not agree"),
+        (lambda *sizes: 3 * conv(*sizes), "does not match"),
+        (lambda b, i, o, k, h, w: conv(b, i, o, 1, h, w), "does not match"),
+        (lambda b, i, o, k, h, w: 2 * b * h * w * i * o * k, "does not match"),
+        (lambda b, i, o, k, h, w: conv(b, 1, o, k, h, w), "does not match"),
+        (lambda b, i, o, k, h, w: conv(b, i, o, k, h - k + 1, w - k + 1), "does not match"),
     ],
 )
 def test_arithmetic_of_a_convolution(answer: Count, says: str) -> None:
@@ -88,10 +88,10 @@ def forward(batch: int, widths: Sequence[int]) -> int:
     [
         (lambda b, widths: 3 * forward(b, widths) - linear(b, *widths[:2]), ""),
         (lambda b, widths: 3 * forward(b, widths), "too many"),
-        (forward, "forward pass alone"),
-        (lambda b, widths: 2 * forward(b, widths), "does not agree"),
+        (forward, "only the forward pass"),
+        (lambda b, widths: 2 * forward(b, widths), "does not match"),
         (lambda b, widths: (3 * forward(b, widths) - linear(b, *widths[:2])) / 2, "half"),
-        (lambda b, widths: 3 * forward(b, widths) - linear(b, *widths[-2:]), "does not agree"),
+        (lambda b, widths: 3 * forward(b, widths) - linear(b, *widths[-2:]), "does not match"),
     ],
 )
 def test_arithmetic_of_training(answer: Count, says: str) -> None:
@@ -117,7 +117,7 @@ def moved(batch: int, inputs: int, outputs: int) -> int:
         (lambda *sizes: moved(*sizes) * 2, "twice"),
         (lambda b, i, o: moved(b, i, o) - 4 * b * o, "The output is left out"),
         (lambda b, i, o: moved(b, i, o) - 4 * b * i, "The input is left out"),
-        (lambda b, i, o: 4 * i * o, "does not agree"),
+        (lambda b, i, o: 4 * i * o, "does not match"),
     ],
 )
 def test_bytes_of_a_linear_layer(profile: Profile, answer: Count, says: str) -> None:
@@ -180,8 +180,8 @@ def roofline(profile: Profile) -> Roofline:
         (lambda f, b, peak, bandwidth: min(f / peak, b / bandwidth), "shorter"),
         (lambda f, b, peak, bandwidth: f / peak, "shorter"),
         (lambda f, b, peak, bandwidth: 1e3 * max(f / peak, b / bandwidth), "milliseconds"),
-        (lambda f, b, peak, bandwidth: 2 * max(f / peak, b / bandwidth), "not the least"),
-        (lambda f, b, peak, bandwidth: f / b, "not the least"),
+        (lambda f, b, peak, bandwidth: 2 * max(f / peak, b / bandwidth), "not the minimum"),
+        (lambda f, b, peak, bandwidth: f / b, "not the minimum"),
     ],
 )
 def test_the_least_time(roofline: Roofline, answer: Count, says: str) -> None:
@@ -242,9 +242,9 @@ def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"big": SMALL, "small": BIG}, "small that of small_step"),
-        ({"big": BIG, "small": BIG}, "small that of small_step"),
-        ({"big": SMALL, "small": SMALL}, "small that of small_step"),
+        ({"big": SMALL, "small": BIG}, "big_step and small_step"),
+        ({"big": BIG, "small": BIG}, "big_step and small_step"),
+        ({"big": SMALL, "small": SMALL}, "big_step and small_step"),
         ({"big": SMALL, "small": BIG, "steps": STEPS[::-1]}, "no more arithmetic"),
         ({"steps": (STEPS[0], STEPS[0])}, "no more arithmetic"),
         ({"steps": ()}, "two steps"),

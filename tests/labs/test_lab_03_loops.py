@@ -57,8 +57,8 @@ def in_place(a: Matrix, b: Matrix) -> Matrix:
     ("answer", "says"),
     [
         (matmul, ""),
-        (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "use of torch"),
-        (lambda a, b: [[float(np.dot(row, column)) for column in zip(*b, strict=True)] for row in a], "use of numpy"),
+        (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "uses torch"),
+        (lambda a, b: [[float(np.dot(row, column)) for column in zip(*b, strict=True)] for row in a], "uses numpy"),
         (one_row_repeated, "`[[0] * columns] * rows` does that"),
         (lambda a, b: torch.tensor(a) @ torch.tensor(b), "a list of rows, each a list of numbers; you return a Tensor"),
         (lambda a, b: sum(map(sum, matmul(a, b))), "you return a float"),

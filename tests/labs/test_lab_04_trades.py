@@ -103,7 +103,7 @@ def blocks() -> nn.ModuleList:
 @pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100 %"), (all_in_one, "in one go")]
+    ("run", "says"), [(each_checkpointed, ""), (one_by_one, "still takes 100 %"), (all_in_one, "together")]
 )
 def test_a_tower_by_its_memory(blocks: nn.ModuleList, run: Callable[..., Any], says: str) -> None:
     found = hint("4.5", Tower(blocks, run), plain=Tower(blocks, one_by_one), rows=ROWS)
@@ -116,10 +116,10 @@ def test_a_tower_by_its_memory(blocks: nn.ModuleList, run: Callable[..., Any], s
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (lambda blocks, x: each_checkpointed(blocks[::2], x), "something else"),
-        (lambda blocks, x: x, "something else"),
-        (in_half_precision, "something else"),
-        (remembering(), "something else"),
+        (lambda blocks, x: each_checkpointed(blocks[::2], x), "differs"),
+        (lambda blocks, x: x, "differs"),
+        (in_half_precision, "differs"),
+        (remembering(), "differs"),
         (without_gradients, "gradient"),
         (cut_in_between, "gradient"),
         (reentrant, "gradient"),
@@ -132,7 +132,7 @@ def test_a_tower_that_is_not_the_same(blocks: nn.ModuleList, run: Callable[..., 
 
 
 def test_a_function_is_no_tower(blocks: nn.ModuleList) -> None:
-    assert "two modules and a batch" in hint("4.5", lambda x: x, plain=Tower(blocks, one_by_one), rows=ROWS)
+    assert "both modules and a batch" in hint("4.5", lambda x: x, plain=Tower(blocks, one_by_one), rows=ROWS)
 
 
 PRICE: Facts = {
@@ -151,15 +151,15 @@ RATIOS = {"memory": 1 / 3, "arithmetic": 350 / 300, "time": 1.2}
     [
         ({}, ""),
         ({"arithmetic": 1.17}, ""),
-        ({"memory": 0.79}, "Use peak_bytes"),
+        ({"memory": 0.79}, "peak_bytes leaves"),
         ({"memory": 3.0}, "memory is the inverse"),
-        ({"memory": 2 / 3}, "only what changed"),
+        ({"memory": 2 / 3}, "only the change"),
         ({"memory": 33.3}, "percent"),
         ({"memory": 4e6}, "memory is not"),
         ({"arithmetic": 1.0}, "a column of its own"),
         ({"arithmetic": 4 / 3}, "arithmetic is not"),
-        ({"arithmetic": 1 / 3}, "forward pass alone"),
-        ({"arithmetic": 0.5 / 3}, "only what changed"),
+        ({"arithmetic": 1 / 3}, "only the forward pass"),
+        ({"arithmetic": 0.5 / 3}, "only the change"),
         ({"arithmetic": 300 / 350}, "arithmetic is the inverse"),
         ({"time": 1 / 1.2}, "time is the inverse"),
         ({"time": 120.0}, "percent"),
@@ -177,7 +177,7 @@ def test_the_price(change: dict[str, float], says: str) -> None:
     ("facts", "says"),
     [
         ({"plain": PRICE["checkpointed"], "checkpointed": PRICE["plain"]}, "plain=plain"),
-        ({"checkpointed": PRICE["plain"]}, "Nothing is recomputed"),
+        ({"checkpointed": PRICE["plain"]}, "recomputes nothing"),
         ({"plain": {"peak": 1, "flops": [0, 0, 0]}}, "no FLOPs"),
         ({"check": None}, "check=1e-3"),
         ({"check": "they differ"}, "check=1e-3"),
@@ -198,8 +198,8 @@ def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
 
     assert hint("4.6", ratios, plain=plain, checkpointed=light, test=test) == ""
     for made_up in (1.2, SimpleNamespace(ratio=1.2, ratio_ci=None, check="")):
-        assert "Give the test" in hint("4.6", ratios, plain=plain, checkpointed=light, test=made_up)
-    assert "forward pass alone" in hint(
+        assert "Pass the test" in hint("4.6", ratios, plain=plain, checkpointed=light, test=made_up)
+    assert "only the forward pass" in hint(
         "4.6", ratios | {"arithmetic": 16 / 47}, plain=plain, checkpointed=light, test=test
     )
     assert "memory is the inverse" in hint(
@@ -231,15 +231,15 @@ def found_leaks(verdict: str = "leak") -> Leaks:
         ("net.body.3", 131076 / 1024, ""),
         ("net.body.3", 131076, "another unit"),
         ("net.body.3", 0.125, "another unit"),
-        ("net.body.3", 128 * 40, "all the steps"),
-        ("net.body.3", 4 / 1024, "what the list holds"),
+        ("net.body.3", 128 * 40, "all steps"),
+        ("net.body.3", 4 / 1024, "the list's own size"),
         ("net.body.3", 134, "growth of the whole process"),
         ("net.body.3", 133.3, "growth of the whole process"),
         ("net.body.3", 64, "half"),
         ("net.body.3", 256, "twice"),
-        ("net", 128, "not most of what stays"),
-        ("monitor", 128, "Nothing made in 'monitor' stays"),
-        ("body.3", 128, "as leaks.survivors has it"),
+        ("net", 128, "not the largest part"),
+        ("monitor", 128, "Nothing allocated in 'monitor' leaks"),
+        ("body.3", 128, "from leaks.survivors"),
         (3, 128, "dictionary"),
     ],
 )
@@ -255,8 +255,8 @@ def test_no_leak_is_to_be_found_elsewhere() -> None:
 
     assert "no leak seen" in hint("4.7", answer, leaks=found_leaks("no leak seen"))
     made_up = SimpleNamespace(**{name: getattr(found_leaks(), name) for name in ("verdict", "survivors", "allocator")})
-    assert "Give what" in hint("4.7", answer, leaks=3)
-    assert "Give what" in hint("4.7", answer, leaks=made_up)
+    assert "Pass the report" in hint("4.7", answer, leaks=3)
+    assert "Pass the report" in hint("4.7", answer, leaks=made_up)
 
 
 def monitor_of(record: Callable[[list[Any], torch.Tensor], Any], strengths: Any = None) -> Callable[..., Any]:
@@ -305,12 +305,15 @@ def test_a_monitor_by_its_memory(monitor: Callable[..., Any], says: str) -> None
     [
         (monitor_of(lambda strengths, output: None), "has 0 values"),
         (monitor_of(lambda strengths, output: strengths.append(strength(output).item()), lambda: deque(maxlen=3)), "3"),
-        (monitor_of(lambda strengths, output: strengths.append(output.detach().mean().item())), "other values"),
-        (monitor_of(lambda strengths, output: strengths.append(strength(output[:8]).item())), "other values"),
-        (monitor_of(lambda strengths, output: strengths.append(0.5)), "other values"),
+        (monitor_of(lambda strengths, output: strengths.append(output.detach().mean().item())), "different values"),
+        (monitor_of(lambda strengths, output: strengths.append(strength(output[:8]).item())), "different values"),
+        (monitor_of(lambda strengths, output: strengths.append(0.5)), "different values"),
         (monitor_of(lambda strengths, output: strengths.append(output.detach())), "must be one number"),
-        (monitor_of(lambda strengths, output: strengths.append(strength(output).item()) or output * 0.5), "learns"),
-        (lambda layer: SimpleNamespace(), "no list strengths"),
+        (
+            monitor_of(lambda strengths, output: strengths.append(strength(output).item()) or output * 0.5),
+            "trains differently",
+        ),
+        (lambda layer: SimpleNamespace(), "no longer has a list"),
         (lambda: None, "TypeError"),
         (monitor_of(lambda strengths, output: 1 / 0), "ZeroDivisionError"),
     ],
@@ -328,8 +331,8 @@ def test_a_monitor_that_does_not_do_its_work(monitor: Callable[..., Any], says: 
         ({"allocated": None}, "still grows"),
         ({"allocated": 512.0}, "still grows"),
         ({"process": 30_000.0}, "outside torch"),
-        ({"said": [1.0, 4.0] * 6}, "other values"),
-        ({"training": False}, "learns something else"),
+        ({"said": [1.0, 4.0] * 6}, "different values"),
+        ({"training": False}, "trains differently"),
     ],
 )
 def test_what_a_monitor_leaves(facts: Facts, says: str) -> None:

@@ -23,8 +23,8 @@ from tests.labs.lab_05_answers import CNN, RATIO, USES, accuracy, says
     [
         (127, ""),
         (torch.tensor(127), ""),
-        (126, "neighbour is nearer"),
-        (128, "neighbour is nearer"),
+        (126, "neighbouring width is closer"),
+        (128, "neighbouring width is closer"),
         (64, "Count again"),
         (254, "Count again"),
         (347, "Count again"),  # one hidden layer alone
@@ -42,7 +42,7 @@ def test_the_model_to_compare_with_is_the_lab_s(parameters: int) -> None:
     """And none whose parameters are as many as those of the width that was answered."""
     other = nn.Linear(parameters, 1, bias=False)
 
-    assert f"not the lab's CNN, for it has {parameters:,}" in hint("5.1", 127, like=other)
+    assert f"{parameters:,} parameters, so it is not the lab's CNN" in hint("5.1", 127, like=other)
 
 
 def cell_of_lab_5(begin: str) -> str:
@@ -88,10 +88,10 @@ def test_the_mlp_is_that_of_the_notebook() -> None:
         (lambda n, uses: 2 * uses, "two FLOPs"),
         (lambda n, uses: uses / 2, "half"),
         (lambda n, uses: 64 * uses, "whole batch"),
-        (lambda n, uses: 128 * uses, "One image, and a use is two"),
-        (lambda n, uses: uses if n != "cnn" else 2.9847 * uses, "cnn: Backward is counted as well"),
+        (lambda n, uses: 128 * uses, "one image, and two FLOPs per use"),
+        (lambda n, uses: uses if n != "cnn" else 2.9847 * uses, "cnn: It includes backward"),
         (lambda n, uses: uses if n != "cnn" else 1.9847 * uses, "cnn: That is the backward pass"),
-        (lambda n, uses: uses if n != "transformer" else 1.0, "transformer: It does not follow"),
+        (lambda n, uses: uses if n != "transformer" else 1.0, "transformer: Check it"),
         (lambda n, uses: 1 / uses, "inverse"),
         (lambda n, uses: ... if n == "mlp" else uses, "no value"),
     ],
@@ -108,9 +108,9 @@ def test_uses_of_a_weight(comparison: ArchitectureComparison, change: Callable[.
         (1.5, RATIO, 1.5 / RATIO, ""),
         (1.52, RATIO, 1.52 / RATIO, ""),
         (1.5, 0.715, 2.1, ""),
-        (1 / 1.5, RATIO, 2.1, "time is not the ratio that was measured. It looks like the inverse"),
+        (1 / 1.5, RATIO, 2.1, "time is not the measured ratio. It looks like the inverse"),
         (15.0, RATIO, 2.1, "time is not"),
-        (1.5, 54_829_056 / 77_004_800, 2.1, "the forward pass alone"),
+        (1.5, 54_829_056 / 77_004_800, 2.1, "only the forward pass"),
         (1.5, 1 / RATIO, 2.1, "inverse"),
         (1.5, 2 * RATIO, 2.1, "twice"),
         (1.5, RATIO, 1.5 * RATIO, "multiplies"),
@@ -160,8 +160,8 @@ def with_gradients(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
         (accuracy, ""),
         (lambda *given: torch.tensor(accuracy(*given)), ""),
         (in_training_mode, "running means"),
-        (left_in_evaluation, "another mode"),
-        (left_in_training, "another mode"),
+        (left_in_evaluation, "mode is not restored"),
+        (left_in_training, "mode is not restored"),
         (lambda *given: 100 * accuracy(*given), "percent"),
         (lambda *given: accuracy(*given) * len(given[2]), "how many are right"),
         (lambda *given: 1 - accuracy(*given), "mistakes"),

@@ -52,7 +52,7 @@ def at_lengths() -> ArchitectureComparison:
 def test_a_comparison_is_needed(number: str) -> None:
     evidence: dict[str, Any] = {"comparison": 3.0} | ({"images": 64} if number == "5.2" else {})
 
-    assert "A comparison is needed" in hint(number, {"time": 1.0}, **evidence)
+    assert "Pass a comparison" in hint(number, {"time": 1.0}, **evidence)
 
 
 def parts(length: int, width: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def parts(length: int, width: int) -> tuple[int, int]:
         (lambda n, w: (24 * n * w**2, 16 * n**2 * w), "products of attention. It does not agree"),
         (lambda n, w: (24 * n * w**2, 4 * n * w**2), "products of attention. It does not agree"),
         (lambda n, w: tuple(3 * part for part in parts(n, w)), "three times too much"),
-        (lambda n, w: parts(n, w)[::-1], "wrong order"),
+        (lambda n, w: parts(n, w)[::-1], "swapped"),
         (lambda n, w: parts(64, 64), "512 and a width of 64"),
         (lambda n, w: sum(parts(n, w)), "Return two numbers"),
         (lambda n, w: None, "nothing yet"),
@@ -95,13 +95,13 @@ PER_FLOP = (0.83 / 0.17) / (ARITHMETIC / (1 - ARITHMETIC))
     [
         (0.83, ARITHMETIC, PER_FLOP, ""),
         (0.83, 0.714, 1.95, ""),
-        (0.56, ARITHMETIC, PER_FLOP, "at a length of 64"),
+        (0.56, ARITHMETIC, PER_FLOP, "at length 64"),
         (83, ARITHMETIC, PER_FLOP, "percent"),
         (0.415, ARITHMETIC, PER_FLOP, "half"),
-        (0.83, PRODUCTS / (LINEAR + PRODUCTS), PER_FLOP, "the two products alone"),
+        (0.83, PRODUCTS / (LINEAR + PRODUCTS), PER_FLOP, "only the two products"),
         (0.83, LINEAR / (LINEAR + PRODUCTS), PER_FLOP, "of the linear layers"),
         (0.83, 71.4, PER_FLOP, "percent"),
-        (0.83, ARITHMETIC / 3, PER_FLOP, "forward pass alone, and both passes"),
+        (0.83, ARITHMETIC / 3, PER_FLOP, "forward pass, but both passes"),
         (0.83, ARITHMETIC, 0.83 / ARITHMETIC, "compare it with the rest"),
         (0.83, ARITHMETIC, 1 / PER_FLOP, "inverse"),
         (0.83, ARITHMETIC, 2 * PER_FLOP, "twice"),
@@ -187,12 +187,12 @@ INSIDE = FORETOLD.ci_ms[0] <= 12.2 <= FORETOLD.ci_ms[1]
         (OFF_BY, ""),
         (round(OFF_BY, 2), ""),
         (OFF_BY + 1, "off_by is the ratio"),
-        (1 - FORETOLD.median_ms / 12.2, "of what was measured"),
-        (FORETOLD.median_ms / 12.2 - 1, "turned round"),
+        (1 - FORETOLD.median_ms / 12.2, "relative to the measured"),
+        (FORETOLD.median_ms / 12.2 - 1, "wrong way round"),
         (12.2 - FORETOLD.median_ms, "in milliseconds"),
-        (float(STUDY.fit["residual"].iloc[-1]), "to which it was fitted"),
+        (float(STUDY.fit["residual"].iloc[-1]), "it was fitted to"),
         (100 * OFF_BY, "percent"),
-        (OFF_BY * 1.5, "does not follow"),
+        (OFF_BY * 1.5, "what the question asks"),
     ],
 )
 def test_a_size_held_out(off_by: float, words: str) -> None:
@@ -221,13 +221,13 @@ def test_a_law_fitted_to_the_size_held_out_is_not_tested() -> None:
     ("study", "held_out", "words"),
     [
         (STUDY, Timing((4.4,) * 9), "is it the step of make_step(512)"),
-        (study_of(64, 128, 256), TIMED, "fitted to 3 sizes"),
+        (study_of(64, 128, 256), TIMED, "fitted to only 3 sizes"),
         (study_of(8, 16, 24, 32, 64), TIMED, "fitted to the sizes 8, 16, 24, 32, 64"),
         (study_of(64, 128, 192, 256, 384), TIMED, "fit it to FITTED"),
         (study_of(16, 32, 64, 128, 192, 256), TIMED, "fit it to FITTED"),
-        (study_of(128, 256), TIMED, "fitted to 2 sizes"),
-        (FORETOLD, TIMED, "Give the study"),
-        (STUDY, 12.2, "Give the timing"),
+        (study_of(128, 256), TIMED, "fitted to only 2 sizes"),
+        (FORETOLD, TIMED, "Pass the study"),
+        (STUDY, 12.2, "Pass the timing"),
     ],
 )
 def test_what_does_not_test_a_law(study: Any, held_out: Any, words: str) -> None:
@@ -265,12 +265,12 @@ def of_the_first_call() -> Callable[..., float]:
     [
         (fitted(0, 1, 2), ""),
         (lambda lengths, times, length: np.polyval(np.polyfit(lengths, times, 2, w=1 / times), length), ""),
-        (one_power, "one power of the length again"),
+        (one_power, "single power of the length"),
         (fitted(0, 1), "made-up step takes"),
         (fitted(0, 2), "made-up step takes"),
         (fitted(1, 2), "made-up step takes"),
         (fitted(0, 1, 3), "made-up step takes"),
-        (fitted(0, 1, 2, relative=False), "relative deviation"),
+        (fitted(0, 1, 2, relative=False), "relative error"),
         (lambda *given: 2 * fitted(0, 1, 2)(*given), "made-up step takes"),
         (lambda *given: fitted(0, 1, 2)(*given) / 1e3, "made-up step takes"),
         (lambda lengths, times, length: np.interp(length, lengths, times), "made-up step takes"),

@@ -89,7 +89,7 @@ def test_three_stopwatches(answer: Any) -> None:
         (by_difference, "loader is wrong"),
         (from_a_list, "loader is wrong"),
         (loader_in_the_model, "model"),
-        (remembering(), "is wrong for a loader that makes the next batch while the step runs"),
+        (remembering(), "is wrong for a loader that prepares the next batch during the step"),
     ],
 )
 def test_other_stopwatches(answer: Any, says: str) -> None:
@@ -100,7 +100,7 @@ def test_other_stopwatches(answer: Any, says: str) -> None:
     ("answer", "says"),
     [
         (lambda loader, step: None, "nothing yet"),
-        (lambda loader, step: {"together": 1, "loader": 1}, "lacks model"),
+        (lambda loader, step: {"together": 1, "loader": 1}, "missing model"),
         (lambda loader, step: {"together": 17, "loader": 5, "model": 12}, "together was not measured"),
         (lambda loader, step: 1 / 0, "ZeroDivisionError"),
         ({"together": 17, "loader": 5, "model": 12}, "function itself"),
@@ -154,11 +154,11 @@ def input_bound(**times: float) -> Any:
     [
         (5.0, 1.111, ""),
         (1.111, 5.0, "perfect_loader is the other one"),
-        (0.2, 1.111, "share of the step"),
-        (5.0, 0.9, "perfect_model is the share"),
+        (0.2, 1.111, "fraction of the step"),
+        (5.0, 0.9, "perfect_model is the fraction"),
         (10.0, 1.111, "twice"),
         (500.0, 1.111, "percent"),
-        (8.0, 1.111, "does not follow"),
+        (8.0, 1.111, "what the question asks"),
     ],
 )
 def test_a_perfect_loader(perfect_loader: float, perfect_model: float, says: str) -> None:
@@ -246,17 +246,17 @@ def test_parsed_once(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
 def test_parsed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lab_06, 10.0, 9.7)
 
-    assert "take 97 % of the time before; get below 50 %" in hint("6.3", Text, slow=Text)
+    assert "take 97 % of the original time; get below 50 %" in hint("6.3", Text, slow=Text)
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Frozen, "drawn anew"),
-        (Unshifted, "drawn anew"),
-        (Shared, "other numbers"),
+        (Frozen, "random each time"),
+        (Unshifted, "random each time"),
+        (Shared, "different numbers"),
         (Double, "another dtype"),
-        (NextOne, "not that of its line"),
+        (NextOne, "differs from its line's"),
         (NoLabel, "pair"),
         (Half, "len()"),
         (lambda lines: None, "TypeError"),
@@ -290,7 +290,7 @@ def fed() -> Any:
         (4096, 2, "more"),
         (4096, 1, "more"),
         (4096, 4, "fewer"),
-        (4096, 12288, "how many times"),
+        (4096, 12288, "as a multiple"),
     ],
 )
 def test_copies(fed: Any, batch_bytes: float, written: float, says: str) -> None:

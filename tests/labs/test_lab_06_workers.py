@@ -56,14 +56,14 @@ def test_enough_workers() -> None:
     ("answer", "says"),
     [
         (with_options(num_workers=0, persistent_workers=False), "no workers"),
-        (times_the_workers(0.5), "too seldom"),
+        (times_the_workers(0.5), "too slow"),
         (times_the_workers(2), "fewer than 4"),
         (with_options(persistent_workers=False), "What keeps them"),
-        (with_options(shuffle=False), "shuffled"),
+        (with_options(shuffle=False), "shuffle them"),
         (lambda data, size, make, use: make_loader(data, 2 * size, make, use), "batch_size used"),
         (lambda *given: iter(make_loader(*given)), "second epoch"),
-        (lambda *given: list(make_loader(*given)), "order of the first"),
-        (held, "live on"),
+        (lambda *given: list(make_loader(*given)), "same order as the first"),
+        (held, "still running"),
     ],
 )
 def test_workers_too_few_too_many_or_left(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
@@ -80,7 +80,7 @@ def test_workers_too_few_too_many_or_left(monkeypatch: pytest.MonkeyPatch, answe
 
 def test_what_makes_no_loader() -> None:
     assert "Return a loader" in hint("6.6", lambda *given: None)
-    assert "not those" in hint("6.6", lambda *given: [1, 2])
+    assert "not what" in hint("6.6", lambda *given: [1, 2])
 
 
 class FromFile:
@@ -180,13 +180,13 @@ def test_out_of_a_file(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (ReadWhole, "unless told otherwise"),
-        (ReadWholeEachTime, "unless told otherwise"),
-        (HeldMap, "travels with all"),
-        (InTheMap, "for reading only"),
+        (ReadWhole, "by default"),
+        (ReadWholeEachTime, "by default"),
+        (HeldMap, "is pickled with all"),
+        (InTheMap, "read-only"),
         (InTheFile, "memory of its own"),
         (Halves, "float32 tensor"),
-        (RowAfter, "not the row of its number"),
+        (RowAfter, "not the row with its index"),
         (Columns, "512"),
         (Locked, "pickle"),
         (Unlengthy, "no length yet"),
@@ -206,16 +206,16 @@ def a_test(**facts: Any) -> Any:
     [
         (1.667, True, a_test(), ""),
         (1.25, False, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), ""),
-        (1.25, True, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), "no difference is shown"),
-        (1.667, False, a_test(), "does not follow from the test"),
+        (1.25, True, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), "shown does not follow"),
+        (1.667, False, a_test(), "shown does not follow"),
         (0.6, True, a_test(), "inverse"),
         (3.333, True, a_test(), "twice"),
         (166.7, True, a_test(), "percent"),
-        (2.6, True, a_test(), "does not follow"),
+        (2.6, True, a_test(), "what the question asks"),
         (1.667, True, a_test(turns=1), "single turns"),
-        (0.6, True, a_test(ratio=1.667, ratio_ci=(1.5, 1.8)), "slower one"),
+        (0.6, True, a_test(ratio=1.667, ratio_ci=(1.5, 1.8)), "is slower"),
         (1.667, True, a_test(ratio_ci=None), "too few pairs"),
-        (1.667, True, 0.6, "Give the test"),
+        (1.667, True, 0.6, "Pass the test"),
         ("fast", True, a_test(), "must be a number"),
         (1.667, "yes", a_test(), "True or False"),
     ],

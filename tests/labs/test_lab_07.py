@@ -41,7 +41,7 @@ def test_a_prediction_may_be_wrong_but_not_misformed() -> None:
         (GUESSES | {"bf16": -20}, "above 0"),
         (GUESSES | {"bf16": 120}, "percent"),
         (GUESSES | {"bf16": ...}, "no value"),
-        ({"fused": 1.2}, "lacks bf16"),
+        ({"fused": 1.2}, "missing bf16"),
         ([1.2, 0.8, 3, 1, 2], "dictionary"),
     ],
 )
@@ -109,18 +109,18 @@ def test_a_quality_is_accepted(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda *given: 1 - wrong(*given), "gets right"),
+        (lambda *given: 1 - wrong(*given), "right answers"),
         (lambda *given: 60 * wrong(*given), "number of wrong"),
         (lambda *given: 100 * wrong(*given), "percent"),
         (lambda *given: wrong(*given) * 60 / 10, "divided by 10. How many images"),
         (lambda *given: wrong(*given) / 2, "divided by 120"),
         (lambda *given: wrong(*given) * 60 / 64, "divided by 64"),
         (lambda model, x, y: wrong(model, x[:30], y[:30]), "share"),
-        (lambda *given: 0.34, "answers in evaluation mode, but"),
-        (in_its_mode, "it is in training mode while it answers"),
-        (left_in_eval, "another mode"),
-        (always_trains, "another mode"),
-        (with_gradients, "leaves something"),
+        (lambda *given: 0.34, "is in evaluation mode, but"),
+        (in_its_mode, "answers in training mode"),
+        (left_in_eval, "mode is not restored"),
+        (always_trains, "mode is not restored"),
+        (with_gradients, "leaves statistics or gradients"),
         (recording, "where is no_grad"),
         (one_index, "without a dimension"),
         (lambda *given: None, "no value"),
@@ -243,17 +243,17 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
         ("7.3", FusedAndQuicker, "(fused, rate)"),
         ("7.3", Sgd, "More than one thing"),
         ("7.3", Decaying, "other settings"),
-        ("7.3", Remembering, "learns otherwise"),
+        ("7.3", Remembering, "trains differently"),
         ("7.3", Idle, "do not change"),
-        ("7.3", HalfTheBatch, "learns otherwise"),
-        ("7.3", lambda: 3, "A training has"),
+        ("7.3", HalfTheBatch, "trains differently"),
+        ("7.3", lambda: 3, "A training needs"),
         ("7.3", Fused(), "the class Fused itself, not Fused()"),
         ("7.3", NoOptimizer, "make_optimizer returned None; is `return` missing?"),
         ("7.3", NoneOfTorch, "must return an optimizer, not a str"),
         ("7.3", Foreach, "Changed was: foreach"),
         ("7.3", NotFused, "written anew, but the optimizer's setting"),
         ("7.3", Misspelt, "make_optimiser is no method of Script"),
-        ("7.3", Script, "No method of Script is written anew"),
+        ("7.3", Script, "No method of Script is overridden"),
         ("7.3", FusedAtOnce, "make_optimizer is still the script's"),
         ("7.4", Bf16Above, "calls super()"),
         ("7.4", NoModel, "make_model returned None; is `return` missing?"),
@@ -283,9 +283,9 @@ def fused_facts() -> Facts:
         ({}, 0.8, ""),
         ({}, 1.1, ""),
         ({"decision": "reject", "verdict": "slower", "ratio": 1.3, "ratio_ci": [1.2, 1.4]}, 1.3, ""),
-        ({"ratio": 0.5, "ratio_ci": [0.48, 0.52]}, 2.0, "the script first"),
-        ({"ratio": 2.0, "ratio_ci": [1.9, 2.1]}, 0.5, "the script first"),
-        ({"quality": False}, 0.8, "judge quality"),
+        ({"ratio": 0.5, "ratio_ci": [0.48, 0.52]}, 2.0, "script first"),
+        ({"ratio": 2.0, "ratio_ci": [1.9, 2.1]}, 0.5, "script first"),
+        ({"quality": False}, 0.8, "check quality"),
         ({"ratio_ci": None}, 0.8, "too few pairs"),
     ],
 )
@@ -316,7 +316,7 @@ def test_facts_of_a_report(real: Any) -> None:
 
 
 def test_a_report_of_another_class_is_told(real: Any, fused_facts: Facts) -> None:
-    for tried, says in ((Script, "of other code"), (Fused, ""), (None, "")):
+    for tried, says in ((Script, "tested different code"), (Fused, ""), (None, "")):
         found = lab_07.report_facts({"fused": real}, "fused", {"fused": tried}, Fused)
 
         assert found is not None

@@ -27,9 +27,9 @@ ORIGIN: Facts = {
     ("change", "says"),
     [
         ({}, ""),
-        ({"iterations": 1}, "made of the whole trace"),
+        ({"iterations": 1}, "made of the trace"),
         ({"iterations": 10}, "twice"),
-        ({"iterations": 2375}, "not called so often"),
+        ({"iterations": 2375}, "not how often the model was called"),
         ({"batch": 3}, "another dimension"),
         ({"batch": 224}, "another dimension"),
         ({"batch": 2560}, "all iterations"),
@@ -73,11 +73,11 @@ def spanned(work: pd.DataFrame) -> float:
         (lambda work: work["duration_ns"].sum() / 1e6, "It is the sum"),
         (spanned, "gaps included"),
         (lambda work: union(work, latest=False), "latest end so far"),
-        (lambda work: union(work, sort=False), "order of their begins"),
+        (lambda work: union(work, sort=False), "not sorted by start"),
         (lambda work: union(work) * 1e6, "million times too large"),
         (lambda work: union(work) / 1e3, "thousand times too small"),
         (lambda work: union(work) * 2, "twice"),
-        (lambda work: 547.656, "something else"),
+        (lambda work: 547.656, "the result is wrong"),
         (lambda work: work.groupby("stream")["duration_ns"].sum(), "KeyError"),
         (lambda work: None, "no value yet"),
         (3.0, "function itself"),
@@ -92,7 +92,7 @@ def test_busy(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> 
     ("answer", "says"),
     [
         (late, ""),
-        (lambda events: late(events, calls=["cuda_runtime"]), "one of them is left out"),
+        (lambda events: late(events, calls=["cuda_runtime"]), "one is missing"),
         (lambda events: late(events, work=["kernel"]), "Copies and fills"),
         (lambda events: late(events, latest=False), "Other streams"),
         (lambda events: late(events, ended=True), "end of the call"),
@@ -100,7 +100,7 @@ def test_busy(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> 
         (lambda events: 100 * late(events), "percent"),
         (lambda events: late(events) * 2, "twice"),
         (lambda events: late(events, by_place=True), "by its correlation"),
-        (lambda events: 0.948387, "something else"),
+        (lambda events: 0.948387, "the result is wrong"),
         (lambda events: events["stream"].mean(), "KeyError"),
         (0.95, "function itself"),
     ],
@@ -110,8 +110,8 @@ def test_late_launches(small: tuple[Profile, Profile, Ranks], answer: Any, says:
 
 
 def test_the_traces_of_the_exercise_are_needed(small: tuple[Profile, Profile, Ranks]) -> None:
-    assert "profile of encoder_a is needed" in hint("8.3", late, profile=small[1], other=small[0])
-    assert "ranks are needed" in hint("8.2", union, ranks=small[0])
+    assert "Pass the profile of encoder_a" in hint("8.3", late, profile=small[1], other=small[0])
+    assert "Pass the ranks" in hint("8.2", union, ranks=small[0])
     assert "no profile yet" in hint("8.3", late, profile=None, other=small[1])
 
 
@@ -131,7 +131,7 @@ FASTER: Facts = {
     ("change", "says"),
     [
         ({}, ""),
-        ({"op": "aten::gelu"}, "another one"),
+        ({"op": "aten::gelu"}, "another op"),
         ({"op": "cutlass"}, "no row"),
         ({"share": 60.0}, "percent"),
         ({"share": 0.4}, "one kernel"),

@@ -152,7 +152,7 @@ def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) 
 @pytest.mark.parametrize(
     ("number", "answer", "says"),
     [
-        ("8.1", lambda made: FIRST | {"iterations": 1}, "whole trace"),
+        ("8.1", lambda made: FIRST | {"iterations": 1}, "single step"),
         ("8.1", lambda made: FIRST | {"batch": 64}, "another dimension"),
         ("8.1", lambda made: FIRST | {"ranks": 2}, "loaded"),
         ("8.2", lambda made: lambda work: 547.656, "made up"),
@@ -163,8 +163,8 @@ def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) 
         ("8.4", lambda made: faster(made, share=on_gpu(made, "aten::addmm") / a_ms(made)), "of the step"),
         ("8.4", lambda made: faster(made, saves_ms=on_gpu(made, "aten::addmm") / 2), "wait for"),
         ("8.4", lambda made: faster(made, saves_ms=float(saved(made.a, "aten::addmm"))), "host's time"),
-        ("8.5", lambda made: CALLED | {"per_iteration": 144}, "whole trace"),
-        ("8.5", lambda made: CALLED | {"call": "hipMalloc"}, "more time in another one"),
+        ("8.5", lambda made: CALLED | {"per_iteration": 144}, "single step"),
+        ("8.5", lambda made: CALLED | {"call": "hipMalloc"}, "more time in another call"),
         ("8.5", lambda made: CALLED | {"call": "hipExtModuleLaunchKernel", "per_iteration": 36}, "called most often"),
         ("8.5", lambda made: CALLED | {"share": 98.3}, "percent"),
         ("8.6", lambda made: straggler(made, rank=0), "waits inside it"),
@@ -174,13 +174,13 @@ def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) 
         ("8.6", lambda made: straggler(made, waits_ms=talked(made, 0) - talked(made, 1)), "is not waiting"),
         ("8.7", lambda made: machines(made, op="aten::linear", op_ratio=1.2), "grew less"),
         ("8.7", lambda made: machines(made, op="aten::native_layer_norm", op_ratio=0.72), "shrank"),
-        ("8.7", lambda made: machines(made, busy_ratio=made.step_ms("encoder_b") / a_ms(made)), "steps'"),
+        ("8.7", lambda made: machines(made, busy_ratio=made.step_ms("encoder_b") / a_ms(made)), "step lengths"),
         ("8.8", lambda made: verdict(made, encoder_a=("faster kernels", 0.685)), "What does the GPU do"),
-        ("8.8", lambda made: verdict(made, encoder_a=("fewer launches", a_ms(made))), "What would be left"),
+        ("8.8", lambda made: verdict(made, encoder_a=("fewer launches", a_ms(made))), "What would remain"),
         ("8.8", lambda made: verdict(made, training_b=("fewer launches", 273.0)), "In which call"),
         ("8.8", lambda made: verdict(made, training_b=("no allocation", 364.9)), "that work remains"),
-        ("8.8", lambda made: verdict(made, rank_0=("fewer launches", 5.0)), "busy longest"),
-        ("8.8", lambda made: verdict(made, rank_0=("hidden communication", talked(made, 0))), "already hides"),
+        ("8.8", lambda made: verdict(made, rank_0=("fewer launches", 5.0)), "mostly does one kind of work"),
+        ("8.8", lambda made: verdict(made, rank_0=("hidden communication", talked(made, 0))), "overlapped"),
     ],
 )  # fmt: skip
 def test_wrong_answers_from_the_traces(made: Made, number: str, answer: Answer, says: str) -> None:
@@ -207,8 +207,8 @@ def talked(made: Made, rank: int) -> float:
 
 
 def test_another_trace_is_not_taken(made: Made) -> None:
-    assert "profile of training_b is needed" in hint("8.1", FIRST, profile=made.a, ranks=made.ranks)
-    assert "profile of training_b is needed" in hint("8.5", CALLED, profile=made.a)
+    assert "Pass the profile of training_b" in hint("8.1", FIRST, profile=made.a, ranks=made.ranks)
+    assert "Pass the profile of training_b" in hint("8.5", CALLED, profile=made.a)
 
 
 @pytest.mark.slow

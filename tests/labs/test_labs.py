@@ -76,8 +76,8 @@ def test_a_check_names_the_cell_to_run_first(capsys: pytest.CaptureFixture[str],
         labs.check("2.2", answer, **evidence(cell))
 
         assert capsys.readouterr().err == (
-            '2.2 Backward divided by forward: not yet. First run the cell with "%%profile_step --into p" in the section '
-            '"2.1 A prediction", then this one again. If that cell failed, its error says why.\n'
+            '2.2 Backward divided by forward: not yet. First run the cell with "%%profile_step --into p" in the '
+            'section "2.1 A prediction", then this one again. If that cell failed, its error says why.\n'
         )
 
 
@@ -245,7 +245,15 @@ def test_what_is_no_number(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("factor", "says"),
-    [(2, "twice"), (0.5, "half"), (100, "percent"), (0.01, "share"), (1e3, "thousand"), (-1, "sign"), (1.3, "look")],
+    [
+        (2, "twice"),
+        (0.5, "half"),
+        (100, "percent"),
+        (0.01, "give percent"),
+        (1e3, "thousand"),
+        (-1, "sign"),
+        (1.3, "Check it"),
+    ],
 )
 def test_a_slip_is_named_and_the_answer_is_not(factor: float, says: str) -> None:
     assert says in slip(factor * 0.371, 0.371, 0.01)

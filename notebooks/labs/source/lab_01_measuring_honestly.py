@@ -68,7 +68,7 @@ for clock in (time.time, time.process_time, time.perf_counter):
 
 # %% answer 1.1
 def time_ms(step):
-    """Milliseconds that one call of `step` takes."""
+    """Time of one call of `step` in ms."""
     ### BEGIN SOLUTION
     began = time.perf_counter()
     step()
@@ -157,11 +157,11 @@ print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the
 
 # %% answer 1.3
 def interval(times_ms):
-    """The lower and upper end of a 95 % interval of the median of 61 times."""
+    """Lower and upper end of a 95 % interval of the median of 61 times."""
     ### BEGIN SOLUTION
     heads = np.random.default_rng(0).binomial(len(times_ms), 0.5, 10_000)
     fewest, most = np.quantile(heads, [0.025, 0.975]).astype(int)
-    ordered = sorted(times_ms)  # the k-th of them is ordered[k - 1], and the next one ordered[k]
+    ordered = sorted(times_ms)  # the k-th value is ordered[k - 1], the next one ordered[k]
     return ordered[fewest - 1], ordered[most]
     ### END SOLUTION
 

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Rescale(nn.Module):
-    """Gives each row of a batch the mean 0 and the standard deviation 1."""
+    """Rescale each row of a batch to mean 0 and standard deviation 1."""
 
     def forward(self, x):
         rows = []
@@ -186,7 +186,7 @@ print(f"all phases, the step as traced: {p.phases['ms'].sum():.2f} ms")
 
 # %% answer 2.3
 def self_times(layers):
-    """The self time of each row, by its name."""
+    """Self time of each row, by name."""
     ### BEGIN SOLUTION
     totals = layers["total_ms"].to_dict()
     own = dict(totals)
@@ -374,7 +374,7 @@ p
 
 # %% answer 2.7
 class RescaleAtOnce(nn.Module):
-    """Gives each row of a batch the mean 0 and the standard deviation 1, all rows at once."""
+    """Rescale all rows of a batch at once to mean 0 and standard deviation 1."""
 
     def forward(self, x):
         """The rows of x, rescaled."""
@@ -400,7 +400,7 @@ labs.check("2.7", RescaleAtOnce(), slow=Rescale())
 
 # %%
 def make_step(rescale):
-    """A training step that returns its loss, on a model of its own."""
+    """A training step with its own model; it returns the loss."""
     torch.manual_seed(1)
     net = Net(rescale)
     adam = torch.optim.Adam(net.parameters())

@@ -46,7 +46,7 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 
 # %% answer 3.1
 def linear_flops(batch, inputs, outputs):
-    """FLOPs of the forward pass of a linear layer."""
+    """FLOPs of a linear layer's forward pass."""
     ### BEGIN SOLUTION
     return 2 * batch * inputs * outputs
     ### END SOLUTION
@@ -71,7 +71,7 @@ labs.check("3.1", linear_flops)
 
 # %% answer 3.2
 def conv_flops(batch, inputs, outputs, kernel, height, width):
-    """FLOPs of the forward pass of a convolution that keeps the size."""
+    """FLOPs of the forward pass of a convolution with unchanged size."""
     ### BEGIN SOLUTION
     places = batch * height * width
     return places * linear_flops(1, inputs * kernel * kernel, outputs)
@@ -97,7 +97,7 @@ labs.check("3.2", conv_flops)
 
 # %% answer 3.3
 def training_flops(batch, widths):
-    """FLOPs of forward and backward of a network of linear layers."""
+    """Forward and backward FLOPs of a network of linear layers."""
     ### BEGIN SOLUTION
     forward = [linear_flops(batch, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
     return 3 * sum(forward) - forward[0]
@@ -147,7 +147,7 @@ p.layers[["module", "forward_flops", "backward_flops", "parameters"]]
 
 # %% answer 3.4
 def linear_bytes(batch, inputs, outputs):
-    """The least number of bytes that the forward pass of a linear layer moves."""
+    """Minimum bytes moved by a linear layer's forward pass."""
     ### BEGIN SOLUTION
     return 4 * (batch * inputs + inputs * outputs + batch * outputs)
     ### END SOLUTION
@@ -173,13 +173,13 @@ labs.check("3.4", linear_bytes, profile=p, network=(BATCH, WIDTHS))
 
 # %%
 def bytes_by_hand(batch, inputs, outputs, products):
-    """Bytes that a linear layer with a bias moves at least in a training step with so many products."""
+    """Minimum bytes moved by a linear layer with bias in a training step with this many products."""
     bias = outputs + (batch * outputs + outputs)
     return products * linear_bytes(batch, inputs, outputs) + 4 * bias
 
 
 def compared():
-    """What was counted by hand, beside what the profile counted."""
+    """Counts by hand next to the profile's."""
     table = p.layers.loc[p.layers["module"] == "Linear", ["moved_bytes"]]
     sizes = [(BATCH, *pair) for pair in itertools.pairwise(WIDTHS)]
     table.insert(0, "one product", [linear_bytes(*each) for each in sizes])
@@ -226,7 +226,7 @@ print(f"{p.roofline.bandwidth / 1e9:.1f} GB/s")
 
 # %% answer 3.5
 def least_time(flops, moved_bytes, peak, bandwidth):
-    """The least seconds that a layer can take."""
+    """Minimum time of a layer in seconds."""
     ### BEGIN SOLUTION
     return max(flops / peak, moved_bytes / bandwidth)
     ### END SOLUTION

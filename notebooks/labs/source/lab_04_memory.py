@@ -181,12 +181,12 @@ labs.check("4.2", adam_bytes)
 
 # %%
 def profiled(step):
-    """A profile of the memory that a step needs."""
+    """Memory profile of a step."""
     return perfnb.profile_step(step, steps=1, warmup=1, traced=1, flops=False)
 
 
 def make_step(batch, activation=nn.ReLU):
-    """A training step of a model of its own, on so many rows."""
+    """A training step with its own model, on this many rows."""
     net = network(activation)
     adam = torch.optim.Adam(net.parameters())
     rows, targets = torch.randn(batch, WIDTHS[0]), torch.randint(0, WIDTHS[-1], (batch,))
@@ -244,7 +244,7 @@ labs.check("4.3", saved_bytes)
 
 # %%
 def peak_bytes(p):
-    """The peak of a step, without what others keep in this notebook."""
+    """Peak memory of a step, without tensors that the notebook keeps for other reasons."""
     return int((p.memory["total"] - p.memory["other"]).max())
 
 
@@ -340,7 +340,7 @@ class CheckpointedTower(nn.Module):
         self.blocks = blocks
 
     def forward(self, x):
-        """As Tower, but keeps only what goes into the blocks."""
+        """Like Tower, but keeps only the inputs of the blocks."""
         ### BEGIN SOLUTION
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)
@@ -443,14 +443,14 @@ class Net(nn.Module):
 
 
 class Monitor:
-    """Remembers, for each step, how strong the output of a layer was."""
+    """Records the strength of a layer's output in each step."""
 
     def __init__(self, layer):
         self.strengths = []
         layer.register_forward_hook(self.record)
 
     def record(self, layer, inputs, output):
-        """Called by torch whenever the layer has run."""
+        """Called by torch after each run of the layer."""
         self.strengths.append(output.square().mean())
 
 
@@ -515,14 +515,14 @@ labs.check("4.7", {"layer": layer, "kib_per_step": kib_per_step}, leaks=leaks)
 
 # %% answer 4.8
 class QuietMonitor:
-    """Remembers, for each step, how strong the output of a layer was."""
+    """Records the strength of a layer's output in each step."""
 
     def __init__(self, layer):
         self.strengths = []
         layer.register_forward_hook(self.record)
 
     def record(self, layer, inputs, output):
-        """Called by torch whenever the layer has run."""
+        """Called by torch after each run of the layer."""
         ### BEGIN SOLUTION
         self.strengths.append(output.detach().square().mean().item())
         ### END SOLUTION

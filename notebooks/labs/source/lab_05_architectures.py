@@ -56,7 +56,7 @@ train_images.shape, test_images.shape
 
 # %%
 def make_mlp(width):
-    """64 pixels, two hidden layers of one width, 10 outputs."""
+    """64 pixels, two hidden layers of the same width, 10 outputs."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )
@@ -70,7 +70,7 @@ def make_cnn():
 
 
 class Attention(nn.Module):
-    """Every position looks at every other."""
+    """Every position attends to every other."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -80,13 +80,13 @@ class Attention(nn.Module):
     def forward(self, x):
         batch, length, width = x.shape
         query, key, value = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5  # length x length numbers in each head
+        scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5  # length x length numbers per head
         mixed = scores.softmax(-1) @ value
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Block(nn.Module):
-    """Attention, and then a small MLP at each position."""
+    """Attention, then a small MLP at each position."""
 
     def __init__(self, width, heads=4):
         super().__init__()
@@ -113,7 +113,7 @@ class Transformer(nn.Module):
 
 
 def count(model):
-    """How many parameters a model has."""
+    """Number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -241,7 +241,7 @@ comparison.table[["launches_or_ops", "intensity", "achieved_flops_per_s"]].astyp
 
 # %% answer 5.4
 def accuracy(model, images, labels):
-    """The share of images that the model recognises."""
+    """Share of images that the model recognises."""
     ### BEGIN SOLUTION
     mode = model.training
     model.eval()
@@ -264,7 +264,7 @@ labs.check("5.4", accuracy)
 
 # %%
 def learn(model, steps=100):
-    """Accuracy on the images held back, by steps and by seconds of training."""
+    """Accuracy on held-out images, by training steps and by seconds."""
     adam = torch.optim.Adam(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
     rows, seconds = [], 0.0
@@ -323,7 +323,7 @@ else:
 
 # %% answer 5.5
 def block_flops(length, width):
-    """FLOPs of a block's forward pass: of its linear layers, and of attention's two products."""
+    """FLOPs of a block's forward pass: its linear layers, and attention's two products."""
     ### BEGIN SOLUTION
     linear = 2 * length * (3 + 1 + 4 + 4) * width**2
     products = 2 * 2 * length**2 * width
@@ -494,7 +494,7 @@ labs.check("5.7", {"off_by": off_by, "inside": inside}, study=study, held_out=he
 
 # %% answer 5.8
 def foretell(lengths, times_ms, length):
-    """The time at a length, by a law of a constant, a part by length, and a part by its square."""
+    """Predicted time at a length: a constant, a linear and a quadratic term."""
     ### BEGIN SOLUTION
     lengths, times_ms = np.asarray(lengths, dtype=float), np.asarray(times_ms, dtype=float)
     rows = np.column_stack([np.ones_like(lengths), lengths, lengths**2])

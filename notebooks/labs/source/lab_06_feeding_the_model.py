@@ -65,7 +65,7 @@ import torch
 
 
 class Text:
-    """Readings in lines of text; each comes with a shift of its own."""
+    """Readings from lines of text, each with its own random shift."""
 
     def __init__(self, lines):
         self.lines = lines
@@ -81,7 +81,7 @@ class Text:
 
 
 class Far:
-    """Samples that each take 8 ms to arrive; nothing is computed meanwhile."""
+    """Samples that each take 8 ms to arrive, without computing anything."""
 
     def __len__(self):
         return 512
@@ -144,7 +144,7 @@ optimizer.step()
 
 # %% answer 6.1
 def three_times(loader, step):
-    """Milliseconds a batch: together, of the loader alone, of the step alone."""
+    """Milliseconds per batch: together, loader alone, step alone."""
     ### BEGIN SOLUTION
     count, kept = len(loader), next(iter(loader))
 
@@ -263,7 +263,7 @@ labs.check("6.3", Parsed, slow=Text)
 
 # %%
 def fed(loader):
-    """A step that takes its batches from a loader, again and again."""
+    """A step that takes its batches from a loader, over and over."""
 
     def batches():
         while True:
@@ -379,14 +379,14 @@ warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 def feeder(dataset, batch_size, workers):
-    """Batches without end, from a loader of its own."""
+    """An endless supply of batches from its own loader."""
     loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     while True:
         yield from loader
 
 
 def use(batch, ms=10):
-    """The step: a device computes for 10 ms."""
+    """The step: a device that computes for 10 ms."""
     time.sleep(ms / 1e3)
 
 
@@ -395,14 +395,14 @@ with perfnb.watch(interval_s=0.05) as w:
     for name, dataset, batch_size in (("Text", Text(lines), 256), ("Far", Far(), 2)):
         for workers in (0, 1, 3):
             batches = feeder(dataset, batch_size, workers)
-            for _ in range(2 * workers + 1):  # first use up what lies prepared
+            for _ in range(2 * workers + 1):  # use up the prefetched batches first
                 use(next(batches))
             with w.mark(f"{name} {workers}"):
                 began = time.perf_counter()
                 for _ in range(10):
                     use(next(batches))
                 found[name, workers] = (time.perf_counter() - began) * 1e3 / 10
-            batches.close()  # its loader is gone, and with it the workers
+            batches.close()  # this stops the loader and its workers
 
 cpu = {key: w.summary(f"{key[0]} {key[1]}").loc[("process", "cpu_percent"), "median"] for key in found}
 table = pd.DataFrame({"ms a step": pd.Series(found), "CPU %": pd.Series(cpu, dtype=float)}).round(1)
@@ -438,7 +438,7 @@ for workers in (0, 1, 3):
 
 # %% answer 6.6
 def make_loader(dataset, batch_size, make_ms, use_ms):
-    """A loader with enough workers, and none too many."""
+    """A loader with enough workers, but no more."""
     ### BEGIN SOLUTION
     workers = math.ceil(make_ms / use_ms)
     return DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=True)
@@ -494,19 +494,19 @@ class FromFile:
     """The rows of an array in a file."""
 
     def __init__(self, path):
-        """Keep what is light, of the file at a path."""
+        """Keep only what is cheap to copy."""
         ### BEGIN SOLUTION
         self.path = path
         ### END SOLUTION
 
     def __len__(self):
-        """How many rows there are."""
+        """Number of rows."""
         ### BEGIN SOLUTION
         return len(np.load(self.path, mmap_mode="r"))
         ### END SOLUTION
 
     def __getitem__(self, place):
-        """One row, as a tensor with memory of its own."""
+        """One row, as a tensor with its own memory."""
         ### BEGIN SOLUTION
         return torch.tensor(np.load(self.path, mmap_mode="r")[place])
         ### END SOLUTION
@@ -544,9 +544,9 @@ for what, dataset in {"Text": text, "Parsed": Parsed(lines), "FromFile": FromFil
 
 # %%
 def stepper(workers):
-    """A step that takes its batches from a loader of its own."""
+    """A step that takes its batches from its own loader."""
     batches = feeder(Far(), 5, workers)
-    use(next(batches))  # the worker starts here, and not in what is timed
+    use(next(batches))  # start the worker here, outside the timing
     return lambda: use(next(batches), ms=25)
 
 

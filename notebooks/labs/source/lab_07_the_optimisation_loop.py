@@ -34,15 +34,15 @@ from torch import nn
 import perfnb
 from perfnb import labs
 
-torch.set_num_threads(1)  # times vary less: with several threads, each step waits for the slowest of them
+torch.set_num_threads(1)  # less noise: with several threads, each step waits for the slowest one
 
 # The journal of this lab disappears with the kernel. To keep yours: perfnb.journal("experiments/").
 folder = tempfile.TemporaryDirectory()
 journal = perfnb.journal(os.path.join(folder.name, "journal"))
 
-# For exercise 7.6. torch.compile keeps what it has compiled in a folder, for the next time; an empty one makes it
-# compile here in any case, so that we can measure how long that takes. It compiles one piece after the other, which
-# needs less memory, and leaves out a trial of the processor's vector instructions, which would take as long again.
+# For exercise 7.6. torch.compile caches what it compiles in a folder; an empty one forces it to compile here, so that
+# we can measure how long that takes. It compiles one piece at a time, which needs less memory, and skips a test of
+# the processor's vector instructions, which would take as long again.
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder.name, "kernels")
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
@@ -78,16 +78,16 @@ class Net(nn.Module):
 
 
 class Script:
-    """The training script, as it was found."""
+    """The original training script."""
 
     def __init__(self):
-        torch.manual_seed(0)  # every training begins with the same weights
+        torch.manual_seed(0)  # every training starts from the same weights
         self.net = Net()
         self.model = self.make_model(self.net)
         self.optimizer = self.make_optimizer()
 
     def make_model(self, net):
-        """What is called in place of the net: the net itself."""
+        """The model that predict calls: here the net itself."""
         return net
 
     def make_optimizer(self):
@@ -112,7 +112,7 @@ images, labels = (
     torch.tensor(digits.images, dtype=torch.float32).flatten(1)[order] / 16,
     torch.tensor(digits.target)[order],
 )
-held_out = (images[1280:], labels[1280:])  # 517 digits that no training sees
+held_out = (images[1280:], labels[1280:])  # 517 held-out digits
 batches = list(zip(images[:1280].split(32), labels[:1280].split(32), strict=True))  # 40 of 32 digits
 
 # %% [markdown]
@@ -169,7 +169,7 @@ labs.check("7.1", prediction)
 
 # %% answer 7.2
 def wrong(model, x, y):
-    """The share of the images that the model gets wrong."""
+    """Share of images that the model gets wrong."""
     ### BEGIN SOLUTION
     mode = model.training
     model.eval()
@@ -224,7 +224,7 @@ reports, made_of = {}, {}
 
 
 def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, expected=None, of=None):
-    """The performance report of a change, kept in `reports` and in the journal; `candidate` and `before` are steps."""
+    """Performance report of a change, kept in `reports` and the journal; `candidate` and `before` are steps."""
     if wrong(Net(), *held_out) is None:
         print("Write wrong first, exercise 7.2.")
         return None
@@ -238,7 +238,7 @@ def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, 
         budget_s=budget_s,
         profile=False,
     )
-    made_of[change] = of  # the class or function that it is a report of, by which the check knows an old report
+    made_of[change] = of  # what the report tested, so that the check recognises an outdated report
     before_wrong, after_wrong = (wrong(net, *held_out) for net in nets)
     print(f"{change}: share of wrong digits before {before_wrong:.3f}, after {after_wrong:.3f}")
     if expected is None and isinstance(prediction, dict):
@@ -249,7 +249,7 @@ def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, 
 
 
 def tried_training(change, candidate, budget_s=6, expected=None):
-    """The same, of a training against the script; more `budget_s` gives more pairs."""
+    """The same for a training against the script; a larger `budget_s` gives more pairs."""
     before = Script()
     return tried(
         change,
@@ -362,7 +362,7 @@ labs.check("7.4", Bf16, script=Script, batches=batches, reports=reports, made_of
 
 # %% answer 7.5
 def learn(training, samples, size):
-    """Learn from all of the samples, in batches of `size`."""
+    """Learn from all samples, in batches of `size`."""
     ### BEGIN SOLUTION
     x, y = samples
     for batch in zip(x.split(size), y.split(size), strict=True):
@@ -443,7 +443,7 @@ class Compiled(Script):
 
 
 def pays_after(first_s, before_ms, ratio, verdict):
-    """The number of steps after which compiling has paid for itself; math.inf if never."""
+    """Number of steps after which compiling has paid off; math.inf if never."""
     ### BEGIN SOLUTION
     if verdict != "faster":
         return math.inf
@@ -458,7 +458,7 @@ def pays_after(first_s, before_ms, ratio, verdict):
 
 # %%
 compiled = Compiled()
-first = first if isinstance(first, dict) else {"seconds": None}  # as it was, where this cell is run again
+first = first if isinstance(first, dict) else {"seconds": None}  # reset if this cell runs again
 began = time.perf_counter()
 try:
     compiled.step(batches[0])
@@ -473,7 +473,7 @@ except Exception as error:
 # %%
 reports.pop("compile", None)
 if first["seconds"] is not None:
-    tried_training("compile", Compiled())  # the same code, so that nothing is compiled anew
+    tried_training("compile", Compiled())  # the same code, so nothing is recompiled
 reports.get("compile")
 
 # %%
@@ -542,7 +542,7 @@ def quantised(net):
 
 # %%
 def answering(model):
-    """A step that only answers."""
+    """A step that only runs inference."""
 
     def answer(x):
         with torch.inference_mode():

@@ -113,7 +113,7 @@ work.groupby("stream")["duration_ns"].agg(["size", "sum"])
 
 # %% answer 8.2
 def busy_ms(work):
-    """For how many milliseconds at least one of the intervals ran."""
+    """Milliseconds in which at least one interval was running."""
     ### BEGIN SOLUTION
     work = work.sort_values("start_ns")
     busy, latest = 0, 0
@@ -177,7 +177,7 @@ rows[["category", "name", "correlation", "from_us", "to_us"]]
 
 # %% answer 8.3
 def late_share(events):
-    """The share of the GPU's work, the first left out, whose launch started after all earlier work had ended."""
+    """Share of GPU work, except the first, whose launch started after all earlier work had ended."""
     ### BEGIN SOLUTION
     work = events[events["category"].isin(WORK)].sort_values("start_ns")
     calls = events[events["category"].isin(CALLS)].dropna(subset="correlation")
@@ -306,7 +306,7 @@ ranks.times[["rank", "step", "wall_ms", "computation_ms", "communication_ms", "e
 
 # %%
 def collectives(rank):
-    """When the kernels of communication started and ended, in ms."""
+    """Start and end of the communication kernels, in ms."""
     events = ranks[rank].events
     found = events[(events["category"] == "kernel") & events["name"].str.startswith("nccl")]
     start, end = found["start_ns"] / 1e6, (found["start_ns"] + found["duration_ns"]) / 1e6
