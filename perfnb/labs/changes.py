@@ -11,7 +11,8 @@ from types import CodeType
 from typing import Any
 
 from perfnb import PerformanceReport
-from perfnb.labs.exercise import Facts, Hint, all_there, as_function, as_number, close, is_false, outcome
+from perfnb.labs.answers import as_function, as_number, close, outcome
+from perfnb.labs.exercise import Facts, Hint, all_there, is_false
 from perfnb.labs.workloads import one_thread
 
 #: The factors of a training that are compared, and rounds of a trial.

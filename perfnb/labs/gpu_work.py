@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from perfnb import Profile, Ranks
-from perfnb.labs.exercise import Facts, Hint, all_there, as_function, as_number, close, outcome, slip
+from perfnb.labs.answers import as_function, as_number, close, outcome, require, slip
+from perfnb.labs.exercise import Facts, Hint, all_there
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
@@ -159,6 +160,4 @@ def loaded_profile(given: Any, name: str) -> Profile:
 
 
 def loaded_ranks(given: Any) -> Ranks:
-    if not isinstance(given, Ranks):
-        raise Hint("Pass the ranks, as perfnb.load returned them for both files.")
-    return given
+    return require(given, Ranks, "Pass the ranks, as perfnb.load returned them for both files.")

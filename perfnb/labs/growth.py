@@ -8,24 +8,22 @@ from typing import Any
 import numpy as np
 
 from perfnb import ScalingStudy, Timing
-from perfnb.labs.exercise import Facts, Hint, all_there, as_function, as_number, as_numbers, close, outcome, slip
+from perfnb.labs.answers import as_flag, as_function, as_number, as_numbers, close, outcome, require, slip
+from perfnb.labs.exercise import Facts, Hint, all_there
 
 #: The lengths that the law is fitted to, and the held-out length that it is tested on.
 FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
 
 
 def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Facts:
-    if not isinstance(study, ScalingStudy):
-        raise Hint("Pass the study as well: study=study, the result of perfnb.scaling_study.")
-    if not isinstance(held_out, Timing):
-        raise Hint("Pass the timing as well: held_out=held_out, the result of perfnb.time_step.")
+    require(study, ScalingStudy, "Pass the study as well: study=study, the result of perfnb.scaling_study.")
+    require(held_out, Timing, "Pass the timing as well: held_out=held_out, the result of perfnb.time_step.")
     said = as_numbers(answer, ("off_by",))
-    if not isinstance(answer.get("inside"), (bool, np.bool_)):
-        raise Hint("inside must be True or False.")
+    inside = as_flag(answer, "inside")
     foretold = study.predict(HELD_OUT)
     return {
         **said,
-        "inside": bool(answer["inside"]),
+        "inside": inside,
         "sizes": study.table["size"].astype(float).tolist(),
         "medians_ms": study.table["median_ms"].astype(float).tolist(),
         "last_residual": float(study.fit["residual"].iloc[-1]),

@@ -10,19 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.labs.exercise import (
-    Exercise,
-    Facts,
-    Hint,
-    all_there,
-    as_function,
-    as_number,
-    as_numbers,
-    close,
-    outcome,
-    require_test,
-    slip,
-)
+from perfnb.labs.answers import as_flag, as_function, as_number, as_numbers, close, outcome, require_test, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
 from perfnb.quantities import share
 
@@ -232,11 +221,9 @@ def judge_compare(facts: Facts) -> None:
 def measure_aa(answer: Any, test: Any = None) -> Facts:
     given = require_test(test, "aa")
     said = as_numbers(answer, ("smallest_percent",))
-    if not isinstance(answer.get("sees_one_percent"), (bool, np.bool_)):
-        raise Hint("sees_one_percent must be True or False.")
     return {
         **said,
-        "sees_one_percent": bool(answer["sees_one_percent"]),
+        "sees_one_percent": as_flag(answer, "sees_one_percent"),
         "detectable": as_number(given.smallest_detectable, "smallest_detectable"),
         "verdict": given.verdict,
         "ratio": given.ratio,

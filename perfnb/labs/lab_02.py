@@ -8,19 +8,8 @@ from typing import Any
 import pandas as pd
 
 from perfnb import Profile
-from perfnb.labs.exercise import (
-    Exercise,
-    Facts,
-    Hint,
-    all_there,
-    as_function,
-    as_number,
-    as_numbers,
-    close,
-    outcome,
-    ratio_of,
-    slip,
-)
+from perfnb.labs.answers import as_function, as_number, as_numbers, as_word, close, outcome, ratio_of, require, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.rewritten import judge_rewritten, measure_rewritten
 from perfnb.labs.workloads import interleaved
 
@@ -206,13 +195,12 @@ def judge_frozen(facts: Facts) -> None:
 
 
 def measure_suspect(answer: Any, profile: Any = None) -> Facts:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("layer"), str):
-        raise Hint("The answer must be a dictionary with layer, a name from the frame, and at_most, a number.")
+    layer = as_word(answer, "layer", "layer, a name from the frame, and at_most, a number")
     given = _profile(profile)
     layers, phases = given.layers, given.phases["ms"]
     free = layers[(layers["parameters"].fillna(0) == 0) & layers["calls"].notna()].dropna(subset=["self_ms", "share"])
     return {
-        "layer": answer["layer"],
+        "layer": layer,
         "names": [str(name) for name in layers.index],
         "at_most": as_numbers(answer, ("at_most",))["at_most"],
         "self_ms": {str(name): float(ms) for name, ms in free["self_ms"].items()},
@@ -290,7 +278,7 @@ def judge_verified(facts: Facts) -> None:
     if facts["ratio_ci"][0] > 1:
         raise Hint("In this test the second step is slower: are the two in the right order?")
     if facts["ratio_ci"][1] >= 1:
-        raise Hint("This test shows no difference. Are the two steps different? If so, raise budget_s.")
+        raise Hint("This test shows no difference. If the two steps do differ, raise budget_s.")
     (tested, tested_new), (own, own_new) = facts["tested_ms"], facts["own_ms"]
     if not 1 / PACE < tested / own < PACE:
         raise Hint(
@@ -308,9 +296,7 @@ def judge_verified(facts: Facts) -> None:
 
 
 def _profile(given: Any) -> Profile:
-    if not isinstance(given, Profile):
-        raise Hint("Pass a profile, as bound by %%profile_step --into NAME: profile=p.")
-    return given
+    return require(given, Profile, "Pass a profile, as bound by %%profile_step --into NAME: profile=p.")
 
 
 EXERCISES = (

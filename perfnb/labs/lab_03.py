@@ -8,18 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfnb import Profile, Roofline, Timing
-from perfnb.labs.exercise import (
-    Exercise,
-    Facts,
-    Hint,
-    all_there,
-    as_function,
-    as_number,
-    as_numbers,
-    close,
-    outcome,
-    slip,
-)
+from perfnb.labs.answers import as_function, as_number, as_numbers, close, outcome, require, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.libraries_used import libraries_used
 from perfnb.labs.workloads import interleaved, one_thread
 from perfnb.quantities import share
@@ -196,8 +186,7 @@ MOST_POINTS = 20
 
 def measure_least_time(answer: Any, roofline: Any = None) -> Facts:
     function = as_function(answer, "least_time(flops, moved_bytes, peak, bandwidth)")
-    if not isinstance(roofline, Roofline):
-        raise Hint("Pass the roofline as well: roofline=p.roofline.")
+    require(roofline, Roofline, "Pass the roofline as well: roofline=p.roofline.")
     cases = [(sizes, max(sizes[0] / sizes[2], sizes[1] / sizes[3])) for sizes in ROOFS]
     points = roofline.points.dropna(subset=["flops", "bytes", "attainable_flops_per_s", "dtype"])
     for row in points.head(MOST_POINTS).to_dict("records"):
@@ -255,8 +244,8 @@ def judge_small(facts: Facts) -> None:
     ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
     if not 1 / APART < ratio / own < APART:
         raise Hint(
-            "Run again just now, the two steps have a ratio far from that of big and small. Are these the "
-            "timings of big_step and small_step? If so, time both again on an idle machine."
+            "Run again just now, the two steps have a ratio far from that of big and small. Were these the timings of "
+            "big_step and small_step, taken on an idle machine?"
         )
     arithmetic = big_flops / small_flops
     left = 1 - ratio / arithmetic

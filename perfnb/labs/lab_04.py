@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from perfnb import Leaks, Profile, find_leaks
-from perfnb.labs.exercise import (
-    Exercise,
-    Facts,
-    Hint,
-    all_there,
-    as_function,
-    as_number,
-    as_numbers,
-    close,
-    outcome,
-    quoted,
-    require_test,
-    slip,
-)
+from perfnb.labs.answers import as_function, as_number, as_numbers, as_word, close, outcome, require, require_test, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, quoted
 from perfnb.labs.memory_trials import (
     measured_peak,
     monitored,
@@ -39,15 +26,14 @@ READ = 2e-3
 
 
 def measure_peak(answer: Any, profile: Any = None) -> Facts:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("phase"), str):
-        raise Hint("The answer must be a dictionary with most and sum_of_most, numbers of bytes, and phase, a word.")
+    phase = as_word(answer, "phase", "most and sum_of_most, numbers of bytes, and phase, a word")
     said = as_numbers(answer, ("most", "sum_of_most"))
     memory = _profile(profile).memory
     top = int(memory["total"].argmax())
     made = profile.allocations
     phases = made.loc[made["start_ns"] == round(memory["t_ms"].iloc[top] * 1e6), "phase"]
     return said | {
-        "phase": answer["phase"],
+        "phase": phase,
         "total": [int(memory["total"].iloc[row]) for row in (top, 0, -1)],
         "sum": int(memory[list(CATEGORIES)].max().sum()),
         "at": str(phases.iloc[0]) if len(phases) else None,
@@ -294,13 +280,11 @@ def judge_price(facts: Facts) -> None:
 
 
 def measure_leak(answer: Any, leaks: Any = None) -> Facts:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("layer"), str):
-        raise Hint("The answer must be a dictionary with layer, a name from the report, and kib_per_step, a number.")
-    if not isinstance(leaks, Leaks):
-        raise Hint("Pass the report as well: leaks=leaks, the result of perfnb.find_leaks.")
+    layer = as_word(answer, "layer", "layer, a name from the report, and kib_per_step, a number")
+    require(leaks, Leaks, "Pass the report as well: leaks=leaks, the result of perfnb.find_leaks.")
     made = leaks.survivors.dropna(subset=["layer", "bytes_per_step"])
     return {
-        "layer": answer["layer"],
+        "layer": layer,
         "said": as_number(answer.get("kib_per_step"), "kib_per_step"),
         "verdict": str(leaks.verdict),
         "layers": {str(name): float(size) for name, size in made.groupby("layer")["bytes_per_step"].sum().items()},
@@ -385,11 +369,12 @@ def judge_mended(facts: Facts) -> None:
 
 
 def _profile(given: Any) -> Profile:
-    if not isinstance(given, Profile):
-        raise Hint("Pass a profile, from perfnb.profile_step or bound by %%profile_step --into NAME.")
-    if given.memory.empty:
+    profile = require(
+        given, Profile, "Pass a profile, from perfnb.profile_step or bound by %%profile_step --into NAME."
+    )
+    if profile.memory.empty:
         raise Hint("The profile was recorded without memory.")
-    return given
+    return profile
 
 
 EXERCISES = (

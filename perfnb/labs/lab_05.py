@@ -9,18 +9,8 @@ from typing import Any
 import numpy as np
 
 from perfnb import ArchitectureComparison
-from perfnb.labs.exercise import (
-    Exercise,
-    Facts,
-    Hint,
-    all_there,
-    as_function,
-    as_number,
-    as_numbers,
-    close,
-    outcome,
-    slip,
-)
+from perfnb.labs.answers import as_function, as_number, as_numbers, close, outcome, require, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.growth import judge_held_out, judge_law, measure_held_out, measure_law
 from perfnb.labs.lab_03 import counted
 from perfnb.quantities import share
@@ -302,9 +292,7 @@ def doubts_of_share(facts: Facts) -> str:
 
 
 def _comparison(given: Any) -> ArchitectureComparison:
-    if not isinstance(given, ArchitectureComparison):
-        raise Hint("Pass a comparison, the result of perfnb.compare_architectures: comparison=comparison.")
-    return given
+    return require(given, ArchitectureComparison, "Pass a comparison, as from perfnb.compare_architectures.")
 
 
 EXERCISES = (

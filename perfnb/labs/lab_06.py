@@ -10,18 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.labs.exercise import (
-    Exercise,
-    Facts,
-    Hint,
-    all_there,
-    as_function,
-    as_numbers,
-    close,
-    outcome,
-    ratio_of,
-    slip,
-)
+from perfnb.labs.answers import as_flag, as_function, as_numbers, close, outcome, ratio_of, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.feeding import (
     BATCHES,
     Feed,
@@ -331,11 +321,9 @@ def judge_file(facts: Facts) -> None:
 def measure_helped(answer: Any, test: Any = None) -> Facts:
     ratio = ratio_of(test)
     said = as_numbers(answer, ("speedup",))
-    if not isinstance(answer.get("shown"), (bool, np.bool_)):
-        raise Hint("shown must be True or False.")
     return {
         **said,
-        "shown": bool(answer["shown"]),
+        "shown": as_flag(answer, "shown"),
         **ratio,
         "turns": int(test.turns),
     }

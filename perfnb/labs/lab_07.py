@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from perfnb.labs.answers import as_function, as_number, as_numbers, close, outcome, slip
 from perfnb.labs.changes import (
     APART,
     FACTORS,
@@ -20,19 +21,7 @@ from perfnb.labs.changes import (
     state,
     training_of,
 )
-from perfnb.labs.exercise import (
-    Exercise,
-    Facts,
-    Hint,
-    all_there,
-    as_function,
-    as_number,
-    as_numbers,
-    close,
-    is_false,
-    outcome,
-    slip,
-)
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, is_false
 from perfnb.labs.quantising import judge_int8, measure_int8
 
 #: Relative tolerance between losses computed with three digits.

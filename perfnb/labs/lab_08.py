@@ -8,7 +8,8 @@ from typing import Any
 
 from perfnb import Profile
 from perfnb.findings.idle import ALLOCATES
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, as_number, as_numbers, close, slip
+from perfnb.labs.answers import as_number, as_numbers, as_word, close, slip
+from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.gpu_work import (
     CALLS,
     FIRST,
@@ -62,14 +63,13 @@ def judge_origin(facts: Facts) -> None:
 
 
 def measure_faster(answer: Any, profile: Any = None) -> Facts:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
-        raise Hint("The answer must be a dictionary with op, a name from a.launches, and share and saves_ms, numbers.")
+    op = as_word(answer, "op", "op, a name from a.launches, and share and saves_ms, numbers")
     h = loaded_profile(profile, FIRST)
     path = h.critical_path
-    on_gpu = path[(path["op"] == answer["op"]) & path["device"].notna()]
-    on_host = path[(path["op"] == answer["op"]) & path["device"].isna()]
+    on_gpu = path[(path["op"] == op) & path["device"].notna()]
+    on_host = path[(path["op"] == op) & path["device"].isna()]
     return {
-        "op": answer["op"],
+        "op": op,
         **as_numbers(answer, ("share", "saves_ms")),
         "gpu_ms": {str(op): float(ms) for op, ms in h.launches["gpu_ms"].dropna().items()},
         "kernel_ms": [float(ms) for ms in h.kernels["total_ms"]],
@@ -102,14 +102,11 @@ def judge_faster(facts: Facts) -> None:
 
 
 def measure_calls(answer: Any, profile: Any = None) -> Facts:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("call"), str):
-        raise Hint(
-            "The answer must be a dictionary with call, a name from the events, and per_iteration and share, numbers."
-        )
+    call = as_word(answer, "call", "call, a name from the events, and per_iteration and share, numbers")
     t = loaded_profile(profile, TRAINING)
     calls = t.events[t.events["category"].isin(CALLS)].groupby("name", observed=True)["duration_ns"]
     return {
-        "call": answer["call"],
+        "call": call,
         **as_numbers(answer, ("per_iteration", "share")),
         "calls": {str(name): int(count) for name, count in calls.size().items()},
         "ms": {str(name): float(ns / 1e6) for name, ns in calls.sum().items()},
@@ -183,12 +180,11 @@ def judge_straggler(facts: Facts) -> None:
 
 
 def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get("op"), str):
-        raise Hint("The answer must be a dictionary with op, a name from by_op, and op_ratio and busy_ratio, numbers.")
+    op = as_word(answer, "op", "op, a name from by_op, and op_ratio and busy_ratio, numbers")
     compared = loaded_profile(profile, FIRST).compare(loaded_profile(other, SECOND))
     by_op = compared.by_op.groupby(compared.by_op["op"].astype(TEXT))[["gpu_ms_a", "gpu_ms_b"]].sum()
     return {
-        "op": answer["op"],
+        "op": op,
         **as_numbers(answer, ("op_ratio", "busy_ratio")),
         "gpu_ms": {str(op): [float(row.iloc[0]), float(row.iloc[1])] for op, row in by_op.iterrows()},
         "busy_ms": [float(p.gpu_steps["busy_ms"].mean()) for p in (profile, other)],

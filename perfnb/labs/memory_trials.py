@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from perfnb import profile_step
-from perfnb.labs.exercise import Facts, Hint, as_number, outcome
+from perfnb.labs.answers import as_number, outcome
+from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.workloads import agree
 
 

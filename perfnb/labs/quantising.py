@@ -7,8 +7,9 @@ import io
 import warnings
 from typing import Any
 
+from perfnb.labs.answers import as_function, outcome
 from perfnb.labs.changes import judge_report, report_facts, same_state, state
-from perfnb.labs.exercise import Facts, Hint, all_there, as_function, is_false, outcome
+from perfnb.labs.exercise import Facts, Hint, all_there, is_false
 
 #: Largest fraction of the original bytes for int8 weights, and how far the largest output may move.
 SMALLER, MOVED = 0.4, 0.15

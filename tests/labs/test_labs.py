@@ -14,7 +14,8 @@ import torch
 from perfnb import labs
 from perfnb.errors import LabError
 from perfnb.labs import ledger, results_file
-from perfnb.labs.exercise import Hint, as_number, slip
+from perfnb.labs.answers import as_number, slip
+from perfnb.labs.exercise import Hint
 from perfnb.labs.ledger import Ledger, exercise_of, exercises_of, known_labs
 from perfnb.labs.workloads import interleaved
 

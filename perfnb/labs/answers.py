@@ -1,0 +1,129 @@
+"""Reading answers: numbers, functions and results that a check is given, and hints for the usual slips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from perfnb import ABTest
+from perfnb.labs.exercise import Facts, Hint, quoted, what_was_raised
+
+Kind = TypeVar("Kind")
+
+
+def as_number(value: Any, what: str) -> float:
+    """A finite number; tensors, arrays and pandas scalars are converted.
+
+    Raises
+    ------
+    Hint
+        If it is anything else.
+    """
+    if value is None or value is ...:
+        raise Hint(f"{what} has no value yet.")
+    if isinstance(value, (bool, str, bytes)):
+        raise Hint(f"{what} must be a number, not {quoted(value)}.")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise Hint(f"{what} is too large to be a measurement.") from None
+    except (Exception, SystemExit):
+        raise Hint(f"{what} must be one number, not a {type(value).__name__}.") from None
+    if not math.isfinite(number):
+        raise Hint(f"{what} is {number}, which cannot be a measurement.")
+    return number
+
+
+def as_numbers(answer: Any, names: tuple[str, ...]) -> dict[str, float]:
+    """A mapping with one number for each of `names`; raises `Hint` for anything else."""
+    if not isinstance(answer, Mapping):
+        raise Hint(f"The answer must be a dictionary with the keys {', '.join(names)}.")
+    missing = [name for name in names if name not in answer]
+    if missing:
+        raise Hint(f"The dictionary is missing {', '.join(missing)}.")
+    return {name: as_number(answer[name], name) for name in names}
+
+
+def as_flag(answer: Any, name: str) -> bool:
+    """The True or False under `name` in an answer that is a mapping; raises `Hint` for anything else."""
+    if not isinstance(answer.get(name), (bool, np.bool_)):
+        raise Hint(f"{name} must be True or False.")
+    return bool(answer[name])
+
+
+def as_word(answer: Any, name: str, contents: str) -> str:
+    """The text under `name` in a mapping with the given contents; raises `Hint` for anything else."""
+    if not isinstance(answer, Mapping) or not isinstance(answer.get(name), str):
+        raise Hint(f"The answer must be a dictionary with {contents}.")
+    word: str = answer[name]
+    return word
+
+
+def require(given: Any, kind: type[Kind], otherwise: str) -> Kind:
+    """The given value if it is of that kind; otherwise raises `Hint` with the given words."""
+    if not isinstance(given, kind):
+        raise Hint(otherwise)
+    return given
+
+
+def as_function(answer: Any, called: str) -> Callable[..., Any]:
+    """The answer, if it is callable; `called` shows how it will be called. Raises `Hint` for anything else."""
+    if not callable(answer):
+        raise Hint(f"Give the function itself, without calling it; the check calls {called}.")
+    function: Callable[..., Any] = answer
+    return function
+
+
+def require_test(given: Any, called: str = "test") -> ABTest:
+    """The given value if it is a `perfnb.ab_test` result; raises `Hint` for anything else."""
+    return require(given, ABTest, f"Pass the test as well: test={called}, the result of perfnb.ab_test.")
+
+
+def ratio_of(given: Any) -> Facts:
+    """The ratio and interval of an `ab_test`; raises `Hint` if it has none."""
+    test = require_test(given)
+    if test.ratio_ci is None:
+        raise Hint("The test ran too few pairs for a result; give it a larger budget_s.")
+    return {"ratio": float(test.ratio), "ratio_ci": [float(end) for end in test.ratio_ci]}
+
+
+def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The return value of the reader's function; an exception in it becomes a `Hint`."""
+    try:
+        return function(*arguments)
+    except Hint:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Hint(f"Your code raised {what_was_raised(error)}") from error
+
+
+def close(value: float, wanted: float, relative: float) -> bool:
+    """Whether `value` is within a relative tolerance of `wanted`."""
+    return math.isclose(value, wanted, rel_tol=relative, abs_tol=1e-12)
+
+
+def slip(value: float, wanted: float, relative: float, otherwise: str = "") -> str:
+    """A hint for common slips (factor of two, percent vs. fraction, unit, inverse), or else `otherwise`."""
+    if wanted and value:
+        for factor, words in _SLIPS:
+            if close(value, factor * wanted, relative):
+                return words
+        if close(value * wanted, 1.0, relative):
+            return "It looks like the inverse: which of the two is the numerator?"
+    return otherwise or "Check it against what the question asks for."
+
+
+_SLIPS = (
+    (2.0, "It is twice what it should be: is something counted twice?"),
+    (0.5, "It is half of what it should be: is something left out?"),
+    (100.0, "It looks like percent; give a fraction or ratio."),
+    (0.01, "It looks like a fraction; give percent."),
+    (1e3, "It is a thousand times too large: check the units."),
+    (1e-3, "It is a thousand times too small: check the units."),
+    (1e6, "It is a million times too large: check the units."),
+    (1e-6, "It is a million times too small: check the units."),
+    (-1.0, "Its sign is wrong: which is subtracted from which?"),
+)
