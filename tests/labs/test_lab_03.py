@@ -115,8 +115,8 @@ def moved(batch: int, inputs: int, outputs: int) -> int:
         (lambda *sizes: moved(*sizes) // 4, "how many bytes"),
         (lambda *sizes: moved(*sizes) * 8, "bits"),
         (lambda *sizes: moved(*sizes) * 2, "twice"),
-        (lambda b, i, o: moved(b, i, o) - 4 * b * o, "The output is left out"),
-        (lambda b, i, o: moved(b, i, o) - 4 * b * i, "The input is left out"),
+        (lambda b, i, o: moved(b, i, o) - 4 * b * o, "The output is missing"),
+        (lambda b, i, o: moved(b, i, o) - 4 * b * i, "The input is missing"),
         (lambda b, i, o: 4 * i * o, "does not match"),
     ],
 )
