@@ -24,7 +24,7 @@ from perfnb.attribution.ops import owner_names
 from perfnb.attribution.owners import makers
 from perfnb.attribution.python_calls import calls_of
 from perfnb.findings.code import MODULES, root_of
-from perfnb.findings.gpu import GpuFacts, gpu_facts
+from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.labels import of_labels

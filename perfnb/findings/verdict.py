@@ -10,12 +10,12 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.interval_sets import union
-from perfnb.findings.bound import BINDS, work_under
 from perfnb.findings.code import shown
 from perfnb.findings.doubt import doubt_of, held_up, too_few_steps
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Finding, finding_table
 from perfnb.findings.rules import BY_NAME, found_by_rules
+from perfnb.findings.rules.bound import BINDS, work_under
 from perfnb.recording.recording import Recording
 from perfnb.roofline.levels import COMPUTE, MEMORY
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfnb import Profile
-from perfnb.findings.idle import ALLOCATES
+from perfnb.findings.idle_time import ALLOCATES
 from perfnb.labs.answers import as_number, as_numbers, as_word, close, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.gpu_work import (

@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from perfnb.magics.gpuwatch import GpuWatchMagics
-from perfnb.magics.options import option_names, parser_of
+from perfnb.magics.line import option_names, parser_of
 from perfnb.magics.profile_step import ProfileStepMagics
 
 #: The magics whose options complete.

@@ -9,8 +9,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import run_body
+from perfnb.magics.line import parser_of, require_name, split_line
 from perfnb.magics.older_ipython import can_be_silenced
-from perfnb.magics.options import parser_of, require_name, split_line
 
 _WORDS = ("start", "stop", "status")
 

@@ -10,8 +10,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import compile_body, compile_clause, step_of
+from perfnb.magics.line import parser_of, refuse_short, require_name, split_line
 from perfnb.magics.older_ipython import can_be_silenced
-from perfnb.magics.options import parser_of, refuse_short, require_name, split_line
 
 
 @magics_class

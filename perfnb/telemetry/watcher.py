@@ -16,7 +16,7 @@ from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
 from perfnb.telemetry import torch_devices
 from perfnb.telemetry.history import History
-from perfnb.telemetry.sampler_process import SamplerProcess
+from perfnb.telemetry.launch import SamplerProcess
 
 _START_S = 20.0
 #: torch's allocator is read when a reading arrives; a reading that waited longer than this is no longer simultaneous.

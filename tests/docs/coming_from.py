@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from perfnb.magics.gpuwatch import GpuWatchMagics
-from perfnb.magics.options import option_names, parser_of
+from perfnb.magics.line import option_names, parser_of
 from perfnb.recording.schema import SCHEMA
 from tests.docs.pages import DOCS, PAGES, blocks_of, first_block
 

@@ -15,7 +15,7 @@ import pytest
 import perfnb
 from perfnb import errors, labs
 from perfnb.magics.gpuwatch import GpuWatchMagics
-from perfnb.magics.options import option_names, parser_of
+from perfnb.magics.line import option_names, parser_of
 from perfnb.magics.profile_step import ProfileStepMagics
 from perfnb.recording.schema import SCHEMA
 from tests.docs.pages import DOCS, PAGES, README, prose

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.bound import compute, low_precision, memory_bandwidth
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import finding_table
-from perfnb.findings.memory import activation_memory, allocator, growth
+from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
+from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
 from perfnb.memory.table import MemorySummary
 from perfnb.profile.summary import summarize

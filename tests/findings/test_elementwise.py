@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.attention import unfused_attention
-from perfnb.findings.elementwise import elementwise_chains
 from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.rules.attention import unfused_attention
+from perfnb.findings.rules.elementwise import elementwise_chains
 from perfnb.profile.summary import summarize
 from tests.findings.test_findings import STEPS, found
 from tests.recordings import ByHand

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.gpu import GpuFacts, gpu_facts
+from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
 from perfnb.profile.profile import Profile
 from perfnb.profile.summary import summarize
 from tests.recordings import ByHand

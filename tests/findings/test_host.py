@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.bound import compute
 from perfnb.findings.facts import facts_of
+from perfnb.findings.rules.bound import compute
 from perfnb.profile.profile import Profile
 from perfnb.profile.summary import summarize
 from tests.findings.test_bound import roofline

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfnb import findings
 from perfnb.findings.finding import Rule
-from perfnb.findings.idle import HELD
+from perfnb.findings.idle_time import HELD
 from perfnb.findings.rules import BY_NAME, RULES
 
 MODULES = sorted(Path(findings.__file__).parent.glob("*.py"))

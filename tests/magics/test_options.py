@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from perfnb.magics.options import split_line
+from perfnb.magics.line import split_line
 from perfnb.magics.profile_step import ProfileStepMagics
 from tests.magics.kernel import Kernel
 

@@ -158,7 +158,7 @@ def _stopped_by(box: _Sent, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfnb.telemetry.sampler_process._BOOT", "raise ImportError('no module named psutil')")
+    monkeypatch.setattr("perfnb.telemetry.launch._BOOT", "raise ImportError('no module named psutil')")
     with pytest.raises(CaptureError, match="sent no reading: ImportError: no module named psutil"):
         Watcher(0.5)
 

@@ -13,7 +13,7 @@ from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.findings.gpu import GpuFacts
+from perfnb.findings.gpu_facts import GpuFacts
 from perfnb.recording.labels import found, of_labels
 from perfnb.recording.nesting import NONE
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.findings.attention import attention_ops
-from perfnb.findings.bound import memory_bandwidth
 from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows
+from perfnb.findings.rules.attention import attention_ops
+from perfnb.findings.rules.bound import memory_bandwidth
 from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE
 

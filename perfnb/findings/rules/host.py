@@ -10,12 +10,12 @@ import numpy as np
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import difference, union
 from perfnb.attribution.python_calls import longest_calls
-from perfnb.findings.elementwise import chains_of
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.findings.gpu import GpuFacts
-from perfnb.findings.idle import LONG_NS
-from perfnb.findings.synchronisation import after_reads_ms
+from perfnb.findings.gpu_facts import GpuFacts
+from perfnb.findings.idle_time import LONG_NS
+from perfnb.findings.rules.elementwise import chains_of
+from perfnb.findings.rules.synchronisation import after_reads_ms
 from perfnb.recording.labels import found
 from perfnb.recording.nesting import Bools
 

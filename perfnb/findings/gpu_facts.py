@@ -14,7 +14,7 @@ from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.device_work import SORTS, DeviceWork, column, device_work, is_in, matching, named
 from perfnb.attribution.events import all_events
 from perfnb.attribution.interval_sets import IntervalSet, difference, union
-from perfnb.findings.idle import ALLOCATES, COPIES, UNEXPLAINED, WAITS, Doing, idle_of
+from perfnb.findings.idle_time import ALLOCATES, COPIES, UNEXPLAINED, WAITS, Doing, idle_of
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.gpu.idle import idle_gaps
 from perfnb.gpu.launches import launches

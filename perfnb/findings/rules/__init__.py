@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from perfnb.findings.attention import unfused_attention
-from perfnb.findings.bound import compute, low_precision, memory_bandwidth
-from perfnb.findings.collectives import exposed_communication
-from perfnb.findings.copies import host_device_copies
-from perfnb.findings.dispatch import dispatch_overhead, launch_overhead
-from perfnb.findings.elementwise import elementwise_chains
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Rule
-from perfnb.findings.host import host_code, host_work, unexplained_idle
-from perfnb.findings.input_pipeline import input_pipeline
-from perfnb.findings.memory import activation_memory, allocator, growth, recomputation
-from perfnb.findings.optimizer import optimizer_loop
-from perfnb.findings.synchronisation import synchronisation
-from perfnb.findings.timed_steps import garbage_collection, threads_and_cores, uneven_steps
+from perfnb.findings.rules.attention import unfused_attention
+from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
+from perfnb.findings.rules.collectives import exposed_communication
+from perfnb.findings.rules.copies import host_device_copies
+from perfnb.findings.rules.dispatch import dispatch_overhead, launch_overhead
+from perfnb.findings.rules.elementwise import elementwise_chains
+from perfnb.findings.rules.host import host_code, host_work, unexplained_idle
+from perfnb.findings.rules.input_pipeline import input_pipeline
+from perfnb.findings.rules.memory import activation_memory, allocator, growth, recomputation
+from perfnb.findings.rules.optimizer import optimizer_loop
+from perfnb.findings.rules.pauses import garbage_collection, uneven_steps
+from perfnb.findings.rules.synchronisation import synchronisation
+from perfnb.findings.rules.threads import threads_and_cores
 
 RULES: tuple[Rule, ...] = (
     input_pipeline,

@@ -1,4 +1,4 @@
-"""Findings from the timed steps alone: garbage collection, uneven steps, and the number of threads."""
+"""Slow timed steps: pauses of Python's garbage collector, and steps that are slow for unknown reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.findings.facts import Facts, without_longest
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.stats.step_times import classify_outliers
 
-_WORTH_GC, _WORTH, _WORTH_THREADS = 0.02, 0.05, 0.1
+_WORTH_GC, _WORTH = 0.02, 0.05
 #: Number of pauses from which their mean is reliable.
 _OFTEN = 4
 #: Fewest timed steps among which a slow one stands out.
@@ -97,47 +97,3 @@ def _period(slow: npt.NDArray[np.int64], count: int) -> int | None:
     if len(slow) < 3 or apart.min() < 2 or apart.max() != apart.min():
         return None
     return int(apart[0]) if len(slow) >= 0.6 * count / int(apart[0]) else None
-
-
-@rule("threads and cores", "Slowed by its number of threads", "matching the number of cores", timed_only=True)
-def threads_and_cores(facts: Facts) -> Iterator[Finding]:
-    """More or fewer threads than cores, judged by steps that were run with another number."""
-    threads, cores, tried = facts.environment.get("threads"), facts.cores, facts.meta.get("threads_tried")
-    if facts.gpu is not None or not threads or cores is None or not facts.live:
-        return
-    advice = "Use as many threads as there are cores: "
-    if not tried and threads > cores:
-        yield Finding(
-            "threads and cores",
-            f"torch uses {threads} threads on {cores:g} cores. There was no time to try steps with fewer.",
-            None,
-            f"{advice}more of them compete and wait for each other.",
-            f"torch.set_num_threads({max(1, int(cores))})",
-            "low",
-            "More threads than cores rarely help, but it was not tried here.",
-            "How long the step takes with fewer threads: with a longer budget_s perfnb tries it.",
-        )
-    if not tried:
-        return
-    other = np.asarray(tried["steps_ms"], dtype=float)
-    typical, faster = float(np.median(facts.timed_ms)), float(np.median(other))
-    bound = min(facts.step_ms - faster * facts.step_ms / typical if typical > 0 else 0.0, typical - faster)
-    # The tried steps must be clearly faster, not just within the spread of the timed ones.
-    clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
-    if facts.share(bound) < _WORTH_THREADS or not clearly:
-        return
-    limit, stopped = facts.environment.get("cpu_limit"), facts.meta.get("noise", {}).get("throttled_ms")
-    room = f"{facts.environment.get('cpus')} cores" + (f", limited to {limit:g} by its cgroup" if limit else "")
-    throttled = f" The limit stopped the process for {fmt.duration(stopped)} in that time." if stopped else ""
-    yield Finding(
-        "threads and cores",
-        f"torch uses {threads} threads, and the process has {room}. With {fmt.counted(tried['threads'], 'thread')} the "
-        f"step took {fmt.duration(faster)} instead of {fmt.duration(typical)} (medians of {len(other)} and "
-        f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.{throttled}",
-        bound,
-        advice + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
-        f"torch.set_num_threads({tried['threads']})",
-        "high",
-        "The same steps were run with the other number of threads.",
-        "Threads of other libraries and of data-loading workers; cores that are hyperthreads of one another.",
-    )

@@ -12,12 +12,12 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.device_work import SORTS
-from perfnb.findings.attention import attention_layers
 from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Row, rows, rule
-from perfnb.findings.gpu import GpuFacts
+from perfnb.findings.gpu_facts import GpuFacts
 from perfnb.findings.hardware import has_units
+from perfnb.findings.rules.attention import attention_layers
 from perfnb.recording.nesting import Bools
 from perfnb.roofline.levels import COMPUTE, MEMORY
 

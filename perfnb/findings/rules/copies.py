@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.findings.gpu import Copies, GpuFacts
+from perfnb.findings.gpu_facts import Copies, GpuFacts
 
 _WORTH = 0.05
 #: Bytes below which a copy takes no longer than the call itself.

@@ -11,8 +11,8 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts, typical
 from perfnb.findings.finding import Finding, Row, rows, rule
-from perfnb.findings.gpu import GpuFacts
-from perfnb.findings.idle import READS
+from perfnb.findings.gpu_facts import GpuFacts
+from perfnb.findings.idle_time import READS
 from perfnb.recording.labels import of_labels
 from perfnb.recording.text import TEXT
 
