@@ -97,12 +97,12 @@ def test_a_sentence_shows_what_it_quotes_and_does_nothing() -> None:
 
 #: Paths at which nothing can be, and what is said of them.
 NO_PATHS = {
-    "a\0b": "holds a character",
-    "/tmp/a\0b": "holds a character",
-    "a\ud800b": "holds a character|does not exist",
+    "a\0b": "contains a forbidden character",
+    "/tmp/a\0b": "contains a forbidden character",
+    "a\ud800b": "contains a forbidden character|does not exist",
     "x" * 5000: "too long",
     "/tmp/" + "y/" * 4000: "too long",
-    "~nosuchuser/x": "no home folder",
+    "~nosuchuser/x": "unknown home folder",
 }
 
 

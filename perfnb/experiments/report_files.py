@@ -43,12 +43,12 @@ class _Experiment(TypedDict, total=False):
     b_name: Required[str]
     equal_within: Required[Above0]
     planned: Required[Count]
-    needed: Count | None
-    seed: Whole | None
-    check: str | None
-    noise: Noise
-    steady: Any
-    batch_size: Count | None
+    needed: Required[Count | None]
+    seed: Required[Whole | None]
+    check: Required[str | None]
+    noise: Required[Noise]
+    steady: Required[Any]
+    batch_size: Required[Count | None]
     blocks: _Blocks | None
 
 
