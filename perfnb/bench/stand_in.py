@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,27 @@ _MOST_KINDS = 64
 _CALLED = ("forward", "_compiled_call_impl")
 
 _ABSENT = object()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A kept tensor, hidden from autograd."""
+
+    tensor: Tensor
+
+
+class _Joined(torch.autograd.Function):
+    """A copy of a kept tensor, of any layout and dtype, that depends on a parameter and gives it a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, kept: _Kept) -> Tensor:
+        ctx.like = anchor.shape, anchor.dtype, anchor.device
+        return kept.tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Tensor, None]:
+        shape, dtype, device = ctx.like
+        return torch.zeros(shape, dtype=dtype, device=device), None
 
 
 class StandIn:
@@ -120,13 +142,9 @@ class StandIn:
     def _given(self, module: nn.Module, part: Any) -> Any:
         if not isinstance(part, Tensor):
             return part
-        copied = part.detach().clone()
         if not part.requires_grad or not torch.is_grad_enabled():
-            return copied
-        if copied.layout != torch.strided or copied.is_nested:
-            return copied.requires_grad_()
-        # An empty sum: adds nothing, and makes backward give the parameter a zero gradient.
-        return copied + self._anchor(module).flatten()[:0].sum().to(copied.device, copied.dtype)
+            return part.detach().clone()
+        return _Joined.apply(self._anchor(module), _Kept(part.detach()))  # type: ignore[no-untyped-call]
 
     def _anchor(self, module: nn.Module) -> Tensor:
         """The smallest trained parameter, so that an optimizer has something to update; else a tensor of our own."""

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
@@ -136,8 +136,7 @@ class Journal(Page, Shown):
             name = storage.entry_of(entries, entry)
         except KeyError as error:
             raise ValueError(error.args[0]) from None
-        thing: Thing = load(self._path / name / entries[name].kind)
-        return thing
+        return cast("Thing", load(self._path / name / entries[name].kind))
 
     def plot(self) -> Figure:
         """Draw the run chart: each entry's step time with its interval, next to the last accepted one."""

@@ -20,15 +20,15 @@ def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Fa
     require(held_out, Timing, "Pass the timing as well: held_out=held_out, the result of perfnb.time_step.")
     said = as_numbers(answer, ("off_by",))
     inside = as_flag(answer, "inside")
-    foretold = study.predict(HELD_OUT)
+    prediction = study.predict(HELD_OUT)
     return {
         **said,
         "inside": inside,
         "sizes": study.table["size"].astype(float).tolist(),
         "medians_ms": study.table["median_ms"].astype(float).tolist(),
         "last_residual": float(study.fit["residual"].iloc[-1]),
-        "predicted_ms": foretold.median_ms,
-        "ci_ms": [min(float(end), 1e300) for end in foretold.ci_ms],  # JSON has no infinity
+        "predicted_ms": prediction.median_ms,
+        "ci_ms": [min(float(end), 1e300) for end in prediction.ci_ms],  # JSON has no infinity
         "measured_ms": held_out.median_ms,
     }
 
@@ -76,18 +76,18 @@ NOISY = 0.09
 
 
 def measure_law(answer: Any) -> Facts:
-    foretell = as_function(answer, "foretell(lengths, times_ms, length)")
-    return {"cases": list(_tried(foretell))}
+    predict = as_function(answer, "predict(lengths, times_ms, length)")
+    return {"cases": list(_tried(predict))}
 
 
-def _tried(foretell: Callable[..., Any]) -> Iterable[Facts]:
+def _tried(predict: Callable[..., Any]) -> Iterable[Facts]:
     for constant, position, pair in LAWS:
         for noisy in (False, True):
             lengths = np.array(LENGTHS[::-1] if noisy else LENGTHS, dtype=float)
             true = constant + position * lengths + pair * lengths**2
             times = true * (1 + np.array(DEVIATIONS) * noisy)
             for place in PLACES:
-                said = outcome(foretell, lengths.copy(), times.copy(), place)
+                said = outcome(predict, lengths.copy(), times.copy(), place)
                 wanted = constant + position * place + pair * place**2
                 slope, level = np.polyfit(np.log(lengths), np.log(times), 1)
                 yield {

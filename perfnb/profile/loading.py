@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfnb.arguments import shown
 from perfnb.draw.progress import Progress
@@ -20,6 +20,15 @@ from perfnb.recording.storage import PROFILE, SavedProfile
 from perfnb.recording.trace_layers import with_module_layers
 from perfnb.trace.readers import looks_like, reader_of, readers
 from perfnb.trace.trace_file import Limits
+
+if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
+    from perfnb.experiments.report import PerformanceReport
+    from perfnb.memory.snapshot.snapshot import MemorySnapshot
+    from perfnb.profile.timing import Timing
+    from perfnb.ranks.ranks import Ranks
+    from perfnb.watching.watch import Watch
+
+    Loaded: TypeAlias = Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing
 
 _NAMES = tuple(field.name for field in fields(Limits))
 #: Reads the traces of several ranks.
@@ -37,7 +46,7 @@ def load(
     max_packed_bytes: int | None = None,
     max_event_bytes: int | None = None,
     max_ratio: int | None = None,
-) -> Any:
+) -> Loaded:
     """Load a saved profile, watch, report or timing, traces of torch.profiler, or a CUDA memory snapshot.
 
     A trace can come from any program, from CUDA, ROCm or a CPU, plain or compressed with gzip (``.json``,
@@ -60,10 +69,6 @@ def load(
     max_bytes, max_events, max_depth, max_packed_bytes, max_event_bytes, max_ratio : int, optional
         Older spelling of the same limits.
 
-    Returns
-    -------
-    Profile, Ranks, Watch, PerformanceReport, Timing or MemorySnapshot
-
     Raises
     ------
     RecordingError
@@ -81,11 +86,13 @@ def load(
             f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
         )
     if not isinstance(path, str | Path):
-        return resolve_name(_SEVERAL)(_paths(path), chosen, executor)
+        ranks: Ranks = resolve_name(_SEVERAL)(_paths(path), chosen, executor)
+        return ranks
     source = locate(usable(path))
     for loader in loaders():
         if loader.recognise(source):
-            return loader.load(source, chosen, executor)
+            loaded: Loaded = loader.load(source, chosen, executor)
+            return loaded
     raise _unknown(source)
 
 
@@ -97,6 +104,8 @@ def _limits(given: object, older: dict[str, Any]) -> Limits:
     for name in given:
         if name not in _NAMES:
             raise ValueError(f"limits has no {shown(name)}; its names are {', '.join(_NAMES)}.")
+    if twice := sorted(set(given) & set(older)):
+        raise TypeError(f"{twice[0]} is given twice: in limits and as an argument of its own.")
     limits: dict[str, Any] = {**given, **older}
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int):

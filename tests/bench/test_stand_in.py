@@ -226,3 +226,41 @@ def test_training_is_put_back_bit_by_bit() -> None:
     torch.testing.assert_close(state(), before, rtol=0, atol=0)
     assert model[1].running_mean is mean
     assert not sys.modules[Optimizer.__module__]._global_optimizer_pre_hooks
+
+
+class Sparse(nn.Module):
+    """Its output is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).to_sparse()
+
+
+class Complex(nn.Module):
+    """Its smallest parameter is complex, its output real."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.ones(1, dtype=torch.complex64))
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * self.phase.abs()
+
+
+@pytest.mark.parametrize("module", [Sparse, Complex])
+def test_a_parameter_gets_its_gradient_whatever_the_layout_or_dtype(module: type[nn.Module]) -> None:
+    model = module()
+    stand_in = StandIn([model])
+    x = torch.ones(3, 3)
+    with stand_in.learning():
+        model(x)
+    with stand_in.standing_in():
+        stand_in.step_starts()
+        output = model(x)
+        (torch.sparse.sum(output) if output.is_sparse else output.sum()).backward()
+
+        assert any(parameter.grad is not None for parameter in model.parameters())

@@ -208,10 +208,10 @@ def test_inside_follows_from_the_interval() -> None:
 
 def test_a_law_fitted_to_the_size_held_out_is_not_tested() -> None:
     study = study_of(32, 64, 128, 192, 256, 512)
-    foretold = study.predict(512)
+    prediction = study.predict(512)
     answer = {
-        "off_by": 12.2 / foretold.median_ms - 1,
-        "inside": foretold.ci_ms[0] <= 12.2 <= foretold.ci_ms[1],
+        "off_by": 12.2 / prediction.median_ms - 1,
+        "inside": prediction.ci_ms[0] <= 12.2 <= prediction.ci_ms[1],
     }
 
     assert "is not held out" in hint("5.7", answer, study=study, held_out=TIMED)
@@ -237,13 +237,13 @@ def test_what_does_not_test_a_law(study: Any, held_out: Any, words: str) -> None
 def fitted(*powers: int, relative: bool = True) -> Callable[..., float]:
     """A sum of these powers of the length."""
 
-    def foretell(lengths: Any, times: Any, length: float) -> float:
+    def predict(lengths: Any, times: Any, length: float) -> float:
         rows = np.column_stack([lengths**power for power in powers])
         weights = 1 / times if relative else np.ones_like(times)
         found = nnls(rows * weights[:, None], times * weights)[0]
         return float(found @ [float(length) ** power for power in powers])
 
-    return foretell
+    return predict
 
 
 def one_power(lengths: Any, times: Any, length: float) -> float:
@@ -254,10 +254,10 @@ def one_power(lengths: Any, times: Any, length: float) -> float:
 def of_the_first_call() -> Callable[..., float]:
     known: dict[float, float] = {}
 
-    def foretell(lengths: Any, times: Any, length: float) -> float:
+    def predict(lengths: Any, times: Any, length: float) -> float:
         return known.setdefault(length, fitted(0, 1, 2)(lengths, times, length))
 
-    return foretell
+    return predict
 
 
 @pytest.mark.parametrize(

@@ -452,9 +452,9 @@ inside = ...
 ### BEGIN SOLUTION
 study = perfnb.scaling_study(make_step, FITTED, budget_s=4)
 held_out = perfnb.time_step(make_step(HELD_OUT), budget_s=2)
-foretold = study.predict(HELD_OUT)
-off_by = held_out.median_ms / foretold.median_ms - 1
-inside = foretold.ci_ms[0] <= held_out.median_ms <= foretold.ci_ms[1]
+prediction = study.predict(HELD_OUT)
+off_by = held_out.median_ms / prediction.median_ms - 1
+inside = prediction.ci_ms[0] <= held_out.median_ms <= prediction.ci_ms[1]
 ### END SOLUTION
 
 # %%
@@ -481,7 +481,7 @@ labs.check("5.7", {"off_by": off_by, "inside": inside}, study=study, held_out=he
 #
 #     time = constant + a × length + b × length²
 #
-# **Exercise 5.8.** Write `foretell(lengths, times_ms, length)`: fit this law to the times at `lengths`, and return its
+# **Exercise 5.8.** Write `predict(lengths, times_ms, length)`: fit this law to the times at `lengths`, and return its
 # prediction for `length`. It is tested on made-up steps with a known law, some with 3 % noise. Two things make it work
 # beyond the measured range:
 #
@@ -493,7 +493,7 @@ labs.check("5.7", {"off_by": off_by, "inside": inside}, study=study, held_out=he
 
 
 # %% answer 5.8
-def foretell(lengths, times_ms, length):
+def predict(lengths, times_ms, length):
     """Predicted time at a length: a constant, a linear and a quadratic term."""
     ### BEGIN SOLUTION
     lengths, times_ms = np.asarray(lengths, dtype=float), np.asarray(times_ms, dtype=float)
@@ -504,7 +504,7 @@ def foretell(lengths, times_ms, length):
 
 
 # %% check 5.8 points=3
-labs.check("5.8", foretell)
+labs.check("5.8", predict)
 
 # %% [markdown]
 # Now both laws on your machine, fitted to the same five lengths. **Predict:** which is closer at 512? And at 1,024?
@@ -514,7 +514,7 @@ if isinstance(study, perfnb.ScalingStudy) and isinstance(held_out, perfnb.Timing
     fitted = study.table["size"].to_numpy(float), study.table["median_ms"].to_numpy(float)
     measured = {HELD_OUT: held_out.median_ms, 1024: perfnb.time_step(make_step(1024), budget_s=2).median_ms}
     laws = {"power law": {size: study.predict(size).median_ms for size in measured}}
-    laws["your law"] = {size: foretell(*fitted, size) for size in measured}
+    laws["your law"] = {size: predict(*fitted, size) for size in measured}
     print(pd.DataFrame({"measured": measured, **laws}).astype(float).round(2), "milliseconds", sep="\n\n")
 else:
     print("first solve 5.7")
