@@ -6,6 +6,7 @@ Every function takes a number or an unknown (``None``, ``NA``, ``nan``) and give
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -128,7 +129,7 @@ def counted(number: float, thing: str) -> str:
     """A count with its noun: ``1 pair``, ``1,200 pairs``, ``2 copies``, ``3 batches``."""
     whole = round(number)
     if whole != 1:
-        thing = f"{thing[:-1]}ies" if thing.endswith("py") else f"{thing}es" if thing.endswith("ch") else f"{thing}s"
+        thing = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + ("es" if thing.endswith(("s", "x", "ch", "sh")) else "s")
     return f"{whole:,} {thing}"
 
 
