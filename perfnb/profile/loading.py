@@ -14,7 +14,7 @@ from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
-from perfnb.recording.loaders import Loader, loaders
+from perfnb.recording.loaders import SEVERAL, Loader, loaders
 from perfnb.recording.reading import rank_of_name, read_recording
 from perfnb.recording.storage import PROFILE, SavedProfile
 from perfnb.recording.trace_layers import with_module_layers
@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
     Loaded: TypeAlias = Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing
 
 _NAMES = tuple(field.name for field in fields(Limits))
-#: Reads the traces of several ranks.
-_SEVERAL = "perfnb.ranks.saved:load_traces"
 
 
 def load(
@@ -86,7 +84,7 @@ def load(
             f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
         )
     if not isinstance(path, str | Path):
-        ranks: Ranks = resolve_name(_SEVERAL)(_paths(path), chosen, executor)
+        ranks: Ranks = resolve_name(SEVERAL)(_paths(path), chosen, executor)
         return ranks
     source = locate(usable(path))
     for loader in loaders():

@@ -25,6 +25,8 @@ LOADERS = (
     "perfnb.memory.snapshot.snapshot:LOADER",
     "perfnb.profile.loading:TRACE",
 )
+#: Reads a list of traces, given their paths, `Limits` and the executor: the ranks of one job.
+SEVERAL = "perfnb.ranks.saved:load_traces"
 
 
 @dataclass(frozen=True)
