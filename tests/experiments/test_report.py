@@ -239,7 +239,7 @@ def test_what_could_not_be_checked_is_never_accepted() -> None:
         **COARSE,
     )  # fmt: skip
     assert misnamed.decision == "inconclusive"
-    assert "quality gave no loss 'los', only loss" in misnamed.reason
+    assert "quality returned no loss 'los', only loss" in misnamed.reason
 
 
 @pytest.mark.slow

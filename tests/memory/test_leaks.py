@@ -133,8 +133,8 @@ def test_a_tensor_of_1_mib_kept_in_a_layer_is_a_leak_with_its_owner(vary: bool) 
             "kind": "kept",
         }
     ]
-    assert "made in model.2 (forward) by aten::ones" in leaks.sentence
-    assert "1.00 MiB a step" in repr(leaks)
+    assert "allocated in model.2 (forward) by aten::ones" in leaks.sentence
+    assert "1.00 MiB per step" in repr(leaks)
     assert len(kept) == 10 + 40 + 40
 
 
@@ -257,12 +257,12 @@ def test_older_tensors_that_go_one_by_one_are_no_leak() -> None:
         assert leaks.allocator is not None
         assert leaks.allocator.bytes_per_step == MIB
         assert leaks.verdict == "inconclusive", str(leaks)
-        assert "made before the watch" in leaks.sentence
+        assert "older allocations may be freed" in leaks.sentence
 
 
 @pytest.mark.slow
 def test_a_recording_that_grows_too_large_ends_early(monkeypatch) -> None:
-    monkeypatch.setattr(perfnb.step.session, "MOST_RECORDED_BYTES", 1)  # type: ignore[attr-defined]
+    monkeypatch.setattr("perfnb.step.session.MOST_RECORDED_BYTES", 1)
     kept = []
     leaks = find_leaks(training(lambda x: kept.append(torch.ones(MIB // 4))))
     assert len(kept) == 10 + 40 + 15

@@ -83,7 +83,7 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     assert report_data(profile._summary)["memory"] is None
     (note,) = [note for note in profile._summary.notes if "memory" in note]
     assert "not what for" in note
-    assert "Of the CPU's, what was alive before is left out." in note
+    assert "leave out what was alive before the trace" in note
     assert "memory from the trace" in str(profile)
     assert profile.allocations.empty
     assert profile.layers["peak_bytes"].isna().all()
@@ -94,7 +94,7 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     words = [axes.get_yticklabels()[0].get_text() for axes in figure.axes[1:]]
     assert words == ["Memory, cuda:0\n10.3 KiB at most", "Memory, CPU\n100 B at most"]
     page = profile.to_html(tmp_path / "page.html").read_text("utf-8")
-    assert "what was alive before is left out" in page
+    assert "leave out what was alive before the trace" in page
 
 
 def test_a_device_without_totals_has_none_and_another_is_named_by_its_kind(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> N
     timed = p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].to_numpy()
     assert p.timing.samples_ms == tuple(timed)
     assert p.timing.ci_ms == (timed.min(), timed.max())
-    assert repr(p) == f"<perfnb.Profile 'my step': {p.timing.median_ms:.3g} ms a step, 6 steps timed>"
+    assert repr(p) == f"<perfnb.Profile 'my step': {p.timing.median_ms:.3g} ms per step, 6 steps timed>"
     assert p.meta["name"] == "my step"
     assert p.meta["environment"]["torch"] == torch.__version__
 
