@@ -171,8 +171,8 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
             return "gaps between kernels that were launched in time", f"{works}."
         return "no single thing: the GPU is idle for most of it", f"{works}, and idle for no single reason."
     phase = max(_PHASES, key=facts.shown_share)
-    in_ops_ms = _in_ops_ms(facts)
     if phase == "other" and facts.recording.modules.empty:
+        in_ops_ms = _in_ops_ms(facts)
         if not facts.live:
             return "what the host does outside the phases marked in the trace", (
                 f"It takes {fmt.share(facts.shown_share('other'))} of the step: {fmt.duration(in_ops_ms)} in ops, and "

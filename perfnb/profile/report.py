@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from perfnb.draw import assets
@@ -73,8 +73,7 @@ class Report:
 @functools.cache
 def tabs() -> tuple[Tab, ...]:
     """All tabs; their rooms are imported at the first call."""
-    pairs = (name.split(":") for name in TABS)
-    return tuple(getattr(import_module(module), name) for module, name in pairs)
+    return tuple(map(resolve_name, TABS))
 
 
 def report_script(keys: Iterable[str] | None = None) -> str:
