@@ -86,9 +86,17 @@ def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int, said: s
     if not total > 0:
         return ""
     words = f'role="img" title="{escape.html(said)}" aria-label="{escape.html(said)}"' if said else 'aria-hidden="true"'
-    pieces = "".join(
+    pieces = _pieces([(mark, size) for mark, size in parts if size > 0], total)
+    return f'<div class="pf-bar" {words} style="width:{max(1, round(width * total / longest))}px">{pieces}</div>'
+
+
+def full_bar(parts: Sequence[tuple[Mark, float]], total: float) -> str:
+    """A stacked bar as HTML, as wide as the page, for a total above 0; a table must say the same."""
+    return f'<div class="pf-bar" aria-hidden="true">{_pieces(parts, total)}</div>'
+
+
+def _pieces(parts: Sequence[tuple[Mark, float]], total: float) -> str:
+    return "".join(
         f'<i class="pf-{mark.pattern}" style="width:{100 * size / total:.2f}%;background-color:{mark.colour}"></i>'
         for mark, size in parts
-        if size > 0
     )
-    return f'<div class="pf-bar" {words} style="width:{max(1, round(width * total / longest))}px">{pieces}</div>'

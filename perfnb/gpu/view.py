@@ -64,12 +64,7 @@ def _devices_html(summary: GpuSummary) -> list[str]:
     rows, drawn = [], []
     for row in _rows(summary.devices.head(_MOST_DEVICES)):
         shown = _shown(row)
-        fills = "".join(
-            f'<i class="pf-{palette.GPU[name].pattern}" '
-            f'style="width:{100 * ms / row.total_ms:.2f}%;background-color:{palette.GPU[name].colour}"></i>'
-            for name, ms in shown
-        )
-        drawn.append(f'<div class="pf-bar" aria-hidden="true">{fills}</div>')
+        drawn.append(tables.full_bar([(palette.GPU[name], ms) for name, ms in shown], row.total_ms))
         for name, ms in shown:
             share = escape.html(fmt.share(ms / row.total_ms))
             rows.append((device_word(row.device), tables.keyed(palette.GPU[name]), fmt.duration(ms), share))

@@ -38,24 +38,14 @@ def _phases(summary: Summary) -> str:
     shown = [(str(name), row) for name, row in summary.phases.iterrows() if (fmt.known(row["ms"]) or 0) > 0]
     if not shown:
         return ""
-    widths = [max(0.0, fmt.known(row["share"]) or 0.0) for _, row in shown]
-    total = sum(widths) or 1.0
-    bar = "".join(
-        f'<i class="pf-{palette.mark(name).pattern}" style="{_fill(name, width / total)}"></i>'
-        for (name, _), width in zip(shown, widths, strict=True)
-    )
+    parts = [(palette.mark(name), max(0.0, fmt.known(row["share"]) or 0.0)) for name, row in shown]
+    bar = tables.full_bar(parts, sum(share for _, share in parts) or 1.0)
     rows = [
         (tables.keyed(palette.mark(name)), fmt.duration(row["ms"]), escape.html(fmt.share(row["share"])))
         for name, row in shown
     ]
     caption = f"Phases of a traced step ({fmt.duration(summary.traced_ms)})"
-    return f'<div class="pf-bar" aria-hidden="true">{bar}</div>' + tables.table(
-        caption, ["phase", "time", "share"], rows
-    )
-
-
-def _fill(phase: str, width: float) -> str:
-    return f"width:{100 * width:.2f}%;background-color:{palette.mark(phase).colour}"
+    return bar + tables.table(caption, ["phase", "time", "share"], rows)
 
 
 def _notes(summary: Summary) -> str:
