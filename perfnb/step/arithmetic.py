@@ -2,22 +2,29 @@
 
 Each operator runs in a span ``pf_op#<n>``, so that its layer and direction are found as for any other event of the
 trace. Under a dispatch mode torch runs compiled regions uncompiled, so the operators of their layers are counted too.
+
+FLOPs follow from torch's formulas, and perfnb's for what torch lacks: a multiply-add counts as two, and as in torch,
+masked and causal attention count in full. torch's formulas are in a registry to which users can add; perfnb's are not
+added to it. Bytes are a lower bound: each input read once, each output written once, without caches and repeated
+reads; views and written arguments follow from the operator's schema, and operators that touch only part of an argument
+are listed.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from perfnb.step.formulas import flops_of, operator_name
 from perfnb.step.layers import function_span
-from perfnb.step.traffic import bytes_moved
 from perfnb.trace_names import OP_SPAN
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -38,6 +45,8 @@ class OpCall(NamedTuple):
     bytes: int
     #: Of the arithmetic: ``float32``.
     dtype: str
+    #: The kind of device that it ran on.
+    device: str = "cpu"
 
 
 class OpCounter(TorchDispatchMode):
@@ -93,7 +102,7 @@ class OpCounter(TorchDispatchMode):
             return func(*args, **kwargs)
         if subclasses:
             return NotImplemented  # the subclass handles it; its operators on plain tensors come here again
-        if _is_composite(func) and all(map(_is_plain, _tensors([*args, *kwargs.values()]))):
+        if _operator(func).composite and all(map(_is_plain, _tensors([*args, *kwargs.values()]))):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         number = next(self._numbers)
@@ -103,12 +112,15 @@ class OpCounter(TorchDispatchMode):
         return out
 
     def _note(self, number: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        operator = _operator(func)
         try:
-            moved = bytes_moved(func, args, kwargs, out)
+            moved = bytes_moved(operator, args, kwargs, out)
         except Exception:  # a kind of tensor without a size
             moved = 0
-        flops = 0 if _only_views(func) else flops_of(func, args, kwargs, out)
-        self.calls.append(OpCall(number, operator_name(func), flops, moved, _dtype(args, kwargs, out)))
+        flops = 0 if operator.only_views else flops_of(func, args, kwargs, out)
+        values = sorted([*args, *kwargs.values(), out], key=lambda value: not isinstance(value, Tensor))
+        tensors = list(_tensors(values))  # those in lists come last
+        self.calls.append(OpCall(number, operator.name, flops, moved, _dtype(tensors), _device(tensors)))
 
 
 def _register_with_each_operator() -> None:
@@ -130,21 +142,49 @@ def _dispatches(kind: type) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)
-def _is_composite(func: Any) -> bool:
-    """Whether an operator consists of others; it arrives whole only without autograd, as in inference mode."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
+class _Argument(NamedTuple):
+    name: str
+    written: bool
+    #: Whether it is an `out=`, which is not read.
+    only: bool
+
+
+class _Operator(NamedTuple):
+    """What an operator's name and schema say."""
+
+    #: As in the trace, without the overload: ``aten::addmm``.
+    name: str
+    #: Whether it consists of others; it arrives whole only without autograd, as in inference mode.
+    composite: bool
+    #: ``None`` without a schema.
+    arguments: tuple[_Argument, ...] | None = None
+    #: For each result, whether it is an argument or a view of one.
+    results: tuple[bool, ...] = ()
+    #: Whether it changes no argument and returns only views of its arguments, or no tensor.
+    only_views: bool = False
+    #: Whether it neither computes nor moves data.
+    free: bool = False
 
 
 @lru_cache(maxsize=4096)
-def _only_views(func: Any) -> bool:
-    """Whether an operator changes no argument and returns only views of its arguments, or no tensor."""
+def _operator(func: Any) -> _Operator:
+    full = str(func.name() if callable(getattr(func, "name", None)) else func)
+    name = full.partition(".")[0] if "::" in full else full
+    own = isinstance(func, torch._ops.OpOverload)
+    composite = own and bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, _COMPOSITE))
     schema = getattr(func, "_schema", None)
-    if schema is None or any(entry.alias_info and entry.alias_info.is_write for entry in schema.arguments):
-        return False
-    return all(entry.alias_info is not None or "Tensor" not in str(entry.type) for entry in schema.returns)
+    if schema is None:
+        return _Operator(name, composite)
+    arguments = tuple(
+        _Argument(each.name, each.alias_info is not None and each.alias_info.is_write, each.is_out)
+        for each in schema.arguments
+    )
+    results = tuple(each.alias_info is not None for each in schema.returns)
+    writes = any(argument.written for argument in arguments)
+    returned = [each for each in schema.returns if "Tensor" in str(each.type)]
+    only_views = not writes and all(each.alias_info is not None for each in returned)
+    free = name in FREE or (not writes and bool(results) and all(results))
+    return _Operator(name, composite, arguments, results, only_views, free)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -152,13 +192,304 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    found = [value for value in values if isinstance(value, Tensor)]
-    return found + [item for value in values if isinstance(value, (list, tuple)) for item in _tensors(value)]
-
-
-def _dtype(args: Any, kwargs: Any, out: Any) -> str:
+def _dtype(tensors: list[Tensor]) -> str:
     """The first floating-point dtype among inputs and outputs, else the first dtype."""
-    dtypes = [tensor.dtype for tensor in _tensors([*args, *kwargs.values(), out])]
+    dtypes = [tensor.dtype for tensor in tensors]
     fractions = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return str(next(iter(fractions or dtypes), "")).removeprefix("torch.")
+
+
+def _device(tensors: list[Tensor]) -> str:
+    """The kind of the first accelerator among inputs and outputs, else the CPU: scalars stay there."""
+    return next((tensor.device.type for tensor in tensors if tensor.device.type != "cpu"), "cpu")
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+#: FLOPs from an operator's arguments and its result.
+Formula = Callable[[tuple[Any, ...], Any], Any]
+
+
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
+    """FLOPs of a call of an operator; ``None`` if there is no formula, or it does not fit the call."""
+    name = _operator(func).name
+    if name in MOVING or (name in _MAY_ADD and not adds(name, args, kwargs)):
+        return 0
+    if any(isinstance(value, Tensor) and value.layout in _SPARSE for value in args):
+        return None  # formulas use shapes, which do not tell the number of stored values
+    try:
+        known = flop_registry.get(getattr(func, "_overloadpacket", func))
+        if known is not None and name not in _WRONG_IN_TORCH:
+            return int(known(*args, **kwargs, out_val=out))
+        return int(_FORMULAS[name](args, out)) if name in _FORMULAS else None
+    except Exception:  # a formula that fails on unexpected arguments must not fail the step
+        return None
+
+
+def aten(names: str) -> frozenset[str]:
+    """Full names of torch's operators from a list of short ones."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
+    """Each of the two gradients takes as many multiply-adds as the forward pass.
+
+    torch's formula wrongly multiplies the weight's gradient by the number of groups.
+    """
+    gradient, inputs, weight = args[:3]
+    transposed, mask = args[7], args[10]
+    places = prod((inputs if transposed else gradient).shape[2:]) * inputs.shape[0]
+    return 2 * places * weight.numel() * (mask[0] + mask[1])
+
+
+def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
+    """Products of the size of the attention scores: `by_key` along the keys' width, `by_value` along the values'."""
+    query, key, value = tensors
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * scores * (by_key * query.shape[-1] + by_value * value.shape[-1])
+
+
+def _grouped(args: tuple[Any, ...], out: Any) -> Any:
+    """A grouped product: the groups together make up the rows, the columns or the inner dimension."""
+    a, b = args[:2]
+    groups = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
+    return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _recurrent(inputs: Any, weights: Any) -> Any:
+    """Each weight matrix is multiplied with each row of the input."""
+    rows = inputs.numel() // inputs.shape[-1]
+    return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+def _encoder_layer(args: tuple[Any, ...], out: Any) -> Any:
+    """A transformer layer in one operator: four projections, and attention over all pairs of positions."""
+    batch, length, width = args[0].shape
+    weights = sum(args[place].numel() for place in (3, 5, 14, 16))
+    return 2 * batch * length * weights + 4 * batch * length * length * width
+
+
+def _multi_head_attention(args: tuple[Any, ...], out: Any) -> Any:
+    """`_native_multi_head_attention`, self or cross."""
+    query, key, width = args[0], args[1], args[3]
+    batch, length, other = query.shape[0], query.shape[1], key.shape[1]
+    return 4 * batch * width * width * (length + other) + 4 * batch * length * other * width
+
+
+#: Operators whose formula in torch is wrong for some calls.
+_WRONG_IN_TORCH = aten("convolution_backward")
+
+#: perfnb's formulas.
+_FORMULAS: Mapping[str, Formula] = {
+    "aten::convolution_backward": _convolution_backward,
+    **dict.fromkeys(
+        aten("""
+            _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable
+            _scaled_dot_product_attention_math_for_mps
+        """),
+        lambda args, out: _attention(args[:3], 1, 1),
+    ),
+    **dict.fromkeys(
+        aten("""
+            _scaled_dot_product_flash_attention_for_cpu_backward
+            _scaled_dot_product_fused_attention_overrideable_backward
+        """),
+        # recomputed scores, their gradient, and the gradients of query, key and value
+        lambda args, out: _attention(args[1:4], 3, 2),
+    ),
+    "aten::_native_multi_head_attention": _multi_head_attention,
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
+    **dict.fromkeys(aten("dot vdot mv"), lambda args, out: 2 * args[0].numel()),
+    **dict.fromkeys(aten("addmv addmv_"), lambda args, out: 2 * args[1].numel()),
+    **dict.fromkeys(aten("addr addr_"), lambda args, out: 2 * args[1].numel() * args[2].numel()),
+    **dict.fromkeys(
+        aten("addmm_ addbmm addbmm_ baddbmm_ _addmm_activation"),
+        lambda args, out: 2 * args[1].numel() * args[2].shape[-1],
+    ),
+    "aten::_int_mm": lambda args, out: 2 * args[0].numel() * args[1].shape[-1],
+    **dict.fromkeys(aten("_grouped_mm _scaled_grouped_mm"), _grouped),
+    # Each output element is a dot product along the last dimension.
+    **dict.fromkeys(
+        {
+            *aten("linear matmul mkldnn_linear _weight_int8pack_mm _weight_int4pack_mm _scaled_mm_v2"),
+            *("aten::_weight_int4pack_mm_for_cpu", "mkldnn::_linear_pointwise", "mkl::_mkl_linear"),
+            *("quantized::linear", "quantized::linear_relu"),
+            *("quantized::linear_dynamic", "quantized::linear_relu_dynamic"),
+        },
+        lambda args, out: 2 * out.numel() * args[0].shape[-1],
+    ),
+    # Convolutions, not transposed, under the names of libraries' implementations.
+    **dict.fromkeys(
+        {
+            *aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu miopen_convolution"),
+            *aten("mkldnn_convolution _conv_depthwise2d conv_depthwise3d slow_conv3d_forward"),
+            "mkldnn::_convolution_pointwise",
+        },
+        lambda args, out: 2 * out.numel() * prod(args[1].shape[1:]),
+    ),
+    "aten::conv_tbc": lambda args, out: 2 * out.numel() * prod(args[1].shape[:2]),
+    "aten::mkldnn_rnn_layer": lambda args, out: _recurrent(args[0], args[1:3]),
+    "aten::mkldnn_rnn_layer_backward": lambda args, out: 2 * _recurrent(args[0], args[1:3]),
+    "aten::_cudnn_rnn": lambda args, out: _recurrent(args[0], args[1]),
+    "aten::_cudnn_rnn_backward": lambda args, out: (1 + args[-1][3]) * _recurrent(args[0], args[1]),
+}
+
+#: Operators that neither compute nor move data, other than views by their schema.
+FREE = aten("""
+    empty empty_like empty_strided new_empty new_empty_strided empty_permuted _empty_affine_quantized
+    _efficientzerotensor t_ transpose_ squeeze_ unsqueeze_ as_strided_ swapaxes_ swapdims_ detach_ rename_
+    requires_grad_ resize_ resize_as_ set_ _unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk lift
+    lift_fresh _fused_sdp_choice
+""")
+
+#: Operators that create or move data without arithmetic.
+MOVING = FREE | aten("""
+    zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full zero zero_ fill fill_ scalar_tensor eye
+    arange tril_indices triu_indices _foreach_zero_
+    clone copy copy_ _to_copy _copy_from _copy_from_and_resize _foreach_copy_ lift_fresh_copy _reshape_copy _pin_memory
+    split_copy split_with_sizes_copy _conj_physical _to_dense _to_sparse _to_sparse_csr to_mkldnn
+    cat _cat stack repeat repeat_interleave flip roll rot90 tril triu tril_ triu_ constant_pad_nd
+    reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+    pixel_shuffle pixel_unshuffle channel_shuffle im2col
+    index index_select gather take embedding masked_select nonzero _unsafe_index select_backward slice_backward
+    diagonal_backward select_scatter slice_scatter diagonal_scatter as_strided_scatter index_copy index_copy_
+    index_fill index_fill_ masked_fill masked_fill_ masked_scatter masked_scatter_ where _local_scalar_dense
+""")
+
+#: Operators that move data unless they are asked to accumulate.
+_MAY_ADD = aten("index_put index_put_ _index_put_impl_ _unsafe_index_put put put_ scatter scatter_")
+
+
+def adds(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator that writes into a tensor accumulates."""
+    if name in _MAY_ADD:
+        by_position = "scatter" not in name and len(args) > 3 and bool(args[3])
+        return by_position or bool(kwargs.get("accumulate", False)) or "reduce" in kwargs
+    return name in ("aten::index_add", "aten::index_add_", "aten::scatter_add", "aten::scatter_add_")
+
+
+#: Identifies a tensor's memory, so that a tensor passed twice counts once, even with permuted dimensions.
+_Place = tuple[Any, ...]
+
+
+def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
+    """Lower bound of the bytes that a call of an operator reads and writes."""
+    name, arguments = operator.name, operator.arguments
+    if arguments is None:
+        return sum(_extents([*args, *kwargs.values(), out]).values())
+    if operator.free:
+        return 0
+    if name in _TOUCHED:
+        return _putting(name, args, kwargs)
+    skipped = _unread(name, args)
+    picked = _PICKED[name](args, out) if name in _PICKED else None
+    reads, writes = {}, {}
+    named = [(argument, kwargs[argument.name]) for argument in arguments[len(args) :] if argument.name in kwargs]
+    for place, (argument, value) in enumerate([*zip(arguments, args, strict=False), *named]):
+        for tensor in _tensors([value]):
+            where, extent = _place(tensor), _extent(tensor)
+            if argument.written:
+                writes[where] = extent
+            if place == 0 and picked is not None:
+                extent = min(extent, picked * tensor.element_size())
+            if place not in skipped and not (argument.written and (argument.only or name in _OVERWRITING)):
+                reads[where] = extent
+    for result, tensors in zip(operator.results, out if len(operator.results) > 1 else [out], strict=False):
+        if not result:  # otherwise it is an argument or a view of one
+            writes |= _extents([tensors])
+    return sum(reads.values()) + sum(writes.values())
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def _place(tensor: Tensor) -> _Place:
+    try:
+        steps = sorted(pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[0] != 0 and pair[1] > 1)
+        return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, *steps)
+    except (RuntimeError, NotImplementedError):  # sparse, nested or opaque
+        return (id(tensor),)
+
+
+def _extents(values: Iterable[Any]) -> dict[_Place, int]:
+    """Bytes of the tensors among some values, by their places."""
+    return {_place(tensor): _extent(tensor) for tensor in _tensors(values)}
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes of memory that a tensor's elements occupy, without repeats."""
+    size = tensor.element_size()
+    if tensor.layout is torch.sparse_coo:
+        return int(tensor._nnz()) * (size * prod(tensor.shape[tensor.sparse_dim() :]) + 8 * tensor.sparse_dim())
+    try:
+        steps = [pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[0] != 0]
+    except (RuntimeError, NotImplementedError):
+        compressed = tensor.layout is not torch.strided and hasattr(tensor, "_nnz") and not tensor.is_mkldnn
+        return int((tensor._nnz() if compressed else tensor.numel()) * size)
+    if tensor.numel() == 0:
+        return 0
+    spanned = 1 + sum(step * (length - 1) for step, length in steps)
+    return size * min(prod(length for _, length in steps), spanned)
+
+
+def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """An operator that writes, and when accumulating reads, only some elements of its first argument."""
+    sources = sum(_extents(args[1:]).values())
+    touched = _TOUCHED[name](args) * int(args[0].element_size())
+    return sources + touched * (2 if adds(name, args, kwargs) or "reduce" in name else 1)
+
+
+def _put_places(args: tuple[Any, ...]) -> int:
+    """Elements that `index_put_` writes; with a mask, whose sum is unknown here, the number of values."""
+    target, indices, values = args[:3]
+    chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for _, index in chosen):
+        return int(values.numel())
+    rest = prod(length for dim, length in enumerate(target.shape) if dim not in dict(chosen))
+    return int(rest * prod(torch.broadcast_shapes(*(index.shape for _, index in chosen))))
+
+
+def _unread(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Positions of arguments of which only the shape is used."""
+    if name == "aten::convolution_backward":
+        mask = args[10]
+        return tuple(place for place, needed in ((1, mask[1]), (2, mask[0])) if not needed)
+    return _UNREAD.get(name, ())
+
+
+#: In-place operators that do not read the old values.
+_OVERWRITING = aten("""
+    copy_ fill_ zero_ _foreach_copy_ _foreach_zero_ uniform_ normal_ bernoulli_ random_ exponential_ cauchy_ geometric_
+    log_normal_
+""")
+
+_UNREAD: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        aten("zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full"), (0,)
+    ),
+    **dict.fromkeys(aten("nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"), (1,)),
+    **dict.fromkeys(aten("avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward"), (1,)),
+}
+
+_AS_MANY_AS_RETURNED = aten("embedding index index_select gather take masked_select _unsafe_index")
+#: Number of elements read from the first argument.
+_PICKED: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = {
+    **dict.fromkeys(_AS_MANY_AS_RETURNED, lambda args, out: int(out.numel())),
+    **dict.fromkeys(aten("nll_loss_forward nll_loss2d_forward"), lambda args, out: int(args[1].numel())),
+    "aten::_embedding_bag": lambda args, out: int(args[1].numel()) * int(args[0].shape[-1]),
+    "aten::_embedding_bag_forward_only": lambda args, out: int(args[1].numel()) * int(args[0].shape[-1]),
+}
+
+#: Number of elements written to the first argument.
+_TOUCHED: Mapping[str, Callable[[tuple[Any, ...]], int]] = {
+    **dict.fromkeys(aten("index_put_ _index_put_impl_"), _put_places),
+    **dict.fromkeys(aten("scatter_ scatter_add_ scatter_reduce_"), lambda args: int(args[2].numel())),
+    **dict.fromkeys(aten("index_add_ index_copy_ index_reduce_"), lambda args: int(args[3].numel())),
+}

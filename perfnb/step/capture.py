@@ -9,56 +9,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from perfnb.arguments import MOST
-from perfnb.interrupts import InterruptGate
-from perfnb.step.arithmetic import OpCall
 from perfnb.step.budget import Plan
+from perfnb.step.device import is_out_of_memory
 from perfnb.step.environment import describe_environment
-from perfnb.step.guard import exclusive
-from perfnb.step.layers import Calls
-from perfnb.step.memory import WatchedMemory, is_out_of_memory
-from perfnb.step.naming import Layer, known_models, name_layers, own_tables
-from perfnb.step.parts import named_parts
-from perfnb.step.session import ExecutedStep, Progress, Session
-from perfnb.step.steps import BatchSource, StepRunner
-from perfnb.step.tracer import Tracer
-
-
-@dataclass
-class Capture:
-    """The results of a capture."""
-
-    #: In order of execution.
-    steps: list[ExecutedStep]
-    #: The trace of the traced pass, until `close`; ``None`` if the capture failed before.
-    tracer: Tracer | None
-    #: The layers of the models that were called.
-    layers: list[Layer]
-    #: Index in `layers` of each module, by the module's ``id``.
-    places: dict[int, int]
-    #: Number of each span, index of its layer, and whether it is a loss.
-    spans: list[tuple[int, int | None, bool]]
-    #: Recorded memory, and its trace.
-    memory: tuple[WatchedMemory, Tracer] | None
-    #: Counted operators, and their trace.
-    arithmetic: tuple[list[OpCall], Tracer] | None
-    #: Options, environment and facts about the run; JSON-able.
-    meta: dict[str, Any] = field(default_factory=dict)
-    #: The out-of-memory error that ended the capture.
-    failure: Exception | None = None
-
-    def close(self) -> None:
-        """Free the profiler's memory."""
-        tracers = (self.tracer, *(part[1] for part in (self.memory, self.arithmetic) if part is not None))
-        for tracer in tracers:
-            if tracer is not None:
-                tracer.close()
+from perfnb.step.layers import Calls, known_models, name_layers, own_tables
+from perfnb.step.namespace import named_parts
+from perfnb.step.session import Capture, Progress, Session
 
 
 def capture_step(
@@ -98,96 +59,68 @@ def capture_step(
         not raised but returned in the capture.
     """
     __tracebackhide__ = True
-    with InterruptGate() as gate, exclusive(), ExitStack() as stack:
-        source = None if batches is None else BatchSource(batches)
-        if source is not None:
-            stack.callback(source.close)
-        session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None), namespace)
-        tracer, failure = _measure(session, plan, stacks)
-        layers, places = name_layers(session.watched_calls(), namespace or {}, models)
+    namespace = namespace or {}
+    with Session(step, batches, plan, models, namespace, progress) as session:
+        _measure(session, plan, stacks)
+        capture = _named(session, models, namespace)
         called = [module for _, module, _ in session.calls.records]
-        parts = named_parts(namespace or {}, None if source is None else source.made, called)
-        variables = {name: value for name, value in (namespace or {}).items() if name not in labels}
-        parts["models"] = known_models(session.watched_calls(), variables, layers, places)
-        parts["own_tables"] = own_tables(layers, places, called, namespace or {})
-        meta = session.meta | {"environment": describe_environment(), "parts": parts}
-        if failure is not None:
-            meta["failure"] = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        return Capture(
-            session.executed,
-            tracer,
-            layers,
-            places,
-            spans_of(session.calls, places),
-            session.memory,
-            session.arithmetic,
-            meta,
-            failure,
-        )
+        parts = named_parts(namespace, None if session.source is None else session.source.made, called)
+        variables = {name: value for name, value in namespace.items() if name not in labels}
+        parts["models"] = known_models(session.calls, variables, capture.layers, capture.places)
+        parts["own_tables"] = own_tables(capture.layers, capture.places, called, namespace)
+        capture.meta["parts"] = parts
+        return capture
 
 
-def _measure(session: Session, plan: Plan, stacks: bool) -> tuple[Tracer | None, Exception | None]:
-    """Run the passes; return the trace of the traced one, and the out-of-memory error that ended them, if any."""
+def _measure(session: Session, plan: Plan, stacks: bool) -> None:
+    """Run the passes, until one runs out of memory if that is watched."""
     __tracebackhide__ = True
-    tracer: Tracer | None = None
-    failure: Exception | None = None
-    with ExitStack() as on_error:
-        on_error.callback(session.close)
-        try:
-            timed = session.time(session.warm_up())
-            session.try_threads(timed)
-            tracer = session.trace(timed, stacks)
-            on_error.callback(tracer.close)
-            if plan.memory:
-                session.watch_memory()
-            if plan.flops:
-                session.count_arithmetic()
-                session.measure_ceilings()
-        except Exception as error:
-            if not (plan.memory and is_out_of_memory(error)):
-                raise
-            failure, session.meta["failed_in"] = error, session.running
-        if failure is not None:
-            failure = session.watch_failure(failure)
-        on_error.pop_all()
-    return tracer, failure
+    capture = session.capture
+    try:
+        timed = session.time(session.warm_up())
+        session.try_threads(timed)
+        session.trace(timed, stacks)
+        if plan.memory:
+            session.watch_memory()
+        if plan.flops:
+            session.count_arithmetic()
+            session.measure_ceilings()
+    except Exception as error:
+        if not (plan.memory and is_out_of_memory(error)):
+            raise
+        capture.failure, capture.meta["failed_in"] = error, session.running
+    if capture.failure is not None:
+        capture.failure = session.watch_failure(capture.failure)
+        capture.meta["failure"] = f"{type(capture.failure).__name__}: {capture.failure}".splitlines()[0]
+
+
+def _named(session: Session, models: list[nn.Module] | None, namespace: Mapping[str, Any]) -> Capture:
+    """The capture of a session whose passes have run, with layers, spans and environment."""
+    capture = session.capture
+    capture.layers, capture.places = name_layers(session.watched_calls(), namespace, models)
+    capture.spans = spans_of(session.calls, capture.places)
+    capture.meta["environment"] = describe_environment()
+    return capture
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
     """Number, layer index and whether it is a loss, of each span.
 
-    Modules called only on threads that the profiler does not record get numbers that the trace does not contain.
+    Spans of modules that are not layers belong to the span around them; spans inside a loss are loss. Modules called
+    only on threads that the profiler does not record get numbers that the trace does not contain.
     """
-    spans = [(n, places.get(id(module)), n in calls.loss) for n, module, _ in calls.records]
-    unseen = [places[id(module)] for module in calls.unseen() if id(module) in places]
-    return [*_inherit(spans, calls), *((n, place, False) for n, place in enumerate(unseen, start=len(spans)))]
-
-
-def _inherit(spans: list[tuple[int, int | None, bool]], calls: Calls) -> list[tuple[int, int | None, bool]]:
-    """Spans of modules that are not layers belong to the span around them; spans inside a loss are loss."""
-    around = {number: parent for number, _, parent in calls.records}
     known: dict[int, tuple[int | None, bool]] = {}
-    for number, layer, loss in spans:  # parents first
-        parent = around[number]
+    for number, module, parent in calls.records:  # parents first
+        layer, loss = places.get(id(module)), number in calls.loss
         above, lossy = (None, False) if parent is None else known[parent]
         known[number] = (above if layer is None and not loss else layer, loss or lossy)
-    return [(number, *known[number]) for number, _, _ in spans]
+    unseen = [places[id(module)] for module in calls.unseen() if id(module) in places]
+    spans = [(number, *found) for number, found in known.items()]
+    return spans + [(number, place, False) for number, place in enumerate(unseen, start=len(spans))]
 
 
 #: Steps are run until there are as many as requested, however long they take.
 _NO_BUDGET_S = float(MOST)
-
-
-@dataclass
-class ManySteps:
-    """The results of watching many steps."""
-
-    #: Its only trace is that of the steps whose allocations were recorded.
-    capture: Capture
-    #: How many those are: fewer than requested if the recording grew too large.
-    recorded: int
-    #: Resident memory of the process after each of the steps before them.
-    process_bytes: list[int]
 
 
 def watch_steps(
@@ -199,41 +132,31 @@ def watch_steps(
     models: list[nn.Module] | None = None,
     namespace: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> ManySteps:
+) -> tuple[Capture, list[int], int]:
     """Run `step` `warmup` times, `steps` times while reading process memory, and `steps` times recording allocations.
 
     These passes are separate because a recording profiler makes the process grow. To find what a step leaks, nothing
     here may keep objects alive: live objects are not looked at, and called modules are only referenced weakly.
 
     Parameters and errors are those of `capture_step`, but an out-of-memory error is always raised.
+
+    Returns
+    -------
+    tuple of (Capture, list of int, int)
+        The capture, whose only trace is that of the steps whose allocations were recorded, resident memory of the
+        process after each of the steps before them, and how many were recorded: fewer than requested if the recording
+        grew too large.
     """
     __tracebackhide__ = True
+    namespace = namespace or {}
     plan = Plan(warmup=warmup, steps=steps, budget_s=_NO_BUDGET_S, flops=False)
-    with InterruptGate() as gate, exclusive(), ExitStack() as stack:
-        source = None if batches is None else BatchSource(batches)
-        if source is not None:
-            stack.callback(source.close)
-        session = Session(StepRunner(step, source), plan, models, gate, progress or (lambda *_: None), namespace)
+    with Session(step, batches, plan, models, namespace, progress) as session:
         called = _Called(session.calls)
         session.warm_up()
         process_bytes = session.read_process(steps)
         recorded = session.record_allocations(steps, called.let_go)
         called.restore()
-        layers, places = name_layers(session.calls, namespace or {}, models)
-        return ManySteps(
-            Capture(
-                session.executed,
-                None,
-                layers,
-                places,
-                spans_of(session.calls, places),
-                session.memory,
-                None,
-                session.meta | {"environment": describe_environment()},
-            ),
-            recorded,
-            process_bytes,
-        )
+        return _named(session, models, namespace), process_bytes, recorded
 
 
 class _Called:

@@ -27,13 +27,13 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 _TURN_S, _LEAST_TURNS, _MOST_TURNS, _BETTER = 0.12, 4, 12, 1.03
 #: Larger products than this are not measured.
 _SLOWEST_S = 0.1
+#: The kinds of devices whose ceilings can be measured.
+MEASURABLE = ("cpu", "cuda")
 _SIZES, _LARGEST = (256, 512, 1024, 2048, 4096, 8192), {"cpu": 4096, "cuda": 8192}
 _COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 
 #: Above this share of the CPUs used by other programs, a rate is measured again after so many seconds.
 _MANY_OTHERS, _AGAIN_S = 0.1, 600.0
-#: Runs a function and returns the seconds that it took.
-_Clock = Callable[[Callable[[], Any]], float]
 
 
 def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False) -> dict[str, Any]:
@@ -141,7 +141,6 @@ def _key(machine: dict[str, Any]) -> str:
 def _precision(device: torch.device, dtype: str) -> str:
     """The settings that let torch compute a product less exactly than its dtype implies."""
     backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    backend = getattr(backend, "matmul", None)
     names = {
         "float32": ("fp32_precision", "allow_tf32"),
         "float16": ("allow_fp16_reduced_precision_reduction",),
@@ -151,18 +150,14 @@ def _precision(device: torch.device, dtype: str) -> str:
     for name in names.get(dtype, ()):
         # Fails in other versions of torch, or if the user has used both of its APIs.
         with suppress(AttributeError, AssertionError, RuntimeError):
-            value = getattr(backend, name)
+            value = getattr(backend.matmul, name)
             settings += [f"{name}={value}"] if value not in ("none", "ieee", False) else []
     if dtype == "float32":
-        settings.append(_float32_precision())
+        try:
+            settings.append(torch.get_float32_matmul_precision())
+        except RuntimeError:
+            settings.append("mixed")
     return ",".join(settings) or "exact"
-
-
-def _float32_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "mixed"
 
 
 class _Products:
@@ -170,7 +165,7 @@ class _Products:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.rate: float | None = None
-        self._device, self._dtype, self._clock = device, dtype, _clock(device)
+        self._device, self._dtype, self._clock = device, dtype, _CLOCKS[device.type]
         self._sizes = [size for size in _SIZES if size <= _LARGEST[device.type]]
         self._runs: list[tuple[float, Callable[[], Any]]] = []
 
@@ -204,7 +199,7 @@ class _Copy:
 
     def __init__(self, device: torch.device) -> None:
         self.rate: float | None = None
-        self._device, self._clock = device, _clock(device)
+        self._device, self._clock = device, _CLOCKS[device.type]
         self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def measure(self, budget_s: float) -> None:
@@ -250,8 +245,13 @@ def _product(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[]
     return lambda: torch.mm(left, right, out=out)
 
 
-def _clock(device: torch.device) -> _Clock:
-    return _on_gpu if device.type == "cuda" else _on_host
+def _on_gpu(run: Callable[[], Any]) -> float:
+    first, second = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    run()
+    second.record()
+    second.synchronize()
+    return float(first.elapsed_time(second)) / 1e3
 
 
 def _on_host(run: Callable[[], Any]) -> float:
@@ -260,10 +260,5 @@ def _on_host(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _on_gpu(run: Callable[[], Any]) -> float:
-    first, second = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    first.record()
-    run()
-    second.record()
-    second.synchronize()
-    return float(first.elapsed_time(second)) / 1e3
+#: Run a function and return the seconds that it took.
+_CLOCKS = {"cpu": _on_host, "cuda": _on_gpu}

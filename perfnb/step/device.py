@@ -1,74 +1,282 @@
-"""The device under a step: waiting for it, timing on it, and the state of random number generators."""
+"""The accelerators under a step, whatever their make: waiting for them, timing on them, their memory and random state.
+
+Everything goes through torch's module for the kind of device (``torch.cuda``, ``torch.xpu``, ``torch.mps`` or the one a
+backend registered), and what a module offers is found by asking it, never by a version.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
+
+from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
+
+#: If work that events do not see goes on for longer than this share of all steps, and this long, steps are waited for.
+_UNSEEN, _UNSEEN_NS = 0.02, 100_000
+
+
+class Accelerator(NamedTuple):
+    """The devices of one kind that this process uses."""
+
+    #: torch's name for the kind: ``cuda`` (NVIDIA and AMD), ``xpu``, ``mps`` or another backend's.
+    kind: str
+    #: torch's module for it.
+    module: Any
+    #: Numbers of the devices in use; empty if the module has only one device and does not number it.
+    indices: tuple[int, ...]
+
+    def synchronize(self) -> None:
+        """Wait for all its devices in use."""
+        wait = getattr(self.module, "synchronize", None) or torch.accelerator.synchronize
+        for index in self.indices:
+            wait(index)
+        if not self.indices:
+            wait()
+
+    def names(self) -> list[str]:
+        """Names of all its devices, in use or not; its kind where torch gives no name."""
+        name = getattr(self.module, "get_device_name", None)
+        count = int(self.module.device_count()) if hasattr(self.module, "device_count") else 1
+        return [str(name(index)) if name is not None else self.kind for index in range(count)]
+
+
+def accelerators() -> list[Accelerator]:
+    """The accelerators that this process uses; asking starts none."""
+    return [Accelerator(kind, module, _indices(module)) for kind, module in _modules() if _is_used(module)]
+
+
+def accelerator_in_use() -> bool:
+    """Whether this process has used any accelerator."""
+    return any(_is_used(module) for _, module in _modules())
 
 
 def cuda_in_use() -> bool:
     """Whether this process has used an NVIDIA or AMD GPU; asking does not create a GPU context."""
-    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+    return bool(torch.cuda.is_initialized())
 
 
 def synchronize() -> None:
-    """Wait until the GPU has finished; does nothing without one."""
-    if cuda_in_use():
-        torch.cuda.synchronize()
+    """Wait until every accelerator in use has finished; does nothing without one."""
+    _wait_for(accelerators())
+
+
+def _wait_for(used: list[Accelerator]) -> int:
+    """Wait for accelerators; how long that took, in nanoseconds."""
+    begin = time.perf_counter_ns()
+    for accelerator in used:
+        accelerator.synchronize()
+    return time.perf_counter_ns() - begin
+
+
+def _modules() -> list[tuple[str, Any]]:
+    """The kinds of accelerators this build of torch may have, with their modules."""
+    kinds = ("cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name())
+    modules = ((kind, getattr(torch, kind, None)) for kind in kinds)
+    return [(kind, module) for kind, module in modules if hasattr(module, "synchronize") or _is_neutral(kind, module)]
+
+
+def _is_neutral(kind: str, module: Any) -> bool:
+    """Whether torch's functions for any accelerator wait for a backend whose module cannot."""
+    accelerator = None if module is None else torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == kind
+
+
+def _is_used(module: Any) -> bool:
+    initialized = getattr(module, "is_initialized", None)
+    if initialized is not None:  # asked alone: CUDA's is_available() starts its driver, and forked workers could not
+        return bool(initialized())
+    available = getattr(module, "is_available", None)
+    if available is not None and not available():
+        return False
+    allocated = getattr(module, "current_allocated_memory", None)  # MPS
+    return allocated is not None and allocated() > 0
+
+
+def _indices(module: Any) -> tuple[int, ...]:
+    """The devices on which torch holds memory, in use or cached after use, or else the current one."""
+    if not hasattr(module, "current_device"):
+        return ()
+    held = getattr(module, "memory_reserved", None) or getattr(module, "memory_allocated", None)
+    used: tuple[int, ...] = ()
+    if held is not None and hasattr(module, "device_count"):
+        with suppress(RuntimeError):  # an allocator plugged into torch does not tell
+            used = tuple(index for index in range(module.device_count()) if held(index) > 0)
+    return used or (int(module.current_device()),)
 
 
 class StepClock:
-    """Times steps without waiting for the GPU after each.
+    """Times steps, without waiting for the device after each where that can be avoided.
 
-    On a GPU, events recorded on the current stream mark the start and the end of each step and are read after the pass;
-    on the CPU the host's clock is used.
+    On a single device with timing events, events recorded on its current stream mark the start and the end of each step
+    and are read after the pass. With several devices, or a device without events, each step is waited for, because
+    its work would otherwise count for a later one. So it is on MPS, whose events tell different times in each version
+    of torch. Without an accelerator the host's clock is used.
+
+    Parameters
+    ----------
+    wait : bool
+        Wait for each step even if there are events; see `read_clocks`.
     """
 
-    def __init__(self) -> None:
-        self._cuda = cuda_in_use()
+    def __init__(self, *, wait: bool = False) -> None:
+        self._accelerators = accelerators()
+        self._event = None if wait else _event_maker(self._accelerators)
         self._events: list[tuple[Any, Any]] = []
         self._host_ns: list[int] = []
         self._open: Any = None
 
     def begin(self) -> None:
         """Mark the start of a step."""
-        if self._cuda:
-            self._open = _event()
+        if self._event is not None:
+            self._open = self._event()
 
     def end(self, host_ns: int) -> None:
         """Mark the end of the step, which took `host_ns` on the host."""
-        if self._cuda:
-            self._events.append((self._open, _event()))
+        if self._event is not None:
+            self._events.append((self._open, self._event()))
+        elif self._accelerators:
+            host_ns += _wait_for(self._accelerators)
         self._host_ns.append(host_ns)
 
     def durations_ns(self) -> list[int]:
-        """Durations of all steps; waits for the GPU."""
-        if not self._cuda:
-            return list(self._host_ns)
-        synchronize()
-        return [round(first.elapsed_time(second) * 1e6) for first, second in self._events]
+        """Durations of all steps; waits for the last event."""
+        if self._events:
+            self._events[-1][1].synchronize()
+        elapsed = (round(first.elapsed_time(second) * 1e6) for first, second in self._events)
+        return list(elapsed) if self._events else list(self._host_ns)
 
 
-def _event() -> Any:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
+    """Durations of all steps of clocks that took turns; waits for the devices.
+
+    The second value says whether much work went on after all events, on a stream that they do not see: its steps were
+    longer than they seem, so time them again with a clock that waits.
+    """
+    durations = [clock.durations_ns() for clock in clocks]
+    used = accelerators()  # takes as long as many a short step
+    unseen_ns = _wait_for(used)
+    return durations, unseen_ns > max(_UNSEEN * sum(map(sum, durations)), _UNSEEN_NS)
+
+
+def _event_maker(used: list[Accelerator]) -> Any:
+    """A function that records a timing event on the only device in use; ``None`` with several, or without events."""
+    if len(used) != 1 or len(used[0].indices) != 1 or not hasattr(used[0].module, "Event"):
+        return None
+    module, [index] = used[0].module, used[0].indices
+
+    def record() -> Any:
+        event = module.Event(enable_timing=True)
+        if hasattr(module, "current_stream"):
+            event.record(module.current_stream(index))  # the device in use need not be the current one
+        else:
+            event.record()
+        return event
+
+    try:
+        first, second = record(), record()
+        second.synchronize()
+        first.elapsed_time(second)
+    except (RuntimeError, TypeError):  # a build or a backend whose events measure no time
+        return None
+    return record
+
+
+def capacity_bytes(kind: str) -> int | None:
+    """How much memory a kind of device has for this process; ``None`` if torch cannot tell.
+
+    On CUDA and XPU what is free and what this process holds already, on MPS what Metal recommends at most, on the CPU
+    what is installed or the container's limit.
+    """
+    if kind == "cpu":
+        return min(int(psutil.virtual_memory().total), memory_limit_bytes() or sys.maxsize)
+    module = dict(_modules()).get(kind)
+    if module is None or not getattr(module, "is_available", lambda: True)():
+        return None
+    if hasattr(module, "recommended_max_memory"):
+        return int(module.recommended_max_memory())
+    free = getattr(module, "mem_get_info", None)
+    held = getattr(module, "memory_reserved", lambda: 0)
+    with suppress(RuntimeError):  # some of Intel's devices do not tell
+        return None if free is None else int(free()[0] + held())
+    return None
+
+
+def allocator_statistics() -> dict[str, dict[str, int]]:
+    """Statistics of the accelerators' caching allocators by device, such as ``cuda:0``; empty without any."""
+    statistics: dict[str, dict[str, int]] = {}
+    for kind, module, indices in accelerators():
+        if not hasattr(module, "memory_stats"):
+            continue
+        free = _largest_free(module) if hasattr(module, "memory_snapshot") else {}
+        for index in indices:
+            counted: dict[str, int] = {}
+            with suppress(RuntimeError):
+                counted = module.memory_stats(index)
+            if counted.get("segment.all.peak", counted.get("reserved_bytes.all.peak", 0)):
+                statistics[f"{kind}:{index}"] = {
+                    name: int(value) for name, value in _figures(counted, free.get(index)).items() if value is not None
+                }
+    return statistics
+
+
+def _figures(counted: dict[str, int], largest_free: int | None) -> dict[str, int | None]:
+    return {
+        "allocated_bytes": counted.get("allocated_bytes.all.current"),
+        "reserved_bytes": counted.get("reserved_bytes.all.current"),
+        "inactive_split_bytes": counted.get("inactive_split_bytes.all.current"),
+        "largest_free_bytes": largest_free,
+        "retries": counted.get("num_alloc_retries"),
+        "ooms": counted.get("num_ooms"),
+    }
+
+
+def _largest_free(module: Any) -> dict[int, int]:
+    """The largest free block inside a segment, by device; empty if the allocator does not track blocks."""
+    free: dict[int, int] = {}
+    segments: list[Any] = []
+    with suppress(RuntimeError):
+        segments = module.memory_snapshot()
+    for segment in segments:
+        for block in segment["blocks"]:
+            size = block["size"] if block["state"] == "inactive" else 0
+            free[segment["device"]] = max(free.get(segment["device"], 0), size)
+    return free
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that a device's or the host's memory ran out."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    words = str(error)
+    return isinstance(error, RuntimeError) and (
+        ("DefaultCPUAllocator" in words and "allocate" in words) or "backend out of memory" in words  # MPS
+    )
 
 
 def random_state() -> tuple[Any, ...]:
-    """State of the random number generators of Python, NumPy and torch, including CUDA's if it is in use."""
-    on_gpu = torch.cuda.get_rng_state_all() if cuda_in_use() else None
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+    """State of the random number generators of Python, NumPy, torch and every accelerator in use."""
+    used = [module for _, module in _modules() if _is_used(module)]
+    on_devices = [(module, _of_all(module, "get")()) for module in used if _of_all(module, "get")]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_devices
 
 
 def set_random_state(state: tuple[Any, ...]) -> None:
     """Restore what `random_state` returned."""
-    of_python, of_numpy, of_torch, on_gpu = state
+    of_python, of_numpy, of_torch, on_devices = state
     random.setstate(of_python)
     np.random.set_state(of_numpy)
     torch.set_rng_state(of_torch)
-    if on_gpu is not None:
-        torch.cuda.set_rng_state_all(on_gpu)
+    for module, on_device in on_devices:
+        _of_all(module, "set")(on_device)
+
+
+def _of_all(module: Any, verb: str) -> Any:
+    """The module's function for the random state of all its devices, or of its only one."""
+    return getattr(module, f"{verb}_rng_state_all", None) or getattr(module, f"{verb}_rng_state", None)

@@ -1,20 +1,26 @@
-"""Where a figure comes from: versions, device, settings, host, and the commit of the user's code."""
+"""Where a figure comes from (versions, settings, host, the user's commit), and what may disturb it."""
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from perfnb.step.device import cuda_in_use
-from perfnb.telemetry.sampler.cgroup import cpu_limit
+from perfnb.interrupts import loses_exceptions
+from perfnb.step.device import accelerators, cuda_in_use
+from perfnb.step.tracer import untraced
+from perfnb.telemetry.history import throttle_words
+from perfnb.telemetry.sampler.cgroup import cpu_limit, throttled
 
 #: Seconds to wait for git, which may be slow in a network folder.
 _GIT_S = 3.0
@@ -35,11 +41,10 @@ def describe_environment() -> dict[str, Any]:
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "debugger_or_tracer": sys.gettrace() is not None or sys.getprofile() is not None,
-        "gpus": [],
-        "unwatched_accelerator": unwatched_accelerator(),
+        "gpus": [name for accelerator in accelerators() for name in accelerator.names()],
+        "untraced_accelerators": untraced(),
     }
     if cuda_in_use():
-        facts["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         facts["cuda"] = torch.version.cuda or torch.version.hip
         facts["cudnn_benchmark"] = torch.backends.cudnn.benchmark
     return facts
@@ -56,10 +61,10 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lower_precision() -> str | None:
-    """A 16-bit dtype for which this device has native matrix instructions, if any."""
+def lower_precision(kind: str) -> str | None:
+    """A 16-bit dtype for which this kind of device has native matrix instructions, if any."""
     try:
-        if cuda_in_use():
+        if kind == "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     except (AttributeError, RuntimeError, TypeError):  # not in this version of torch
@@ -67,22 +72,12 @@ def lower_precision() -> str | None:
     return "bfloat16" if native else None
 
 
-def unwatched_accelerator() -> str | None:
-    """The current accelerator if perfnb cannot synchronise or trace it, such as ``mps``."""
-    accelerator = getattr(torch, "accelerator", None)
-    current = accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
-    return None if current is None or current.type == "cuda" else str(current.type)
-
-
 def _processor() -> str:
     """The CPU's name, if known."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
@@ -98,7 +93,7 @@ def provenance() -> dict[str, Any]:
         "perfnb": _version("perfnb"),
         "numpy": _version("numpy"),
         "at": datetime.now(UTC).isoformat(),
-        **_git(Path.cwd()),
+        **_commit(),
     }
 
 
@@ -109,22 +104,107 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git(folder: Path) -> dict[str, Any]:
-    commit = _ask(folder, "rev-parse", "HEAD")
+def _commit() -> dict[str, Any]:
+    commit = _git("rev-parse", "HEAD")
     if commit is None:
         return {}
-    changes = _ask(folder, "status", "--porcelain", "--untracked-files=no")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     return {"commit": commit} | ({} if changes is None else {"uncommitted": bool(changes)})
 
 
-def _ask(folder: Path, *words: str) -> str | None:
+def _git(*words: str) -> str | None:
     """Output of git; ``None`` without git, outside a repository, or if it takes too long."""
     # Do not run the file-system monitor that a repository may configure.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=_GIT_S, stdin=subprocess.DEVNULL, check=False
+            command, capture_output=True, text=True, timeout=_GIT_S, stdin=subprocess.DEVNULL, check=True
         )
     except (OSError, subprocess.SubprocessError, UnicodeError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip()
+
+
+class Conditions:
+    """Context manager that records what may have disturbed the steps run inside it.
+
+    Attributes
+    ----------
+    step : int
+        Number of the current or next step; set by the caller.
+    running : bool
+        Whether a step is running; set by the caller. Collections between steps are ignored.
+    facts : dict
+        JSON-able, complete on exit; unknown facts are absent. ``load_before`` and ``load_after`` (the machine's mean
+        number of runnable threads in the last minute), ``cpus``, ``cpu_mhz_before`` and ``cpu_mhz_after``,
+        ``gc_pauses`` (pairs of step and milliseconds), ``involuntary_switches`` (of the process's context),
+        ``throttled_periods`` and ``throttled_ms`` (by its cgroup's limit), ``gpu_throttle_reasons`` (at the end).
+    """
+
+    def __init__(self) -> None:
+        self.step, self.running = 0, False
+        self.facts: dict[str, Any] = {}
+        self._pauses: list[list[float]] = []
+        self._began = 0.0
+        self._before: tuple[tuple[int, float] | None, int | None] = None, None
+
+    def __enter__(self) -> Conditions:
+        self.facts = {"cpus": available_cpus(), **_now("before")}
+        self._before = throttled(), _involuntary_switches()
+        gc.callbacks.append(self._collects)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        gc.callbacks.remove(self._collects)
+        self.facts |= _now("after") | {"gc_pauses": self._pauses}
+        (stopped, switches), (stopped_before, switches_before) = (throttled(), _involuntary_switches()), self._before
+        if switches is not None and switches_before is not None:
+            self.facts["involuntary_switches"] = switches - switches_before
+        if stopped is not None and stopped_before is not None:
+            self.facts["throttled_periods"] = stopped[0] - stopped_before[0]
+            self.facts["throttled_ms"] = round(stopped[1] - stopped_before[1], 3)
+        if cuda_in_use() and (reasons := _gpu_throttle_reasons()) is not None:
+            self.facts["gpu_throttle_reasons"] = reasons
+
+    @loses_exceptions
+    def _collects(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        elif self.running:
+            self._pauses.append([self.step, round((time.perf_counter() - self._began) * 1e3, 4)])
+
+
+def _now(word: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    with suppress(OSError, AttributeError):
+        facts[f"load_{word}"] = round(os.getloadavg()[0], 2)
+    with suppress(Exception):  # psutil's readers of sysfs fail in many ways
+        frequency = psutil.cpu_freq()
+        if frequency.current > 0:
+            facts[f"cpu_mhz_{word}"] = round(frequency.current)
+    return facts
+
+
+def _involuntary_switches() -> int | None:
+    try:
+        return int(psutil.Process().num_ctx_switches().involuntary)
+    except (psutil.Error, NotImplementedError):
+        return None
+
+
+def _gpu_throttle_reasons() -> list[str] | None:
+    """NVML's reasons why the current GPU runs below its clock; ``None`` if unknown."""
+    try:
+        import pynvml
+        import torch
+
+        pynvml.nvmlInit()
+        try:
+            uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+            device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # no driver, a MIG slice, an older library
+        return None
+    return throttle_words(bits)

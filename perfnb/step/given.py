@@ -43,13 +43,6 @@ def require_name(name: object) -> None:
         raise TypeError(f"name must be text, not {shown(name)}.")
 
 
-def require_step(step: Any, fed: bool, how: str) -> None:
-    """Raise `TypeError` unless a step can be called, with a batch if `fed`, else without arguments."""
-    __tracebackhide__ = True
-    _require_step(step, "step", how)
-    _require_arguments(step, "step", fed, how)
-
-
 def require_loss(loss: Any, batch: Any) -> None:
     """Raise `TypeError` unless a loss is ``None`` or can be called with a model's output and such a batch."""
     __tracebackhide__ = True

@@ -1,9 +1,9 @@
-"""Layer spans: global forward hooks turn every module call into a span of the trace.
+"""Layers: which modules a step calls, as spans of the trace, and what the user calls them.
 
-A span's label is ``pf#<n>``, where n is the number of the call; `Calls` has the module of each call. Labels are unique
-because torch merges nested spans of one name, and ASCII because its exporter loses other characters. Backward hooks are
-not used, because they break in-place operations and fire early: attribution finds a layer's backward in the trace by
-autograd's sequence numbers.
+Global forward hooks turn every module call into a span. Its label is ``pf#<n>``, where n is the number of the call;
+`Calls` has the module of each call. Labels are unique because torch merges nested spans of one name, and ASCII because
+its exporter loses other characters. Backward hooks are not used, because they break in-place operations and fire early:
+attribution finds a layer's backward in the trace by autograd's sequence numbers.
 
 torch's profiler records the thread that started it and the threads in which autograd runs its backward passes. Calls on
 any other thread, which may come at any time, get no span; `Calls` only remembers their modules.
@@ -14,15 +14,20 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.compiler import is_compiling
+from torch.jit import ScriptModule
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import (
     _global_forward_hooks,
@@ -30,8 +35,9 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.nn.parameter import is_lazy
 
-from perfnb.step.guard import profiler_active
+from perfnb.step.namespace import named_modules
 from perfnb.trace_names import LAYER_SPAN
 
 #: A span, at a third of the cost of `record_function`. Its category is that of operators, which no `record_function`
@@ -44,10 +50,6 @@ _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
 _RUNNER = "perfnb.step.steps"
 
 Stack = list[tuple[nn.Module, int, Any]]
-
-
-class _Handle(Protocol):
-    def remove(self) -> None: ...
 
 
 @dataclass
@@ -102,22 +104,25 @@ class LayerSpans:
         self._local = threading.local()
         self._own_stack: Stack = []
         self._own_thread = 0
-        self._handles: list[_Handle] = []
+        self._installed = ExitStack()
 
     def __enter__(self) -> LayerSpans:
         self._own_thread = threading.get_ident()
         self._local.stack = self._own_stack
-        self._handles.append(register_module_forward_pre_hook(self._open))
-        # always_call: an exception in forward must close the span
-        self._handles.append(register_module_forward_hook(self._close, always_call=True))
+        with ExitStack() as stack:
+            # An interrupt skips even the hooks. A span can only be closed on its own thread.
+            stack.callback(_close_down_to, self._own_stack, 0)
+            stack.enter_context(warnings.catch_warnings())
+            # that they see a compiled model as one more module
+            warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
+            stack.callback(register_module_forward_pre_hook(self._open).remove)
+            # always_call: an exception in forward must close the span
+            stack.callback(register_module_forward_hook(self._close, always_call=True).remove)
+            self._installed = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        # An interrupt skips even these hooks. A span can only be closed on its own thread.
-        _close_down_to(self._own_stack, 0)
+        self._installed.close()
 
     def call(self, module: nn.Module, argument: Any) -> Any:
         """Call a module inside a span, without calling any other hook."""
@@ -173,6 +178,11 @@ class LayerSpans:
         return threading.get_ident() == self._own_thread or profiler_active()
 
 
+def profiler_active() -> bool:
+    """Whether torch's profiler is recording this thread."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+
+
 def others_listen() -> bool:
     """Whether other global hooks see every module call."""
     hooks = (*_global_forward_pre_hooks.values(), *_global_forward_hooks.values())
@@ -202,3 +212,213 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
         return True
     scalar = isinstance(output, torch.Tensor) and output.dim() == 0
     return scalar and next(module.parameters(), None) is None
+
+
+#: Attribute in which a compiled model keeps the original one.
+COMPILED_CHILD = "_orig_mod"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module as a layer of a model."""
+
+    #: Qualified name, starting with the model's variable or class.
+    name: str
+    #: Class of the module.
+    module: str
+    #: Index of the enclosing layer; ``None`` for a model.
+    parent: int | None
+    #: Of the module and its submodules, shared parameters counted once.
+    parameters: int
+    parameter_bytes: int
+    #: Whether the layer is a region of ``torch.compile`` or TorchScript, which hide the layers inside.
+    compiled: bool
+
+
+def name_layers(
+    calls: Calls, namespace: Mapping[str, Any], only: list[nn.Module] | None = None
+) -> tuple[list[Layer], dict[int, int]]:
+    """All layers of the models that were called, in model order, and the layer index of each module (by ``id``).
+
+    A model is an outermost called module, or the module in a variable of `namespace` that contains it. Modules outside
+    all models, created by the step, become layers below the enclosing call; one that each step creates anew is one
+    layer. `only` restricts the layers to these models.
+    """
+    modules = {number: module for number, module, _ in calls.records}
+    twins = _made_anew(calls, namespace)
+    outermost = [module for number, module, around in calls.records if around is None and number not in calls.loss]
+    unseen = calls.unseen()
+    inner = {id(part) for module in unseen for part in module.modules() if part is not module}
+    outermost += [module for module in unseen if id(module) not in inner]
+    layers: list[Layer] = []
+    places: dict[int, int] = {}
+    taken: set[str] = set()
+    for name, model in _models(outermost, namespace, twins):
+        _add_model(_free(name, taken), model, layers, places)
+    for number, module, around in calls.records:
+        if id(module) in twins:
+            for first, part in zip(twins[id(module)].modules(), module.modules(), strict=True):
+                if id(first) in places:
+                    places[id(part)] = places[id(first)]
+        if id(module) in places or number in calls.loss or around is None:
+            continue
+        parent = places.get(id(modules[around]))
+        if parent is None:
+            continue
+        if isinstance(module, fx.GraphModule) and layers[parent].compiled:
+            places[id(module)] = parent
+        else:
+            name = _free(f"{layers[parent].name}.({type(module).__name__})", taken)
+            _add_model(name, module, layers, places, parent)
+    order = _depth_first(layers)
+    if only is not None:
+        wanted = {places[id(part)] for model in only for part in model.modules() if id(part) in places}
+        order = [place for place in order if place in wanted]
+    new: dict[int | None, int] = {old: place for place, old in enumerate(order)}
+    # Models in `only` become roots under their qualified names.
+    moved = [replace(layers[old], parent=new.get(layers[old].parent)) for old in order]
+    return moved, {key: new[old] for key, old in places.items() if old in new}
+
+
+def known_models(
+    calls: Calls, namespace: Mapping[str, Any], layers: list[Layer], places: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    """The models in variables of the user; JSON-able.
+
+    Returns
+    -------
+    list of dict
+        ``name`` (of the layer and the variable) and ``called``: whether the step calls the model itself, not a method
+        such as ``generate`` or layers inside it.
+    """
+    known: dict[str, bool] = {}
+    for name, module in named_modules(namespace):
+        place = places.get(id(module))
+        if place is not None and layers[place].parent is None and layers[place].name == name:
+            known[name] = calls.called_whole.get(id(module), False)
+    return [{"name": name, "called": called} for name, called in known.items()]
+
+
+def own_tables(
+    layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module], namespace: Mapping[str, Any]
+) -> list[str]:
+    """The embedding layers with a dense gradient whose weight no other module shares."""
+    held: dict[int, set[int]] = {}
+    embeddings: dict[int, Any] = {}
+    for model in [*called, *(module for _, module in named_modules(namespace))]:
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                held.setdefault(id(parameter), set()).add(id(module))
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and id(module) in places:
+                embeddings[id(module)] = module
+    return [
+        layers[places[key]].name
+        for key, module in embeddings.items()
+        if not module.sparse and len(held[id(module.weight)]) == 1
+    ]
+
+
+def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Module]:
+    """For each module that a step created again, by ``id``: the corresponding module of an earlier step.
+
+    A module created by a step is in no named model and is called in only one step. Corresponding modules have the same
+    class, structure and caller, and the same position among such modules of their steps.
+    """
+    steps = [bisect_right(calls.begins, number) for number, _, _ in calls.records]
+    seen: dict[int, set[int]] = {}
+    for step, (_, module, _) in zip(steps, calls.records, strict=True):
+        seen.setdefault(id(module), set()).add(step)
+    if len(set(steps)) < 2:
+        return {}
+    modules = {number: module for number, module, _ in calls.records}
+    firsts: dict[Any, nn.Module] = {}
+    twins: dict[int, nn.Module] = {}
+    count: Counter[Any] = Counter()
+    known = {id(part) for _, model in named_modules(namespace) for part in model.modules()}
+    for step, (_, module, around) in zip(steps, calls.records, strict=True):
+        if id(module) in known:
+            continue
+        known |= {id(part) for part in module.modules()}
+        if len(seen[id(module)]) > 1:
+            continue
+        inside = None if around is None else id(twins.get(id(modules[around]), modules[around]))
+        structure = (type(module), inside, tuple(path for path, _ in module.named_modules()))
+        count[step, structure] += 1
+        first = firsts.setdefault((structure, count[step, structure]), module)
+        if first is not module:
+            twins[id(module)] = first
+    return twins
+
+
+def _models(
+    outermost: list[nn.Module], namespace: Mapping[str, Any], twins: Mapping[int, nn.Module]
+) -> list[tuple[str, nn.Module]]:
+    """The models that contain the outermost modules, each once, with their names."""
+    named = named_modules(namespace)
+    by_id = {id(module): name for name, module in reversed(named)}
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for module in {id(each): each for each in outermost if id(each) not in twins}.values():
+        if id(module) in by_id:
+            found[id(module)] = (by_id[id(module)], module)
+            continue
+        around = [(name, model) for name, model in named if any(part is module for part in model.modules())]
+        name, model = around[0] if around else (type(module).__name__, module)
+        found[id(model)] = (name, model)
+    contained = {id(part) for _, model in found.values() for part in model.modules() if part is not model}
+    return [entry for key, entry in found.items() if key not in contained]
+
+
+def _add_model(
+    name: str, model: nn.Module, layers: list[Layer], places: dict[int, int], parent: int | None = None
+) -> None:
+    by_path: dict[str, int] = {}
+    for path, module in model.named_modules():
+        if id(module) in places:
+            by_path[path] = places[id(module)]
+            continue
+        above = parent if not path else by_path.get(path.rpartition(".")[0], parent)
+        last = path.rpartition(".")[2]
+        if last == COMPILED_CHILD and above is not None and layers[above].compiled:
+            places[id(module)] = by_path[path] = above  # the compiled model and the original are one layer
+            continue
+        own = name if not path or above is None else f"{layers[above].name}.{last}"
+        places[id(module)] = by_path[path] = len(layers)
+        layers.append(_layer(own, module, above))
+
+
+def _depth_first(layers: list[Layer]) -> list[int]:
+    below: dict[int | None, list[int]] = {}
+    for place, layer in enumerate(layers):
+        below.setdefault(layer.parent, []).append(place)
+    order: list[int] = []
+    waiting = below.get(None, [])[::-1]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += below.get(order[-1], [])[::-1]
+    return order
+
+
+def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
+    children = module._modules  # not an attribute: __getattr__ may raise what it likes
+    wrapped = children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
+    parameters: list[Any] = list(module.parameters())
+    made = [parameter for parameter in parameters if not is_lazy(parameter)]
+    sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]
+    return Layer(
+        name=name,
+        module=type(module if wrapped is None else wrapped).__name__,
+        parent=parent,
+        parameters=sum(count for count, _ in sizes),
+        parameter_bytes=sum(count * size for count, size in sizes),
+        compiled=wrapped is not None or isinstance(module, ScriptModule),
+    )
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """`name`, with a number if it is taken."""
+    candidate, count = name, 1
+    while candidate in taken:
+        count += 1
+        candidate = f"{name} ({count})"
+    taken.add(candidate)
+    return candidate

@@ -1,13 +1,18 @@
-"""Memory of whole steps: every allocation in a trace, and marks that identify the owners of blocks."""
+"""Memory of whole steps: every allocation in a trace, marks that identify the owners of blocks, the process's size."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import nn
 from torch.optim.optimizer import (
@@ -15,58 +20,183 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from perfnb.step.device import cuda_in_use
-from perfnb.step.guard import profiler_active
-from perfnb.step.layers import function_span
-from perfnb.step.live_objects import Known, LiveObjects, everything, inputs
-from perfnb.step.process_memory import ResidentMemory
+from perfnb.step.device import allocator_statistics
+from perfnb.step.layers import function_span, profiler_active
+from perfnb.step.steps import tensors_in
 from perfnb.trace_names import MARK_SPAN
+
+
+class Known(NamedTuple):
+    """A block of memory with a known owner."""
+
+    #: Address and size of the storage.
+    address: int
+    bytes: int
+    #: ``cpu``, ``cuda:0``.
+    device: str
+    #: ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for any other tensor.
+    category: str
+    #: ``id`` of the module of its parameter or buffer.
+    module: int | None = None
+    #: Name in that module.
+    name: str | None = None
+
+
+class LiveObjects:
+    """Finds the memory blocks of the live objects that a step uses.
+
+    Models become known when they are called, optimizers when they step; if none steps, those of the known models are
+    used.
+    """
+
+    def __init__(self) -> None:
+        self._owner: dict[int, tuple[int, str]] = {}
+        self._parameters: dict[int, torch.Tensor] = {}
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._modules: set[int] = set()
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters of all known models and optimizers."""
+        return list(self._parameters.values())
+
+    def add_model(self, model: nn.Module) -> None:
+        """Add the parameters and buffers of a module and its submodules."""
+        if id(model) in self._modules:
+            return
+        for module in model.modules():
+            self._modules.add(id(module))
+            for known, named in ((self._parameters, module._parameters), (self._buffers, module._buffers)):
+                for name, tensor in named.items():
+                    if tensor is not None:
+                        known[id(tensor)] = tensor
+                        self._owner.setdefault(id(tensor), (id(module), name))
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add an optimizer's state, and its parameters that belong to no known model."""
+        self._optimizers[id(optimizer)] = optimizer
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._parameters.setdefault(id(parameter), parameter)
+
+    def add_optimizers_not_seen(self) -> None:
+        """Add the optimizers of the known models if none has stepped, as in a step that fails early."""
+        if self._optimizers:
+            return
+        ours = self._parameters.keys()
+        for optimizer in living(torch.optim.Optimizer):
+            if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+                self.add_optimizer(optimizer)
+
+    def blocks(self) -> Iterator[Known]:
+        """The current blocks of parameters, buffers, gradients and optimizer state."""
+        for tensor in (*self._parameters.values(), *self._buffers.values()):
+            yield from self._known(tensor, "parameters", tensor)
+        for parameter in self._parameters.values():
+            yield from self.gradient(parameter)
+        for optimizer in self._optimizers.values():
+            for key, state in list(optimizer.state.items()):
+                values = state.items() if isinstance(state, dict) else [("", state)]
+                for word, value in list(values):
+                    for tensor in tensors_in(value):
+                        yield from self._known(tensor, "optimizer_state", key, str(word))
+
+    def gradient(self, parameter: torch.Tensor) -> Iterator[Known]:
+        """The block of a parameter's gradient, if it has one."""
+        if parameter.grad is not None:
+            yield from self._known(parameter.grad, "gradients", parameter)
+
+    def _known(self, tensor: torch.Tensor, category: str, owner: Any, word: str = "") -> Iterator[Known]:
+        module, name = self._owner.get(id(owner), (None, None))
+        if word and name is not None:
+            name = f"{name} ({word})"
+        for block in storages(tensor):
+            yield Known(*block, category, module, name)
+
+
+def inputs(values: Any) -> Iterator[Known]:
+    """The blocks of a batch or of a model's arguments, except tensors created by autograd."""
+    try:
+        tensors = list(tensors_in(values))
+    except Exception:  # a batch may be anything, and its memory is not worth failing for
+        return
+    for tensor in tensors:
+        if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter):
+            for block in storages(tensor):
+                yield Known(*block, "inputs")
+
+
+def everything() -> Iterator[Known]:
+    """The blocks of all live tensors."""
+    for tensor in living(torch.Tensor):
+        for block in storages(tensor):
+            yield Known(*block, "other")
+
+
+def living(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
+    """The live objects of a class, by type: `isinstance` may run code of proxies."""
+    return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
+
+
+def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
+    """Address, size in bytes and device of the storages of a tensor, if it has any."""
+    try:
+        for part in _parts(tensor):
+            storage = part.untyped_storage()
+            # A fake tensor, such as torch.compile leaves, has a meta storage, and asking for its address warns.
+            if storage.device.type != "meta" and storage.data_ptr():
+                yield storage.data_ptr(), storage.nbytes(), str(part.device)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return  # sparse, fake, functional or otherwise without a storage
+
+
+def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """The plain tensors inside a wrapper subclass."""
+    if not bool(is_traceable_wrapper_subclass(tensor)):
+        return [tensor]
+    names, _ = getattr(tensor, "__tensor_flatten__")()  # noqa: B009 - not every tensor has it
+    return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
 @dataclass
 class WatchedMemory:
     """The results of watching memory."""
 
-    #: The blocks with a known owner, each with the mark at which it was found.
-    known: list[Known] = field(default_factory=list)
+    #: The blocks with a known owner, each after the number of the mark in the trace at which it was found.
+    known: list[tuple[int, Known]] = field(default_factory=list)
     #: Unix time in nanoseconds, and resident bytes of the process.
     resident: list[tuple[int, int]] = field(default_factory=list)
     #: Unix time in nanoseconds of the start of each watched step.
     step_begins: list[int] = field(default_factory=list)
-    #: Statistics of each CUDA device's allocator, by device; JSON-able.
+    #: Statistics of each accelerator's allocator, by device; JSON-able.
     allocator: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: Number of first steps that only show what is alive before the others.
-    lead_in: int = 0
 
 
 class MemoryWatch:
     """Context manager that notes the owners of memory blocks while a profiler records memory.
 
-    `models` are the modules called so far; `called` returns those called by now.
+    `called` returns the modules called by now.
     """
 
-    def __init__(self, models: Iterable[nn.Module], called: Callable[[], Iterable[nn.Module]]) -> None:
+    def __init__(self, called: Callable[[], Iterable[nn.Module]]) -> None:
         self.watched = WatchedMemory()
         self._objects = LiveObjects()
-        for model in models:
-            self._objects.add_model(model)
         self._called = called
         self._marks = 0
         self._installed = ExitStack()
 
     def __enter__(self) -> MemoryWatch:
+        self._add_models()
         with ExitStack() as stack:
-            for register, hook in (
-                (register_optimizer_step_pre_hook, self._optimizer_begins),
-                (register_optimizer_step_post_hook, self._optimizer_ends),
-            ):
-                stack.callback(register(hook).remove)
+            stack.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
+            stack.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)
             for parameter in self._objects.parameters:
                 if parameter.requires_grad and parameter.is_leaf:
                     stack.callback(parameter.register_post_accumulate_grad_hook(self._accumulated).remove)
-            resident = stack.enter_context(ResidentMemory())
-            self.watched.resident = resident.readings
+            self.watched.resident = stack.enter_context(resident_memory())
             self._installed = stack.pop_all()
         return self
 
@@ -74,70 +204,108 @@ class MemoryWatch:
         self._installed.close()
         self.watched.allocator = allocator_statistics()
 
-    def step_begins(self) -> None:
-        """Note all owners before a step."""
-        self._look(lambda mark: [*self._objects.blocks(mark), *everything(mark)])
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Note all owners before and after a step, even if it fails."""
+        self._look(chain(self._objects.blocks(), everything()))
         self.watched.step_begins.append(time.time_ns())
+        try:
+            yield
+        finally:
+            self._add_models()
+            self._objects.add_optimizers_not_seen()
+            self._look(self._objects.blocks())
 
-    def step_ends(self) -> None:
-        """Note all owners after a step, even if it failed."""
+    def _add_models(self) -> None:
         for module in self._called():
             self._objects.add_model(module)
-        self._objects.add_optimizers_not_seen()
-        self._look(self._objects.blocks)
 
     def inputs(self, values: Any) -> None:
         """Note inputs: a batch, or the arguments of a model's call."""
-        self._look(lambda mark: inputs(mark, values))
+        self._look(inputs(values))
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
-        if not profiler_active():
-            return  # on a thread that is not recorded
-        self._objects.add_optimizer(optimizer)
-        self._look(self._objects.blocks)
+        if profiler_active():
+            self._objects.add_optimizer(optimizer)
+            self._look(self._objects.blocks())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
-        if profiler_active():
-            self._look(self._objects.blocks)
+        self._look(self._objects.blocks())
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        if profiler_active():
-            self._look(lambda mark: self._objects.gradient(mark, parameter))
+        self._look(self._objects.gradient(parameter))
 
-    def _look(self, around: Callable[[int], Iterable[Known]]) -> None:
+    def _look(self, blocks: Iterable[Known]) -> None:
+        if not profiler_active():
+            return  # on a thread that is not recorded
         mark = self._marks
         self._marks += 1  # a mark is an empty span: the moment at which owners were noted
         with function_span(f"{MARK_SPAN}{mark}"):
             pass
-        self.watched.known += around(mark)
+        self.watched.known += [(mark, block) for block in blocks]
 
 
-def allocator_statistics() -> dict[str, dict[str, int]]:
-    """Statistics of CUDA's caching allocator by device; empty without a GPU."""
-    statistics: dict[str, dict[str, int]] = {}
-    if not cuda_in_use():
-        return statistics
-    free: dict[int, int] = {}
-    for segment in torch.cuda.memory_snapshot():
-        for block in segment["blocks"]:
-            if block["state"] == "inactive":
-                free[segment["device"]] = max(free.get(segment["device"], 0), block["size"])
-    for index in range(torch.cuda.device_count()):
-        counted = torch.cuda.memory_stats(index)
-        if counted.get("segment.all.peak", 0):
-            statistics[f"cuda:{index}"] = {
-                "allocated_bytes": int(counted["allocated_bytes.all.current"]),
-                "reserved_bytes": int(counted["reserved_bytes.all.current"]),
-                "inactive_split_bytes": int(counted["inactive_split_bytes.all.current"]),
-                "largest_free_bytes": free.get(index, 0),
-                "retries": int(counted["num_alloc_retries"]),
-                "ooms": int(counted["num_ooms"]),
-            }
-    return statistics
+#: Seconds between samples.
+INTERVAL_S = 0.001
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that GPU or host memory ran out."""
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "allocate" in str(error)
+@contextmanager
+def resident_memory() -> Iterator[list[tuple[int, int]]]:
+    """Sample the process's resident memory in a thread: Unix time in nanoseconds, and bytes."""
+    readings: list[tuple[int, int]] = []
+    end = threading.Event()
+
+    def read_on() -> None:
+        process = psutil.Process()
+        while True:
+            before = time.time_ns()
+            resident = process.memory_info().rss
+            readings.append(((before + time.time_ns()) // 2, resident))
+            if end.wait(INTERVAL_S):
+                return
+
+    thread = threading.Thread(target=read_on, name="perfnb-resident-memory", daemon=True)
+    thread.start()
+    try:
+        yield readings
+    finally:
+        end.set()
+        thread.join()
+
+
+@contextmanager
+def footprint() -> Iterator[Callable[[], int]]:
+    """Provide a function that reads the process's resident bytes so that readings compare.
+
+    Plain readings hide leaks: the C library keeps freed pages, so memory jumps with batches of varying shape, and a
+    leak can fill those pages for a hundred steps before the process grows. Each reading therefore collects garbage
+    first and returns free pages to the system, if the C library can (glibc's `malloc_trim`). Objects that exist at the
+    start are frozen in the meantime, because a collection over all of them takes 0.1 s.
+    """
+    process, trim = psutil.Process(), _malloc_trim()
+
+    def read() -> int:
+        gc.collect()
+        if trim is not None:
+            trim(0)
+        return int(process.memory_info().rss)
+
+    gc.collect()
+    frozen = gc.get_freeze_count() == 0  # otherwise the user froze them
+    if frozen:
+        gc.freeze()
+    try:
+        yield read
+    finally:
+        if frozen:
+            gc.unfreeze()
+
+
+def _malloc_trim() -> Any:
+    """glibc's function that returns free pages to the system; ``None`` in other C libraries."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return trim

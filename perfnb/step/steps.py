@@ -11,16 +11,18 @@ import torch
 
 from perfnb.errors import BatchesExhaustedError
 
-Span = Callable[[str], AbstractContextManager[Any]]
 _END = object()
 
 
-class StepTimes(NamedTuple):
-    """Start of a step, arrival of its batch, and end (`time.perf_counter_ns`), and the batch's number of samples."""
+class ExecutedStep(NamedTuple):
+    """An executed step of any pass; `begin_ns` is `time.perf_counter_ns` at its start."""
 
+    pass_name: str
     begin_ns: int
-    ready_ns: int
-    end_ns: int
+    wall_ns: int
+    #: How long it waited for its batch.
+    data_ns: int
+    #: In its batch, if known.
     samples: int | None
 
 
@@ -41,7 +43,7 @@ class BatchSource:
     """
 
     def __init__(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
-        self._make: Callable[[], Iterable[Any]] = batches if _is_factory(batches) else lambda: batches  # type: ignore[assignment,return-value]
+        self._batches = batches
         self._iterator: Iterator[Any] | None = None
         self._own = False
         self.starts = self.taken = 0
@@ -53,7 +55,9 @@ class BatchSource:
         batch = _END if self._iterator is None else next(self._iterator, _END)
         if batch is _END:
             self._iterator = None  # end a loader's workers before new ones start
-            made = self._make()
+            made = self._batches
+            if callable(made) and not isinstance(made, Iterable):
+                made = made()
             if not any(hasattr(type(made), way) for way in ("__iter__", "__getitem__")):
                 kind = type(made).__name__
                 raise TypeError(f"batches must be an iterable or a callable that returns one, not {kind}.")
@@ -61,8 +65,13 @@ class BatchSource:
             self._own = self._iterator is not made
             self.starts += 1
             batch = next(self._iterator, _END)
+        if batch is _END and self.taken == 0:
+            raise BatchesExhaustedError("batches is empty: a step needs at least one.")
         if batch is _END:
-            raise BatchesExhaustedError(self._why_exhausted())
+            raise BatchesExhaustedError(
+                f"The batches ran out after {self.taken} and cannot start again, because they are an iterator or a "
+                "generator: pass a list, a loader, or a function that returns new ones."
+            )
         self.taken += 1
         return batch
 
@@ -72,18 +81,6 @@ class BatchSource:
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None and self._own and not getattr(iterator, "_persistent_workers", True):
             shut_down()
-
-    def _why_exhausted(self) -> str:
-        if self.taken == 0:
-            return "batches is empty: a step needs at least one."
-        return (
-            f"The batches ran out after {self.taken} and cannot start again, because they are an iterator or a "
-            "generator: pass a list, a loader, or a function that returns new ones."
-        )
-
-
-def _is_factory(batches: object) -> bool:
-    return callable(batches) and not isinstance(batches, Iterable)
 
 
 class StepRunner:
@@ -99,24 +96,28 @@ class StepRunner:
         """Give the next step the same batch as the last one."""
         self._repeat = self._last is not _END
 
-    def run(self, span: Span | None = None, seen: Callable[[Any], None] | None = None) -> StepTimes:
+    def run(
+        self,
+        pass_name: str,
+        span: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        seen: Callable[[Any], None] | None = None,
+    ) -> ExecutedStep:
         """Run one step; `span` opens a span around the wait for the batch, `seen` is called with the batch."""
         __tracebackhide__ = True
-        if self._source is None:
-            begin = time.perf_counter_ns()
-            self._step()
-            return StepTimes(begin, begin, time.perf_counter_ns(), None)
         begin = time.perf_counter_ns()
-        with nullcontext() if span is None else span("data"):
+        if self._source is None:
+            self._step()
+            return ExecutedStep(pass_name, begin, time.perf_counter_ns() - begin, 0, None)
+        with span():
             batch = self._last if self._repeat else self._source.next()
             self._last, self._repeat = batch, False  # released when the step has ended
-        ready = time.perf_counter_ns()
+        data = time.perf_counter_ns() - begin
         if seen is not None:
             seen(batch)
         self._step(batch)
-        end = time.perf_counter_ns()
+        wall = time.perf_counter_ns() - begin
         self._last = _END
-        return StepTimes(begin, ready, end, common_size(batch))
+        return ExecutedStep(pass_name, begin, wall, data, common_size(batch))
 
 
 def common_size(batch: Any) -> int | None:

@@ -16,14 +16,14 @@ from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
-from perfnb.step.capture import Capture
-from perfnb.step.live_objects import Known
-from perfnb.step.memory import WatchedMemory
+from perfnb.step.layers import Layer
+from perfnb.step.memory import Known, WatchedMemory
+from perfnb.step.session import Capture
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import inside, is_in, numbered_spans
-from perfnb.trace_names import DEVICE_EVENTS, MARK_SPAN, OPS, STEP_SPAN
+from perfnb.trace_names import DEVICE_EVENTS, DEVICE_KINDS, MARK_SPAN, OPS, STEP_SPAN
 
 #: Name and category of an allocation or a free among the events.
 CHANGE_NAME, CHANGE_CATEGORY = "[memory]", "memory"
@@ -44,24 +44,20 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     finally:
         capture.close()
     zero = capture.steps[0].begin_ns if capture.steps else 0
+    steps = _frame(
+        [
+            ((step.begin_ns - zero) / 1e9, step.wall_ns / 1e6, step.data_ns / 1e6, step.samples)
+            for step in capture.steps
+        ],
+        {"start_s": "float64", "wall_ms": "float64", "data_ms": "float64", "samples": "Int64"},
+    )
     passes = np.array([step.pass_name for step in capture.steps], dtype=object)
-    steps = pd.DataFrame(
-        {
-            "pass": pd.Categorical(passes),
-            "start_s": np.array([(step.begin_ns - zero) / 1e9 for step in capture.steps], dtype=np.float64),
-            "wall_ms": np.array([step.wall_ns / 1e6 for step in capture.steps], dtype=np.float64),
-            "data_ms": np.array([step.data_ns / 1e6 for step in capture.steps], dtype=np.float64),
-            "samples": pd.array([step.samples for step in capture.steps], dtype="Int64"),
-            "step": pd.Series(np.cumsum(passes == "traced") - 1, dtype="Int64").where(passes == "traced"),
-        }
-    )
-    spans = pd.DataFrame(
-        {
-            "layer": np.array([MISSING if layer is None else layer for _, layer, _ in capture.spans], dtype=np.int64),
-            "loss": np.array([loss for _, _, loss in capture.spans], dtype=bool),
-        },
-        index=pd.Index([number for number, _, _ in capture.spans], dtype="int64", name="span"),
-    )
+    steps.insert(0, "pass", pd.Series(pd.Categorical(passes)))
+    steps["step"] = pd.Series(np.cumsum(passes == "traced") - 1, dtype="Int64").where(passes == "traced")
+    spans = _frame(
+        [(number, MISSING if layer is None else layer, loss) for number, layer, loss in capture.spans],
+        {"span": "int64", "layer": "int64", "loss": "bool"},
+    ).set_index("span")
     meta = dict(capture.meta) | {"name": name, "rank": 0}
     if capture.memory is not None:
         meta["allocator"] = capture.memory[0].allocator
@@ -73,7 +69,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         # Both clocks start with the first step.
         watch = watch_record(watcher.columns(), [], (watcher.zero_ns - zero) / 1e9)
         meta["watch"] = watcher.meta
-    return Recording(events, steps, _modules(capture), spans, meta, memory, arithmetic, watch)
+    return Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic, watch)
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
@@ -111,34 +107,39 @@ def _no_events() -> pd.DataFrame:
     )
 
 
-def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
-    frame = pd.DataFrame(
-        {
-            "op": pd.Categorical([call.op for call in calls]),
-            "flops": pd.array([call.flops for call in calls], dtype="Int64"),
-            "bytes": np.array([call.bytes for call in calls], dtype=np.int64),
-            "dtype": pd.Categorical([call.dtype for call in calls]),
-        },
-        index=pd.Index([call.number for call in calls], dtype="int64", name="number"),
+def _frame(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, Any]) -> pd.DataFrame:
+    """A frame with these columns, typed also where there are no rows."""
+    columns = zip(*rows, strict=True) if rows else ([] for _ in kinds)
+    return pd.DataFrame(
+        {name: pd.Series(list(column), dtype=kinds[name]) for name, column in zip(kinds, columns, strict=True)}
     )
+
+
+def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
+    kinds = {"number": "int64", "op": "category", "flops": "Int64", "bytes": "int64", "dtype": "category"}
+    frame = _frame([call[: len(kinds)] for call in calls], kinds).set_index("number")
     return ArithmeticRecord(_steps_of_trace(read_trace(tracer))[0], frame)
 
 
-def _modules(capture: Capture) -> pd.DataFrame:
-    layers = capture.layers
+def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
     depth: list[int] = []
     for layer in layers:  # parents come first
         depth.append(0 if layer.parent is None else depth[layer.parent] + 1)
-    return pd.DataFrame(
+    return _frame(
+        [
+            (
+                storable(layer.name),
+                storable(layer.module),
+                MISSING if layer.parent is None else layer.parent,
+                depth[place],
+                *(layer.parameters, layer.parameter_bytes, layer.compiled),
+            )
+            for place, layer in enumerate(layers)
+        ],
         {
-            "name": pd.Series([storable(layer.name) for layer in layers], dtype=TEXT),
-            "module": pd.Series([storable(layer.module) for layer in layers], dtype=TEXT),
-            "parent": np.array([MISSING if layer.parent is None else layer.parent for layer in layers], dtype=np.int64),
-            "depth": np.array(depth, dtype=np.int64),
-            "parameters": np.array([layer.parameters for layer in layers], dtype=np.int64),
-            "parameter_bytes": np.array([layer.parameter_bytes for layer in layers], dtype=np.int64),
-            "compiled": np.array([layer.compiled for layer in layers], dtype=bool),
-        }
+            **{"name": TEXT, "module": TEXT, "parent": "int64", "depth": "int64"},
+            **{"parameters": "int64", "parameter_bytes": "int64", "compiled": "bool"},
+        },
     )
 
 
@@ -152,8 +153,7 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
     """
     trace = read_trace(tracer)
     marks = _moments(trace, MARK_SPAN)
-    known = [block for block in watched.known if block.mark in marks]
-    times = [marks[block.mark] for block in known]
+    known = [(marks[mark], block) for mark, block in watched.known if mark in marks]
     # The start of the first step gives the offset between the two clocks.
     begin = min(_moments(trace, STEP_SPAN).values(), default=None)
     shift = begin - watched.step_begins[0] if begin is not None and watched.step_begins else 0
@@ -162,7 +162,7 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
     return MemoryRecord(
         events,
         _changes(trace, place),
-        _known(known, times, places),
+        _known(known, places),
         pd.DataFrame({"time_ns": resident[:, 0] + shift, "bytes": resident[:, 1]}),
     )
 
@@ -204,30 +204,28 @@ def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
 def _changes(trace: TraceColumns, place: Ints) -> pd.DataFrame:
     changes = trace.memory
     cpu = changes.device_type == 0
-    device = np.array([f"cuda:{index}" for index in range(int(changes.device.max(initial=0)) + 1)], dtype=object)
+    places = list(zip(changes.device_type.tolist(), changes.device.tolist(), strict=True))
+    names = {place: _device_name(*place) for place in dict.fromkeys(places)}
     return pd.DataFrame(
         {
             "event": place,
             "time_ns": changes.time_ns,
             "address": changes.address,
             "bytes": changes.bytes,
-            "device": pd.Categorical(np.where(cpu, "cpu", device[np.maximum(changes.device, 0)])),
+            "device": pd.Categorical([names[place] for place in places]),
             "allocated": np.where(cpu, MISSING, changes.allocated),
             "reserved": np.where(cpu, MISSING, changes.reserved),
         }
     )
 
 
-def _known(known: Sequence[Known], times: Sequence[int], places: Mapping[int, int]) -> pd.DataFrame:
-    layers = [MISSING if block.module is None else places.get(block.module, MISSING) for block in known]
-    return pd.DataFrame(
-        {
-            "time_ns": np.array(times, dtype=np.int64),
-            "address": np.array([block.address for block in known], dtype=np.int64),
-            "bytes": np.array([block.bytes for block in known], dtype=np.int64),
-            "device": pd.Categorical([block.device for block in known]),
-            "category": pd.Categorical([block.category for block in known]),
-            "layer": np.array(layers, dtype=np.int64),
-            "name": pd.Series([block.name for block in known], dtype="object"),
-        }
-    )
+def _device_name(kind: int, index: int) -> str:
+    """A device as torch writes it: ``cuda:0``; the CPU has no number."""
+    return "cpu" if kind == 0 else f"{DEVICE_KINDS.get(kind, f'device of type {kind}')}:{max(index, 0)}"
+
+
+def _known(known: Sequence[tuple[int, Known]], places: Mapping[int, int]) -> pd.DataFrame:
+    """The blocks with a known owner, each after the time at which it was found."""
+    rows = [(time, *block[:4], places.get(block.module or 0, MISSING), block.name) for time, block in known]
+    kinds = {"time_ns": "int64", "address": "int64", "bytes": "int64", "device": "category", "category": "category"}
+    return _frame(rows, kinds | {"layer": "int64", "name": "object"})

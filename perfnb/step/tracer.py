@@ -1,10 +1,12 @@
-"""A torch.profiler session, reading its trace, and what tracing costs."""
+"""A torch.profiler session, one at a time, reading its trace, and what tracing costs."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,28 +20,107 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr-defined]
 
-from perfnb.errors import CaptureError, TraceError
+from perfnb.errors import CaptureError, NestedProfilerError, TraceError
 from perfnb.interrupts import InterruptGate
-from perfnb.step.guard import profiler_active
-from perfnb.step.layers import LayerSpans, function_span, others_listen
+from perfnb.step.device import accelerators
+from perfnb.step.layers import LayerSpans, others_listen, profiler_active
 from perfnb.trace import kineto
 from perfnb.trace.columns import MISSING, TraceColumns
-from perfnb.trace_names import DATA_SPAN, STEP_SPAN
+
+#: Most extra nested calls. With hooks, torch calls each module through one more function, so at most twice as many
+#: calls nest; thousands more could overflow the C stack.
+_MOST_ROOM = 3000
+
+_running = threading.Lock()
+_room = threading.Lock()
+_limits: list[int] = []
+
+
+@contextmanager
+def room_to_nest() -> Iterator[None]:
+    """Raise Python's recursion limit, so that a deep model runs here if it runs without perfnb.
+
+    A limit set by the step itself is kept.
+    """
+    with _room:
+        limit = sys.getrecursionlimit()
+        if not _limits:
+            sys.setrecursionlimit(limit + min(limit, _MOST_ROOM))
+        _limits.append(limit)
+    try:
+        yield
+    finally:
+        with _room:
+            own = _limits[0]
+            _limits.pop()
+            if not _limits and sys.getrecursionlimit() == own + min(own, _MOST_ROOM):
+                sys.setrecursionlimit(own)
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Allow one capture at a time.
+
+    Raises
+    ------
+    NestedProfilerError
+        If a capture or a torch profiler is already running. torch's profiler does not nest: the outer one would
+        silently lose its events.
+    """
+    if not _running.acquire(blocking=False):
+        raise NestedProfilerError(
+            "A step is already being profiled, and profilers do not nest: remove the inner %%profile_step or "
+            "profile_step()."
+        )
+    try:
+        if profiler_active() or _profiler_prepared():
+            raise NestedProfilerError(
+                "A torch profiler is already running, and profilers do not nest: stop it before profiling a step."
+            )
+        with room_to_nest():
+            yield
+    finally:
+        _running.release()
+
+
+def _profiler_prepared() -> bool:
+    """Whether a torch profiler is in the warm-up of its schedule, or records another thread.
+
+    torch has no API for this, and a second session would crash the process when the first one ends.
+    """
+    kind = torch.autograd.profiler.profile
+    profilers = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
+    # Both are absent from one that is disabled.
+    return any(getattr(one, "entered", False) and getattr(one, "kineto_results", None) is None for one in profilers)
+
 
 #: What torch's C++ exporter writes for a name outside ASCII.
 _LOST_NAME = "unknown"
+#: Activities of torch's profiler by kind of device; those of a backend that registered itself are PrivateUse1.
+_ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU", "mps": "MPS"}
 _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: remove it from the step."
 
 
 class Tracer:
     """A torch.profiler session, without shapes, which would keep tensors alive.
 
-    `cuda` adds GPU kernels and copies, `stacks` Python calls (at a high cost), `memory` every allocation and free.
+    `devices` adds kernels and copies of the accelerators in use that torch's profiler can record, `stacks` Python calls
+    (at a high cost), `memory` every allocation and free. After an error the events are freed, unless `keeps` returns
+    true for it.
     """
 
-    def __init__(self, *, cuda: bool, stacks: bool = False, memory: bool = False) -> None:
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
-        self._warning = AllocatorWarning() if memory else None
+    def __init__(
+        self,
+        *,
+        devices: bool = False,
+        stacks: bool = False,
+        memory: bool = False,
+        keeps: Callable[[BaseException], bool] = lambda _: False,
+    ) -> None:
+        self._keeps = keeps
+        activities = [ProfilerActivity.CPU, *(device_activities() if devices else ())]
+        # Not tensors, which would be found among the user's.
+        self._blocks = [torch.UntypedStorage(4) for _ in range(_FREES_PER_WARNING if memory else 0)]
         # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
         self._profile: _KinetoProfile | None = _KinetoProfile(
             activities=activities, with_stack=stacks, profile_memory=memory
@@ -51,20 +132,22 @@ class Tracer:
             raise CaptureError(_OWN_PROFILER)  # started in an earlier pass and still running
         with quiet_kineto():
             self._profile.start()
-        if self._warning is not None:
-            self._warning.spend()
+        if self._blocks:
+            _spend_warning(self._blocks)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._profile is not None
         if not profiler_active():
             # A profiler inside the step ended the session; stopping it again would crash torch.
             self._profile = None
-            if exc_info[0] is None:
+            if error is None:
                 raise CaptureError(_OWN_PROFILER)
             return
         with quiet_kineto():
             self._profile.stop()
+        if error is not None and not self._keeps(error):
+            self.close()
 
     def export(self, *, exact: bool = False) -> bytes:
         """The trace as Chrome trace JSON.
@@ -97,14 +180,24 @@ class Tracer:
         self._profile = None
 
 
-def step_span(number: int) -> Any:
-    """The span around a traced step."""
-    return function_span(f"{STEP_SPAN}{number}")
+def device_activities() -> list[ProfilerActivity]:
+    """What torch's profiler can record of the accelerators in use."""
+    wanted = {_activity(accelerator.kind) for accelerator in accelerators()}
+    # Asked only if one is in use: the question itself starts the CUDA driver.
+    supported = torch.profiler.supported_activities() if wanted else ()
+    return [activity for activity in supported if activity in wanted]
 
 
-def data_span(_: str) -> Any:
-    """The span around the wait for a batch."""
-    return function_span(DATA_SPAN)
+def untraced() -> list[str]:
+    """The kinds of accelerators in use whose work torch's profiler cannot record."""
+    recorded = device_activities()
+    kinds = [accelerator.kind for accelerator in accelerators()]
+    return [kind for kind in kinds if _activity(kind) not in recorded]
+
+
+def _activity(kind: str) -> ProfilerActivity | None:
+    # As members: torch renames that of a backend when the backend is named.
+    return getattr(ProfilerActivity, _ACTIVITIES.get(kind, "PrivateUse1"), None)
 
 
 def read_trace(tracer: Tracer) -> TraceColumns:
@@ -120,12 +213,10 @@ def read_trace(tracer: Tracer) -> TraceColumns:
 
 def _decoded(tracer: Tracer) -> TraceColumns:
     trace: TraceColumns | None = None
-    try:
+    with suppress(TraceError):  # a name contains a quote; the slow exporter handles it
         trace = kineto.decode(tracer.export())
         if _LOST_NAME not in trace.names:
             return trace
-    except TraceError:
-        pass  # a name contains a quote; the slow exporter handles it
     try:
         return kineto.decode(tracer.export(exact=True))
     except CaptureError:
@@ -144,51 +235,41 @@ _WARNING = b"allocated before the profiling started"
 @contextmanager
 def quiet_kineto() -> Iterator[None]:
     """Keep Kineto's log lines out of the notebook's output; a level set by the user is kept."""
-    before = os.environ.get(_LOG_LEVEL)
-    if before is None:
+    own = _LOG_LEVEL not in os.environ
+    if own:
         os.environ[_LOG_LEVEL] = "99"
     try:
         yield
     finally:
-        if before is None:
+        if own:
             os.environ.pop(_LOG_LEVEL, None)
 
 
-class AllocatorWarning:
-    """Triggers the CPU allocator's warning about blocks from before the session where nobody sees it.
+def _spend_warning(blocks: list[torch.UntypedStorage]) -> None:
+    """Trigger the CPU allocator's warning about blocks from before the session where nobody sees it.
 
     In a session that records memory, the first of each thousand freed blocks from before it writes a line to standard
     error. Own blocks are freed, with standard error redirected, until that line appears; the next thousand frees of the
     user's step are then silent. The remaining blocks must live as long as the session.
     """
-
-    def __init__(self) -> None:
-        # Not tensors, which would be found among the user's.
-        self._blocks = [torch.UntypedStorage(4) for _ in range(_FREES_PER_WARNING)]
-
-    def spend(self) -> None:
-        """Free the blocks; call this after the session has started."""
-        try:
-            with tempfile.TemporaryFile() as sink:
-                self._spend_into(sink.fileno())
-                sink.seek(0)
-                other = b"".join(line for line in sink if _WARNING not in line)
-        except OSError:  # no standard error, or no temporary file: the line is shown
-            return
-        if other:
-            os.write(_STDERR, other)
-
-    def _spend_into(self, sink: int) -> None:
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stderr.flush()
-        kept = os.dup(_STDERR)
-        try:
-            os.dup2(sink, _STDERR)
-            while self._blocks and os.fstat(sink).st_size == 0:
-                self._blocks.pop()
-        finally:
-            os.dup2(kept, _STDERR)
-            os.close(kept)
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
+    try:
+        with tempfile.TemporaryFile() as sink:
+            kept = os.dup(_STDERR)
+            try:
+                os.dup2(sink.fileno(), _STDERR)
+                while blocks and os.fstat(sink.fileno()).st_size == 0:
+                    blocks.pop()
+            finally:
+                os.dup2(kept, _STDERR)
+                os.close(kept)
+            sink.seek(0)
+            other = b"".join(line for line in sink if _WARNING not in line)
+    except OSError:  # no standard error, or no temporary file: the line is shown
+        return
+    if other:
+        os.write(_STDERR, other)
 
 
 _REPEATS, _BLOCKS = 100, 7

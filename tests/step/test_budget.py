@@ -15,7 +15,7 @@ from torch import nn
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.profile.report_data import report_data
+from perfnb.profile.report import report_data
 from perfnb.step.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan
 from perfnb.step.ceilings import measure_ceilings
 from tests.fake_clock import FakeClock

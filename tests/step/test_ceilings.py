@@ -257,12 +257,3 @@ def test_the_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert cache_folder() == Path("/some/one/.cache/perfnb")
     monkeypatch.setattr("sys.platform", "darwin")
     assert cache_folder() == Path("/some/one/Library/Caches/perfnb")
-
-
-@pytest.mark.gpu
-def test_a_gpus_ceilings_are_those_of_a_gpu() -> None:
-    found = measure_ceilings(["float32", "bfloat16"], "cuda")
-
-    assert found["device"] == torch.cuda.get_device_name()
-    assert found["flops_per_s"]["bfloat16"] > found["flops_per_s"]["float32"] > 1e11
-    assert found["bytes_per_s"] > 5e10

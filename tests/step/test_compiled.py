@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import perfnb
-from perfnb.step.live_objects import storages
+from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
 from tests.step.timed import traced_ms
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.step.guard import room_to_nest
+from perfnb.step.tracer import room_to_nest
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 X = torch.ones(2, 4)

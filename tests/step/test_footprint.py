@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from perfnb.step.process_memory import Footprint, _malloc_trim
+from perfnb.step.memory import _malloc_trim, footprint
 
 MIB = 2**20
 HOLDS = 64 * MIB
@@ -26,14 +26,14 @@ class _Ring:
 #: Many small blocks with one kept at the top: without a trim the freed ones would stay resident.
 KEEPS_ONE = f"""
 import numpy as np
-from perfnb.step.process_memory import Footprint
-with Footprint() as footprint:
-    before = footprint.read()
+from perfnb.step.memory import footprint
+with footprint() as read:
+    before = read()
     blocks = [np.ones(4096) for _ in range({HOLDS} // (4096 * 8))]
     top = np.ones(4096)
-    held = footprint.read()
+    held = read()
     del blocks
-    print(held - before, footprint.read() - before)
+    print(held - before, read() - before)
 """
 
 
@@ -49,17 +49,17 @@ def test_what_is_kept_shows_and_what_was_freed_does_not() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("thawed")
 def test_reference_cycles_are_collected() -> None:
-    with Footprint() as footprint:
-        before = footprint.read()
+    with footprint() as read:
+        before = read()
         _Ring()
-        assert footprint.read() - before < HOLDS / 2
+        assert read() - before < HOLDS / 2
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left", "thawed")
 def test_the_collector_is_left_as_it_was() -> None:
     frozen, on = gc.get_freeze_count(), gc.isenabled()
-    with pytest.raises(KeyboardInterrupt), Footprint():
+    with pytest.raises(KeyboardInterrupt), footprint():
         raise KeyboardInterrupt
     assert (gc.get_freeze_count(), gc.isenabled()) == (frozen, on)
 
@@ -70,8 +70,8 @@ def test_what_a_user_froze_stays_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with Footprint() as footprint:
-            footprint.read()
+        with footprint() as read:
+            read()
         # A few of what was frozen may end meanwhile, in other threads.
         assert frozen - 100 < gc.get_freeze_count() <= frozen
     finally:

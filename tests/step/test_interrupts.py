@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import perfnb
 from perfnb.errors import NestedProfilerError
 from perfnb.interrupts import InterruptGate, loses_exceptions
-from perfnb.step.guard import exclusive, profiler_active
-from perfnb.step.layers import LayerSpans
+from perfnb.step.layers import LayerSpans, profiler_active
+from perfnb.step.tracer import exclusive
 from tests.step.models import EVERY_PASS, three_linears, training_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
-from perfnb.step.parts import name_of_batches, named_parts
+from perfnb.step.namespace import name_of_batches, named_parts
 
 train_batches = [torch.zeros(2, 4)]
 

@@ -83,7 +83,7 @@ def assert_adds_up(p: perfnb.Profile) -> None:
 
 def test_spans_end_while_another_thread_is_in_a_module() -> None:
     held = Held()
-    tracer = Tracer(cuda=False)
+    tracer = Tracer()
 
     with tracer:
         with LayerSpans() as spans, inside(held):
@@ -99,7 +99,7 @@ def test_spans_end_while_another_thread_is_in_a_module() -> None:
 def test_spans_begin_while_another_thread_is_in_a_module() -> None:
     held = Held()
     outer = nn.Sequential(held, nn.ReLU())
-    tracer = Tracer(cuda=False)
+    tracer = Tracer()
     thread = threading.Thread(target=outer, args=(X,))
 
     with tracer:
