@@ -1,14 +1,16 @@
-"""Hours of readings in bounded memory: the older they are, the longer the time that a row stands for.
+"""What the kernel keeps: readings, marks that name stretches of time, and the words for throttling.
 
-This thinning bounds the kernel's memory over a day. The other two have other limits: `perfnb.watching.points` fits what
-is left into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
+Hours of readings fit in bounded memory: the older they are, the longer the time that a row stands for. This thinning
+bounds the kernel's memory over a day. The other two have other limits: `perfnb.watching.charts.thinned` fits what is
+left into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TypedDict
+from copy import deepcopy
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +62,7 @@ class History:
     def exact(self) -> dict[str, dict[str, Exact]]:
         """Figures over every reading, joined or not, by device and metric."""
         with self._lock:
-            return {device: table.exact() for device, table in self._tables.items()}
+            return {device: deepcopy(table.figures) for device, table in self._tables.items()}
 
     def unlock_in_child(self) -> None:
         """Replace the lock, which a thread that a forked process lacks may hold."""
@@ -95,27 +97,19 @@ class _Table:
                 self.rows = larger
             else:
                 self._coarsen()
-        self._count(values, own["window_s"])
-        row = [own[name] for name in _OWN[:-1]]
-        row += [1.0]
-        row += [np.nan if (value := values.get(name)) is None else value for name in self.names[len(_OWN) :]]
-        self.rows[self.length] = row
+        self._count(values, max(0.0, np.nan_to_num(own["window_s"])))
+        known = [np.nan if (value := values.get(name)) is None else value for name in self.names[len(_OWN) :]]
+        self.rows[self.length] = [*(own[name] for name in _OWN[:-1]), 1.0, *known]
         self.length += 1
 
-    def exact(self) -> dict[str, Exact]:
-        return {metric: figures.copy() for metric, figures in self.figures.items()}
-
     def _count(self, values: Mapping[str, float | None], window_s: float) -> None:
-        window = window_s if window_s > 0 else 0.0
         for metric, value in values.items():
             if value is None or metric in _BITS:
                 continue
-            figures = self.figures.get(metric)
-            if figures is None:
-                figures = self.figures[metric] = Exact(max=value, integral=0.0, known_s=0.0, readings=0)
+            figures = self.figures.setdefault(metric, Exact(max=value, integral=0.0, known_s=0.0, readings=0))
             figures["max"] = max(figures["max"], value)
-            figures["integral"] += value * window
-            figures["known_s"] += window
+            figures["integral"] += value * window_s
+            figures["known_s"] += window_s
             figures["readings"] += 1
 
     def columns(self) -> dict[str, Floats]:
@@ -169,3 +163,92 @@ def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
             either = (bits[:, 0] | bits[:, 1]).astype(np.float64)
             joined[:, place] = np.where(known[:, :, place].any(axis=1), either, np.nan)
     return joined
+
+
+#: Marks to keep; beyond that, the oldest that have ended are dropped.
+MOST_MARKS = 10_000
+
+
+class Mark(NamedTuple):
+    """A named interval; `end_s` is ``None`` while it lasts, `depth` counts the marks around it."""
+
+    name: str
+    depth: int
+    start_s: float
+    end_s: float | None
+
+
+class Marks:
+    """The marks of a watch.
+
+    Attributes
+    ----------
+    dropped : int
+        How many were dropped because there were too many.
+    changes : int
+        Grows whenever a mark starts or ends.
+    """
+
+    def __init__(self) -> None:
+        self.dropped, self.changes = 0, 0
+        self._ended: list[Mark] = []
+        self._open: dict[int, Mark] = {}
+        self._next = 0
+        self._lock = threading.RLock()
+
+    def start(self, name: str, now_s: float) -> int:
+        """Start a mark inside those that are open; returns the number to end it with."""
+        with self._lock:
+            self._next += 1
+            self.changes += 1
+            self._open[self._next] = Mark(name, len(self._open), now_s, None)
+            return self._next
+
+    def end(self, number: int, now_s: float) -> None:
+        """End a mark; does nothing if it has already ended."""
+        with self._lock:
+            mark = self._open.pop(number, None)
+            if mark is None:
+                return
+            self.changes += 1
+            self._ended.append(mark._replace(end_s=now_s))
+            if len(self._ended) > MOST_MARKS:
+                fewer = MOST_MARKS // 2
+                self.dropped += len(self._ended) - fewer
+                del self._ended[:-fewer]
+
+    def end_all(self, now_s: float) -> None:
+        """End all marks."""
+        with self._lock:
+            for number in sorted(self._open, reverse=True):
+                self.end(number, now_s)
+
+    def all(self, latest: int | None = None) -> list[Mark]:
+        """The marks by start time, outer ones first; with `latest`, only that many of those that ended."""
+        with self._lock:
+            marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
+        return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))
+
+
+#: NVML's bits, except those that slow nothing down: 1 (the GPU is idle) and 2 (someone set the clock).
+_WORDS = {
+    0x004: "SwPowerCap",
+    0x008: "HwSlowdown",
+    0x010: "SyncBoost",
+    0x020: "SwThermalSlowdown",
+    0x040: "HwThermalSlowdown",
+    0x080: "HwPowerBrakeSlowdown",
+    0x100: "DisplayClockSetting",
+    0x200: "BoardLimit",
+    0x400: "Reliability",
+}
+_HARMLESS = 0x001 | 0x002
+
+
+def throttle_words(bits: int) -> list[str]:
+    """Names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
+
+    An idle GPU and a clock that someone set are not reasons. ``Other`` stands for bits newer than this list.
+    """
+    other = bits & ~(sum(_WORDS) | _HARMLESS)
+    return sorted([word for bit, word in _WORDS.items() if bits & bit] + ["Other"] * bool(other))

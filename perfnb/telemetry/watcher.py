@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
+import msgspec
+
+from perfnb import quantities as fmt
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
-from perfnb.telemetry import torch_devices
 from perfnb.telemetry.history import History
-from perfnb.telemetry.launch import SamplerProcess
+from perfnb.telemetry.sampler import MODULE
 
 _START_S = 20.0
 #: torch's allocator is read when a reading arrives; a reading that waited longer than this is no longer simultaneous.
@@ -140,7 +151,9 @@ class Watcher:
         if not ready or not self._facts:
             process.end()
             with gate.opened():  # an interrupt that arrived takes precedence
-                raise CaptureError(f"The sampler's process sent no reading: {process.last_words()}.")
+                raise CaptureError(
+                    f"The sampler's process sent no reading: {process.last_words() or 'it printed nothing'}."
+                )
 
     def _take(self, message: dict[str, Any] | None) -> None:
         """Take in a message from the sampler; ``None`` when it has ended."""
@@ -148,8 +161,7 @@ class Watcher:
             self._ended_ns = time.perf_counter_ns()
             process = self._process
             if process is not None and not process.asked_to_end and self._facts:
-                said = process.last_words("")
-                why = f": {said}" if said else ""
+                why = f": {said}" if (said := process.last_words()) else ""
                 self.notes.append(f"The sampler ended by itself after {self._ticks} readings{why}.")
                 self._hand_on([])
             self._ready.set()
@@ -165,9 +177,10 @@ class Watcher:
             self.notes.append(message["note"])
 
     def _take_rows(self, message: dict[str, Any]) -> None:
-        if not self._by_torch and (names := torch_devices.names(list(self._names))):
+        if not self._by_torch and (names := _torch_names(list(self._names))):
             self.renamed += names != self._names
             self._names, self._by_torch = names, True
+            self.notes += _memory_doubts(self._facts, names)
         self._ticks += 1
         self._missed += message["missed"]
         self._unsent += message.get("unsent", 0)
@@ -178,7 +191,7 @@ class Watcher:
         for key, before, after, values in message["rows"]:
             if key in self._names:
                 simultaneous = time.perf_counter_ns() - after < _SIMULTANEOUS_NS
-                values |= torch_devices.allocator(self._names[key], ask=self._by_torch and simultaneous)
+                values |= _torch_memory(self._names[key], ask=self._by_torch and simultaneous)
             last = self._last_ns.get(key)
             window = None if last is None else (before - last) / 1e9
             self._last_ns[key] = before
@@ -234,3 +247,230 @@ def _forget_all_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all_in_child)
+
+
+#: What it runs. Modules come from where this process has its own, never from the folder of a notebook or script.
+_BOOT = (
+    "import sys, json, warnings; config = json.loads(sys.argv[1]); sys.path[:] = config['path']; "
+    f"warnings.simplefilter('ignore'); from {MODULE} import main; main(config)"
+)
+_STOP_S = 5.0
+
+#: A weak reference, followed each time, to what is called with each message and with ``None`` at the end.
+Taker = Callable[[], Callable[[dict[str, Any] | None], None] | None]
+
+
+class SamplerProcess:
+    """A running sampler.
+
+    Parameters
+    ----------
+    interval_s : float
+        Seconds between readings.
+    taker : callable
+        Returns what a thread calls with each message, or ``None`` when nobody listens any more.
+
+    Raises
+    ------
+    CaptureError
+        If it cannot be started.
+    """
+
+    def __init__(self, interval_s: float, taker: Taker) -> None:
+        self.asked_to_end = False
+        self._words: list[str] = []
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread
+        config = {
+            "path": _path(),
+            "interval_s": interval_s,
+            "parent": os.getpid(),
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "hip_visible": os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")),
+        }
+        try:
+            with _interrupts_blocked():
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-s", "-S", "-c", _BOOT, json.dumps(config)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    bufsize=0,
+                )
+        except OSError as error:
+            errors.close()
+            raise CaptureError(f"The sampler's process cannot be started: {error}.") from error
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        _enlarge(self.process.stdout)
+        self._finalizer = weakref.finalize(self, _close, self.process.stdin)
+        self._finalizer.atexit = False
+        self.thread = threading.Thread(
+            target=_receive, args=(self.process, errors, self._words, taker), name="perfnb-watch", daemon=True
+        )
+        self.thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more messages will come."""
+        return not self.thread.is_alive()
+
+    def end(self) -> None:
+        """Ask for a last reading and wait for the end; kill it if it does not end."""
+        self.asked_to_end = True
+        until = time.monotonic() + _STOP_S
+        assert self.process.stdin is not None
+        with suppress(OSError, ValueError):  # it ended by itself
+            self.process.stdin.write(b"stop\n")
+        self._finalizer()
+        self.thread.join(max(0.0, until - time.monotonic()))
+        if self.thread.is_alive():
+            self.process.kill()
+            self.thread.join(_STOP_S)
+
+    def last_words(self) -> str:
+        """The last line it printed to stderr, if any; known after its end."""
+        return "".join(self._words)
+
+    def forget_in_child(self) -> None:
+        """Release it in a forked process, which is not its parent."""
+        self._finalizer.detach()
+        self.process.returncode = 0
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started in here ignore interrupts, which a terminal sends to all of its processes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _receive(process: subprocess.Popen[bytes], errors: IO[bytes], words: list[str], taker: Taker) -> None:
+    """Hand on messages until the sampler ends; the thread holds nothing that could keep a watch alive."""
+    assert process.stdout is not None
+    pipe, rest = process.stdout.fileno(), b""
+    while chunk := os.read(pipe, 1 << 20):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            _hand(taker, msgspec.json.decode(line))
+    errors.seek(0)
+    words += errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    errors.close()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for end in (process.stdin, process.stdout):
+        if end is not None:
+            end.close()
+    _hand(taker, None)
+
+
+def _hand(taker: Taker, message: dict[str, Any] | None) -> None:
+    if (take := taker()) is not None:
+        take(message)
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with suppress(OSError):
+        pipe.close()
+
+
+def _path() -> list[str]:
+    """Where modules come from: Python's own and those that the sampler needs, before any of the user's."""
+    own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
+    here = str(Path(__file__).resolve().parents[2])
+    found = [find_spec(name) for name in ("psutil", "msgspec")]
+    homes = [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin]
+    given = [str(entry) for entry in sys.path if entry]
+    dynamic = [entry for entry in given if entry.endswith("lib-dynload")]
+    return list(dict.fromkeys([*own, *dynamic, *homes, here, *given]))
+
+
+def _enlarge(pipe: Any) -> None:
+    """Make room for readings that arrive while this process holds the interpreter lock."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
+    except (ImportError, AttributeError, OSError):
+        pass  # the sampler keeps what does not fit
+
+
+#: Metrics of torch's allocator, and their keys in its statistics.
+_ALLOCATOR = {"torch_allocated_bytes": "allocated_bytes", "torch_reserved_bytes": "reserved_bytes"}
+
+
+def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
+    """``gpu0`` and so on by UUID, in torch's order; GPUs that torch does not know come last.
+
+    ``None`` while torch does not use CUDA, or if it does not report UUIDs. `uuids` are NVML's: ``GPU-8f...``.
+    """
+    cuda = _cuda() if uuids else None
+    if cuda is None:
+        return None
+    try:
+        own = [_bare(str(cuda.get_device_properties(index).uuid).lower()) for index in range(cuda.device_count())]
+    except Exception:  # an old torch or driver: the order of the environment variable stands
+        return None
+    places = {uuid: place for place, uuid in enumerate(own)}
+    known = {uuid: places[bare] for uuid in uuids if (bare := _bare(uuid.lower().partition("-")[2])) in places}
+    if not known:
+        return None
+    free = iter(range(len(own), len(own) + len(uuids)))
+    return {uuid: f"gpu{known[uuid] if uuid in known else next(free)}" for uuid in uuids}
+
+
+def _bare(uuid: str) -> str:
+    """A UUID's hexadecimal digits; torch for ROCm writes the codes of their characters instead."""
+    digits = uuid.replace("-", "")
+    with suppress(ValueError):
+        characters = bytes.fromhex(digits).decode()
+        int(characters, 16)
+        return characters
+    return digits
+
+
+def _memory_doubts(facts: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> list[str]:
+    """GPUs whose memory is of another size for the driver than for torch: its readings may be in another unit."""
+    cuda, notes = _cuda(), []
+    for key, name in names.items():
+        said = facts.get(key, {}).get("memory_bytes")
+        with suppress(Exception):  # a GPU that torch does not see
+            own = cuda.get_device_properties(int(name.removeprefix("gpu"))).total_memory
+            if said and own and not 0.8 < said / own < 1.25:
+                notes.append(
+                    f"{name}: the driver says that it has {fmt.size(said)} of memory, torch says {fmt.size(own)}: its "
+                    "memory readings may be in another unit."
+                )
+    return notes
+
+
+def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
+    """What torch's allocator holds on a device (``gpu0``); unknown if `ask` is false or torch cannot tell."""
+    cuda = _cuda() if ask else None
+    values: dict[str, float | None] = dict.fromkeys(_ALLOCATOR)
+    if cuda is None:
+        return values
+    try:
+        statistics = cuda.memory_stats_as_nested_dict(int(device.removeprefix("gpu")))
+        return {metric: float(statistics[name]["all"]["current"]) for metric, name in _ALLOCATOR.items()}
+    except Exception:  # a device that torch does not see, or another allocator
+        return values
+
+
+def _cuda() -> Any:
+    """torch's CUDA module, if torch is loaded and has initialised CUDA; asking loads and starts nothing."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    try:
+        # Not is_available(), which initialises the driver: a process forked after that could not use the GPU.
+        return cuda if cuda is not None and cuda.is_initialized() else None
+    except Exception:  # torch may be half loaded
+        return None

@@ -1,4 +1,4 @@
-"""The charts of a watch, and the lines in each."""
+"""The charts of a watch, the lines in each, and the points of a line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,17 @@ _KINDS: Mapping[str, _Kind] = {
         {"busy_percent": ""},
         ("gpu",),
         "share of the driver's last 1/6 to 1 s in which any kernel ran, not how full the GPU was",
+    ),
+    "counters": _Kind(
+        "GPU hardware counters",
+        "percent",
+        {
+            "sm_active_percent": "multiprocessors",
+            "tensor_active_percent": "Tensor Cores",
+            "dram_active_percent": "memory bandwidth",
+        },
+        ("gpu",),
+        "measured shares of what the chip can do; from Hopper on",
     ),
     "gpu-memory": _Kind(
         "GPU memory",
@@ -124,10 +137,11 @@ def charts_of(
 
 def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
     """The columns that charts draw, by device."""
-    columns: dict[str, dict[str, None]] = {}
+    columns: dict[str, list[str]] = {}
     for line in (line for chart in charts for line in chart.lines):
-        columns.setdefault(line.device, {})[line.column] = None
-    return {device: list(own) for device, own in columns.items()}
+        if line.column not in columns.setdefault(line.device, []):
+            columns[line.device].append(line.column)
+    return columns
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -138,25 +152,22 @@ def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mapping[str, Mapping[str, Any]]) -> Chart:
     members = [device for group in kind.on for device in devices if device.rstrip("0123456789") == group]
-    lines = tuple(
-        Line(device, column, _word(device, word, len(members)))
-        for device in members
-        for column, word in kind.columns.items()
-        if column in found.get(device, ()) and not _idle_cgroup(device, column, devices[device])
-    )
+    lines = []
+    for device in members:
+        name = device_word(device, {})
+        for column, word in kind.columns.items():
+            if column in found.get(device, ()) and not _idle_cgroup(device, column, devices[device]):
+                lines.append(
+                    Line(device, column, name if not word else word if len(members) == 1 else f"{name} {word}")
+                )
     ceiling, word = _ceiling(kind, members, devices)
-    return Chart(key, kind.title, kind.unit, lines, kind.note, ceiling, word)
+    return Chart(key, kind.title, kind.unit, tuple(lines), kind.note, ceiling, word)
 
 
 def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
     """Whether the cgroup has no limit on this, so that its line would only repeat others."""
     limit = "memory_limit_bytes" if column == "memory_bytes" else "cpu_limit"
     return device == "cgroup" and facts.get(limit) is None
-
-
-def _word(device: str, word: str, members: int) -> str:
-    name = device_word(device, {})
-    return name if not word else word if members == 1 else f"{name} {word}"
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
@@ -171,3 +182,61 @@ def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[
     if limit is not None and (most is None or limit < most):
         return factor * limit, "cgroup limit"
     return (None, "") if most is None else (factor * most, _CEILINGS[kind.limit])
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of the lines of one device: means over a few readings each, with gaps where nothing was read."""
+
+    t_s: Floats
+    broken: NDArray[np.bool_]  # whether there is a gap before a point
+    values: Mapping[str, Floats]  # by column; `nan` if nothing was read; no columns without a reading
+
+
+def thinned(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: int, latest: int = 0) -> Points:
+    """At most about `most` points for the readings of one device.
+
+    `own` are the device's rows of ``samples``, in order and at least one. The `latest` readings, but at most half of
+    `most`, keep a point of their own.
+    """
+    t, readings = own["t_s"].to_numpy(float), own["readings"].to_numpy(float, na_value=1.0)
+    window = own["window_s"].to_numpy(float, na_value=np.nan)
+    window = np.where(window > 0, window, readings * interval_s)
+    apart = (1.5 + np.maximum(readings[1:], readings[:-1])) * interval_s
+    gaps = np.append(False, np.diff(t) > apart)
+    group = _groups(gaps, most, latest)
+    count = int(group[-1]) + 1
+    first = np.searchsorted(group, np.arange(count))
+    found = {}
+    for name in columns:
+        values = own[name].to_numpy(float, na_value=np.nan)
+        if np.isfinite(values).any():
+            found[name] = _means(values, window if name.endswith("_per_s") else readings, group, count)
+    return Points(_means(t, readings, group, count), gaps[first], found)
+
+
+def _groups(gaps: NDArray[np.bool_], most: int, latest: int) -> NDArray[np.int_]:
+    """The point for each reading: the newest on their own, the older ones in groups as large as needed."""
+    count = len(gaps)
+    if count <= most:
+        return np.arange(count)
+    latest = min(latest, most // 2)
+    old = count - latest
+    together = -(-old // (most - latest))
+    place = np.arange(old)
+    started = np.maximum.accumulate(np.where(gaps[:old], place, 0))
+    starts = (place - started) % together == 0
+    if starts.sum() > 1.5 * (most - latest):  # more gaps than can be drawn
+        starts = place % together == 0
+    return np.cumsum(np.append(starts, np.full(latest, True))) - 1
+
+
+def _means(values: Floats, weights: Floats, group: NDArray[np.int_], count: int) -> Floats:
+    known = np.isfinite(values)
+    weight = np.bincount(group[known], weights[known], count)
+    total = np.bincount(group[known], (values * weights)[known], count)
+    means: Floats = np.divide(total, weight, out=np.full(count, np.nan), where=weight > 0)
+    return means

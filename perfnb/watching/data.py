@@ -12,8 +12,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.recording.schema import METRICS, conform
-from perfnb.watching.charts import Chart, charts_of, columns_of
-from perfnb.watching.points import thinned
+from perfnb.watching.charts import Chart, Line, charts_of, columns_of, thinned
 
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
@@ -39,6 +38,9 @@ METRIC_WORDS: dict[str, tuple[str, str]] = {
     "memory_clock_mhz": ("memory clock", "megahertz"),
     "pcie_receive_bytes_per_s": ("PCIe to the GPU", "bytes_per_s"),
     "pcie_send_bytes_per_s": ("PCIe from the GPU", "bytes_per_s"),
+    "sm_active_percent": ("multiprocessors active", "percent"),
+    "tensor_active_percent": ("Tensor Cores active", "percent"),
+    "dram_active_percent": ("memory bandwidth in use", "percent"),
 }
 TABLE_HEADS = ("median", "95th percentile", "maximum", "total")
 TOO_FEW = "too few readings"
@@ -73,11 +75,15 @@ def table_rows(summary: MachineSummary) -> list[list[str]]:
     """Device, metric, and the figures of `TABLE_HEADS`; empty if a figure has no meaning."""
     rows = []
     for row in summary.table.reset_index().to_dict("records"):
-        device, metric = str(row["device"]), str(row["metric"])
-        word, unit = METRIC_WORDS.get(metric, (metric, ""))
-        name = escape.plain(summary.words.get(device, device), 60)
+        names, unit = _named(summary, row["device"], row["metric"])
         figures = ["" if unit == "joules" else fmt.reading(row[column], unit) for column in ("median", "p95", "max")]
-        rows.append([name, word, *figures, _total(row, unit)])
+        total = ""
+        if unit == "joules":
+            uncertainty = "" if pd.isna(row["uncertainty"]) else f" ± {fmt.reading(row['uncertainty'], unit)}"
+            total = fmt.reading(row["total"], unit) + uncertainty
+        elif unit == "bytes_per_s":
+            total = fmt.reading(row["total"], "bytes")
+        rows.append([*names, *figures, total])
     return rows
 
 
@@ -86,27 +92,22 @@ def phase_rows(summary: MachineSummary, steps: StepsWatched) -> tuple[list[str],
 
     Phases and metrics without any figure are left out.
     """
-    if not len(steps.by_phase):
-        return [], []
-    frame = steps.by_phase if "phase" in steps.by_phase.columns else steps.by_phase.reset_index()
-    phases = list(dict.fromkeys(map(str, frame["phase"])))
+    means = steps.by_phase["mean"]
+    means = means[np.isfinite(means.to_numpy(float, na_value=np.nan))]
+    seen = set(means.index.get_level_values("phase"))
+    phases = [name for name in steps.by_phase.index.unique("phase") if name in seen]
     rows: list[list[str | None]] = []
-    for (device, metric), own in frame.groupby(["device", "metric"], sort=False, observed=True):
-        word, unit = METRIC_WORDS.get(str(metric), (str(metric), ""))
-        means = dict(zip(map(str, own["phase"]), own["mean"], strict=True))
-        shown = [None if fmt.known(means.get(name)) is None else fmt.reading(means[name], unit) for name in phases]
-        if unit != "joules" and any(shown):
-            rows.append([escape.plain(summary.words.get(str(device), str(device)), 60), word, *shown])
-    known = [any(row[2 + place] for row in rows) for place in range(len(phases))]
-    kept = [[*row[:2], *(cell for cell, some in zip(row[2:], known, strict=True) if some)] for row in rows]
-    return [name for name, some in zip(phases, known, strict=True) if some], kept
+    for (device, metric), own in means.groupby(["device", "metric"], sort=False):
+        names, unit = _named(summary, device, metric)
+        known = own.droplevel(["device", "metric"])
+        rows.append([*names, *(fmt.reading(known[name], unit) if name in known else None for name in phases)])
+    return phases, rows
 
 
-def _total(row: Mapping[Any, Any], unit: str) -> str:
-    total, uncertainty = row["total"], row["uncertainty"]
-    if unit == "joules":
-        return fmt.reading(total, unit) + ("" if pd.isna(uncertainty) else f" ± {fmt.reading(uncertainty, unit)}")
-    return fmt.reading(total, "bytes") if unit == "bytes_per_s" else ""
+def _named(summary: MachineSummary, device: object, metric: object) -> tuple[list[str], str]:
+    """The names of a device and a metric, and its unit."""
+    word, unit = METRIC_WORDS.get(str(metric), (str(metric), ""))
+    return [escape.plain(summary.words.get(str(device), str(device)), 60), word], unit
 
 
 #: Limits on the points of a line, and on the numbers in the whole history.
@@ -129,7 +130,7 @@ def watch_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
     `view_id` links the live panel to its static twin; `wanted` are the keys of the charts to draw, all by default.
     """
     charts = _possible(summary, wanted) if summary.running else summary.charts
-    marks = _marks(summary.marks)
+    marks = [mark_data(*row) for row in summary.marks[["name", "depth", "start_s", "end_s"]].itertuples(index=False)]
     return {
         "id": view_id,
         "state": "running" if summary.running else "stopped",
@@ -137,7 +138,7 @@ def watch_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
         "duration_s": round(float(summary.duration_s), 3),
         "facts": watch_facts(summary),
         "words": {device: escape.plain(word, 60) for device, word in summary.words.items()},
-        "charts": [_chart(chart) for chart in charts],
+        "charts": [asdict(chart) | {"lines": [_line(line) for line in chart.lines]} for chart in charts],
         "history": _history(summary, charts),
         "marks": marks[-MOST_MARKS:],
         "marks_left_out": max(0, len(marks) - MOST_MARKS),
@@ -171,9 +172,8 @@ def _possible(summary: MachineSummary, wanted: Sequence[str] | None) -> tuple[Ch
     return charts_of(conform(everything, "samples"), summary.facts, wanted)
 
 
-def _chart(chart: Chart) -> dict[str, Any]:
-    lines = [{**asdict(line), "word": escape.plain(line.word, 60)} for line in chart.lines]
-    return {**asdict(chart), "lines": lines}
+def _line(line: Line) -> dict[str, str]:
+    return asdict(line) | {"word": escape.plain(line.word, 60)}
 
 
 def _history(summary: MachineSummary, charts: Iterable[Chart]) -> dict[str, Any]:
@@ -202,29 +202,23 @@ def _device(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: 
     }
 
 
-def _marks(marks: pd.DataFrame) -> list[list[Any]]:
-    rows = zip(*(marks[name] for name in ("name", "depth", "start_s", "end_s")), strict=True)
-    return [mark_data(str(name), depth, start, end) for name, depth, start, end in rows]
-
-
 def _steps(summary: MachineSummary, steps: StepsWatched) -> dict[str, Any]:
     measured_first = steps.phases.sort_values(["placed", "start_s"], kind="stable")
     stretches = measured_first.head(MOST_STRETCHES).sort_values("start_s", kind="stable")
-    used = list(dict.fromkeys(map(str, stretches["phase"])))
+    places, used = pd.factorize(stretches["phase"])
     phases, rows = phase_rows(summary, steps)
-    starts = [round(1e6 * float(start)) for start in stretches["start_s"]]
-    ends = [round(1e6 * float(end)) for end in stretches["end_s"]]
+    starts, ends = (np.rint(1e6 * stretches[name].to_numpy(float)).astype("int64") for name in ("start_s", "end_s"))
     return {
         "passes": [
-            [fmt.PASS_WORDS.get(str(row[0]), escape.plain(row[0], 60)), float(row[1]), float(row[2]), int(row[3])]
-            for row in zip(*(steps.passes[name] for name in ("pass", "start_s", "end_s", "steps")), strict=True)
+            [fmt.PASS_WORDS.get(str(name), escape.plain(name, 60)), float(start), float(end), int(count)]
+            for name, start, end, count in steps.passes.itertuples(index=False)
         ],
         "phases": [_phase(name) for name in used],
         "stretches": {
-            "phase": [used.index(str(name)) for name in stretches["phase"]],
-            "start": np.diff(np.array(starts, dtype="int64"), prepend=0).tolist(),
-            "us": [end - start for start, end in zip(starts, ends, strict=True)],
-            "placed": [int(bool(placed)) for placed in stretches["placed"]],
+            "phase": places.tolist(),
+            "start": np.diff(starts, prepend=0).tolist(),
+            "us": (ends - starts).tolist(),
+            "placed": stretches["placed"].astype(int).tolist(),
             "left_out": len(steps.phases) - len(stretches),
         },
         "by_phase": {"phases": [_phase(name) for name in phases], "rows": rows},

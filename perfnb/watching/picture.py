@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import numpy as np
 from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.picture import GROUND, INK, LINE, QUIET, bare
-from perfnb.watching.charts import columns_of
-from perfnb.watching.points import Points, thinned
+from perfnb.watching.charts import Points, columns_of, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,13 +39,6 @@ _LEAST_TOP = {
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400)
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (7, 2, 1, 2)), (0, (10, 2)), (0, (2.5, 1.5)))
 _SHADES = ("#33373d", "#6e757d", "#4f565e", "#8a9199")
-
-
-@dataclass(frozen=True)
-class _Look:
-    colour: str
-    width: float
-    dashes: Any
 
 
 def inches(summary: MachineSummary, bands: Sequence[Band]) -> tuple[float, float]:
@@ -100,8 +91,10 @@ def _chart(
         own = points[line.device]
         look, values = _look(chart, line), own.values[line.column]
         most = max(most, float(np.nanmax(values)))
-        axes.plot(*_apart(own, values), color=look.colour, linewidth=look.width, linestyle=look.dashes)
-        _dots(axes, own, values, look)
+        holes = np.flatnonzero(own.broken)
+        axes.plot(np.insert(own.t_s, holes, own.t_s[holes]), np.insert(values, holes, np.nan), **look)
+        alone = _alone(own, values)
+        axes.plot(own.t_s[alone], values[alone], linestyle="none", marker="o", markersize=2, color=look["color"])
     top, ticks, near = _axis(chart, most)
     for _, _, first, last in [band for band in bands if band[1] == 0][:_MOST_BANDS]:
         axes.axvspan(first, last, color=_DEEPER, linewidth=0, zorder=0)
@@ -121,10 +114,10 @@ def _words(axes: Axes, chart: Chart) -> None:
     """The title, the legend and the ceiling."""
     from matplotlib.lines import Line2D
 
-    looks = [(line, _look(chart, line)) for line in chart.lines[:_MOST_WORDS]]
-    handles = [Line2D([], [], color=look.colour, linewidth=look.width, linestyle=look.dashes) for _, look in looks]
-    words = [escape.chart(line.word, 30) for line, _ in looks]
-    left = len(chart.lines) - len(looks)
+    lines = chart.lines[:_MOST_WORDS]
+    handles = [Line2D([], [], **_look(chart, line)) for line in lines]
+    words = [escape.chart(line.word, 30) for line in lines]
+    left = len(chart.lines) - len(lines)
     if left:
         handles.append(Line2D([], [], linestyle="none"))
         words.append(f"and {left} more lines")
@@ -133,40 +126,36 @@ def _words(axes: Axes, chart: Chart) -> None:
         handles, words, loc="lower left", bbox_to_anchor=(-0.01, 0.98), ncols=columns, frameon=False, fontsize=7,
         handlelength=2.4, columnspacing=1.0, handletextpad=0.5, labelspacing=0.15, borderaxespad=0, borderpad=0.2,
     )  # fmt: skip
-    rows = math.ceil(len(words) / columns)
-    axes.set_title(escape.chart(chart.title, 60), loc="left", fontsize=8.5, weight="bold", pad=4 + 9.6 * rows)
+    pad = 4 + 9.6 * math.ceil(len(words) / columns)
+    axes.set_title(escape.chart(chart.title, 60), loc="left", fontsize=8.5, weight="bold", pad=pad)
     if chart.ceiling is not None:
         ceiling = f"{chart.ceiling_word} {fmt.reading(chart.ceiling, chart.unit)}"
-        pad = 4 + 9.6 * rows
         axes.set_title(ceiling, loc="right", fontsize=7, color=QUIET, pad=pad)
 
 
-def _look(chart: Chart, line: Line) -> _Look:
+def _look(chart: Chart, line: Line) -> dict[str, Any]:
     """As in the browser: each device has its own shade and dash; further lines of a device differ by dash."""
-    place = [other.column for other in chart.lines if other.device == line.device].index(line.column)
+    first = line.column == next(other.column for other in chart.lines if other.device == line.device)
+    dashes: Any
     if line.device == "process":
-        return _Look(INK, 0.9 if place else 1.5, (0, (9, 2)) if place else "-")
-    if line.device == "host":
-        return _Look("#8a9199", 1.1, (0, (4, 1.5, 1, 1.5)) if place else (0, (4, 1.8)))
-    if line.device == "cgroup":
-        return _Look(INK, 1.3, (0, (1, 1.6)))
-    gpu = int(line.device.removeprefix("gpu") or 0)
-    return _Look(_SHADES[gpu % len(_SHADES)], 1.3, _DASHES[chart.lines.index(line) % len(_DASHES)])
+        colour, width, dashes = INK, 1.5 if first else 0.9, "-" if first else (0, (9, 2))
+    elif line.device == "host":
+        colour, width, dashes = "#8a9199", 1.1, (0, (4, 1.8)) if first else (0, (4, 1.5, 1, 1.5))
+    elif line.device == "cgroup":
+        colour, width, dashes = INK, 1.3, (0, (1, 1.6))
+    else:
+        shade = int(line.device.removeprefix("gpu") or 0) % len(_SHADES)
+        colour, width, dashes = _SHADES[shade], 1.3, _DASHES[chart.lines.index(line) % len(_DASHES)]
+    return {"color": colour, "linewidth": width, "linestyle": dashes}
 
 
-def _apart(own: Points, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Times and values with a hole at each gap."""
-    holes = np.flatnonzero(own.broken)
-    return np.insert(own.t_s, holes, own.t_s[holes]), np.insert(values, holes, np.nan)
-
-
-def _dots(axes: Axes, own: Points, values: np.ndarray, look: _Look) -> None:
-    """Isolated readings, which a line would not show."""
+def _alone(own: Points, values: np.ndarray) -> np.ndarray:
+    """Which readings are isolated, so that a line would not show them."""
     known = np.isfinite(values)
     before = np.append(False, known[:-1]) & ~own.broken
     after = np.append(known[1:] & ~own.broken[1:], False)
-    alone = known & ~before & ~after
-    axes.plot(own.t_s[alone], values[alone], linestyle="none", marker="o", markersize=2, color=look.colour)
+    alone: np.ndarray = known & ~before & ~after
+    return alone
 
 
 def _axis(chart: Chart, most: float) -> tuple[float, np.ndarray, bool]:

@@ -9,7 +9,7 @@ from typing import Any
 from perfnb.files import usable
 from perfnb.recording import folder, raw_columns
 from perfnb.recording.folder import Kind
-from perfnb.recording.loaders import Loader
+from perfnb.recording.reading import Loader
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.saved_facts import WatchFacts
 from perfnb.recording.storage import watch_of

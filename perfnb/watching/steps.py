@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.phases import phase_stretches
+from perfnb.attribution.tables import phase_stretches
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import METRICS, PHASES
 from perfnb.recording.text import TEXT
@@ -72,26 +73,20 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
     traced = steps[steps["pass"] == "traced"].iloc[: len(spans)]
     if spans.empty or len(traced) != len(spans):
         return []
-    starts = spans["start"].to_numpy(np.int64)
+    first = int(spans["start"].iloc[0])
     # The trace has its own clock; the steps show its offset from that of the samples.
-    shift = float(np.median(traced["start_s"].to_numpy(float) - (starts - starts[0]) / 1e9))
-    seen: list[list[_Stretch]] = []
-    for first, last in zip(spans["start"], spans["end"], strict=True):
-        seen.append(
-            [
-                _Stretch(phase, (start - starts[0]) / 1e9 + shift, (stop - starts[0]) / 1e9 + shift, False, 0.0)
-                for phase, start, stop in phase_stretches(attribution, int(first), int(last))
-            ]
-        )
-    walls = (spans["end"] - spans["start"]).to_numpy()
-    template = seen[int(np.argsort(walls)[len(walls) // 2])]
-    timed = steps[steps["pass"] == "timed"]
-    placed = [
-        stretch
-        for start, wall, data in zip(timed["start_s"], timed["wall_ms"], timed["data_ms"], strict=True)
-        for stretch in _placed(template, float(start), float(wall) / 1e3, float(data) / 1e3)
+    shift = float(np.median(traced["start_s"].to_numpy(float) - (spans["start"].to_numpy(np.int64) - first) / 1e9))
+    seen = [
+        [
+            _Stretch(phase, (start - first) / 1e9 + shift, (stop - first) / 1e9 + shift, False, 0.0)
+            for phase, start, stop in phase_stretches(attribution, int(begin), int(end))
+        ]
+        for begin, end in zip(spans["start"], spans["end"], strict=True)
     ]
-    return sorted([*placed, *(stretch for step in seen for stretch in step)], key=lambda stretch: stretch.start_s)
+    template = seen[int(np.argsort((spans["end"] - spans["start"]).to_numpy())[len(spans) // 2])]
+    timed = steps.loc[steps["pass"] == "timed", ["start_s", "wall_ms", "data_ms"]].to_numpy(float)
+    placed = [_placed(template, start, wall / 1e3, data / 1e3) for start, wall, data in timed.tolist()]
+    return sorted(chain(*placed, *seen), key=lambda stretch: stretch.start_s)
 
 
 def _placed(template: Sequence[_Stretch], start: float, wall: float, data: float) -> list[_Stretch]:
@@ -113,6 +108,7 @@ def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFr
     starts = np.array([stretch.start_s + stretch.margin_s for stretch in stretches])
     ends = np.array([stretch.end_s - stretch.margin_s for stretch in stretches])
     phase = np.array([stretch.phase for stretch in stretches], dtype=object)
+    names = [name for name in PHASES if name in phase]
     rows = []
     for device, own in samples.groupby("device", observed=True, sort=False):
         times = own["t_s"].to_numpy(float)
@@ -122,7 +118,7 @@ def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFr
             if metric == "energy_j" or np.isnan(values).all():
                 continue
             place = _place(times, _window(metric, windows), starts, ends)
-            for name in (name for name in PHASES if name in phase):
+            for name in names:
                 inside = (place >= 0) & (phase[place] == name) & ~np.isnan(values)
                 count = int(inside.sum())
                 mean = float(values[inside].mean()) if count >= FEWEST_READINGS else None

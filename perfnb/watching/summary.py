@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,76 +28,37 @@ _TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
 
 @dataclass(frozen=True)
 class StepsWatched:
-    """The steps of a profile on the clock of its samples.
+    """The steps of a profile on the clock of its samples; times in seconds."""
 
-    Attributes
-    ----------
-    passes : DataFrame
-        One row per pass: ``pass``, ``start_s``, ``end_s``, ``steps``.
-    phases : DataFrame
-        One row per stretch of a phase: ``phase``, ``start_s``, ``end_s``, ``placed`` (true if it was not traced but
-        estimated from a traced step).
-    by_phase : DataFrame
-        By ``phase``, ``device`` and ``metric``: ``mean`` (missing if too few readings fall into the phase) and
-        ``readings``.
-    """
-
-    passes: pd.DataFrame
+    passes: pd.DataFrame  # one row per pass: `pass`, `start_s`, `end_s`, `steps`
+    #: One row per stretch of a phase: `phase`, `start_s`, `end_s`, `placed` (estimated from a traced step, not traced).
     phases: pd.DataFrame
+    #: By `phase`, `device` and `metric`: `mean` (missing if too few readings fall into the phase) and `readings`.
     by_phase: pd.DataFrame
 
 
 @dataclass(frozen=True)
 class MachineSummary:
-    """The facts of a watch; views only format and draw them.
+    """The facts of a watch; views only format and draw them."""
 
-    Attributes
-    ----------
-    running : bool
-        Whether the sampler is still reading.
-    interval_s, duration_s : float
-        Requested time between readings, and time from the first to the last.
-    ticks, missed : int
-        Readings taken, and skipped because the previous one took too long.
-    gap_p99_ms : float or None
-        99th percentile of the time between readings.
-    cost_percent : float or None
-        CPU time of the sampler, in percent of one core.
-    words : mapping of str to str
-        The name of each device: ``GPU 0 (NVIDIA H100)``.
-    charts : tuple of Chart
-        What to draw, in order.
-    samples, marks : DataFrame
-        As `perfnb.recording.schema` describes them.
-    table : DataFrame
-        By ``device`` and ``metric``: ``median``, ``p95``, ``max``; ``total`` of rates in bytes and of energy, with its
-        ``uncertainty`` if known; ``readings``. Unknown figures are missing, and so is a cgroup without limits.
-    absent : tuple of str
-        Why sources are missing on this machine.
-    notes : tuple of str
-        Caveats.
-    facts : mapping of str to mapping
-        What does not change about each device.
-    steps : StepsWatched or None
-        The steps that ran during the watch, if it was part of a profile.
-    """
-
-    running: bool
-    interval_s: float
-    duration_s: float
-    ticks: int
-    missed: int
-    gap_p99_ms: float | None
-    cost_percent: float | None
-    words: Mapping[str, str]
-    charts: tuple[Chart, ...]
-    samples: pd.DataFrame
+    running: bool  # whether the sampler is still reading
+    interval_s: float  # requested, between readings
+    duration_s: float  # from the first reading to the last
+    ticks: int  # readings taken
+    missed: int  # readings skipped because the previous one took too long
+    gap_p99_ms: float | None  # 99th percentile of the time between readings
+    cost_percent: float | None  # the sampler's CPU time, in percent of one core
+    words: Mapping[str, str]  # the name of each device: "GPU 0 (NVIDIA H100)"
+    charts: tuple[Chart, ...]  # what to draw, in order
+    samples: pd.DataFrame  # as `perfnb.recording.schema` describes them, like the marks
     marks: pd.DataFrame
+    #: By `device` and `metric`: `median`, `p95`, `max`; `total` of rates in bytes and of energy, with its `uncertainty`
+    #: if known; `readings`. Unknown figures are missing, and so is a cgroup without limits.
     table: pd.DataFrame
-    absent: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    steps: StepsWatched | None = None
+    absent: tuple[str, ...] = ()  # why sources are missing on this machine
+    notes: tuple[str, ...] = ()  # caveats
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what does not change about each device
+    steps: StepsWatched | None = None  # that ran during the watch, if it was part of a profile
 
 
 def machine_summary(
@@ -104,13 +66,12 @@ def machine_summary(
 ) -> MachineSummary:
     """The facts of a watch; `meta` is that of `perfnb.telemetry.watcher.Watcher`, `wanted` the keys of its charts."""
     samples, devices = record.samples, meta["devices"]
-    times = np.unique(samples["t_s"].to_numpy(float))
-    duration = float(times[-1] - times[0]) if len(times) > 1 else 0.0
+    times = samples["t_s"].to_numpy(float)
     cpu_s, lived_s = meta.get("sampler_cpu_s"), meta.get("sampler_lived_s")
     return MachineSummary(
         running=bool(meta.get("running", False)),
         interval_s=float(meta["interval_s"]),
-        duration_s=duration,
+        duration_s=float(np.ptp(times)) if len(times) else 0.0,
         ticks=int(meta["ticks"]),
         missed=int(meta["missed"]),
         gap_p99_ms=_gap_p99_ms(samples),
@@ -121,7 +82,7 @@ def machine_summary(
         marks=record.marks,
         table=machine_table(samples[~samples["device"].isin(without_limits(devices))], meta.get("exact")),
         absent=tuple(meta.get("absent", {}).values()),
-        notes=(*meta.get("notes", ()), *_throttled(samples, devices), *_joined(samples), *_unsent(meta)),
+        notes=(*meta.get("notes", ()), *_caveats(samples, devices, int(meta.get("unsent", 0)))),
         facts=devices,
     )
 
@@ -178,14 +139,11 @@ def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, A
             "known_s": windows.sum(),
             "readings": weights.sum(),
         }
+    readings = int(exact["readings"])
     if metric == "energy_j":
-        return {**_energy(known), "readings": int(exact["readings"])}
-    row: dict[str, Any] = {
-        "median": weighted_quantile(values, weights, 0.5),
-        "p95": weighted_quantile(values, weights, 0.95),
-        "max": float(exact["max"]),
-        "readings": int(exact["readings"]),
-    }
+        return {**_energy(known), "readings": readings}
+    quantiles = {name: weighted_quantile(values, weights, q) for name, q in (("median", 0.5), ("p95", 0.95))}
+    row: dict[str, Any] = {**quantiles, "max": float(exact["max"]), "readings": readings}
     if metric.endswith("_bytes_per_s") and exact["known_s"] >= KNOWN_ENOUGH * whole_s:
         row["total"] = float(exact["integral"])
     return row
@@ -196,11 +154,10 @@ def _energy(known: pd.DataFrame) -> dict[str, Any]:
     joules, times = known["energy_j"].to_numpy(float), known["t_s"].to_numpy(float)
     if times[-1] - times[0] < LEAST_ENERGY_S or (np.diff(joules) < 0).any():
         return {}
-    power = known["power_w"].to_numpy(float, na_value=np.nan)
-    ends = power[[0, -1]]
-    mean = (joules[-1] - joules[0]) / (times[-1] - times[0])
-    at_ends = np.where(np.isnan(ends), mean, ends)
-    return {"total": float(joules[-1] - joules[0]), "uncertainty": float(ENERGY_RENEWED_S * at_ends.sum())}
+    total = float(joules[-1] - joules[0])
+    ends = known["power_w"].to_numpy(float, na_value=np.nan)[[0, -1]]
+    at_ends = np.where(np.isnan(ends), total / (times[-1] - times[0]), ends)
+    return {"total": total, "uncertainty": float(ENERGY_RENEWED_S * at_ends.sum())}
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
@@ -227,28 +184,17 @@ def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
     return float(1e3 * np.percentile(gaps, 99)) if len(gaps) else None
 
 
-def _throttled(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which GPUs were throttled, why, and how often."""
-    notes = []
+def _caveats(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], unsent: int) -> Iterator[str]:
+    """Which GPUs were throttled, why, and how often; whether readings were averaged or lost."""
     for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
-        whole = int(own["readings"].sum())
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         for words, readings in own.groupby("throttle_reasons", observed=True)["readings"].sum().items():
-            for word in filter(None, str(words).split(", ")):
-                counts[word] = counts.get(word, 0) + int(readings)
+            counts.update({word: int(readings) for word in filter(None, str(words).split(", "))})
         if counts:
-            said = ", ".join(f"{word} in {count:,}" for word, count in sorted(counts.items(), key=lambda one: -one[1]))
+            said = ", ".join(f"{word} in {count:,}" for word, count in counts.most_common())
             name = device_word(str(device), devices.get(str(device), {}))
-            notes.append(f"{name} was throttled: {said} of {whole:,} readings.")
-    return notes
-
-
-def _joined(samples: pd.DataFrame) -> list[str]:
-    if samples.empty or int(samples["readings"].max()) <= 1:
-        return []
-    return ["Old readings were averaged to save memory: medians and percentiles use the averages, maxima are exact."]
-
-
-def _unsent(meta: Mapping[str, Any]) -> list[str]:
-    unsent = int(meta.get("unsent", 0))
-    return [f"{unsent:,} readings were lost because the notebook's process was blocked for too long."] if unsent else []
+            yield f"{name} was throttled: {said} of {int(own['readings'].sum()):,} readings."
+    if len(samples) and int(samples["readings"].max()) > 1:
+        yield "Old readings were averaged to save memory: medians and percentiles use the averages, maxima are exact."
+    if unsent:
+        yield f"{unsent:,} readings were lost because the notebook's process was blocked for too long."

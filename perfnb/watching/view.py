@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +12,9 @@ from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.picture import figure_of, picture_html
+from perfnb.watching.charts import thinned
 from perfnb.watching.data import TABLE_HEADS, TOO_FEW, WHOLE_ONLY, lasted, phase_rows, table_rows, watch_facts
 from perfnb.watching.picture import Band, draw_watch, inches
-from perfnb.watching.points import thinned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,26 +98,18 @@ def _picture(summary: MachineSummary) -> str:
 
 
 def _table(summary: MachineSummary) -> str:
-    rows = [
-        [escape.html(device, 60), escape.html(word, 60), *map(escape.html, figures)]
-        for device, word, *figures in table_rows(summary)
-    ]
-    if not rows:
-        return ""
-    return tables.table("Over the whole watch", ["device", "metric", *TABLE_HEADS], rows, texts=2)
+    rows = [[escape.html(cell, 60) for cell in row] for row in table_rows(summary)]
+    return tables.table("Over the whole watch", ["device", "metric", *TABLE_HEADS], rows, texts=2) if rows else ""
 
 
 def _marks(summary: MachineSummary) -> str:
     bands = bands_of(summary)
-    rows = [
-        [
-            f"{'· ' * min(depth, 5)}{tables.name(name)}",
-            *map(escape.html, (fmt.clock(start, 1), fmt.clock(end, 1), lasted(max(0.0, end - start)))),
-        ]
-        for name, depth, start, end in bands[-MOST_MARKS:]
-    ]
-    if not rows:
+    if not bands:
         return ""
+    rows = []
+    for name, depth, start, end in bands[-MOST_MARKS:]:
+        times = (fmt.clock(start, 1), fmt.clock(end, 1), lasted(max(0.0, end - start)))
+        rows.append([f"{'· ' * min(depth, 5)}{tables.name(name)}", *map(escape.html, times)])
     left = len(bands) - len(rows)
     more = f": the last {MOST_MARKS}; {left:,} earlier ones are not listed" if left else ""
     return tables.table(f"Marks{more}", ["name", "from", "to", "lasted"], rows)
@@ -137,10 +129,7 @@ def _by_phase(summary: MachineSummary) -> str:
         return f"<p>{_NOTHING}</p>"
     heads = ["device", "metric", *(tables.keyed(palette.mark(name)) for name in phases)]
     unknown = f'<em title="{TOO_FEW}">{fmt.UNKNOWN}</em>'
-    body = [
-        [escape.html(device, 60), escape.html(word, 60), *(escape.html(cell) if cell else unknown for cell in cells)]
-        for device, word, *cells in rows
-    ]
+    body = [[escape.html(cell, 60) if cell else unknown for cell in row] for row in rows]
     return tables.table(_by_phase_head(summary), heads, body, texts=2)
 
 
@@ -188,13 +177,10 @@ def _curves(summary: MachineSummary, width: int) -> list[str]:
         own = summary.samples[summary.samples["device"] == line.device]
         points = thinned(own, [line.column], summary.interval_s, 4 * cells)
         place = np.clip(np.searchsorted(edges, points.t_s, side="right") - 1, 0, cells - 1)
-        most = [points.values[line.column][place == cell] for cell in range(cells)]
-        known = [part[np.isfinite(part)] for part in most]
-        top = max(float(part.max()) for part in known if len(part))
-        bar = "".join(
-            "·" if not len(part) else bars.heights([float(part.max())], top) if part.max() > 0 else "_"
-            for part in known
-        )
+        tops = np.full(cells, np.nan)
+        np.fmax.at(tops, place, points.values[line.column])
+        top = float(np.nanmax(tops))
+        bar = "".join("·" if np.isnan(one) else bars.heights([one], top) if one > 0 else "_" for one in tops)
         title = f"{chart.title}, {line.word}"
         lines.append(f"{escape.fit(title, titles)} {bar} ≤ {fmt.reading(top, chart.unit)}")
     return lines
@@ -206,12 +192,12 @@ def _table_text(summary: MachineSummary, width: int) -> list[str]:
 
 
 def _lined_up(
-    heads: Sequence[str], rows: Iterable[Sequence[str | None]], names: int, widths: Sequence[int]
+    heads: Sequence[str], rows: Sequence[Sequence[str | None]], names: int, widths: Sequence[int]
 ) -> list[str]:
     """Lines of a table: device and metric in `names` cells, then figures."""
-
-    def figures(texts: Sequence[str | None]) -> str:
-        return "".join(f" {text:>{wide}}" for text, wide in zip(texts, widths, strict=True))
-
-    body = [escape.fit(f"{device} {word}", names) + figures(texts) for device, word, *texts in rows]
-    return [" " * names + figures(heads), *body]
+    lines = [" " * names, *(escape.fit(f"{device} {word}", names) for device, word, *_ in rows)]
+    figures = [heads, *(row[2:] for row in rows)]
+    return [
+        line + "".join(f" {text:>{wide}}" for text, wide in zip(texts, widths, strict=True))
+        for line, texts in zip(lines, figures, strict=True)
+    ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -13,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb.arguments import shown, storable
-from perfnb.draw.shown import Shown
+from perfnb.draw.shown import Bundle, Shown, live_bundle, twin_of
 from perfnb.interrupts import InterruptGate
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.samples import watch_record
-from perfnb.telemetry.marks import Marks
+from perfnb.shell import in_notebook, print_text, running_shell
+from perfnb.telemetry.history import Marks
 from perfnb.telemetry.watcher import Watcher
-from perfnb.watching.cell_marks import CellMarks
 from perfnb.watching.charts import CHARTS
-from perfnb.watching.live import LivePanel
+from perfnb.watching.data import watch_data
 from perfnb.watching.saved import save_watch
 from perfnb.watching.summary import MachineSummary, inside_mark, machine_summary, machine_table
 from perfnb.watching.view import watch_figure, watch_html, watch_text
@@ -49,7 +51,7 @@ class Watch(Shown):
         self._marks, self._panels, self._renamed = Marks(), list[LivePanel](), 0
         # Callbacks must not keep a watch alive that nobody holds any more.
         own = weakref.proxy(self)
-        self._cells = CellMarks(lambda name: own._start_cell(name), lambda cell: own._end_cell(cell))
+        self._cells = CellMarks(own)
         if self._watcher is not None:
             self._watcher.on_rows = lambda rows: own._on_rows(rows)
             self._cells.start()
@@ -116,7 +118,7 @@ class Watch(Shown):
         try:
             yield
         finally:
-            self._end_mark(number)
+            self._marks.end(number, self._now())
 
     def plot(self, metrics: str | Sequence[str] | None = None) -> Figure:
         """The history as a matplotlib figure.
@@ -184,16 +186,12 @@ class Watch(Shown):
     def _now(self) -> float:
         return self._watcher.now_s() if self._watcher is not None else 0.0
 
-    def _end_mark(self, number: int) -> None:
-        self._marks.end(number, self._now())
-
     def _start_cell(self, name: str) -> tuple[int, float]:
         now = self._now()
         return self._marks.start(name, now), now
 
-    def _end_cell(self, cell: tuple[int, float]) -> None:
-        number, start_s = cell
-        self._end_mark(number)
+    def _end_cell(self, number: int, start_s: float) -> None:
+        self._marks.end(number, self._now())
         if not self.running:
             self.stop()
         for panel in self._panels:
@@ -227,6 +225,143 @@ class Watch(Shown):
 
     def _summary(self, metrics: Sequence[str] | None = None) -> MachineSummary:
         return machine_summary(self._record(), self._meta(), metrics or self._metrics)
+
+
+class CellMarks:
+    """Marks each cell of the notebook by number (``cell 5``); only in IPython. Does not keep the watch alive."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._shell: Any = None
+        self._open: list[tuple[int, float]] = []  # cells may run cells
+        self._ahead = 0
+
+    def start(self) -> None:
+        """Mark the cell that is running, and those after it."""
+        self._shell = running_shell()
+        if self._shell is None:
+            return
+        self._shell.events.register("pre_run_cell", self._before)
+        self._shell.events.register("post_run_cell", self._after)
+        running = self._shell.displayhook.exec_result
+        if running is not None:  # a cell is running
+            # Newer versions of IPython count a cell before it runs, older ones afterwards.
+            self._ahead = self._shell.execution_count - (running.execution_count or self._shell.execution_count)
+            self._before()
+
+    def stop(self) -> None:
+        """Mark no more cells."""
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            for event, callback in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
+                if callback in shell.events.callbacks[event]:
+                    shell.events.unregister(event, callback)
+
+    def _before(self, info: Any = None) -> None:
+        self._open.append(self._watch._start_cell(f"cell {self._shell.execution_count - self._ahead}"))
+
+    def _after(self, result: Any = None) -> None:
+        if self._open:
+            self._watch._end_cell(*self._open.pop())
+
+
+#: Seconds between updates of the panel, and of its static twin.
+_PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
+
+#: After a cell that took this long, nobody notices the second that a picture takes.
+_UNNOTICED_AFTER_S = 30.0
+#: The wait before an update of the twin, as a multiple of what the last one took.
+_REST = 100
+#: How many of the newest marks the panel gets with each update.
+_MARKS_SHOWN = 100
+
+
+class LivePanel:
+    """One place in a notebook where a watch is shown.
+
+    `summary` returns the current facts, `wanted` are keys of charts, and `noted` is how many of the watch's notes are
+    already shown. `live` says whether readings can be shown as they arrive.
+    """
+
+    def __init__(self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None, noted: int) -> None:
+        self.live = in_notebook()
+        self._summary, self._wanted = summary, wanted
+        self._id = uuid.uuid4().hex[:12]
+        self._widget: Any = None
+        self._twin: Any = None
+        self._waiting: list[Any] = []
+        self._pushed = self._refreshed = self._took_s = 0.0
+        self._changes, self._noted = -1, noted
+
+    def show(self) -> None:
+        """Show the watch here: the static twin, and the panel, which hides the twin while it is live."""
+        summary = self._summary()
+        if not self.live:
+            print_text("\n".join(watch_text(summary)))
+            return
+        from IPython.display import DisplayHandle, display
+
+        self._twin = DisplayHandle(display_id=f"perfnb-{self._id}")
+        bundle = live_bundle(self._make_widget, self._id)
+        self._twin.display(self._bundle(summary, picture=not summary.running), raw=True)
+        self._refreshed = time.monotonic()
+        if bundle:
+            display(bundle, raw=True)
+
+    def push(self, rows: Sequence[Any], marks: Marks, notes: Sequence[str]) -> None:
+        """Pass on the rows of a tick, none at the end; called from a thread, which may only change traits."""
+        if self._widget is None:
+            return
+        self._waiting += rows
+        now, new = time.monotonic(), list(notes[self._noted :])
+        if not rows or new or now - self._pushed >= _PUSHED_EVERY_S:
+            waiting, self._waiting, self._pushed = self._waiting, [], now
+            changed, self._changes = marks.changes != self._changes, marks.changes
+            self._noted += len(new)
+            self._widget.push(waiting, marks.all(_MARKS_SHOWN) if changed else None, " ".join(new) or None)
+
+    def reload(self) -> None:
+        """Redraw everything after devices were renamed; called from a thread."""
+        if self._widget is not None:
+            self._widget.reload()
+
+    def refresh(self, lasted_s: float) -> None:
+        """Update the twin after a cell of `lasted_s` seconds, if the last update was long ago.
+
+        Its picture is only redrawn if the cell took so long that nobody notices.
+        """
+        rest_s = max(_REFRESHED_EVERY_S, _REST * self._took_s)
+        if self._twin is not None and time.monotonic() - self._refreshed > rest_s:
+            start = time.monotonic()
+            self._update(self._summary(), picture=lasted_s > _UNNOTICED_AFTER_S)
+            self._took_s = time.monotonic() - start
+
+    def finish(self) -> None:
+        """Show that the watch has ended, and leave its whole history in the notebook."""
+        summary = self._summary()
+        if self._widget is not None:
+            self._widget.finish(self._data(summary))
+        self._update(summary, picture=True)
+
+    def _update(self, summary: MachineSummary, *, picture: bool) -> None:
+        if self._twin is not None:
+            self._refreshed = time.monotonic()
+            self._twin.update(self._bundle(summary, picture=picture), raw=True)
+
+    def _make_widget(self, view_id: str) -> Any:
+        from perfnb.watching.widget import WatchWidget
+
+        self._widget = WatchWidget(self._data(self._summary()), lambda: self._data(self._summary()))
+        return self._widget
+
+    def _data(self, summary: MachineSummary) -> dict[str, Any]:
+        return watch_data(summary, self._id, self._wanted)
+
+    def _bundle(self, summary: MachineSummary, *, picture: bool) -> Bundle:
+        twin = watch_html(summary, picture=picture)
+        if self._widget is not None:
+            twin = twin_of(self._id, twin)
+        return {"text/plain": "\n".join(watch_text(summary)), "text/html": twin}
 
 
 def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:

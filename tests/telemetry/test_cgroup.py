@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfnb.step import conditions
+from perfnb.step import environment
 from perfnb.telemetry.sampler import cgroup
 from perfnb.telemetry.sampler.cgroup import CgroupSource, cpu_limit, memory_limit_bytes, throttled
 from perfnb.telemetry.sampler.source import Absent, Lost
@@ -310,12 +310,12 @@ def test_this_machines_cgroup_is_absent_or_read() -> None:
 
 def test_conditions_tell_how_the_limit_held_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [(3, 20.0), (5, 45.5)]
-    assert conditions.throttled is cgroup.throttled
-    monkeypatch.setattr(conditions, "throttled", lambda: told.pop(0))
-    with conditions.Conditions() as during:
+    assert environment.throttled is cgroup.throttled
+    monkeypatch.setattr(environment, "throttled", lambda: told.pop(0))
+    with environment.Conditions() as during:
         pass
     assert (during.facts["throttled_periods"], during.facts["throttled_ms"]) == (2, 25.5)
-    monkeypatch.setattr(conditions, "throttled", lambda: None)
-    with conditions.Conditions() as during:
+    monkeypatch.setattr(environment, "throttled", lambda: None)
+    with environment.Conditions() as during:
         pass
     assert "throttled_ms" not in during.facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,9 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's
 S = 10**9
 TICK = os.sysconf("SC_CLK_TCK")
 
+#: A system without Linux's files: psutil is asked.
+NOTHING = "/nothing"
+
 RATES = (
     "disk_read_bytes_per_s",
     "disk_write_bytes_per_s",
@@ -29,23 +33,16 @@ RATES = (
 
 
 @pytest.fixture
-def no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A system without Linux's files: psutil is asked."""
-    sensors = host_sensors.sensors
-    monkeypatch.setattr("perfnb.telemetry.sampler.host.sensors", lambda: sensors(str(tmp_path / "nothing")))
-
-
-@pytest.fixture
-def every_disk_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_sensors, "_whole_disks", {})
+def every_disk_is_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    host_sensors._is_whole_disk.cache_clear()
     monkeypatch.setattr(host_sensors, "_BLOCK", "/nowhere")
+    yield
+    host_sensors._is_whole_disk.cache_clear()
 
 
 @pytest.fixture
-def proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def proc(tmp_path: Path) -> Path:
     """A folder in place of ``/proc``."""
-    sensors = host_sensors.sensors
-    monkeypatch.setattr("perfnb.telemetry.sampler.host.sensors", lambda: sensors(str(tmp_path)))
     (tmp_path / "net").mkdir()
     (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  400 kB\n")
     say(tmp_path)
@@ -70,7 +67,7 @@ def say(
 @pytest.mark.usefixtures("every_disk_is_whole")
 def test_the_figures_follow_from_the_files(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.25, 9.0, 9.0))
-    source = HostSource()
+    source = HostSource(str(proc))
     first = source.read("host", S)
     assert first["memory_bytes"] == 600 * 1024
     assert first["load"] == 1.25
@@ -88,7 +85,7 @@ def test_the_figures_follow_from_the_files(proc: Path, monkeypatch: pytest.Monke
 @linux
 @pytest.mark.usefixtures("every_disk_is_whole")
 def test_parts_that_come_go_or_start_anew_do_not_count(proc: Path) -> None:
-    source = HostSource()
+    source = HostSource(str(proc))
     source.read("host", S)
     say(proc, TICK, interfaces=("eth0: 100 0 0 0 0 0 0 0 1", "docker0: 10000 0 0 0 0 0 0 0 10000"))
     assert source.read("host", 2 * S)["network_receive_bytes_per_s"] == 100
@@ -108,7 +105,7 @@ def test_parts_that_come_go_or_start_anew_do_not_count(proc: Path) -> None:
 @pytest.mark.parametrize("name", ["stat", "meminfo", "diskstats", "net/dev"])
 @pytest.mark.parametrize("text", ["", "x", "cpu\n\n\n\n", "a b\nc d\ne: f\ng: h i\n", "\0" * 50])
 def test_a_file_that_says_anything_else_costs_one_field(proc: Path, name: str, text: str) -> None:
-    source = HostSource()
+    source = HostSource(str(proc))
     for second in (1, 2):
         say(proc)
         source.read("host", second * S)
@@ -123,10 +120,10 @@ def test_a_file_that_says_anything_else_costs_one_field(proc: Path, name: str, t
 
     if name != "meminfo":  # at the start it is psutil that is asked instead
         (proc / "meminfo").write_text("")
-        assert HostSource().read("host", S)["memory_bytes"] > 2**20
+        assert HostSource(str(proc)).read("host", S)["memory_bytes"] > 2**20
 
 
-@pytest.mark.usefixtures("no_files", "every_disk_is_whole")
+@pytest.mark.usefixtures("every_disk_is_whole")
 def test_psutil_tells_where_there_are_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     grown = 0
 
@@ -141,7 +138,7 @@ def test_psutil_tells_where_there_are_no_files(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000, available=400))
     monkeypatch.setattr(psutil, "disk_io_counters", lambda **_: {"disk0": traffic()["disk0"]})
     monkeypatch.setattr(psutil, "net_io_counters", traffic)
-    source = HostSource()
+    source = HostSource(NOTHING)
     assert source.facts("host") == {"cpus": os.cpu_count(), "memory_bytes": 1000}
     source.read("host", S)
     grown = 100
@@ -152,7 +149,6 @@ def test_psutil_tells_where_there_are_no_files(monkeypatch: pytest.MonkeyPatch) 
     assert source.notes == []
 
 
-@pytest.mark.usefixtures("no_files")
 @pytest.mark.parametrize("fails", [None, OSError("gone"), NotImplementedError(), RuntimeError("odd"), KeyError("x")])
 def test_each_field_may_fail_alone_with_one_note(monkeypatch: pytest.MonkeyPatch, fails: Exception | None) -> None:
     def reader(*_: object, **__: object) -> None:
@@ -162,7 +158,7 @@ def test_each_field_may_fail_alone_with_one_note(monkeypatch: pytest.MonkeyPatch
     broken = {"cpu_times": "CPU time", "virtual_memory": "memory", "disk_io_counters": "disk", "net_io_counters": "net"}
     for count, name in enumerate(broken, 1):
         monkeypatch.setattr(psutil, name, reader)
-        source = HostSource()
+        source = HostSource(NOTHING)
         values = [source.read("host", second * S) for second in (1, 2)][-1]
         assert len(source.notes) == count
         assert all(note.startswith("The host's ") and note.endswith(".") for note in source.notes)
@@ -170,18 +166,18 @@ def test_each_field_may_fail_alone_with_one_note(monkeypatch: pytest.MonkeyPatch
         assert (values["memory_bytes"] is None) == (count > 1)
         assert source.facts("host")["cpus"] == os.cpu_count()
     monkeypatch.setattr(os, "getloadavg", reader)
-    assert set(HostSource().read("host", S).values()) == {None}
+    assert set(HostSource(NOTHING).read("host", S).values()) == {None}
 
 
+@pytest.mark.usefixtures("every_disk_is_whole")
 def test_partitions_and_stacked_disks_are_no_disks_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_sensors, "_whole_disks", {})
     monkeypatch.setattr(host_sensors, "_BLOCK", str(tmp_path))
     for name in ("sda", "nvme0n1", "dm-0", "md127", "loop3", "cciss!c0d0"):
         (tmp_path / name).mkdir()
     names = ("sda", "sda1", "nvme0n1", "nvme0n1p2", "dm-0", "md127", "loop3", "cciss/c0d0")
-    whole = [name for name in names if host_sensors._is_whole_disk(name.encode())]
+    whole = [name for name in names if host_sensors._is_whole_disk(name)]
     assert whole == ["sda", "nvme0n1", "cciss/c0d0"]
 
 
@@ -190,7 +186,7 @@ def test_psutil_is_asked_for_the_same_of_this_machine() -> None:
     assert source.read("host", S)["memory_bytes"] > 0
     assert source.facts("host")["memory_bytes"] == psutil.virtual_memory().total
     for name in ("disks", "interfaces"):
-        ours, theirs = getattr(source._sensors, name), getattr(host_sensors, f"_{name}")
+        ours, theirs = getattr(source, name), getattr(HostSource(NOTHING), name)
         try:
             assert ours().keys() == theirs().keys()
         except LookupError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from perfnb.telemetry.throttle import throttle_words
+from perfnb.telemetry.history import throttle_words
 from tests.telemetry.nvml_stand_in import (
     CODES,
     FIRST,

@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfnb.telemetry.sampler.process import ProcessSource
-from perfnb.telemetry.sampler.process_table import Portable, ProcFiles, Seen
+from perfnb.telemetry.sampler.process import Portable, ProcessSource, ProcFiles, Seen
 from perfnb.telemetry.sampler.source import Absent, Lost, Values
 from tests.waiting import wait_until
 
@@ -62,7 +61,7 @@ ended(workers([lambda: use(0.2), lambda: None, lambda: None])); print(cpu_s() - 
 
 def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a system without Linux's files: psutil is asked, each time."""
-    monkeypatch.setattr(ProcFiles, "see", lambda self, pid: None)
+    monkeypatch.setattr("perfnb.telemetry.sampler.process.ProcFiles", lambda *_: Portable())
     monkeypatch.setattr("perfnb.telemetry.sampler.process._SEARCH_SHARE", 0)
     monkeypatch.setattr("perfnb.telemetry.sampler.process._SEARCH_S", 0)
 
@@ -228,7 +227,7 @@ def test_no_file_stays_open(start: Start) -> None:
 
 
 def test_where_disk_traffic_is_not_told_the_rest_is(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcFiles, "see", lambda self, pid: None)
+    monkeypatch.setattr("perfnb.telemetry.sampler.process.ProcFiles", lambda *_: Portable())
     monkeypatch.delattr(psutil.Process, "io_counters", raising=False)
     source = ProcessSource(start("").pid, os.getpid())
     for _ in range(2):
@@ -240,7 +239,7 @@ def test_where_disk_traffic_is_not_told_the_rest_is(start: Start, monkeypatch: p
 
 
 def test_where_no_parent_inherits_what_ended_workers_had_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcFiles, "see", lambda self, pid: None)
+    monkeypatch.setattr("perfnb.telemetry.sampler.process.ProcFiles", lambda *_: Portable())
     source = ProcessSource(start("").pid, os.getpid())
     source._last.clear()
     source._table.inherits = False

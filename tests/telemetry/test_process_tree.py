@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfnb.telemetry.sampler.process import ProcessSource
-from perfnb.telemetry.sampler.process_table import ProcFiles, Seen
+from perfnb.telemetry.sampler.process import ProcessSource, ProcFiles, Seen
 from perfnb.telemetry.sampler.source import Lost
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's files")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from perfnb.errors import CaptureError
-from perfnb.telemetry import launch as sampler_process
+from perfnb.telemetry import watcher as sampler_process
 from perfnb.telemetry.watcher import Watcher
 from tests.waiting import wait_until
 

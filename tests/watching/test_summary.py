@@ -95,7 +95,7 @@ def test_a_summary_of_nothing_is_empty() -> None:
     assert summary.table.empty
     assert summary.charts == ()
     assert summary.cost_percent is None
-    assert len(CHARTS) == 11
+    assert len(CHARTS) == 12
 
 
 def test_a_rate_that_was_known_now_and_then_has_no_total() -> None:

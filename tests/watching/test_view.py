@@ -16,12 +16,10 @@ import pytest
 
 from perfnb import quantities as fmt
 from perfnb.draw import assets, escape
-from perfnb.profile.html import summary_html
-from perfnb.profile.report import report_script
-from perfnb.profile.report_data import report_data
-from perfnb.profile.text import summary_text
+from perfnb.profile.report import report_data, report_script, summary_html, summary_text
 from perfnb.profile.widget import ReportWidget
 from perfnb.recording.schema import conform
+from perfnb.watching.charts import thinned
 from perfnb.watching.data import (
     METRIC_WORDS,
     MOST_NUMBERS,
@@ -31,7 +29,6 @@ from perfnb.watching.data import (
     machine_data,
     watch_data,
 )
-from perfnb.watching.points import thinned
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import MOST_MARKS, machine_html, machine_text, watch_html, watch_text
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
@@ -335,7 +332,7 @@ def test_phases_are_told_as_they_lie():
 def test_phases_and_metrics_of_which_nothing_is_known_are_left_out():
     made = samples.profiled()
     means = made.steps.by_phase
-    few = (means["phase"] == "loss") | (means["metric"] == "power_w")
+    few = (means.index.get_level_values("phase") == "loss") | (means.index.get_level_values("metric") == "power_w")
     lacking = replace(made, steps=replace(made.steps, by_phase=means.assign(mean=means["mean"].mask(few))))
     shown = machine_data(lacking)["steps"]["by_phase"]
     assert "loss" not in [mark["word"] for mark in shown["phases"]]

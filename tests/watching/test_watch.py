@@ -15,7 +15,7 @@ import torch
 
 import perfnb
 from perfnb.recording.schema import SCHEMA
-from perfnb.telemetry.marks import MOST_MARKS
+from perfnb.telemetry.history import MOST_MARKS
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.telemetry import torch_devices
+from perfnb.telemetry import watcher
 from tests.telemetry.nvml_stand_in import set_up, stand_in
 from tests.waiting import wait_until
 from tests.watching.test_watch import read_again
@@ -138,6 +138,6 @@ def test_torchs_order_names_the_gpus_as_soon_as_torch_uses_them(gpus: Path, monk
 
 def test_gpus_that_torch_does_not_know_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda(initialized=True)))
-    assert torch_devices.names(["GPU-00000007", "GPU-00000000"]) == {"GPU-00000007": "gpu2", "GPU-00000000": "gpu1"}
-    assert torch_devices.names(["GPU-00000007"]) is None
-    assert torch_devices.names([]) is None
+    assert watcher._torch_names(["GPU-00000007", "GPU-00000000"]) == {"GPU-00000007": "gpu2", "GPU-00000000": "gpu1"}
+    assert watcher._torch_names(["GPU-00000007"]) is None
+    assert watcher._torch_names([]) is None

@@ -199,9 +199,10 @@ def profiled() -> MachineSummary:
         for i, (phase, _) in enumerate((*parts, ("optimizer", 0.12))):
             few = phase in ("host_to_device", "loss") and metric != "memory_bytes"
             rows.append((phase, device, metric, pd.NA if few else mean * (1 - 0.03 * i), 1 if few else 14))
+    keys = ["phase", "device", "metric"]
     steps = StepsWatched(
         pd.DataFrame(passes, columns=["pass", "start_s", "end_s", "steps"]),
         pd.DataFrame(phases, columns=["phase", "start_s", "end_s", "placed"]),
-        pd.DataFrame(rows, columns=["phase", "device", "metric", "mean", "readings"]).astype({"mean": "Float64"}),
+        pd.DataFrame(rows, columns=[*keys, "mean", "readings"]).astype({"mean": "Float64"}).set_index(keys),
     )
     return replace(made, steps=steps, marks=marks_of())

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from perfnb.telemetry.sampler.files import KeptFiles
-from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Values
+from perfnb.telemetry.sampler.source import Absent, Facts, KeptFiles, Lost, Rates, Source, Values, file_bytes
 
 _PROC = "/proc/self"
 _ROOT = "/sys/fs/cgroup"
@@ -55,10 +54,9 @@ def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
 def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
     """How many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
     place = _places(proc, root)["memory"]
-    if place.unified:
-        limits = [_whole(_text(folder, "memory.max")) for folder in place.folders]
-    else:
-        limits = [_whole(_text(folder, "memory.limit_in_bytes")) for folder in place.folders]
+    name = "memory.max" if place.unified else "memory.limit_in_bytes"
+    limits = [_whole(_text(folder, name)) for folder in place.folders]
+    if not place.unified:
         # Includes groups above the outermost visible one.
         limits.append(_row(_text(place.folders[0], "memory.stat"), "hierarchical_memory_limit"))
     return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
@@ -72,7 +70,7 @@ def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
     return _first_throttled(_throttling_folders(_places(proc, root)["cpu"]), _text)
 
 
-class CgroupSource:
+class CgroupSource(Source):
     """What the process's cgroup uses; see `Source`. Parameters as for `cpu_limit`.
 
     Raises
@@ -84,7 +82,7 @@ class CgroupSource:
     name = "cgroup"
 
     def __init__(self, proc: str = _PROC, root: str = _ROOT) -> None:
-        self.notes: list[str] = []
+        super().__init__()
         places = _places(proc, root)
         self._version = _version(_mounts(proc, root))
         self._usage, self._memory = places["cpuacct"], places["memory"]
@@ -96,9 +94,6 @@ class CgroupSource:
         if not self._readable and self._limits == (None, None):
             self.close()
             raise Absent("no cgroup limits this process, and none can be read")
-
-    def devices(self) -> list[str]:
-        return ["cgroup"]
 
     def facts(self, device: str) -> Facts:
         return {"version": self._version, "cpu_limit": self._limits[0], "memory_limit_bytes": self._limits[1]}
@@ -150,15 +145,12 @@ def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
 
 
 def _first_throttled(folders: tuple[str, ...], text: _Reader) -> tuple[int, float] | None:
-    return next((found for folder in folders if (found := _throttled(folder, text))), None)
-
-
-def _throttled(folder: str, text: _Reader) -> tuple[int, float] | None:
-    rows = text(folder, "cpu.stat")
-    periods, held_us, held_ns = (_row(rows, name) for name in ("nr_throttled", "throttled_usec", "throttled_time"))
-    if periods is None or (held_us is None and held_ns is None):
-        return None
-    return periods, held_us / 1e3 if held_us is not None else (held_ns or 0) / 1e6
+    for folder in folders:
+        rows = text(folder, "cpu.stat")
+        periods, held_us, held_ns = (_row(rows, name) for name in ("nr_throttled", "throttled_usec", "throttled_time"))
+        if periods is not None and (held_us is not None or held_ns is not None):
+            return periods, held_us / 1e3 if held_us is not None else (held_ns or 0) / 1e6
+    return None
 
 
 def _used_ns(place: _Hierarchy, text: _Reader) -> int | None:
@@ -249,18 +241,9 @@ def _usual_mounts(root: str) -> list[_Mount]:
 def _text(folder: str, name: str) -> bytes:
     """The content of a file; empty if it cannot be read."""
     try:
-        descriptor = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return file_bytes(os.path.join(folder, name), 1 << 20)
     except (OSError, ValueError):  # the path may come from a file that contains anything
         return b""
-    try:
-        text = b""
-        while len(text) < 1 << 20 and (more := os.read(descriptor, 1 << 16)):
-            text += more
-        return text
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
 
 
 def _row(rows: bytes, name: str) -> int | None:

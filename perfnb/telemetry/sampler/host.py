@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import psutil
 
-from perfnb.telemetry.sampler.files import KeptFiles
-from perfnb.telemetry.sampler.source import Facts, Rates, Values
+from perfnb.telemetry.sampler.source import Facts, KeptFiles, Rates, Source, Values
 
 _Read = TypeVar("_Read")
 
@@ -31,29 +29,6 @@ _SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk's own are
 
 #: Lists the disks, without their partitions, on Linux.
 _BLOCK = "/sys/block"
-
-
-@dataclass
-class Sensors:
-    """How to read each counter; any may raise anything."""
-
-    busy_s: Callable[[], float]  # summed over the cores
-    used_bytes: Callable[[], int]
-    disks: Callable[[], Traffic]
-    interfaces: Callable[[], Traffic]
-    close: Callable[[], None]
-
-
-def sensors(proc: str = "/proc") -> Sensors:
-    """For each counter the cheapest way that works; `proc` is read instead of ``/proc``."""
-    files = _Files(proc)
-    chosen = Sensors(_busy_s, _used_bytes, _disks, _interfaces, files.close)
-    for name in ("busy_s", "used_bytes", "disks", "interfaces"):
-        with suppress(Exception):  # another system, or a file in another format
-            cheap = getattr(files, name)
-            cheap()
-            setattr(chosen, name, cheap)
-    return chosen
 
 
 class _Files:
@@ -78,12 +53,8 @@ class _Files:
         return (total - available) * 1024
 
     def disks(self) -> Traffic:
-        traffic = {}
-        for line in self._kept.text(f"{self._proc}/diskstats", 1 << 16).splitlines():
-            words = line.split(None, 10)
-            if _is_whole_disk(words[2]):
-                traffic[os.fsdecode(words[2])] = int(words[5]) * _SECTOR_BYTES, int(words[9]) * _SECTOR_BYTES
-        return _some(traffic, "the system lists no disk")
+        rows = [line.split(None, 10) for line in self._kept.text(f"{self._proc}/diskstats", 1 << 16).splitlines()]
+        return {os.fsdecode(row[2]): (int(row[5]) * _SECTOR_BYTES, int(row[9]) * _SECTOR_BYTES) for row in rows}
 
     def interfaces(self) -> Traffic:
         traffic = {}
@@ -91,7 +62,7 @@ class _Files:
             name, _, counters = line.rpartition(b":")
             words = counters.split(None, 9)
             traffic[os.fsdecode(name.strip())] = int(words[0]), int(words[8])
-        return _without_loopback(traffic)
+        return traffic
 
 
 def _busy_s() -> float:
@@ -107,41 +78,37 @@ def _used_bytes() -> int:
 
 def _disks() -> Traffic:
     counters = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
-    traffic = {name: (disk.read_bytes, disk.write_bytes) for name, disk in counters.items()}
-    return _some(
-        {name: both for name, both in traffic.items() if _is_whole_disk(name.encode())}, "the system lists no disk"
-    )
+    return {name: (disk.read_bytes, disk.write_bytes) for name, disk in counters.items()}
 
 
 def _interfaces() -> Traffic:
     counters = psutil.net_io_counters(pernic=True, nowrap=False) or {}
-    return _without_loopback({name: (each.bytes_recv, each.bytes_sent) for name, each in counters.items()})
+    return {name: (each.bytes_recv, each.bytes_sent) for name, each in counters.items()}
 
 
-def _without_loopback(traffic: Traffic) -> Traffic:
-    traffic = {name: both for name, both in traffic.items() if not _LOOPBACK.fullmatch(name)}
-    return _some(traffic, "the system lists no interface but loopback")
+def _cheapest(cheap: Callable[[], _Read], portable: Callable[[], _Read]) -> Callable[[], _Read]:
+    try:
+        cheap()
+    except Exception:  # another system, or a file in another format
+        return portable
+    return cheap
 
 
-def _some(traffic: Traffic, otherwise: str) -> Traffic:
-    if not traffic:
+def _some(traffic: Traffic, counts: Callable[[str], bool], otherwise: str) -> Traffic:
+    counted = {name: both for name, both in traffic.items() if counts(name)}
+    if not counted:
         raise LookupError(otherwise)
-    return traffic
+    return counted
 
 
-_whole_disks: dict[bytes, bool] = {}
-
-
-def _is_whole_disk(name: bytes) -> bool:
+@functools.cache
+def _is_whole_disk(name: str) -> bool:
     """Whether this is a disk rather than a partition of one."""
-    if name not in _whole_disks:
-        text = os.fsdecode(name)
-        listed = not os.path.isdir(_BLOCK) or os.path.exists(f"{_BLOCK}/" + text.replace("/", "!"))
-        _whole_disks[name] = listed and not _STACKED.match(text)
-    return _whole_disks[name]
+    listed = not os.path.isdir(_BLOCK) or os.path.exists(f"{_BLOCK}/" + name.replace("/", "!"))
+    return listed and not _STACKED.match(name)
 
 
-class HostSource:
+class HostSource(Source):
     """The whole machine; see `Source`.
 
     A sensor that cannot be read gives ``None`` and one note; the others go on. Linux counts CPU time in steps of 10 ms
@@ -150,27 +117,26 @@ class HostSource:
 
     name = "host"
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self._sensors: Sensors = sensors()
+    def __init__(self, proc: str = "/proc") -> None:
+        super().__init__()
+        self._files = files = _Files(proc)
+        self._busy_s, self._used_bytes = _cheapest(files.busy_s, _busy_s), _cheapest(files.used_bytes, _used_bytes)
+        self._disks, self._interfaces = _cheapest(files.disks, _disks), _cheapest(files.interfaces, _interfaces)
         self._rates = Rates()
         self._traffic: dict[str, tuple[int, Traffic]] = {}
         self._failed: set[str] = set()
-
-    def devices(self) -> list[str]:
-        return ["host"]
 
     def facts(self, device: str) -> Facts:
         memory = self._try("memory", psutil.virtual_memory)
         return {"cpus": os.cpu_count(), "memory_bytes": None if memory is None else memory.total}
 
     def read(self, device: str, now_ns: int) -> Values:
-        busy_s = self._rates.per_second("cpu", self._try("CPU time", self._sensors.busy_s), now_ns)
-        read, written = self._both("disk I/O", self._sensors.disks, now_ns)
-        received, sent = self._both("network traffic", self._sensors.interfaces, now_ns)
+        busy_s = self._rates.per_second("cpu", self._try("CPU time", self._busy_s), now_ns)
+        read, written = self._both("disk I/O", self.disks, now_ns)
+        received, sent = self._both("network traffic", self.interfaces, now_ns)
         return {
             "cpu_percent": None if busy_s is None else busy_s * 100,
-            "memory_bytes": self._try("memory", self._sensors.used_bytes),
+            "memory_bytes": self._try("memory", self._used_bytes),
             "load": self._try("load", lambda: os.getloadavg()[0]),
             "disk_read_bytes_per_s": read,
             "disk_write_bytes_per_s": written,
@@ -179,7 +145,16 @@ class HostSource:
         }
 
     def close(self) -> None:
-        self._sensors.close()
+        self._files.close()
+
+    def disks(self) -> Traffic:
+        """What went from and to each whole disk."""
+        return _some(self._disks(), _is_whole_disk, "the system lists no disk")
+
+    def interfaces(self) -> Traffic:
+        """What came and went by each interface but loopback."""
+        outside = self._interfaces()
+        return _some(outside, lambda name: not _LOOPBACK.fullmatch(name), "the system lists no interface but loopback")
 
     def _try(self, what: str, read: Callable[[], _Read]) -> _Read | None:
         try:

@@ -30,8 +30,8 @@ _FLUSH_S = 2.0
 def main(config: dict[str, Any]) -> None:
     """Run the sampler; its process does nothing else.
 
-    `config` has ``interval_s``, ``parent`` (the id of the watched process) and ``visible`` (the value of
-    ``CUDA_VISIBLE_DEVICES``, or ``None``).
+    `config` has ``interval_s``, ``parent`` (the id of the watched process), and ``visible`` and ``hip_visible`` (the
+    environment variables that hide NVIDIA and AMD GPUs, or ``None``).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting the notebook signals the whole process group
     outbox = Outbox(1)
@@ -47,6 +47,7 @@ def main(config: dict[str, Any]) -> None:
 
 def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
     """The sources that this machine has, and why the others are missing."""
+    from perfnb.telemetry.sampler import amd
     from perfnb.telemetry.sampler.cgroup import CgroupSource
     from perfnb.telemetry.sampler.host import HostSource
     from perfnb.telemetry.sampler.nvml import NvmlSource
@@ -58,15 +59,18 @@ def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
         "cgroup": CgroupSource,
         "host": HostSource,
     }
+    if amd.is_likely():
+        makers = {"AMD GPU": lambda: amd.AmdSource(config["hip_visible"]), **makers}
     sources: list[Source] = []
     absent: dict[str, str] = {}
     for name, make in makers.items():
         try:
             sources.append(make())
-        except Absent as reason:
-            absent[name] = _text(f"{name}: {reason}")
         except Exception as error:  # one failing source must not cost the others
-            absent[name] = _text(f"{name}: cannot be read: {type(error).__name__}: {error}")
+            why = str(error) if isinstance(error, Absent) else f"cannot be read: {type(error).__name__}: {error}"
+            absent[name] = _text(f"{name}: {why}")
+    if any(isinstance(source, amd.AmdSource) for source in sources):
+        absent.pop("GPU", None)  # an NVIDIA driver is not missed there
     return sources, absent
 
 
@@ -112,13 +116,10 @@ class Sampler:
             before = time.perf_counter_ns()
             try:
                 values = source.read(device, before)
-            except Lost as reason:
-                self._devices.remove((source, device))
-                self._outbox.send({"lost": device, "note": _text(str(reason))})
-            except Exception as error:  # a bug of ours or of a library: report it and go on with the other devices
+            except Exception as error:  # also a bug of ours or of a library: report it and go on with the others
                 self._devices.remove((source, device))
                 words = f"{device} can no longer be read: {type(error).__name__}: {error}"
-                self._outbox.send({"lost": device, "note": _text(words)})
+                self._outbox.send({"lost": device, "note": _text(str(error) if isinstance(error, Lost) else words)})
             else:
                 rows.append((device, before, time.perf_counter_ns(), values))
             for note in source.notes:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from contextlib import suppress
+from typing import NamedTuple
 
 import psutil
 
 from perfnb.telemetry.sampler import MODULE
-from perfnb.telemetry.sampler.process_table import Seen, table_for
-from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Values
+from perfnb.telemetry.sampler.source import Absent, Facts, KeptFiles, Lost, Rates, Source, Values, file_bytes
 
 #: How often to look for new processes if nothing shows that one has started.
 _SEARCH_S = 0.5
@@ -24,8 +26,12 @@ SAMPLER = MODULE.encode()
 #: Sums that only grow: CPU nanoseconds, bytes read, bytes written.
 _Sums = list[float]
 
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CORES = os.cpu_count() or 1
 
-class ProcessSource:
+
+class ProcessSource(Source):
     """What a process and all below it use together; see `Source`.
 
     The sums keep what a worker used after it ends: on Linux its parent takes over its CPU time and disk bytes,
@@ -38,18 +44,22 @@ class ProcessSource:
     Raises
     ------
     Absent
-        If there is no such process.
+        If there is no such process, or none that the user may see.
     """
 
     name = "process"
 
     def __init__(self, pid: int, without: int, proc: str = "/proc") -> None:
-        self.notes: list[str] = []
+        super().__init__()
         self._pid, self._without = pid, without
-        self._table = table_for(pid, proc)
+        self._table: Portable = ProcFiles(pid, proc)
         first = self._table.see(pid)
         if first is None:
-            raise Absent(f"process {pid} has ended")
+            self._table.close()
+            self._table = Portable()
+            first = self._table.see(pid)
+        if first is None:
+            raise Absent(f"process {pid} cannot be seen")
         self._last: dict[int, Seen] = {pid: first}
         self._others: dict[int, Seen] = {}  # samplers of other watches
         self._kept: _Sums = [0.0, 0.0, 0.0]
@@ -60,9 +70,6 @@ class ProcessSource:
         self._searched_ns, self._search_took_ns = 0, 0
         self._unknown_ns: int | None = None  # a process first seen now may have started since
         self._noted = False
-
-    def devices(self) -> list[str]:
-        return ["process"]
 
     def facts(self, device: str) -> Facts:
         try:
@@ -201,5 +208,180 @@ def _counters(process: Seen) -> tuple[float, float, float]:
     return process.cpu_ns, read, written
 
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_CORES = os.cpu_count() or 1
+class Seen(NamedTuple):
+    """One process at one moment."""
+
+    started_s: float  # by the table's `clock_s`; tells it from a later process with the same id
+    parent: int
+    ended: bool  # but its parent has not waited for it yet
+    cpu_ns: float  # including the children that it has waited for
+    memory_bytes: int
+    disk_bytes: tuple[int, int] | None  # read, written; `None` if the user may not know
+
+
+class Portable:
+    """Processes through psutil, on any system.
+
+    Attributes
+    ----------
+    inherits : bool
+        Whether a parent's figures take over what a child used when the child ends.
+    """
+
+    inherits = sys.platform.startswith("linux")
+
+    def see(self, pid: int) -> Seen | None:
+        """A process; ``None`` if there is none, or none that the user may see."""
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                times = process.cpu_times()
+                cpu_s = times.user + times.system
+                if self.inherits:
+                    cpu_s += times.children_user + times.children_system
+                return Seen(
+                    process.create_time(),
+                    process.ppid(),
+                    process.status() == psutil.STATUS_ZOMBIE,
+                    cpu_s * 1e9,
+                    process.memory_info().rss,
+                    _disk_bytes(process),
+                )
+        except (psutil.Error, OSError):
+            return None
+
+    def below(self, pid: int, without: int) -> list[int]:
+        """The processes below one, parents first, except `without` and what is below that."""
+        found, left_out = [], {without}
+        with suppress(psutil.Error, OSError):
+            for process in psutil.Process(pid).children(recursive=True):  # parents come before their children
+                with suppress(psutil.Error, OSError):
+                    if process.pid in left_out or process.ppid() in left_out:
+                        left_out.add(process.pid)
+                    else:
+                        found.append(process.pid)
+        return found
+
+    def command(self, pid: int) -> bytes:
+        """The command line of a process; empty if it cannot be seen."""
+        try:
+            return "\0".join(psutil.Process(pid).cmdline()).encode(errors="replace")
+        except (psutil.Error, OSError):
+            return b""
+
+    def last_pid(self) -> bytes | None:
+        """Something that changes whenever a process starts; ``None`` if the system has no such thing."""
+        return None
+
+    def clock_s(self) -> float:
+        """The current time."""
+        if self.inherits:  # Linux, where psutil counts from a boot time that it knows to the second
+            return psutil.boot_time() + time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.time()
+
+    def forget(self, pid: int) -> None:
+        """Release what is held for a process."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class ProcFiles(Portable):
+    """Processes through Linux's files, with CPU time to the nanosecond where the kernel gives it.
+
+    psutil would double what the sampler costs at 10 Hz, and counts CPU time in ticks of 10 ms.
+    """
+
+    inherits = True
+
+    def __init__(self, pid: int, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._kept = KeptFiles()
+        self._exact = proc == "/proc" and self._clock_agrees(pid)
+        self._lists_children = os.path.exists(f"{proc}/{pid}/task/{pid}/children")
+
+    def see(self, pid: int) -> Seen | None:
+        try:
+            words = self._kept.text(f"{self._proc}/{pid}/stat").rpartition(b") ")[2].split(None, 20)
+            own, reaped = int(words[11]) + int(words[12]), int(words[13]) + int(words[14])
+            started = int(words[19]) * _TICK_S
+            # The same figure in `stat` may be off by megabytes on machines with many cores.
+            memory = int(self._kept.text(f"{self._proc}/{pid}/statm").split(None, 2)[1]) * _PAGE
+            parent, ended = int(words[1]), words[0] in (b"Z", b"X")
+        except (OSError, ValueError, IndexError):
+            return None
+        cpu_ns = own * _TICK_S * 1e9
+        if self._exact:
+            try:
+                cpu_ns = _exact_cpu_ns(pid)
+            except OSError:  # it has ended since
+                return None
+        return Seen(started, parent, ended, cpu_ns + reaped * _TICK_S * 1e9, memory, self._disk_bytes(pid))
+
+    def below(self, pid: int, without: int) -> list[int]:
+        if not self._lists_children:
+            return super().below(pid, without)
+        # A child belongs to the thread that started it.
+        found = [pid]
+        for above in found:
+            try:
+                threads = os.listdir(f"{self._proc}/{above}/task")
+            except OSError:
+                continue
+            for thread in threads:
+                with suppress(OSError, ValueError):
+                    children = map(int, file_bytes(f"{self._proc}/{above}/task/{thread}/children").split())
+                    found += [child for child in children if child not in found and child != without]
+        return found[1:]
+
+    def command(self, pid: int) -> bytes:
+        try:
+            return file_bytes(f"{self._proc}/{pid}/cmdline")
+        except OSError:
+            return b""
+
+    def last_pid(self) -> bytes | None:
+        try:
+            return self._kept.text(f"{self._proc}/loadavg").split()[-1]
+        except (OSError, IndexError):
+            return None
+
+    def clock_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def forget(self, pid: int) -> None:
+        for name in ("stat", "statm", "io"):
+            self._kept.forget(f"{self._proc}/{pid}/{name}")
+
+    def close(self) -> None:
+        self._kept.close()
+
+    def _disk_bytes(self, pid: int) -> tuple[int, int] | None:
+        try:
+            words = self._kept.text(f"{self._proc}/{pid}/io").split()
+            rows = dict(zip(words[::2], words[1::2], strict=False))
+            return int(rows[b"read_bytes:"]), int(rows[b"write_bytes:"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def _clock_agrees(self, pid: int) -> bool:
+        """Whether the kernel gives another process's CPU time to the nanosecond rather than in ticks."""
+        try:
+            exact = _exact_cpu_ns(pid) / 1e9
+            times = psutil.Process(pid).cpu_times()
+        except (OSError, AttributeError, OverflowError, psutil.Error):
+            return False
+        return abs(exact - times.user - times.system) < 0.1 + exact / 100
+
+
+def _exact_cpu_ns(pid: int) -> int:
+    """What a process's CPU clock shows; its id is computed as Linux's ``clock_getcpuclockid`` does."""
+    return time.clock_gettime_ns((~pid << 3) | 2)
+
+
+def _disk_bytes(process: psutil.Process) -> tuple[int, int] | None:
+    try:
+        counters = process.io_counters()
+    except (AttributeError, NotImplementedError, psutil.Error, OSError):  # macOS has no such method
+        return None
+    return counters.read_bytes, counters.write_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
 
 #: A reading by metric; ``None`` for a metric that could not be read.
 Values = dict[str, float | None]
@@ -19,7 +19,7 @@ class Lost(Exception):
     """A device can no longer be read; the message says why. The others go on."""
 
 
-class Source(Protocol):
+class Source:
     """Some devices and their sensors.
 
     Creating one raises `Absent` if there is nothing to read.
@@ -27,20 +27,24 @@ class Source(Protocol):
     Attributes
     ----------
     name : str
-        What to call the source when it is missing: ``GPU``.
+        What to call the source when it is missing, such as ``GPU``; also its only device, unless `devices` has others.
     notes : list of str
         Messages for the user, each at most once, such as a sensor that cannot be read. Whoever reads the source
         empties it.
     """
 
     name: str
-    notes: list[str]
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
 
     def devices(self) -> list[str]:
         """The keys of the devices."""
+        return [self.name]
 
     def facts(self, device: str) -> Facts:
         """What does not change about a device."""
+        raise NotImplementedError
 
     def read(self, device: str, now_ns: int) -> Values:
         """Read a device at a time (`time.perf_counter_ns`); rates cover the time since its last reading.
@@ -50,6 +54,7 @@ class Source(Protocol):
         Lost
             If the device is gone.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release what the source holds."""
@@ -74,3 +79,73 @@ class Rates:
         if before is None or value < before[1] or now_ns <= before[0]:
             return None
         return (value - before[1]) / (now_ns - before[0]) * 1e9
+
+
+def file_bytes(path: str, most: int = 1 << 22) -> bytes:
+    """The content of a small system file; never waits, whatever is in its place.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If there can be no such path.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        text = b""
+        while len(text) < most and (more := os.read(descriptor, 1 << 16)):
+            text += more
+        return text
+    finally:
+        os.close(descriptor)
+
+
+class KeptFiles:
+    """At most `most` files that stay open: reading one is then twice as cheap, and stays tied to the same process."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._most = most
+        self._open: dict[str, int] = {}
+
+    def text(self, path: str, size: int = 8192) -> bytes:
+        """The first `size` bytes of a file as it is now.
+
+        Raises
+        ------
+        OSError
+            If it cannot be read, or what it describes is gone.
+        """
+        descriptor = self._open.get(path)
+        if descriptor is None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            if len(self._open) >= self._most:
+                try:
+                    return _text(descriptor, size)
+                finally:
+                    os.close(descriptor)
+            self._open[path] = descriptor
+        try:
+            return _text(descriptor, size)
+        except OSError:
+            self.forget(path)
+            raise
+
+    def forget(self, path: str) -> None:
+        """Close a file if it is open."""
+        if (descriptor := self._open.pop(path, None)) is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close all files."""
+        for path in list(self._open):
+            self.forget(path)
+
+
+def _text(descriptor: int, size: int) -> bytes:
+    text = part = os.pread(descriptor, size, 0)
+    # The kernel generates some files a page at a time, in whole rows; one that fills less than half a page is complete.
+    while len(part) > 2048 and len(text) < size:
+        part = os.pread(descriptor, size - len(text), len(text))
+        text += part
+    return text

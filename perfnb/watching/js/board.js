@@ -1,9 +1,171 @@
-// Charts with one time axis and the history below, as in the live panel and the Machine tab.
-import { h } from "../../draw/js/dom.js";
-import { clock } from "../../draw/js/format.js";
-import { watchChart } from "./chart.js";
-import { write } from "./lines.js";
-import { MOST_LEVELS, watchStrip } from "./strip.js";
+// What the live panel and the Machine tab share: charts with one time axis, the whole history below them, and the texts
+// beside them.
+import { columnHead, drawn, figure, h } from "../../draw/js/dom.js";
+import { clock, grouped } from "../../draw/js/format.js";
+import { clockTicks, linePath, mostOf, pool, put, watchChart, write } from "./chart.js";
+
+// Missing sensors and caveats, then how to read the charts.
+export function watchWords(store) {
+  const { absent, charts } = store.data;
+  const left = store.marksLeftOut;
+  const more = left ? [`${grouped(left)} earlier ${left === 1 ? "mark is" : "marks are"} not drawn`] : [];
+  const seen = charts.filter(({ lines, note }) => note && lines.some(({ device, column }) => store.devices.get(device)?.known.has(column)));
+  return [[...absent, ...store.notes, ...more], seen.map(({ title, note }) => `${title}: ${note}`)];
+}
+
+export const wordLists = ([lines, notes]) => [
+  lines.length ? h("ul", { class: "pf-watch-notes" }, lines.map((line) => h("li", {}, line))) : null,
+  notes.length ? h("details", { class: "pf-quiet pf-watch-notes" }, h("summary", {}, "How to read the charts"), h("ul", {}, notes.map((note) => h("li", {}, note)))) : null,
+].filter(Boolean);
+
+// A table of figures by device and metric: rows are [device, metric, ...figures].
+export const metricsTable = (caption, heads, rows, cell, rowClass = () => null) => h("div", { class: "pf-scroll pf-watch-table", tabindex: 0 }, h("table", { class: "pf-small" },
+  h("caption", {}, caption),
+  h("thead", {}, h("tr", {}, columnHead("Metric", true), heads)),
+  h("tbody", {}, rows.map(([device, metric, ...figures], row) => h("tr", { class: rowClass(row) },
+    h("th", { scope: "row", class: "pf-text" }, device, h("span", { class: "pf-quiet" }, ` ${metric}`)), figures.map((text) => h("td", {}, cell(text))))))));
+
+export function watchTable({ table }) {
+  if (!table.length) return h("p", {});
+  const heads = ["median", "95th percentile", "maximum", "total"].map((head) => columnHead(head));
+  return metricsTable("Over the whole watch", heads, table, (text) => (text ? figure(text) : ""), (row) => (row && table[row - 1][0] !== table[row][0] ? "pf-first" : null));
+}
+
+const STRIP = { side: 8, band: 17, height: 36, below: 20, edge: 7 };
+const MOST_LEVELS = 3;
+const MOST_BANDS = 200;
+
+function watchStrip(store, board, bands) {
+  const holder = h("div", { class: "pf-watch-strip", role: "slider", tabindex: 0, "aria-label": "Time shown", "aria-orientation": "horizontal" });
+  const [names, ticks] = [drawn("g"), drawn("g")];
+  const ground = drawn("rect", { class: "pf-watch-ground", x: STRIP.side });
+  const line = drawn("path", { class: "pf-watch-past", fill: "none" });
+  const shades = [0, 1].map(() => drawn("rect", { class: "pf-watch-shade" }));
+  const windowBox = drawn("rect", { class: "pf-watch-window", rx: 2 });
+  const grips = [0, 1].map(() => drawn("line", { class: "pf-watch-grip" }));
+  const svg = drawn("svg", { "aria-hidden": "true" }, ground, line, names, ticks, shades, windowBox, grips);
+  const words = h("span", {});
+  holder.append(svg);
+  const bandAt = pool(names, () => drawn("g", { class: "pf-watch-band" }, drawn("title"), drawn("rect", { height: STRIP.band - 3, rx: 2 }), drawn("text")));
+  const tickAt = pool(ticks, () => drawn("text"));
+  let frame = null;
+
+  const draw = () => {
+    const width = Math.floor(holder.clientWidth);
+    if (width < 80) return;
+    const { first, last, from, to } = board.time();
+    const x1 = width - STRIP.side;
+    const x = (time) => STRIP.side + ((x1 - STRIP.side) * (time - first)) / (last - first || 1);
+    const all = bands();
+    const levels = Math.min(MOST_LEVELS, 1 + Math.max(-1, ...all.map(([, depth]) => depth)));
+    const top = 2 + levels * STRIP.band;
+    const y0 = top + STRIP.height;
+    frame = { x, timeAt: (px) => first + ((last - first) * (px - STRIP.side)) / (x1 - STRIP.side) };
+    put(svg, { width, height: y0 + STRIP.below });
+    put(ground, { y: top, width: x1 - STRIP.side, height: STRIP.height });
+    drawLine(x, y0, first, last);
+    const seen = all.filter(([, depth, start, end]) => depth < MOST_LEVELS && x(Math.min(last, end ?? last)) - x(start) >= 1.5).slice(-MOST_BANDS);
+    bandAt(seen.length, (g, i) => drawBand(g, seen[i], x, last));
+    const { ticks: times, decimals } = clockTicks(first, last, width / 130);
+    tickAt(times.length, (text, i) => {
+      const place = x(times[i]);
+      put(text, { x: place.toFixed(1), y: y0 + 15, "text-anchor": place > x1 - 20 ? "end" : place < STRIP.side + 20 ? "start" : "middle" });
+      write(text, clock(times[i], decimals));
+    });
+    const [left, right] = [Math.max(STRIP.side, x(from)), Math.max(STRIP.side + 2, Math.min(x1, x(to)))];
+    put(windowBox, { x: left.toFixed(1), y: 1, width: Math.max(2, right - left).toFixed(1), height: y0 - 1 });
+    put(shades[0], { x: STRIP.side, y: 1, width: Math.max(0, left - STRIP.side).toFixed(1), height: y0 - 1 });
+    put(shades[1], { x: right.toFixed(1), y: 1, width: Math.max(0, x1 - right).toFixed(1), height: y0 - 1 });
+    grips.forEach((grip, i) => put(grip, { x1: (i ? right : left).toFixed(1), x2: (i ? right : left).toFixed(1), y1: top + 10, y2: y0 - 10 }));
+    put(holder, {
+      "aria-valuemin": Math.floor(first), "aria-valuemax": Math.ceil(last), "aria-valuenow": Math.round(Math.min(last, Math.max(first, (from + to) / 2))),
+      "aria-valuetext": `from ${clock(Math.max(first, from), 1)} to ${clock(Math.min(last, to), 1)} of ${clock(last)}${board.zoomed() ? "" : store.running ? ", following" : ", the whole"}`,
+    });
+  };
+
+  // The first line available: a GPU's if there are GPUs.
+  const drawLine = (x, y0, first, last) => {
+    const charts = [...store.data.charts].sort((a, b) => Number(b.key === "gpu") - Number(a.key === "gpu"));
+    const lines = charts.flatMap((chart) => chart.lines.map((one) => ({ ...one, chart })));
+    const found = lines.find(({ device, column }) => store.devices.get(device)?.known.has(column));
+    if (!found) return;
+    const own = store.devices.get(found.device);
+    const most = mostOf(own, found.column, first, last) || 1;
+    put(line, { d: linePath(own, found.column, [first, last], x, (value) => y0 - 2 - ((STRIP.height - 6) * value) / most) });
+    write(words, `line: ${found.chart.title}, ${found.word}`);
+  };
+
+  steerWindow(holder, board, () => frame);
+  return { element: holder, words, draw };
+}
+
+function drawBand(g, [name, depth, start, end, note], x, last) {
+  const [left, right] = [x(start), x(Math.min(last, end ?? last))];
+  const y = 2 + depth * STRIP.band;
+  const [title, rect, text] = g.children;
+  const room = Math.floor((right - left - 8) / 6.6);
+  write(title, `${name}: ${clock(start, 1)} to ${end == null ? "now" : clock(end, 1)}${note ? `, ${note}` : ""}`);
+  put(rect, { x: left.toFixed(1), y, width: Math.max(1, right - left - 1).toFixed(1), class: end == null ? "pf-watch-open" : "" });
+  put(text, { x: (left + 5).toFixed(1), y: y + 11 });
+  write(text, name.length <= room ? name : room >= 4 ? `${name.slice(0, room - 1)}…` : "");
+}
+
+// Drag to zoom, drag the window to move it or its edges to resize it; keys do the same.
+function steerWindow(holder, board, frameOf) {
+  let drag = null;
+  const pxOf = (event) => event.clientX - holder.getBoundingClientRect().left;
+  const kindAt = (px) => {
+    const { first, last, from, to } = board.time();
+    const { x } = frameOf();
+    const whole = to - from >= 0.98 * (last - first);
+    if (!whole || board.zoomed()) {
+      if (Math.abs(px - x(from)) < STRIP.edge) return "from";
+      if (Math.abs(px - x(to)) < STRIP.edge) return "to";
+      if (!whole && px > x(from) && px < x(to)) return "move";
+    }
+    return "new";
+  };
+  holder.addEventListener("pointerdown", (event) => {
+    if (event.button || !frameOf()) return;
+    const px = pxOf(event);
+    const { from, to } = board.time();
+    drag = { kind: kindAt(px), px, at: frameOf().timeAt(px), from, to, moved: false };
+    holder.setPointerCapture(event.pointerId);
+  });
+  holder.addEventListener("pointermove", (event) => {
+    if (!frameOf()) return;
+    const px = pxOf(event);
+    if (!drag) {
+      holder.style.cursor = { new: "crosshair", move: "grab" }[kindAt(px)] ?? "ew-resize";
+      return;
+    }
+    if (Math.abs(px - drag.px) > 3) drag.moved = true;
+    if (!drag.moved) return;
+    const time = frameOf().timeAt(px);
+    if (drag.kind === "new") board.zoom(Math.min(drag.at, time), Math.max(drag.at, time));
+    else if (drag.kind === "move") board.zoom(drag.from + time - drag.at, drag.to + time - drag.at);
+    else if (drag.kind === "from") board.zoom(Math.min(time, drag.to), drag.to);
+    else board.zoom(drag.from, Math.max(time, drag.from));
+  });
+  for (const end of ["pointerup", "pointercancel"]) holder.addEventListener(end, () => { drag = null; });
+  holder.addEventListener("dblclick", () => board.follow());
+  holder.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const { first, last, from, to } = board.time();
+    const span = to - from;
+    const by = (event.shiftKey ? 0.5 : 0.1) * span;
+    const middle = (from + to) / 2;
+    const moves = {
+      ArrowLeft: [from - by, to - by], ArrowDown: [from - by, to - by], ArrowRight: [from + by, to + by], ArrowUp: [from + by, to + by],
+      "+": [middle - span / 4, middle + span / 4], "=": [middle - span / 4, middle + span / 4], "-": [middle - span, middle + span], "_": [middle - span, middle + span],
+      Home: [first, first + span], End: [last - span, last],
+    };
+    if (event.key === "Escape") board.follow();
+    else if (event.key in moves) board.zoom(...moves[event.key]);
+    else return;
+    event.preventDefault();
+  });
+}
 
 const FOLLOWED_S = [10, 20, 30, 60];
 

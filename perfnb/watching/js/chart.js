@@ -1,9 +1,135 @@
-// One small chart of a watch: its elements are created once, and only their attributes change.
-import { drawn } from "../../draw/js/chart.js";
-import { h } from "../../draw/js/dom.js";
+// One small chart of a watch, its scales and line styles: its elements are created once, and only their attributes change.
+import { niceTicks, roundNumber, roundSize } from "../../draw/js/chart.js";
+import { drawn, h } from "../../draw/js/dom.js";
 import { clock, reading } from "../../draw/js/format.js";
-import { clockTicks, lineKey, lineLook, linePath, lineProps, mostOf, pool, put, tickWords, valueAxis, write } from "./lines.js";
 import { readAt } from "./store.js";
+
+// Dashes for round ends, which make each dash longer by the line width.
+const LINE_DASHES = [null, "6 6", "0.1 5", "9 5 0.1 5", "14 6", "2.5 5", "6 5 0.1 5 0.1 5", "0.1 8"];
+const LEAST_TOP = { percent: 100, bytes: 1024 ** 2, bytes_per_s: 1024, watts: 10, celsius: 50, megahertz: 100 };
+
+// Each device has its own shade and dash; further lines of a device differ by dash.
+function lineLook(line, chart) {
+  const place = chart.lines.filter(({ device }) => device === line.device).indexOf(line);
+  if (line.device === "process") return { shade: "process", dash: place ? "12 5" : null, width: place ? 1.5 : 2.2 };
+  if (line.device === "host") return { shade: "host", dash: place ? "5 4.5 0.1 4.5" : "4.5 4.5", width: 1.6 };
+  if (line.device === "cgroup") return { shade: "cgroup", dash: "0.1 4.5", width: 2.2 };
+  const gpu = Number(line.device.replace("gpu", "")) || 0;
+  return { shade: `gpu${gpu % 4}`, dash: LINE_DASHES[chart.lines.indexOf(line) % LINE_DASHES.length], width: 2 };
+}
+
+const lineProps = ({ shade, dash, width }) => ({ class: `pf-watch-line pf-watch-${shade}`, "stroke-dasharray": dash, "stroke-width": width });
+
+const lineKey = (look) => drawn("svg", { width: 20, height: 8, class: "pf-watch-key", "aria-hidden": "true" },
+  drawn("line", { x1: 1, x2: 19, y1: 4, y2: 4, ...lineProps(look) }));
+
+// A round top for an axis, and its ticks. The ceiling is on the axis if the lines come near.
+function valueAxis(chart, most) {
+  const base = chart.unit.startsWith("bytes") ? 1024 : 10;
+  const near = chart.ceiling != null && most >= 0.6 * chart.ceiling;
+  const wanted = Math.max(LEAST_TOP[chart.unit] ?? 1, most, near ? chart.ceiling : 0);
+  const step = niceTicks(wanted, 4, base)[1] ?? wanted;
+  const top = near ? Math.max(1.06 * chart.ceiling, 1.02 * most) : step * Math.ceil(wanted / step - 1e-9);
+  return { top, near, ticks: Array.from({ length: Math.floor(top / step + 1e-9) + 1 }, (_, i) => i * step) };
+}
+
+function tickWords(value, top, unit) {
+  if (unit.startsWith("bytes")) return value ? `${roundSize(value, top)}${unit === "bytes" ? "" : "/s"}` : "0";
+  return value ? roundNumber(reading(value, unit)) : "0";
+}
+
+const TIME_STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400];
+
+// The ticks of a time axis, and how many decimals of a second they need.
+export function clockTicks(from, to, wanted) {
+  const rough = (to - from) / wanted;
+  const step = TIME_STEPS.find((one) => one >= rough) ?? 86400 * Math.ceil(rough / 86400);
+  const ticks = [];
+  for (let i = Math.ceil(from / step - 1e-6); i * step <= to + 1e-9 * step && ticks.length < 50; i += 1) ticks.push(i * step);
+  return { ticks, decimals: step < 1 ? Math.ceil(-Math.log10(step) - 1e-9) : 0 };
+}
+
+// The visible points of a line, and one more on either side.
+function inSight(own, from, to) {
+  return [Math.max(0, own.before(from)), Math.min(own.size, own.before(to) + 2)];
+}
+
+export function mostOf(own, column, from, to) {
+  const values = own.values.get(column);
+  const [start, end] = inSight(own, from, to);
+  let most = 0;
+  for (let i = start; i < end; i += 1) if (values[i] > most) most = values[i];
+  return most;
+}
+
+// A line as a path, broken at missing readings, with dots for isolated ones. Many points in one column of pixels become
+// the lowest and the highest.
+export function linePath(own, column, [from, to], x, y) {
+  const values = own.values.get(column);
+  const [start, end] = inSight(own, from, to);
+  const parts = [];
+  let [open, alone, pixel] = [false, false, null];
+  const point = (i) => {
+    parts.push(`${open ? "L" : "M"}${x(own.t[i]).toFixed(1)},${y(values[i]).toFixed(1)}`);
+    alone = !open;
+    open = true;
+  };
+  const flush = () => {
+    if (!pixel) return;
+    const [low, high] = pixel.low < pixel.high ? [pixel.low, pixel.high] : [pixel.high, pixel.low];
+    point(low);
+    if (high !== low) point(high);
+    pixel = null;
+  };
+  const lift = () => {
+    flush();
+    if (alone) parts.push("h0.01");
+    [open, alone] = [false, false];
+  };
+  for (let i = start; i < end; i += 1) {
+    if (own.broken[i]) lift();
+    if (Number.isNaN(values[i])) {
+      lift();
+      continue;
+    }
+    const at = Math.round(x(own.t[i]));
+    if (pixel?.at !== at) {
+      flush();
+      pixel = { at, low: i, high: i };
+    } else {
+      if (values[i] < values[pixel.low]) pixel.low = i;
+      if (values[i] > values[pixel.high]) pixel.high = i;
+    }
+  }
+  lift();
+  return parts.join("");
+}
+
+// A pool of elements of one kind, so that nothing flickers.
+export function pool(parent, make) {
+  const made = [];
+  return (count, set) => {
+    while (made.length < count) {
+      made.push(make());
+      parent.append(made.at(-1));
+    }
+    made.forEach((element, i) => {
+      element.style.display = i < count ? "" : "none";
+      if (i < count) set(element, i);
+    });
+  };
+}
+
+export function put(element, props) {
+  for (const [key, value] of Object.entries(props)) {
+    const text = String(value);
+    if (element.getAttribute(key) !== text) element.setAttribute(key, text);
+  }
+}
+
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
 
 const SMALL = { left: 58, right: 10, top: 14, height: 92, below: 20, phases: 9 };
 
@@ -19,18 +145,19 @@ export function watchChart(chart, store, board) {
     h("ul", { class: "pf-watch-words" }, entries), plot);
   const picture = chartPicture(chart, looks, ceilingWords);
   plot.append(picture.svg);
-  const known = () => chart.lines.map(({ device, column }) => store.devices.get(device)?.known.has(column) ?? false);
+  // The readings behind each line, if there are any.
+  const sources = () => chart.lines.map(({ device, column }) => (store.devices.get(device)?.known.has(column) ? store.devices.get(device) : null));
   let [width, frame] = [0, null];
 
   const draw = () => {
-    const shown = known();
-    const any = shown.some(Boolean);
-    element.hidden = !any;
-    if (!any) return;
+    const owns = sources();
+    element.hidden = !owns.some(Boolean);
+    if (element.hidden) return;
     width = Math.floor(plot.clientWidth);
     if (width < 80) return;
     const { from, to, end } = board.time();
-    const most = Math.max(0, ...chart.lines.map(({ device, column }, i) => (shown[i] ? mostOf(store.devices.get(device), column, from, Math.min(to, end)) : 0)));
+    const until = Math.min(to, end);
+    const most = Math.max(0, ...owns.map((own, i) => (own ? mostOf(own, chart.lines[i].column, from, until) : 0)));
     const axis = valueAxis(chart, most);
     const x1 = width - SMALL.right;
     const y0 = SMALL.top + SMALL.height;
@@ -39,11 +166,9 @@ export function watchChart(chart, store, board) {
       timeAt: (px) => from + ((to - from) * (px - SMALL.left)) / (x1 - SMALL.left), x1, y0, width, from, to, axis,
     };
     ceilingNote.hidden = axis.near;
-    entries.forEach((entry, i) => { entry.hidden = !shown[i]; });
-    picture.draw(frame, chart.lines.map(({ device, column }, i) => {
-      const own = shown[i] && store.devices.get(device);
-      return own ? linePath(own, column, [from, Math.min(to, end)], frame.x, frame.y) : "";
-    }), board.phasesIn(from, to, x1 - SMALL.left));
+    entries.forEach((entry, i) => { entry.hidden = !owns[i]; });
+    const paths = owns.map((own, i) => (own ? linePath(own, chart.lines[i].column, [from, until], frame.x, frame.y) : ""));
+    picture.draw(frame, paths, board.phasesIn(from, to, x1 - SMALL.left));
     point();
   };
 
@@ -53,10 +178,8 @@ export function watchChart(chart, store, board) {
     const at = board.cursor();
     const { to, end } = board.time();
     const when = at ?? Math.min(to, end);
-    const values = chart.lines.map(({ device, column }) => {
-      const own = store.devices.get(device);
-      return own ? readAt(own, column, when, Math.max(store.data.interval_s, at == null ? 2 * store.data.interval_s : 0)) : null;
-    });
+    const interval = (at == null ? 2 : 1) * store.data.interval_s;
+    const values = sources().map((own, i) => (own ? readAt(own, chart.lines[i].column, when, interval) : null));
     values.forEach((value, i) => write(amounts[i], value == null ? "–" : reading(value, chart.unit)));
     picture.point(frame, at, values);
     const said = chart.lines.map((line, i) => (values[i] == null ? null : `${line.word} ${reading(values[i], chart.unit)}`)).filter(Boolean);
@@ -66,21 +189,12 @@ export function watchChart(chart, store, board) {
     });
   };
   const timeOf = (event) => frame && frame.timeAt(event.clientX - plot.getBoundingClientRect().left);
-  const lead = () => {
-    const i = known().findIndex(Boolean);
-    return i < 0 ? null : store.devices.get(chart.lines[i].device);
-  };
-  steerCursor(plot, board, timeOf, lead);
+  steerCursor(plot, board, timeOf, () => sources().find(Boolean));
   return { element, plot, draw, point };
 }
 
 // Pointer and arrows move the cursor of all charts from reading to reading.
 function steerCursor(plot, board, timeOf, lead) {
-  const nearest = (own, time) => {
-    const i = own.before(time);
-    if (i < 0) return 0;
-    return i + 1 < own.size && own.t[i + 1] - time < time - own.t[i] ? i + 1 : i;
-  };
   const within = (own, i) => {
     const { from, to, end } = board.time();
     const first = Math.max(0, own.before(from - 1e-9) + 1);
@@ -90,7 +204,7 @@ function steerCursor(plot, board, timeOf, lead) {
     const own = lead();
     const time = timeOf(event);
     if (!own?.size || time == null) return;
-    const at = own.t[within(own, nearest(own, time))];
+    const at = own.t[within(own, own.nearest(time))];
     board.pointAt(Math.abs(at - time) < 2.5 * board.interval() ? at : time);
   });
   plot.addEventListener("pointerleave", () => board.pointAt(null));
@@ -99,7 +213,7 @@ function steerCursor(plot, board, timeOf, lead) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const own = lead();
     if (!own?.size) return;
-    const now = nearest(own, board.cursor() ?? board.time().end);
+    const now = own.nearest(board.cursor() ?? board.time().end);
     const leap = event.shiftKey ? 10 : 1;
     const to = { ArrowLeft: now - leap, ArrowRight: now + leap, ArrowDown: now - leap, ArrowUp: now + leap, PageDown: now - 10, PageUp: now + 10, Home: -1, End: Infinity }[event.key];
     if (to != null) board.pointAt(own.t[within(own, to)]);

@@ -1,13 +1,12 @@
 // The Machine tab: hardware telemetry during the steps, with passes and phases.
-import { drawn, patternFills, swatch } from "../../draw/js/chart.js";
-import { columnHead, figure, h } from "../../draw/js/dom.js";
+import { patternFills, swatch } from "../../draw/js/chart.js";
+import { drawn, figure, h } from "../../draw/js/dom.js";
+import { UNKNOWN, clock, count, grouped } from "../../draw/js/format.js";
 import { placeAfter } from "../../draw/js/search.js";
 import { tabMakers } from "../../draw/js/tabs.js";
-import { UNKNOWN, clock, count } from "../../draw/js/format.js";
-import { watchBoard } from "./board.js";
-import { write } from "./lines.js";
+import { metricsTable, watchBoard, watchTable, watchWords, wordLists } from "./board.js";
+import { write } from "./chart.js";
 import { watchStore } from "./store.js";
-import { watchTable, watchWords, wordLists } from "./words.js";
 
 const MOST_STRETCHES = 160;
 const LEAST_STRETCH_PX = 2.5;
@@ -42,9 +41,8 @@ function phasesOf({ phases, stretches }) {
   let us = 0;
   const start = stretches.start.map((step) => (us += step) / 1e6);
   const end = start.map((from, i) => from + stretches.us[i] / 1e6);
-  const firstAfter = (time) => placeAfter(start, time);
   const within = (from, to, width) => {
-    const [first, last] = [Math.max(0, firstAfter(from) - 1), firstAfter(to)];
+    const [first, last] = [Math.max(0, placeAfter(start, from) - 1), placeAfter(start, to)];
     if (last - first > MOST_STRETCHES || (last - first) * LEAST_STRETCH_PX > width) return [];
     const seen = [];
     for (let i = first; i < last; i += 1) {
@@ -53,7 +51,7 @@ function phasesOf({ phases, stretches }) {
     return seen;
   };
   const wordsAt = (time) => {
-    const i = firstAfter(time) - 1;
+    const i = placeAfter(start, time) - 1;
     return i >= 0 && time < end[i] ? ` · ${phases[stretches.phase[i]].word}${stretches.placed[i] ? " (estimated)" : ""}` : "";
   };
   return { marks: phases, defs, within, wordsAt, placed: stretches.placed.includes(1) };
@@ -63,14 +61,10 @@ function byPhase({ by_phase: { phases, rows }, stretches }) {
   if (!rows.length) return null;
   const few = () => h("span", { class: "pf-unknown", title: "too few readings" }, UNKNOWN);
   const placed = stretches.placed.includes(1) ? "; phases of untraced steps are estimated from the traced ones" : "";
-  const left = stretches.left_out ? `; ${stretches.left_out.toLocaleString("en-US")} more stretches are not drawn` : "";
-  return h("div", { class: "pf-scroll pf-watch-table", tabindex: 0 }, h("table", { class: "pf-small" },
-    h("caption", {}, `Mean in each phase (n/a: too few readings, rates such as CPU need phases longer than the reading interval${placed}${left})`),
-    h("thead", {}, h("tr", {}, columnHead("Metric", true),
-      phases.map((mark) => h("th", { scope: "col" }, swatch(mark), ` ${mark.word}`)))),
-    h("tbody", {}, rows.map(([device, metric, ...means]) => h("tr", {},
-      h("th", { scope: "row", class: "pf-text" }, device, h("span", { class: "pf-quiet" }, ` ${metric}`)),
-      means.map((mean) => h("td", {}, mean == null ? few() : figure(mean))))))));
+  const left = stretches.left_out ? `; ${grouped(stretches.left_out)} more stretches are not drawn` : "";
+  const caption = `Mean in each phase (n/a: too few readings, rates such as CPU need phases longer than the reading interval${placed}${left})`;
+  const heads = phases.map((mark) => h("th", { scope: "col" }, swatch(mark), ` ${mark.word}`));
+  return metricsTable(caption, heads, rows, (mean) => (mean == null ? few() : figure(mean)));
 }
 
 tabMakers.machine = ({ data }) => ({ ...machineTab(data.machine), size: clock(data.machine.duration_s) });

@@ -2,10 +2,9 @@
 import { h, titled } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
 import { settle } from "../../draw/js/notebook.js";
-import { watchBoard } from "./board.js";
-import { put, write } from "./lines.js";
+import { watchBoard, watchTable, watchWords, wordLists } from "./board.js";
+import { put, write } from "./chart.js";
 import { watchStore } from "./store.js";
-import { watchTable, watchWords, wordLists } from "./words.js";
 
 const stores = new Map();
 

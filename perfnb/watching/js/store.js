@@ -26,6 +26,10 @@ function deviceReadings(columns) {
   };
   // The last point at or before a time; -1 if there is none.
   own.before = (time) => placeAfter(own.t, time, own.size) - 1;
+  own.nearest = (time) => {
+    const i = own.before(time);
+    return i < 0 || (i + 1 < own.size && own.t[i + 1] - time < time - own.t[i]) ? i + 1 : i;
+  };
   return own;
 }
 
@@ -132,15 +136,10 @@ export function watchStore(first) {
 
 // The reading nearest to a time; null if there is none.
 export function readAt(own, column, time, interval) {
-  const i = own.before(time);
-  const near = (k) => Math.abs(own.t[k] - time);
-  const reach = BREAK_INTERVALS * interval;
-  const last = i + 1 >= own.size;
-  let at = i;
-  if (i < 0 || (!last && near(i + 1) < near(i))) at = i + 1;
+  const [i, at] = [own.before(time), own.nearest(time)];
   if (at >= own.size) return null;
-  const outside = i < 0 || last || own.broken[i + 1];
-  if (outside && near(at) > reach / 2) return null;
+  const outside = i < 0 || i + 1 >= own.size || own.broken[i + 1];
+  if (outside && Math.abs(own.t[at] - time) > (BREAK_INTERVALS * interval) / 2) return null;
   const value = own.values.get(column)?.[at];
-  return value == null || Number.isNaN(value) ? null : value;
+  return Number.isNaN(value ?? NaN) ? null : value;
 }

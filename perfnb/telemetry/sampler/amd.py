@@ -1,0 +1,262 @@
+"""Readings of AMD GPUs, through amdsmi, AMD's Python package for its driver.
+
+amdsmi's units changed between versions (memory in MB or bytes, power in W or µW), so each value is scaled to the only
+unit in which it is plausible, and an implausible one is missing. Missing values come as the text ``N/A`` or as the
+largest number of their type.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from typing import Any, NamedTuple
+
+from perfnb.telemetry.sampler.nvml import FIELDS, PCIE_THROUGHPUT
+from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Source, Values
+
+#: The driver's module; without it and without amdsmi there is no reason to mention AMD.
+_DRIVER = "/sys/module/amdgpu"
+#: What amdsmi gives for a missing value, besides text.
+_MISSING = (2**16 - 1, 2**32 - 1, 2**64 - 1)
+_GONE = ("AMDSMI_STATUS_NOT_FOUND", "AMDSMI_STATUS_NOT_INIT", "AMDSMI_STATUS_DRIVER_NOT_LOADED")
+_UNSUPPORTED = ("AMDSMI_STATUS_NOT_SUPPORTED", "AMDSMI_STATUS_NOT_YET_IMPLEMENTED")
+
+
+class Unit(NamedTuple):
+    """The plausible range of a quantity, and the factors of the units in which amdsmi has given it."""
+
+    least: float
+    most: float
+    factors: tuple[float, ...]
+
+    def scaled(self, value: Any) -> float | None:
+        """The value in perfnb's unit, by the first factor that makes it plausible; ``None`` if none does."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value in _MISSING:
+            return None
+        fitting = (value * factor for factor in self.factors if self.least <= value * factor <= self.most)
+        return next(fitting, None)
+
+
+_PERCENT, _MHZ = Unit(0, 100, (1,)), Unit(0, 10_000, (1, 1e-6))
+#: In W, mW or µW: no GPU draws 2.5 kW, and none idles below 2.5 W.
+_WATTS = Unit(0, 2500, (1, 1e-3, 1e-6))
+_DEGREES = Unit(-40, 150, (1, 1e-3))
+#: In bytes, KiB or MiB: GPUs that torch supports have from 4 GiB to 1 TiB.
+_TOTAL_BYTES = Unit(2**32, 2**40, (1, 2**10, 2**20))
+
+
+def is_likely() -> bool:
+    """Whether this machine has AMD's driver or its package."""
+    return os.path.exists(_DRIVER) or importlib.util.find_spec("amdsmi") is not None
+
+
+class AmdSource(Source):
+    """AMD GPUs, or the partitions of those that are partitioned, as amdsmi sees them.
+
+    ``busy_percent`` is the activity of the graphics and compute engines, and memory that of all processes. PCIe traffic
+    and throttle reasons are not read: amdsmi would take a tenth of a second or more for each.
+
+    `visible` is the value of HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, ``None`` if unset: HIP's numbers, or UUIDs.
+
+    Raises
+    ------
+    Absent
+        If there is no GPU to read.
+    """
+
+    name = "AMD GPU"
+
+    def __init__(self, visible: str | None) -> None:
+        super().__init__()
+        self._open = False
+        self._smi = _binding()
+        try:
+            self._smi.amdsmi_init(self._smi.AmdSmiInitFlags.INIT_AMD_GPUS)
+            self._open = True
+            handles = list(self._smi.amdsmi_get_processor_handles())
+        except Exception as error:
+            self.close()
+            raise Absent(f"amdsmi does not start: {_words(error)}") from error
+        gpus = [_Gpu(self._smi, handle, index) for index, handle in enumerate(handles)]
+        named = Counter(gpu.key for gpu in gpus)
+        for gpu in gpus:
+            if named[gpu.key] > 1:  # partitions may share their GPU's UUID
+                gpu.key = f"GPU {gpu.index}"
+        self._gpus = {gpu.key: gpu for gpu in _let_through(gpus, visible)}
+        if not self._gpus:
+            self.close()
+            hidden = f": HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES hides all {len(gpus)}" if gpus else ""
+            raise Absent(f"no GPU is visible{hidden}")
+
+    def devices(self) -> list[str]:
+        """The UUIDs of the devices, in HIP's order."""
+        return list(self._gpus)
+
+    def facts(self, device: str) -> Facts:
+        """Name, UUID, PCI address, amdsmi's index, memory size and power limit."""
+        return dict(self._gpus[device].facts)
+
+    def read(self, device: str, now_ns: int) -> Values:
+        """Read a GPU; see `perfnb.telemetry.sampler.source.Source`."""
+        gpu = self._gpus[device]
+        values: Values = dict.fromkeys([*FIELDS, *PCIE_THROUGHPUT])
+        for metric, (words, read) in _METRICS.items():
+            if metric not in gpu.mute:
+                values[metric] = self._read(gpu, metric, words, read)
+        return values
+
+    def close(self) -> None:
+        """Shut amdsmi down, once."""
+        if self._open:
+            self._open = False
+            with suppress(Exception):
+                self._smi.amdsmi_shut_down()
+
+    def _read(self, gpu: _Gpu, metric: str, words: str, read: Callable[[_Gpu], float | None]) -> float | None:
+        try:
+            value = read(gpu)
+        except Exception as error:  # amdsmi's errors share no base with those of missing functions and old versions
+            why = _words(error)
+            if any(gone in why for gone in _GONE):
+                raise Lost(f"{gpu.words}: {why}") from error
+            self._mute(gpu, metric, words, why)
+            return None
+        if value is None:
+            self._mute(gpu, metric, words, "the driver reports no plausible value", only_note=True)
+        return value
+
+    def _mute(self, gpu: _Gpu, metric: str, words: str, why: str, *, only_note: bool = False) -> None:
+        if metric not in gpu.reported:
+            gpu.reported.add(metric)
+            self.notes.append(f"{gpu.words}: {words} cannot be read: {why}.")
+        if not only_note and any(word in why for word in (*_UNSUPPORTED, "AttributeError")):
+            gpu.mute.add(metric)
+
+
+class _Gpu:
+    """A GPU or a partition of one."""
+
+    def __init__(self, smi: Any, handle: Any, index: int) -> None:
+        self.smi, self.handle, self.index = smi, handle, index
+        self.reported: set[str] = set()
+        self.mute: set[str] = set()
+        numbered = _known(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
+        #: HIP's number before any environment variable; the place in amdsmi's list where it is unknown.
+        self.hip = hip if isinstance(hip := numbered.get("hip_id"), int) else index
+        bare = str(numbered.get("hip_uuid") or _known(smi, "amdsmi_get_gpu_device_uuid", handle) or "")
+        self.uuid = bare if bare.startswith("GPU-") or not bare else f"GPU-{bare}"
+        self.pci = _known(smi, "amdsmi_get_gpu_device_bdf", handle)
+        self.key = self.uuid or f"GPU {index}"
+        name = (_known(smi, "amdsmi_get_gpu_asic_info", handle) or {}).get("market_name")
+        self.words = f"GPU {index} ({name})" if _is_text(name) else f"GPU {index}"
+        raw = self._vram(total=True)
+        total = _TOTAL_BYTES.scaled(raw)
+        #: Bytes in the unit of the driver's memory figures; `None` if its total is implausible.
+        self.memory_unit = None if total is None else total / raw
+        limit = _WATTS.scaled((_known(smi, "amdsmi_get_power_info", handle) or {}).get("power_limit"))
+        facts: Facts = {
+            "name": name if _is_text(name) else None,
+            "uuid": self.uuid or None,
+            "pci": self.pci if _is_text(self.pci) else None,
+            "index": index,
+            "memory_bytes": None if total is None else int(total),
+            "power_limit_w": limit or None,
+            "mig": False,
+        }
+        self.facts: Facts = {fact: value for fact, value in facts.items() if value is not None}
+
+    def _vram(self, *, total: bool) -> Any:
+        usage = _known(self.smi, "amdsmi_get_gpu_vram_usage", self.handle) or {}
+        return usage.get("vram_total" if total else "vram_used")
+
+    def used_bytes(self) -> float | None:
+        """Memory in use by all processes."""
+        used = self.smi.amdsmi_get_gpu_vram_usage(self.handle)["vram_used"]
+        return None if self.memory_unit is None or not isinstance(used, int) else used * self.memory_unit
+
+    def power_w(self) -> float | None:
+        """The present power, or the average on GPUs that report only that."""
+        power = self.smi.amdsmi_get_power_info(self.handle)
+        names = ("current_socket_power", "socket_power", "average_socket_power")
+        return next((watts for name in names if (watts := _WATTS.scaled(power.get(name)))), None)
+
+    def energy_j(self) -> float | None:
+        """What the accumulator counts in steps of some microjoules."""
+        counted = self.smi.amdsmi_get_energy_count(self.handle)
+        steps = counted.get("energy_accumulator", counted.get("power"))  # its name before version 6.2
+        known = isinstance(steps, int) and steps not in _MISSING
+        return steps * float(counted["counter_resolution"]) / 1e6 if known else None
+
+    def temperature_c(self) -> float | None:
+        """The hottest spot, or the edge on GPUs without that sensor."""
+        kinds, now = self.smi.AmdSmiTemperatureType, self.smi.AmdSmiTemperatureMetric.CURRENT
+        for kind in (kinds.HOTSPOT, kinds.EDGE):
+            degrees = _known(self.smi, "amdsmi_get_temp_metric", self.handle, kind, now)
+            if (celsius := _DEGREES.scaled(degrees)) is not None:
+                return celsius
+        return _DEGREES.scaled(self.smi.amdsmi_get_temp_metric(self.handle, kinds.EDGE, now))
+
+    def clock_mhz(self, kind: str) -> float | None:
+        """A clock, as its mean over the last second."""
+        clock = self.smi.amdsmi_get_clock_info(self.handle, getattr(self.smi.AmdSmiClkType, kind))
+        return _MHZ.scaled(clock.get("clk", clock.get("cur_clk")))
+
+    def busy_percent(self) -> float | None:
+        """Activity of the graphics and compute engines."""
+        return _PERCENT.scaled(self.smi.amdsmi_get_gpu_activity(self.handle)["gfx_activity"])
+
+
+#: What each metric is called in notes, and how it is read.
+_METRICS: dict[str, tuple[str, Callable[[_Gpu], float | None]]] = {
+    "busy_percent": ("utilisation", _Gpu.busy_percent),
+    "memory_bytes": ("memory", _Gpu.used_bytes),
+    "power_w": ("power", _Gpu.power_w),
+    "energy_j": ("energy", _Gpu.energy_j),
+    "temperature_c": ("temperature", _Gpu.temperature_c),
+    "sm_clock_mhz": ("clock", lambda gpu: gpu.clock_mhz("GFX")),
+    "memory_clock_mhz": ("memory clock", lambda gpu: gpu.clock_mhz("MEM")),
+}
+
+
+def _binding() -> Any:
+    try:
+        with redirect_stdout(io.StringIO()):  # it prints if it does not find its library; stdout is the sampler's pipe
+            import amdsmi  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise Absent("amdsmi is not installed (it comes with ROCm: pip install /opt/rocm/share/amd_smi)") from error
+    except Exception as error:  # without its library it fails in many ways
+        raise Absent(f"amdsmi cannot be loaded: {_words(error)}") from error
+    return amdsmi
+
+
+def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
+    """The GPUs that an environment variable, ``None`` if unset, shows, in its order; an unknown entry ends the list."""
+    if visible is None:
+        return sorted(gpus, key=lambda gpu: gpu.hip)
+    chosen: list[_Gpu] = []
+    for entry in visible.split(","):
+        fitting = [gpu for gpu in gpus if entry.strip() in (str(gpu.hip), gpu.uuid)]
+        if not fitting or fitting[0] in chosen:
+            break
+        chosen.append(fitting[0])
+    return chosen
+
+
+def _known(smi: Any, function: str, *arguments: Any) -> Any:
+    """What a function gives; ``None`` if it fails or this version does not have it."""
+    try:
+        return getattr(smi, function)(*arguments)
+    except Exception:
+        return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value not in ("", "N/A")
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

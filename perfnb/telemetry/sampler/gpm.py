@@ -1,0 +1,72 @@
+"""What the hardware counters of NVIDIA GPUs from Hopper on say, through NVML's GPM ("GPU performance monitoring")."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pynvml
+
+from perfnb.telemetry.sampler.source import Values
+
+#: NVML's numbers of the counters: the share of time in which multiprocessors were active, in which their Tensor Cores
+#: were, and the memory bandwidth in use as a share of the most there is.
+GPM_METRICS = {"sm_active_percent": 2, "tensor_active_percent": 5, "dram_active_percent": 10}
+#: Over less time the counters say little.
+_LEAST_NS = 100_000_000
+
+
+class GpmCounters:
+    """Means of a GPU's counters between readings.
+
+    Attributes
+    ----------
+    usable : bool
+        False on GPUs and drivers without them, and once they could not be read.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._samples: list[Any] = []
+        self._taken_ns: int | None = None
+        self.usable = False
+        with suppress(pynvml.NVMLError, AttributeError):  # an older driver, an older binding
+            if pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+                self.usable = True
+
+    def read(self, now_ns: int) -> Values:
+        """Percent by metric since the last reading; ``None`` for the first, or if the last one is too recent."""
+        if not self.usable:
+            return {}
+        values: Values = dict.fromkeys(GPM_METRICS)
+        if self._taken_ns is not None and now_ns - self._taken_ns < _LEAST_NS:
+            return values
+        try:
+            first, second = self._samples
+            pynvml.nvmlGpmSampleGet(self._handle, second)
+            if self._taken_ns is not None:
+                values |= _between(first, second)
+            self._samples, self._taken_ns = [second, first], now_ns
+        except pynvml.NVMLError:  # the other sensors say if the GPU is lost
+            self.close()
+        return values
+
+    def close(self) -> None:
+        """Free the samples, once."""
+        self.usable = False
+        for sample in self._samples:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
+        self._samples = []
+
+
+def _between(first: Any, second: Any) -> Values:
+    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    asked.version, asked.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
+    asked.sample1, asked.sample2 = first, second
+    for place, number in enumerate(GPM_METRICS.values()):
+        asked.metrics[place].metricId = number
+    pynvml.nvmlGpmMetricsGet(asked)
+    read = zip(GPM_METRICS, asked.metrics, strict=False)
+    return {name: metric.value for name, metric in read if not metric.nvmlReturn and 0 <= metric.value <= 100.5}
