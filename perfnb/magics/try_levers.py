@@ -1,0 +1,88 @@
+"""``%%try_levers`` and ``%try_levers``."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from perfnb.magics.cell import compile_body, compile_clause, step_of
+from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
+
+
+@magics_class
+class TryLeversMagics(Magics):
+    """The magics for `perfnb.try_levers`."""
+
+    shell: Any
+
+    @can_be_silenced
+    @no_var_expand
+    @line_cell_magic
+    @magic_arguments("%try_levers")
+    @argument("--into", metavar="NAME", help="Assign the result to this variable.")
+    @argument("--levers", metavar="NAMES", help="Try only these, separated by commas; perfnb.levers() lists all.")
+    @argument(
+        "--budget",
+        metavar="SECONDS",
+        type=float,
+        default=120.0,
+        help="Time limit for all steps together (default 120).",
+    )
+    @argument("--quiet", action="store_true", help="Show no progress bar.")
+    @argument(
+        "code", nargs="*", help="Cell magic: for TARGET in ITERABLE, or nothing. Line magic: the statement to speed up."
+    )
+    def try_levers(self, line: str, cell: str | None = None) -> Any:
+        """Try what could make a step faster, check its results, and put everything back.
+
+        As a cell magic, the cell is one step, as for %%profile_step:
+
+            %%try_levers --into found for x, y in loader
+            optimizer.zero_grad()
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+
+        As a line magic, the statement is the step:
+
+            %try_levers train_step(batch)
+
+        The result is the cell's value; a trailing ; silences it. Variables that the code binds keep their last values.
+        """
+        __tracebackhide__ = True
+        from perfnb.remedies.try_levers import run_trials
+        from perfnb.step.namespace import namespace_of
+
+        parser = TryLeversMagics.try_levers.parser
+        options, rest = split_line(line, parser)
+        if not 0 < options.budget < 1e9:
+            raise UsageError(f"--budget must be a number of seconds above 0, not {options.budget}.")
+        require_name(options.into)
+        if cell is None and not rest:
+            raise UsageError("there is nothing to speed up: write a statement after %try_levers.")
+        assign, batches = None, None
+        if cell is not None and rest:
+            refuse_short(rest, parser)
+            assign, batches = compile_clause(self.shell, rest)
+        names = None if options.levers is None else [name.strip() for name in options.levers.split(",")]
+        body, namespace = compile_body(self.shell, rest if cell is None else cell), self.shell.user_ns
+        try:
+            found = run_trials(
+                step_of(body, namespace, assign),
+                batches,
+                namespace=namespace_of(FunctionType(body, namespace)),
+                wanted="auto" if names is None else names,
+                budget_s=options.budget,
+                name="step",
+                quiet=options.quiet,
+            )
+        except ValueError as error:
+            if names is None or not str(error).startswith("levers must be"):
+                raise
+            raise UsageError(f"--{error}") from None
+        if options.into is not None:
+            namespace[options.into] = found
+        return found

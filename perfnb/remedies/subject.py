@@ -1,0 +1,138 @@
+"""What a lever acts on: a step with the models, optimizers and loader that it uses, under the user's names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from perfnb.bench.restored import Restored
+from perfnb.errors import CaptureError
+from perfnb.interrupts import InterruptGate
+from perfnb.step.namespace import named_values
+from perfnb.step.steps import BatchSource, tensors_in
+
+
+@dataclass
+class Subject:
+    """A step and what it uses; a part's name is ``None`` if no variable holds it."""
+
+    step: Callable[..., Any]
+    batches: Any  # as given: an iterable, a function that returns one, or None
+    models: dict[str, nn.Module]  # outermost ones that the step calls
+    optimizers: dict[str, Optimizer]  # those that it steps
+    loader: tuple[str | None, DataLoader[Any]] | None
+    trains: bool = False  # whether gradients were computed
+    kinds: set[str] = field(default_factory=set)  # of the devices that parameters and batches are on
+    sample: tuple[Any, ...] = ()  # the arguments of one step
+    gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The models' parameters, each once."""
+        found = itertools.chain.from_iterable(model.parameters() for model in self.models.values())
+        return list({id(parameter): parameter for parameter in found}.values())
+
+    def modules(self, *kinds: type[nn.Module]) -> Iterator[nn.Module]:
+        """The modules of some classes in the models."""
+        for model in self.models.values():
+            yield from (module for module in model.modules() if isinstance(module, kinds))
+
+    def restored(self) -> Restored:
+        """A context in which the step may run without lasting effect."""
+        return Restored(self.models.values(), [self.step, *self.optimizers.values()])
+
+    def run(self) -> Any:
+        """Run the step once, on the sample."""
+        __tracebackhide__ = True
+        with self.gate.opened():
+            return self.step(*self.sample)
+
+
+def find_subject(
+    step: Callable[..., Any],
+    batches: Any,
+    namespace: Mapping[str, Any],
+    *,
+    models: Sequence[nn.Module] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    loader: DataLoader[Any] | None = None,
+    gate: InterruptGate | None = None,
+) -> Subject:
+    """Run the step once, with everything put back, and see what it uses.
+
+    Raises
+    ------
+    CaptureError
+        If the batches are empty.
+    Exception
+        Whatever the step raises.
+    """
+    __tracebackhide__ = True
+    candidates = _outermost(
+        dict(named_values(namespace, nn.Module))
+        if models is None
+        else {_name_of(model, namespace): model for model in models}
+    )
+    loader = loader if loader is not None else batches if isinstance(batches, DataLoader) else None
+    named_loaders = {id(value): name for name, value in named_values(namespace, DataLoader)}
+    named = None if loader is None else (named_loaders.get(id(loader)), loader)
+    subject = Subject(step, batches, candidates, {}, named, gate=gate or InterruptGate())
+    if batches is not None:
+        source = BatchSource(batches)
+        try:
+            with subject.gate.opened():
+                subject.sample = (source.next(),)
+        finally:
+            source.close()
+    called: set[str] = set()
+    stepped: dict[int, Optimizer] = {}
+    before = [parameter.grad for parameter in subject.parameters]
+    with subject.restored(), ExitStack() as stack:
+        for name, model in candidates.items():
+            hook = model.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+            stack.callback(hook.remove)
+        stack.callback(register_optimizer_step_post_hook(lambda each, *_: stepped.update({id(each): each})).remove)
+        subject.run()
+        subject.trains = bool(stepped) or any(
+            parameter.grad is not earlier for parameter, earlier in zip(subject.parameters, before, strict=True)
+        )
+    subject.models = {name: model for name, model in candidates.items() if models is not None or name in called}
+    names = {id(value): name for name, value in named_values(namespace, Optimizer)}
+    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or stepped.values())
+    subject.optimizers = {names.get(id(each), type(each).__name__): each for each in given}
+    tensors: list[Tensor] = [*subject.parameters, *tensors_in(subject.sample)]
+    subject.kinds = {tensor.device.type for tensor in tensors} or {"cpu"}
+    return subject
+
+
+def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Models that are no part of another one, each under its first name; losses and activations have no parameters."""
+    inner = {id(part) for model in models.values() for part in model.modules() if part is not model}
+    seen: set[int] = set()
+    kept = {}
+    for name, model in models.items():
+        if id(model) not in inner | seen and any(True for _ in model.parameters()):
+            kept[name] = model
+        seen.add(id(model))
+    return kept
+
+
+def _name_of(model: nn.Module, namespace: Mapping[str, Any]) -> str:
+    names = (name for name, value in named_values(namespace, nn.Module) if value is model)
+    return next(names, type(model).__name__)
+
+
+def require_models(subject: Subject) -> None:
+    """Raise where there is nothing that a lever could act on."""
+    if not subject.models and subject.loader is None:
+        raise CaptureError(
+            "try_levers found no model that the step calls: keep it in a variable that the step uses, or pass model=."
+        )

@@ -1,0 +1,186 @@
+"""Whether a step computes the same with a lever on: outputs, gradients, and parameters and buffers after the step.
+
+The yardstick is the step itself in float64: a lever may be at most some times as far from it as the user's own step is.
+Where the step cannot run in float64, the yardstick is how much the step differs from itself with another number of
+threads, which sums in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves, tree_map
+
+from perfnb.remedies.ladder import Errors
+from perfnb.remedies.subject import Subject
+
+Results = dict[str, Tensor | None]
+Switch = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What the user's own step computes, and how far from the truth that is."""
+
+    own: Results
+    truth: Results
+    #: Whether `truth` is in float64, or only the step with another number of threads.
+    exact: bool
+    #: Whether the step computes something else with other random numbers.
+    random: bool
+
+
+def measure_yardstick(subject: Subject) -> Yardstick:
+    """Run the step a few times, with everything put back."""
+    __tracebackhide__ = True
+    own = results_of(subject)
+    random = _differ(own, results_of(subject, seed_shift=1))
+    try:
+        return Yardstick(own, results_of(subject, float64=True), True, random)
+    except Exception:  # an operator or a part of the step that does not take float64
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1 if threads == 1 else 1)
+        try:
+            return Yardstick(own, results_of(subject), False, random)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
+    """How far the results with a lever on are from the truth, and how far the step's own are."""
+    __tracebackhide__ = True
+    found = results_of(subject, switch)
+    own, truth = yardstick.own, yardstick.truth
+    pairs = {name: (_error(own[name], truth.get(name)), _error(found.get(name), truth.get(name))) for name in own}
+    return Errors(
+        equal=not _differ(own, found),
+        own={name: pair[0] for name, pair in pairs.items()},
+        lever={name: pair[1] for name, pair in pairs.items()},
+        not_finite=tuple(name for name in own if _is_finite(own[name]) and not _is_finite(found.get(name))),
+        vanished=tuple(name for name in own if _is_nonzero(own[name]) and not _is_nonzero(found.get(name))),
+        random=yardstick.random,
+    )
+
+
+def results_of(
+    subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0
+) -> Results:
+    """Outputs of the models, gradients, and parameters and buffers after one step, in float64 on the CPU."""
+    __tracebackhide__ = True
+    results: Results = {}
+    calls = 0
+
+    def note_output(name: str, out: Any) -> None:
+        nonlocal calls
+        for place, leaf in enumerate(tree_leaves(out)):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                results[f"output {place} of {name}, call {calls}"] = _kept(leaf)
+        calls += 1
+
+    def note_gradients(*_: Any) -> None:
+        for name, parameter in named.items():
+            if f"gradient of {name}" not in results and parameter.requires_grad:
+                results[f"gradient of {name}"] = None if parameter.grad is None else _kept(parameter.grad)
+
+    named = {
+        f"{root}.{name}": parameter
+        for root, model in subject.models.items()
+        for name, parameter in model.named_parameters()
+    }
+    with subject.restored(), ExitStack() as stack:
+        if seed_shift:
+            torch.manual_seed(torch.initial_seed() + seed_shift)
+        if float64:
+            stack.enter_context(_in_float64(subject))
+        for name, model in subject.models.items():
+            hook = model.register_forward_hook(lambda _, __, out, name=name: note_output(name, out))
+            stack.callback(hook.remove)
+        stack.callback(register_optimizer_step_pre_hook(note_gradients).remove)
+        sample = tree_map(_double, subject.sample) if float64 else subject.sample
+        with switch(), subject.gate.opened():
+            subject.step(*sample)
+        note_gradients()
+        for root, model in subject.models.items():
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                results[f"{root}.{name} after the step"] = _kept(tensor)
+    return results
+
+
+@contextmanager
+def _in_float64(subject: Subject) -> Iterator[None]:
+    """Parameters, buffers and optimizers' state in float64, and afterwards in their own memory again.
+
+    A surrounding `restored` puts back their values and gradients.
+    """
+    default = torch.get_default_dtype()
+    tensors = [*subject.parameters, *(buffer for model in subject.models.values() for buffer in model.buffers())]
+    states = [(state, dict(state)) for each in subject.optimizers.values() for state in each.state.values()]
+    with ExitStack() as stack:
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                stack.callback(_set_data, tensor, tensor.data)
+                grad = tensor.grad if tensor.is_leaf else None
+                _set_data(tensor, tensor.data.double())
+                tensor.grad = None if grad is None else grad.double()
+        for state, before in states:
+            state.update({name: _double(value) for name, value in before.items() if name != "step"})
+            stack.callback(state.update, before)
+        for model in subject.models.values():
+            hook = model.register_forward_pre_hook(
+                lambda _, args, kwargs: (tree_map(_double, args), tree_map(_double, kwargs)), with_kwargs=True
+            )
+            stack.callback(hook.remove)
+        stack.callback(torch.set_default_dtype, default)
+        torch.set_default_dtype(torch.float64)
+        yield
+
+
+def _set_data(tensor: Tensor, data: Tensor) -> None:
+    tensor.grad = None  # of another dtype
+    tensor.data = data
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    dense = tensor.detach()
+    return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", torch.float64).clone()
+
+
+def _error(found: Tensor | None, truth: Tensor | None) -> float:
+    """Distance relative to the truth's length; infinite if one of the two is missing."""
+    if found is None or truth is None:
+        return 0.0 if found is truth else float("inf")
+    if found.shape != truth.shape:
+        return float("inf")
+    distance, scale = float(torch.linalg.vector_norm(found - truth)), float(torch.linalg.vector_norm(truth))
+    return 0.0 if distance == 0 else distance / scale if scale > 0 else float("inf")
+
+
+def _differ(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
+    """Whether any result differs in any bit; NaN equals NaN."""
+    if a.keys() != b.keys():
+        return True
+    return any(not _same(a[name], b[name]) for name in a)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _is_finite(value: Tensor | None) -> bool:
+    return value is None or bool(torch.isfinite(value).all())
+
+
+def _is_nonzero(value: Tensor | None) -> bool:
+    return value is not None and bool((value != 0).any())

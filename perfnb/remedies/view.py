@@ -1,0 +1,137 @@
+"""The ladder of levers: text, static HTML and a page."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette, tables
+from perfnb.draw.frame import framed, header, static_page
+
+if TYPE_CHECKING:
+    from perfnb.remedies.try_levers import LeverTrials
+
+#: Half the width of a bar.
+_HALF_PX = 70
+_HEADS = ("lever", "time", "saves", "values", "set-up", "pays after", "why not")
+
+
+def trials_line(trials: LeverTrials) -> str:
+    """One line: what helps."""
+    return f"{escape.plain(trials._name, 40)}: {_summary(trials)}"
+
+
+def trials_text(trials: LeverTrials) -> str:
+    """The ladder as text."""
+    rows = [_HEADS, *_rows(trials)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS) - 1)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    parts = [
+        f"Levers for {escape.plain(trials._name, 40)} ({_about(trials)})",
+        "",
+        *(line.rstrip() for line in lines),
+        "",
+    ]
+    parts += textwrap.wrap(f"{fmt.capital(_summary(trials))}.", 100)
+    if trials.code:
+        parts += ["", *trials.code.splitlines()]
+    return "\n".join(parts)
+
+
+def trials_html(trials: LeverTrials) -> str:
+    """The ladder as static HTML."""
+    ladder = _ladder(trials)
+    longest = max((abs(math.log(bound)) for bound in _bounds(ladder)), default=0.0) or 1.0
+    rows = [
+        [escape.html(name), _bar(row, longest), *(escape.html(cell, 300) for cell in _row(str(name), row)[1:])]
+        for name, row in ladder.iterrows()
+    ]
+    heads = [_HEADS[0], "faster | slower", *_HEADS[1:]]
+    table = tables.table("Levers, each against the step as it is", heads, rows, texts=2, last_texts=1)
+    lines = "\n".join(escape.html(line, 300) for line in trials.code.splitlines())
+    code = f"<pre>{lines}</pre>" if lines else ""
+    said = f"<p>{escape.html(fmt.capital(_summary(trials)), 2000)}.</p>"
+    return framed(f"{header(trials._name, 'Levers', '', _about(trials))}{said}{code}{table}", narrow=True)
+
+
+def trials_page(trials: LeverTrials) -> str:
+    """A page of its own."""
+    return static_page(f"Levers for {trials._name}", trials_html(trials))
+
+
+def _about(trials: LeverTrials) -> str:
+    return f"step {fmt.duration(trials._step_ms)}, {trials._rounds:,} rounds, every lever once in each"
+
+
+def _summary(trials: LeverTrials) -> str:
+    found = trials._confirmed
+    if found is None:
+        return "nothing that was tried makes the step faster and keeps its results"
+    together = " and ".join(found.levers)
+    said = _ratio(found.ratio, found.ratio_ci)
+    return f"keep {together}: {fmt.duration(found.saves_ms)} saved, confirmed on fresh pairs: {said}"
+
+
+def _ratio(ratio: float, interval: tuple[float, float] | None) -> str:
+    """A change in percent with its interval: ``-14 % [-17, -11]``."""
+    said = f"{100 * (ratio - 1):+.0f} %"
+    return said if interval is None else f"{said} [{100 * (interval[0] - 1):+.0f}, {100 * (interval[1] - 1):+.0f}]"
+
+
+def _ladder(trials: LeverTrials) -> pd.DataFrame:
+    """The levers, those that save most first."""
+    return trials.table.sort_values("ratio", kind="stable", na_position="last")
+
+
+def _rows(trials: LeverTrials) -> list[tuple[str, ...]]:
+    return [_row(str(name), row) for name, row in _ladder(trials).iterrows()]
+
+
+def _bounds(ladder: pd.DataFrame) -> list[float]:
+    """All ratios and ends of intervals."""
+    columns = (ladder[name].dropna() for name in ("ratio", "ratio_low", "ratio_high"))
+    return [float(value) for column in columns for value in column]
+
+
+def _bar(row: Any, longest: float) -> str:
+    """The change of time as a bar from the middle, left if the step became faster, with its interval as a line."""
+    if pd.isna(row["ratio"]):
+        return ""
+
+    def place(ratio: float) -> float:
+        return _HALF_PX * (1 + math.log(ratio) / longest)
+
+    ends = [place(float(row[name])) for name in ("ratio_low", "ratio", "ratio_high") if not pd.isna(row[name])]
+    at = place(float(row["ratio"]))
+    fill = palette.MARKS["optimizer"].colour if row["verdict"] == "faster" else palette.MARKS["other"].colour
+    return (
+        f'<svg width="{2 * _HALF_PX}" height="12" role="img" aria-label="{escape.html(_said(row))}">'
+        f'<rect x="{min(at, _HALF_PX):.1f}" y="2" width="{abs(at - _HALF_PX):.1f}" height="8" fill="{fill}"/>'
+        f'<path d="M{min(ends):.1f} 6H{max(ends):.1f}M{_HALF_PX} 0V12" stroke="currentColor" fill="none"/></svg>'
+    )
+
+
+def _said(row: Any) -> str:
+    interval = None if pd.isna(row["ratio_low"]) else (float(row["ratio_low"]), float(row["ratio_high"]))
+    return f"{row['verdict']} {_ratio(float(row['ratio']), interval)}"
+
+
+def _row(name: str, row: Any) -> tuple[str, ...]:
+    if pd.isna(row["ratio"]):
+        return name, "not tried", "", "", "", "", escape.plain(row["why_not"], 200)
+    setup, pays = row["setup_s"], row["pays_after_steps"]
+    return (
+        name,
+        _said(row),
+        fmt.duration(float(row["saves_ms"])) if row["verdict"] == "faster" else "",
+        f"{row['values']} ({float(row['error']):.1g})" if row["error"] > 0 else row["values"],
+        "" if pd.isna(setup) else fmt.duration(float(setup) * 1e3),
+        "" if pd.isna(pays) else f"{int(pays):,} steps",
+        escape.plain(row["why_not"], 200),
+    )

@@ -1,0 +1,119 @@
+"""What trials say: verdicts on values, and comparisons that raise no false alarm however many levers are tried."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfnb.remedies.ladder import (
+    DIFFERENT,
+    NOISE,
+    REDUCED,
+    SAME,
+    UNCHECKED,
+    Errors,
+    Values,
+    affordable,
+    compare_levers,
+    fewest_rounds,
+    in_order,
+    judge_values,
+    keepable,
+    pays_after,
+)
+
+
+def errors(own: float, lever: float, **rest: object) -> Errors:
+    return Errors(**{"equal": False, "own": {"loss": own}, "lever": {"loss": lever}, **rest})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "verdict"),
+    [
+        (errors(1e-7, 1e-7, equal=True), {}, SAME),
+        (errors(1e-7, 1e-5), {}, NOISE),
+        (errors(1e-7, 1e-3), {}, DIFFERENT),
+        (errors(1e-2, 2.5e-2), {}, NOISE),
+        (errors(1e-7, 1e-2), {"lowers": "bfloat16"}, REDUCED),
+        (errors(1e-7, 0.9), {"lowers": "bfloat16"}, DIFFERENT),
+        (errors(1e-7, 1e-2, not_finite=("loss",)), {"lowers": "bfloat16"}, DIFFERENT),
+        (errors(1e-7, 1e-7, vanished=("gradient",)), {}, DIFFERENT),
+        (errors(1e-7, 0.3, random=True), {"reorders": True}, UNCHECKED),
+        (errors(1e-7, 0.3, random=True), {}, DIFFERENT),
+        (errors(1e-7, float("inf")), {}, DIFFERENT),
+    ],
+)
+def test_a_verdict_on_values(found: Errors, options: dict[str, object], verdict: str) -> None:
+    assert judge_values(found, **options).verdict == verdict  # type: ignore[arg-type]
+
+
+def test_a_verdict_names_the_worst_result() -> None:
+    found = Errors(False, {"a": 1e-7, "b": 1e-7}, {"a": 1e-2, "b": 0.5})
+    assert judge_values(found).why.startswith("b is off by 0.5")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "listed", "quality", "kept"),
+    [
+        (SAME, False, None, True),
+        (NOISE, False, None, True),
+        (REDUCED, False, None, False),
+        (REDUCED, True, None, True),
+        (REDUCED, False, True, True),
+        (NOISE, False, False, False),
+        (UNCHECKED, False, None, False),
+        (UNCHECKED, True, None, True),
+        (DIFFERENT, True, None, False),
+        (DIFFERENT, False, True, True),
+    ],
+)
+def test_what_may_be_kept(verdict: str, listed: bool, quality: bool | None, kept: bool) -> None:
+    assert (keepable(Values(verdict, 0.1), listed, quality) == "") is kept
+
+
+@pytest.mark.parametrize("levers", [1, 2, 5, 10, 20])
+def test_the_fewest_rounds_can_reach_the_corrected_level(levers: int) -> None:
+    rounds = fewest_rounds(levers)
+    assert levers * 2 / 2**rounds <= 0.05
+    rows = np.vstack([np.full(rounds, 10.0), *[np.full(rounds, 9.0) + 0.01 * np.arange(rounds)] * levers])
+    assert {found.verdict for found in compare_levers(rows)} == {"faster"}
+
+
+def test_levers_that_do_nothing_are_seldom_called_faster() -> None:
+    """Ten levers, tried in as many rounds as a small budget allows; noise with a heavy tail and drift."""
+    numbers = np.random.default_rng(3)
+    families, wrong = 1000, 0
+    for _ in range(families):
+        noise = np.exp(0.03 * numbers.standard_t(3, size=(11, fewest_rounds(10))))
+        drift = np.linspace(1.0, 1.2, noise.shape[1])
+        wrong += any(found.verdict == "faster" for found in compare_levers(10 * noise * drift))
+    assert wrong <= 50 + 3 * np.sqrt(families * 0.05 * 0.95)
+
+
+def test_a_lever_that_saves_a_tenth_is_found_among_ten() -> None:
+    numbers = np.random.default_rng(4)
+    times = 10 * np.exp(0.01 * numbers.standard_normal((11, 20)))
+    times[4] *= 0.9
+    verdicts = [found.verdict for found in compare_levers(times)]
+    assert verdicts[3] == "faster"
+    assert "faster" not in verdicts[:3] + verdicts[4:]
+
+
+def test_a_long_step_gets_as_many_levers_as_the_budget_allows() -> None:
+    assert affordable(10, 0.01, 60) == 10
+    few = affordable(10, 1.0, 60)
+    assert 1 <= few < 10
+    assert (few + 1) * fewest_rounds(few) * 1.0 <= 60
+    assert affordable(10, 5.0, 60) == 1
+
+
+def test_levers_that_answer_a_finding_come_first() -> None:
+    answers = {"a": ("x",), "b": (), "c": ("y", "z")}
+    assert in_order(["a", "b", "c"], answers, {"x": 2.0, "z": 5.0}) == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "saves", "steps"), [(21.0, 2.26, 9293), (0.0, 1.0, 0), (3.0, 0.0, None), (None, 1.0, None)]
+)
+def test_after_how_many_steps_a_preparation_pays(setup: float | None, saves: float, steps: int | None) -> None:
+    assert pays_after(setup, saves) == steps

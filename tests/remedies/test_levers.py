@@ -1,0 +1,288 @@
+"""Levers on real steps: what they compute, what they refuse, and that nothing stays changed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import perfnb
+from perfnb.errors import CaptureError
+from perfnb.findings.rules import RULES
+from perfnb.remedies.ladder import DIFFERENT, NOISE, REDUCED, SAME, judge_values
+from perfnb.remedies.levers import LEVERS, Lever, by_name, loader_with_workers
+from perfnb.remedies.subject import Subject, find_subject
+from perfnb.remedies.trial import all_on, check, fingerprint, prepared, untouched
+from perfnb.remedies.values import measure_yardstick
+from perfnb.step.namespace import namespace_of
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.BatchNorm1d(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.relu(self.first(self.norm(x))))
+
+
+def training(**optimizer: Any) -> tuple[Subject, Callable[[], Any]]:
+    """A step with a model and an optimizer that have trained a little."""
+    model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(16, 4))
+    opt = torch.optim.AdamW(model.parameters(), lr=0.01, **optimizer)
+    x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
+    loss_fn = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        opt.zero_grad()
+        loss_fn(model(x), y).backward()
+        opt.step()
+
+    step()
+    return find_subject(step, None, namespace_of(step)), step
+
+
+def verdict(name: str, subject: Subject) -> str:
+    lever = by_name()[name]
+    assert lever.refuses(subject) == ""
+    with untouched(subject):
+        yardstick = measure_yardstick(subject)
+        assert yardstick.exact
+        with prepared(lever, subject, 0.0) as one:
+            check(one, subject, yardstick)
+    assert one.errors is not None
+    return judge_values(one.errors, lever.lowers).verdict
+
+
+def test_a_subject_has_what_the_step_uses_under_the_users_names() -> None:
+    subject, _ = training()
+    assert list(subject.models) == ["model"]
+    assert list(subject.optimizers) == ["opt"]
+    assert subject.trains
+    assert subject.kinds == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("threads", {}, (SAME, NOISE)),
+        ("gc_freeze", {}, (SAME,)),
+        ("fused_optimizer", {}, (SAME, NOISE)),
+        ("foreach_optimizer", {}, (SAME, NOISE)),
+        ("autocast", {}, (REDUCED,)),
+        ("checkpointing", {}, (DIFFERENT,)),  # recomputing updates batch norm's statistics twice
+    ],
+)
+def test_what_a_lever_computes(name: str, options: dict[str, Any], expected: tuple[str, ...]) -> None:
+    subject, _ = training(**options)
+    assert verdict(name, subject) in expected
+
+
+def test_channels_last_of_convolutions_is_within_noise() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(4, 3, 8, 8)
+
+    def step() -> None:
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+
+    step()
+    subject = find_subject(step, None, namespace_of(step))
+    assert verdict("channels_last", subject) in (SAME, NOISE)
+
+
+def wrong(model_change: Callable[[nn.Module], Any]) -> Lever:
+    """A lever that replaces the models' forward by what `model_change` makes of it."""
+
+    @contextmanager
+    def ready(subject: Subject) -> Iterator[Callable[[], Any]]:
+        @contextmanager
+        def on() -> Iterator[None]:
+            for model in subject.models.values():
+                vars(model)["forward"] = model_change(model)
+            try:
+                yield
+            finally:
+                for model in subject.models.values():
+                    vars(model).pop("forward", None)
+
+        yield on
+
+    return Lever("wrong", "", lambda _: "", ready, lambda _: [])
+
+
+WRONG = {
+    "slightly wrong values": lambda model: lambda x, f=model.forward: f(x) * 1.01,
+    "a detached branch": lambda model: lambda x, f=model.forward: f(x).detach() + model[3].weight.sum() * 0,
+    "an overflow": lambda model: (
+        lambda x, f=model.forward: f(x) + (x.sum() * float("inf")).nan_to_num(nan=float("nan"))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_lever_that_computes_something_else_is_caught(kind: str) -> None:
+    subject, _ = training()
+    yardstick = measure_yardstick(subject)
+    with prepared(wrong(WRONG[kind]), subject, 0.0) as one:
+        check(one, subject, yardstick)
+    assert one.errors is not None
+    assert judge_values(one.errors).verdict == DIFFERENT
+
+
+def test_a_lever_that_is_left_on_is_an_error_that_names_what_changed() -> None:
+    subject, _ = training()
+    with pytest.raises(CaptureError, match=r"torch's number of threads is not as it was"), untouched(subject):
+        torch.set_num_threads(1)
+    torch.set_num_threads(2)
+    with pytest.raises(CaptureError, match=r"model\.3\.bias is not as it was"), untouched(subject), torch.no_grad():
+        subject.models["model"].get_parameter("3.bias").add_(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("channels_last", "no 2-D convolutions"),
+        ("inference_mode", "computes gradients"),
+        ("cudnn_benchmark", "does not run on CUDA"),
+        ("attention", "Hugging Face"),
+    ],
+)
+def test_a_lever_says_why_it_does_not_apply(name: str, words: str) -> None:
+    subject, _ = training()
+    assert words in by_name()[name].refuses(subject)
+
+
+def test_an_optimizer_of_sparse_gradients_is_not_fused() -> None:
+    table, linear = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)
+    opt = torch.optim.SGD([*table.parameters(), *linear.parameters()], lr=0.1)
+    ids = torch.tensor([1, 2])
+
+    def step() -> None:
+        opt.zero_grad()
+        linear(table(ids)).sum().backward()
+        opt.step()
+
+    subject = find_subject(step, None, namespace_of(step))
+    assert "sparse" in by_name()["fused_optimizer"].refuses(subject)
+
+
+def test_a_loader_with_workers_gives_the_same_batches() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(20)), batch_size=3, drop_last=True)
+    ahead = loader_with_workers(loader, 1)
+    assert [batch[0].tolist() for batch in ahead] == [batch[0].tolist() for batch in loader]
+
+
+def test_every_lever_has_a_line_in_the_list() -> None:
+    table = perfnb.levers()
+    assert [lever.name for lever in LEVERS] == list(table.index[:-1])
+    assert all(table["what it does"].str.len() > 10)
+
+
+def test_after_all_levers_training_goes_on_as_if_nothing_had_been_tried() -> None:
+    subject, step = training()
+    model, opt = subject.models["model"], subject.optimizers["opt"]
+    twin = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    random = torch.get_rng_state()
+    before = fingerprint(subject)
+    names = ["threads", "fused_optimizer", "foreach_optimizer", "autocast", "gc_freeze"]
+    trials = perfnb.try_levers(step, levers=names, budget_s=3)
+    assert fingerprint(subject) == before
+    assert set(trials.table.index) == set(names)
+
+    def losses() -> list[list[float]]:
+        found = []
+        for _ in range(20):
+            step()
+            found.append(model[3].bias.tolist())
+        return found
+
+    after = losses()
+    model.load_state_dict(twin[0])
+    opt.load_state_dict(twin[1])
+    torch.set_rng_state(random)
+    assert losses() == after
+
+
+def test_the_users_own_error_comes_through_and_nothing_is_left() -> None:
+    subject, step = training()
+    before = fingerprint(subject)
+    calls = 0
+
+    def failing() -> None:
+        nonlocal calls
+        calls += 1
+        step()
+        if calls > 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        perfnb.try_levers(failing, model=subject.models["model"], levers=["threads", "autocast"], budget_s=3)
+    assert fingerprint(subject) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instant", range(20))
+def test_an_interrupt_at_any_instant_leaves_everything_as_it_was(instant: int) -> None:
+    subject, step = training()
+    before = fingerprint(subject)
+    names = ["threads", "fused_optimizer", "foreach_optimizer", "autocast", "gc_freeze"]
+    delay_s = random.Random(instant).uniform(0.0, 1.5)
+    timer = threading.Timer(delay_s, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):  # in the middle: a budget of a minute ends later
+        perfnb.try_levers(step, levers=names, budget_s=60)
+    timer.join()
+    assert fingerprint(subject) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"levers": "all"}, "levers must be"),
+        ({"levers": ["compil"]}, "levers must be"),
+        ({"levers": []}, "levers must be"),
+        ({"budget_s": -1}, "budget_s"),
+        ({"limits": lambda value: True}, "limits needs quality"),
+        ({"quality": lambda: 0.9}, "quality needs limits"),
+    ],
+)
+def test_arguments_that_do_not_fit(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        perfnb.try_levers(lambda: None, **options)
+
+
+def test_a_step_without_a_model_is_refused_in_a_sentence() -> None:
+    with pytest.raises(CaptureError, match="found no model"):
+        perfnb.try_levers(lambda: torch.ones(3).sum(), budget_s=1)
+
+
+def test_levers_can_be_on_together() -> None:
+    subject, _ = training()
+    levers = by_name()
+    with (
+        prepared(levers["threads"], subject, 0.0) as threads,
+        prepared(levers["fused_optimizer"], subject, 0.0) as fused,
+        all_on([threads.switch, fused.switch])(),
+    ):
+        assert all(group["fused"] for group in subject.optimizers["opt"].param_groups)
+        assert torch.get_num_threads() != 2 or levers["threads"].refuses(subject)
+    assert not any(group["fused"] for group in subject.optimizers["opt"].param_groups)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.remedy], ids=lambda rule: rule.name)
+def test_a_finding_names_a_lever_that_answers_it(rule: Any) -> None:
+    answers = perfnb.levers()["answers"]
+    assert rule.name in answers[rule.remedy].split(", ")

@@ -1,0 +1,76 @@
+"""The ladder: what it says, and that names in it are text."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import replace
+
+import pytest
+
+import perfnb
+from perfnb.remedies.ladder import Values
+from perfnb.remedies.try_levers import Confirmed, LeverTrials, Trial
+
+CODE = ["for group in opt.param_groups: group['fused'] = True"]
+TRIALS = [
+    Trial("threads", "same", 1.002, (0.99, 1.01), -0.02, Values("exact", 0.0), 0.0),
+    Trial("autocast", "slower", 1.4, (1.31, 1.5), -4.0, Values("reduced precision", 0.03), 0.1, "lower precision"),
+    Trial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, Values("within noise", 2e-7), 0.02, "", CODE, 2.0),
+    Trial("compile", "inconclusive", 0.9, None, 1.0, Values("exact", 0.0), 21.0),
+    Trial("attention", "not tried", why_not="no <b>attention</b>"),
+]
+KEPT = Confirmed(("fused_optimizer",), "faster", 0.87, (0.84, 0.9), 1.3)
+
+
+def found(confirmed: Confirmed | None = KEPT) -> LeverTrials:
+    return LeverTrials(TRIALS, confirmed, 10.0, "<script>", 40)
+
+
+def test_the_ladder_as_text() -> None:
+    text = str(found())
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[0] == "Levers for <script> (step 10.0 ms, 40 rounds, every lever once in each)"
+    assert lines[3] == "fused_optimizer faster -14 % [-17, -11] 1.40 ms within noise (2e-07) 20.0 ms 15 steps"
+    assert lines[4] == "compile inconclusive -10 % exact 21.0 s"
+    assert lines[5].startswith("threads same +0 % [-1, +1] exact")
+    assert "Keep fused_optimizer: 1.30 ms saved, confirmed on fresh pairs: -13 % [-16, -10]." in text
+    assert text.endswith(CODE[0])
+    assert max(map(len, text.splitlines())) < 160
+
+
+def test_the_ladder_as_html() -> None:
+    html = found()._repr_mimebundle_()["text/html"]
+    assert "<script>" not in html
+    assert "no <b>" not in html
+    assert html.count("<svg") == 4
+    assert 'aria-label="faster -14 % [-17, -11]"' in html
+
+
+def test_what_is_kept_and_the_lines_for_it() -> None:
+    assert found().best == ("fused_optimizer",)
+    assert found().code == CODE[0]
+    said = "keep fused_optimizer: 1.30 ms saved, confirmed on fresh pairs: -13 % [-16, -10]"
+    assert repr(found()) == f"<perfnb.LeverTrials: <script>: {said}>"
+    nothing = found(None)
+    assert (nothing.best, nothing.code) == ((), "")
+    assert "Nothing that was tried makes the step faster and keeps its results." in str(nothing)
+
+
+def test_the_table_has_na_where_nothing_was_measured() -> None:
+    table = found().table
+    assert table.loc["attention", ["ratio", "saves_ms", "error", "setup_s", "pays_after_steps"]].isna().all()
+    assert table.loc["fused_optimizer", "pays_after_steps"] == 15
+    assert table["pays_after_steps"].isna().sum() == 4, "only what is faster pays"
+
+
+def test_a_journal_takes_an_entry_for_each_lever_that_was_tried(tmp_path: pathlib.Path) -> None:
+    trials = [replace(one, times_ms=(9.0, 9.1, 8.9) if one.ratio else ()) for one in TRIALS]
+    journal = perfnb.journal(tmp_path / "experiments")
+    names = journal.add(LeverTrials(trials, KEPT, 10.0, "step", 3), hypothesis="one of them helps")
+    history = journal.history
+    assert len(names) == len(history) == 4
+    assert history["change"].tolist() == ["lever threads", "lever autocast", "lever fused_optimizer", "lever compile"]
+    assert history["accepted"].tolist() == [False, False, True, False]
+    assert set(history["hypothesis"]) == {"one of them helps"}
+    with pytest.raises(TypeError, match="leave out change"):
+        journal.add(found(), change="mine")  # type: ignore[call-overload]
