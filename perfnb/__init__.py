@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perfnb.profile.profiling import profile_step
     from perfnb.profile.timing import Timing
     from perfnb.ranks.ranks import Ranks
+    from perfnb.remedies.try_levers import LeverTrials, levers, try_levers
     from perfnb.roofline.roofline import Roofline
     from perfnb.system.system import SystemCheck, system_check
     from perfnb.watching.watch import Watch, watch
@@ -39,6 +40,7 @@ __all__ = [
     "InputBoundTest",
     "Journal",
     "Leaks",
+    "LeverTrials",
     "MemoryEstimate",
     "MemorySnapshot",
     "PerfnbError",
@@ -58,6 +60,7 @@ __all__ = [
     "estimate_memory",
     "find_leaks",
     "journal",
+    "levers",
     "load",
     "profile_step",
     "report",
@@ -65,6 +68,7 @@ __all__ = [
     "selfcheck",
     "system_check",
     "time_step",
+    "try_levers",
     "watch",
 ]
 
@@ -90,6 +94,7 @@ _HOMES = {
     **dict.fromkeys(("Watch", "watch"), "watching.watch"),
     **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
     "Ranks": "ranks.ranks",
+    **dict.fromkeys(("LeverTrials", "levers", "try_levers"), "remedies.try_levers"),
 }
 
 

@@ -25,6 +25,12 @@ LOADER, OPTIMIZER = "enumerate(DataLoader)#", "Optimizer."
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _MOST_DIGITS = 18
 
+#: torch's numbers of kinds of devices, by which a trace says where memory changed (``Device Type``).
+DEVICE_KINDS = {
+    **{0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia"},
+    20: "privateuseone",
+}
+
 #: Categories of events, the same for CUDA and ROCm.
 OPS = ("cpu_op",)
 RANGES = ("user_annotation",)

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution
-from perfnb.attribution.ops import op_times, owner_names
-from perfnb.recording.labels import is_one_of, of_labels, whole_sums
-from perfnb.recording.nesting import NONE, Bools, Floats, Ints, nest, outermost
+from perfnb.attribution.attribution import Attribution, owner_names
+from perfnb.attribution.tables import op_times
+from perfnb.recording.nesting import NONE, Floats, Ints, nest, outermost
 from perfnb.recording.recording import Recording
-from perfnb.recording.text import TEXT
+from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace_names import OP_SPAN, SPAN_CATEGORY, number_behind
 
 _DIRECTIONS = ("forward", "backward", "recompute")
-_AMOUNTS = ("flops", "bytes")
+_AMOUNTS = ("flops", "bytes", "uncounted")
 
 
 def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFrame) -> pd.DataFrame:
@@ -41,22 +39,19 @@ def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFr
         that owns it, -1 for none), ``layer`` (row of the layers' table, empty for none), ``direction`` and ``phase``.
     """
     block = _block_of_calls(recording, attribution).reindex(calls.index, fill_value=NONE).to_numpy()
-    known, cells = block != NONE, attribution.cells
-    if len(cells) == 0:
-        cells = pd.DataFrame({"span": [NONE], "direction": [""], "phase": [""]})
-        owners = np.array([""], dtype=object)
-    else:
-        owners = owner_names(recording, attribution)
+    cells = attribution.cells
+    owners = np.append(owner_names(recording, attribution), "")  # the last of each is for no block
+    direction, phase = (np.append(cells[name].to_numpy(dtype=object), "") for name in ("direction", "phase"))
     return calls.assign(
         op=calls["op"].astype(TEXT),
         dtype=calls["dtype"].astype(TEXT),
         flops=calls["flops"].astype("Int64"),
         bytes=calls["bytes"].astype("int64"),
         block=block,
-        span=np.where(known, cells["span"].to_numpy()[block], NONE),
-        layer=np.where(known, owners[block], ""),
-        direction=np.where(known, cells["direction"].to_numpy(dtype=object)[block], ""),
-        phase=np.where(known, cells["phase"].to_numpy(dtype=object)[block], ""),
+        span=np.append(cells["span"].to_numpy(), NONE)[block],
+        layer=owners[block],
+        direction=direction[block],
+        phase=phase[block],
     )
 
 
@@ -73,18 +68,15 @@ def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series
 def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:
     """Work of each layer span without its children, indexed by block: ``forward_flops``, ``forward_bytes``,
     ``forward_uncounted`` (calls without a formula), and the same for backward and recompute."""
-    span, direction = counted["span"].to_numpy(), counted["direction"].to_numpy(dtype=object)
-    amounts = counted.assign(uncounted=counted["flops"].isna())
-    return {
-        f"{way}_{amount}": _summed(span, amounts[amount], (span != NONE) & (direction == way), len(attribution.cells))
-        for amount in (*_AMOUNTS, "uncounted")
-        for way in _DIRECTIONS
-    }
-
-
-def _summed(place: Ints, values: pd.Series, chosen: Bools, length: int) -> Floats:
-    weights = values.fillna(0).to_numpy(dtype=np.float64)[chosen]
-    return np.bincount(place[chosen], weights=weights, minlength=length).astype(np.float64)
+    owned = counted[counted["span"] != NONE]
+    owned = owned.assign(uncounted=owned["flops"].isna())
+    sums = {}
+    for way in _DIRECTIONS:
+        part = owned[owned["direction"] == way]
+        for amount in _AMOUNTS:
+            weights = part[amount].fillna(0).to_numpy(dtype=np.float64)
+            sums[f"{way}_{amount}"] = np.bincount(part["span"], weights, len(attribution.cells)).astype(np.float64)
+    return sums
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
@@ -94,7 +86,7 @@ def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(uncounted=rows["flops"].isna().astype("int64"))
     sums = {
         f"{way}_{amount}": rows[amount].fillna(0).where(chosen, 0).groupby(rows["layer"]).sum()
-        for amount in (*_AMOUNTS, "uncounted")
+        for amount in _AMOUNTS
         for way, chosen in (("forward", forward), ("backward", ~forward), ("recompute", forward & ~forward))
     }
     return pd.DataFrame(sums).astype("Int64")
@@ -115,39 +107,21 @@ def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
 
 
 def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Sums by a column, with the dtype of the most FLOPs, or of the most bytes where there are no FLOPs.
+    """Sums by a column, with the dtype of the most FLOPs; ties go to the most bytes, then to the first name.
 
     FLOPs are missing if no call had a formula, or if those that had one did nothing and others had none.
     """
-    codes, names = pd.factorize(counted[by])
-    known = counted["flops"].notna().to_numpy()
-    flops, moved = counted["flops"].fillna(0).to_numpy(np.int64), counted["bytes"].to_numpy(np.int64)
-    calls, with_formula = np.bincount(codes, minlength=len(names)), np.bincount(codes[known], minlength=len(names))
-    total = whole_sums(codes, flops, len(names))
-    missing = (with_formula == 0) | ((total == 0) & (with_formula < calls))
-    return pd.DataFrame(
-        {
-            "calls": calls.astype(np.int64),
-            "uncounted": (calls - with_formula).astype(np.int64),
-            "flops": pd.arrays.IntegerArray(total, missing),
-            "bytes": pd.array(whole_sums(codes, moved, len(names)), dtype="Int64"),
-            "dtype": _heaviest_dtype(codes, counted["dtype"], flops, moved, len(names)),
-        },
-        index=pd.Index(names, dtype=TEXT, name=by),
+    unknown = counted["flops"].isna()
+    calls = counted[[by, "dtype", "bytes"]].assign(flops=counted["flops"].fillna(0), uncounted=unknown)
+    sums = calls.groupby(by, sort=False).agg(
+        calls=("uncounted", "size"), uncounted=("uncounted", "sum"), flops=("flops", "sum"), bytes=("bytes", "sum")
     )
-
-
-def _heaviest_dtype(codes: Ints, dtype: pd.Series, flops: Ints, moved: Ints, length: int) -> Any:
-    """For each code the dtype with the most FLOPs; ties go to the most bytes, then to the first name."""
-    kinds, words = pd.factorize(dtype, sort=True)
-    told = kinds != NONE
-    pairs, place = np.unique(codes[told] * len(words) + kinds[told], return_inverse=True)
-    sums = [whole_sums(place, values[told], len(pairs)) for values in (flops, moved)]
-    order = np.lexsort((-sums[1], -sums[0], pairs // max(len(words), 1)))
-    owner, first = np.unique(pairs[order] // max(len(words), 1), return_index=True)
-    result = np.full(length, None, dtype=object)
-    result[owner] = np.asarray(words, dtype=object)[pairs[order][first] % max(len(words), 1)]
-    return pd.array(result, dtype=TEXT)
+    missing = (sums["uncounted"] == sums["calls"]) | ((sums["flops"] == 0) & (sums["uncounted"] > 0))
+    of_dtypes = calls.groupby([by, "dtype"])[["flops", "bytes"]].sum().reset_index()
+    of_dtypes = of_dtypes.sort_values(["flops", "bytes", "dtype"], ascending=[False, False, True])
+    table = sums.assign(flops=sums["flops"].mask(missing), dtype=of_dtypes.drop_duplicates(by).set_index(by)["dtype"])
+    table.index = table.index.astype(TEXT)
+    return table.astype({"calls": "int64", "uncounted": "int64", "flops": "Int64", "bytes": "Int64", "dtype": TEXT})
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:

@@ -10,14 +10,83 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.attribution.blocks import Host, Kind, host_blocks
-from perfnb.attribution.gaps import fill_gaps
-from perfnb.attribution.owners import accumulates, owning_blocks
-from perfnb.recording.labels import is_one_of
+from perfnb.attribution.blocks import Host, Kind, fill_gaps, host_blocks
 from perfnb.recording.nesting import NONE, Bools, Floats, Forest, Ints, children_sums, forest_of, innermost, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import ACCUMULATION_ROW, ENGINE_ROW, LOSS_ROW, UNATTRIBUTED_ROW
-from perfnb.trace_names import DEVICE_WORK
+from perfnb.recording.text import is_one_of, of_labels
+from perfnb.trace_names import ACCUMULATE_GRAD, DEVICE_WORK
+
+
+def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
+    """For each backward node, the block in which its forward op ran; `NONE` for other blocks.
+
+    If that op itself ran in a backward node (double backward), the node's own forward op decides.
+    """
+    owner = np.append(host.block, NONE)[makers(events, host)]
+    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
+    for _ in range(len(owner)):
+        through = (owner != NONE) & is_node[owner]
+        if not through.any():
+            break
+        owner = np.where(through, owner[owner], owner)
+    return owner
+
+
+def makers(events: pd.DataFrame, host: Host) -> Ints:
+    """For each backward node, the place in `host` of the forward op that created it; `NONE` for other blocks."""
+    result = np.full(len(host.blocks), NONE, dtype=np.int64)
+    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
+    result[is_node] = forward_ops(events, host, host.blocks["event"].to_numpy()[is_node])
+    return result
+
+
+def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
+    """The forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
+
+    `rows` are those of backward nodes, or of the ops inside them that carry their numbers.
+    """
+    result = np.full(len(rows), NONE, dtype=np.int64)
+    columns = ("sequence", "forward_thread", "start_ns")
+    asked_number, asked_thread, asked_at = (events[name].to_numpy()[rows] for name in columns)
+    sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in columns[:2])
+    forward = np.flatnonzero((sequence != NONE) & (forward_thread <= 0))
+    number, thread = sequence[forward], host.thread[forward]
+    numbered = (asked_number != NONE) & (asked_thread > 0)
+    for one in np.unique(asked_thread[numbered]):
+        asked = np.flatnonzero(numbered & (asked_thread == one))
+        of_thread = thread == _thread_of(asked_number[asked], number, thread)
+        on_thread = forward[of_thread]
+        place = _latest_before(number[of_thread], host.starts[on_thread], asked_number[asked], asked_at[asked])
+        result[asked] = np.append(on_thread, NONE)[place]
+    return result
+
+
+def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
+    """Whether each block is a node that accumulates a parameter's gradient."""
+    adds = of_labels(events["name"], lambda name: ACCUMULATE_GRAD in name)
+    event = host.blocks["event"].to_numpy()
+    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
+    return is_node & np.where(event != NONE, adds[event], False)
+
+
+def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
+    """The trace's thread with most of these sequence numbers: torch has thread numbers of its own."""
+    threads = np.unique(op_thread).tolist()
+    return max(threads, key=lambda one: np.isin(numbers, op_number[op_thread == one]).sum(), default=NONE)
+
+
+def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
+    """Position of the last entry, by number and then start, up to each wanted number and time."""
+    # Sort entries and queries together: the answer is the last entry before each query.
+    numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
+    is_entry = np.arange(len(numbers)) < len(number)
+    order = np.lexsort((is_entry, times, numbers))
+    last = np.maximum.accumulate(np.where(is_entry[order], np.arange(len(order)), NONE))
+    asked = ~is_entry[order]
+    result = np.empty(len(wanted), dtype=np.int64)
+    result[order[asked] - len(number)] = np.where(last != NONE, order[last], NONE)[asked]
+    return result
 
 
 @dataclass(frozen=True)
@@ -41,7 +110,8 @@ def attribute(recording: Recording) -> Attribution:
     """Find the phase and the owner of all time in the traced steps of a recording."""
     events = recording.events
     raw = host_blocks(events)
-    host = fill_gaps(raw, _is_loss(recording, raw.blocks))
+    is_loss = recording.spans["loss"].reindex(raw.blocks["span"], fill_value=False)
+    host = fill_gaps(raw, is_loss.to_numpy(dtype=bool))
     blocks = host.blocks
     owner = owning_blocks(events, host)
     cells = pd.DataFrame(
@@ -49,22 +119,19 @@ def attribute(recording: Recording) -> Attribution:
             "step": blocks["step"],
             "phase": pd.Categorical(blocks["phase"]),
             "direction": _direction(blocks),
-            "span": _owning_span(recording, blocks, owner),
+            "span": _owning_span(blocks, owner, layer_of_spans(recording, host)),
         }
     )
     cells["special"] = _special(cells, blocks, owner, accumulates(events, host))
-    own, counts = _own_time(host), _part_that_counts(host)
-    cells["ops"] = _count(host.block[host.is_op], len(blocks))
+    own = _own_time(host)
+    counts = _part_that_counts(host, own)
+    cells["ops"] = np.bincount(host.block[host.is_op & (host.block != NONE)], minlength=len(blocks))
     cells["ns"] = own * counts
-    cells["corrected_ns"] = np.maximum(own - _tracing_cost(cells["ops"].to_numpy(), host, recording.meta), 0.0) * counts
+    cost = _tracing_cost(cells["ops"].to_numpy(), host, recording.meta)
+    cells["corrected_ns"] = np.maximum(own - cost, 0.0) * counts
     cells["kernels"], cells["gpu_ns"] = _on_device(events, host)
     steps = int((blocks["kind"] == Kind.STEP).sum())
     return Attribution(host, cells, _span_forest(recording, host), steps)
-
-
-def _is_loss(recording: Recording, blocks: pd.DataFrame) -> Bools:
-    loss = recording.spans["loss"].reindex(blocks["span"], fill_value=False)
-    return loss.to_numpy(dtype=bool) & (blocks["kind"] == Kind.SPAN).to_numpy()
 
 
 def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
@@ -73,12 +140,11 @@ def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
     return np.where(kind == Kind.SPAN, of_span, np.where(kind == Kind.NODE, "backward", ""))
 
 
-def _owning_span(recording: Recording, blocks: pd.DataFrame, owner: Ints) -> Ints:
+def _owning_span(blocks: pd.DataFrame, owner: Ints, layer: Ints) -> Ints:
     """Layer span that owns each block: the block itself, or the one in which a node's forward op ran."""
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))
-    layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
-    return np.where((span != NONE) & (kind[span] == Kind.SPAN) & (layer[span] != NONE), span, NONE)
+    return np.where((span != NONE) & (layer[span] != NONE), span, NONE)
 
 
 def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulating: Bools) -> npt.NDArray[np.object_]:
@@ -99,7 +165,7 @@ def _own_time(host: Host) -> Floats:
     return np.maximum(duration - children_sums(host.forest.parent, duration), 0.0)
 
 
-def _part_that_counts(host: Host) -> Floats:
+def _part_that_counts(host: Host, own: Floats) -> Floats:
     """Fraction of each block's own time that is time of the step: 1 on the step's thread, 0 on other threads.
 
     In backward, nodes that ran on several threads at once share the duration of their engine run.
@@ -108,7 +174,7 @@ def _part_that_counts(host: Host) -> Floats:
     engine = outermost(host.forest, kind == Kind.ENGINE)
     inside = engine != NONE
     duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
-    whole = np.bincount(engine[inside], weights=_own_time(host)[inside], minlength=len(kind))
+    whole = np.bincount(engine[inside], weights=own[inside], minlength=len(kind))
     share = np.minimum(1.0, duration / np.maximum(whole, 1.0))
     return np.where(inside, share[engine], main)
 
@@ -136,6 +202,19 @@ def _spans_in_gaps(host: Host) -> Ints:
     return parent
 
 
+def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[np.object_]:
+    """Row of the layers' table that owns each block; empty if none does."""
+    span = attribution.cells["span"].to_numpy()
+    layer = layer_of_spans(recording, attribution.host)[span]
+    names = np.append(recording.modules["name"].to_numpy(dtype=object), "")
+    return np.where(span != NONE, names[layer], attribution.cells["special"].to_numpy(dtype=object))
+
+
+def layer_of_spans(recording: Recording, host: Host) -> Ints:
+    """Number of the layer that each block is a span of; -1 for other blocks, and for spans that count for none."""
+    return recording.span_layers.reindex(host.blocks["span"], fill_value=NONE).to_numpy()
+
+
 def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
     """Block of each event: by time on the host, by the launching call on a device; -1 if unknown."""
     block = np.full(len(events), NONE, dtype=np.int64)
@@ -151,16 +230,11 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
 
 def _on_device(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
     """Number and duration of kernels launched from each block; copies and memsets count as kernels."""
-    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))
-    block = blocks_of_events(events, host)[device]
-    known = block != NONE
-    duration = events["duration_ns"].to_numpy()[device[known]]
-    time = np.bincount(block[known], weights=duration, minlength=len(host.blocks))
-    return _count(block, len(host.blocks)), time.astype(np.int64)
-
-
-def _count(block: Ints, length: int) -> Ints:
-    return np.bincount(block[block != NONE], minlength=length).astype(np.int64)
+    block = blocks_of_events(events, host)
+    counted = is_one_of(events["category"], DEVICE_WORK) & (block != NONE)
+    duration, length = events["duration_ns"].to_numpy()[counted], len(host.blocks)
+    time = np.bincount(block[counted], weights=duration, minlength=length)
+    return np.bincount(block[counted], minlength=length), time.astype(np.int64)
 
 
 def _span_forest(recording: Recording, host: Host) -> Forest:
@@ -170,12 +244,9 @@ def _span_forest(recording: Recording, host: Host) -> Forest:
     above = innermost(host.forest, is_span | (blocks["kind"] == Kind.NODE).to_numpy())
     parent = np.where(is_span & (above != NONE) & is_span[above], above, NONE)
     recomputed = np.flatnonzero(is_span & blocks["in_backward"].to_numpy() & (parent == NONE))
-    layer = recording.span_layers.reindex(blocks["span"], fill_value=NONE).to_numpy()
+    keys = pd.MultiIndex.from_arrays([blocks["step"], layer_of_spans(recording, host)])
     forward = np.flatnonzero(is_span & ~blocks["in_backward"].to_numpy())
-    first_time = pd.Series(
-        parent[forward], index=pd.MultiIndex.from_arrays([blocks["step"].to_numpy()[forward], layer[forward]])
-    )
+    first_time = pd.Series(parent[forward], index=keys[forward])
     first_time = first_time[~first_time.index.duplicated(keep="last")]
-    key = pd.MultiIndex.from_arrays([blocks["step"].to_numpy()[recomputed], layer[recomputed]])
-    parent[recomputed] = first_time.reindex(key, fill_value=NONE).to_numpy()
+    parent[recomputed] = first_time.reindex(keys[recomputed], fill_value=NONE).to_numpy()
     return forest_of(parent)

@@ -1,20 +1,21 @@
 """The blocks of a trace, and how they nest: steps, waits for data, layer spans, backward nodes, optimizer steps.
 
-A block is an interval that owns the part of its time which no block inside it owns.
+A block is an interval that owns the part of its time which no block inside it owns. The time between the blocks of a
+step becomes blocks too, with a phase of their own.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from perfnb.recording.labels import is_one_of, of_labels
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting
+from perfnb.recording.text import is_one_of, of_labels
 from perfnb.trace_names import (
     BACKWARD_NODE,
     CALLS,
@@ -135,7 +136,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     kind[(kind == Kind.SPAN) & ~np.isin(thread, steps.threads) & (node_above == NONE)] = Kind.OP
     _mark_losses(host, kind, forest, node_above)
     silent = is_one_of(host["category"], ("memory",))  # memory freed between two nodes does not end an engine run
-    runs = _engine_runs(kind, start, end, thread, node_above, silent)
+    runs = _engine_runs(steps, kind, start, end, thread, node_above, silent)
 
     # Steps first, then from the outside in: equal intervals then nest as their events do.
     others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
@@ -153,7 +154,9 @@ def host_blocks(events: pd.DataFrame) -> Host:
     blocks["span"] = np.append(host["span"].to_numpy(), NONE)[place]
     tree, blocks["end"] = nest_cutting(*(blocks[name].to_numpy() for name in ("thread", "start", "end")))
     tree = _adopt(blocks, tree)
-    blocks["step"], blocks["main"] = _steps(blocks, tree)
+    blocks["step"] = steps.at_time(blocks["start"].to_numpy())
+    own_thread = np.append(steps.threads, NONE)[blocks["step"]]
+    blocks["main"] = (blocks["step"] != NONE) & (blocks["thread"] == own_thread)
     blocks["in_backward"] = innermost(tree, blocks["kind"].to_numpy() >= Kind.NODE) != NONE
 
     # Each event's block: itself, else the nearest block above, else the step; of a cut block, the part in the event's
@@ -270,26 +273,27 @@ def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Int
         kind[is_loss] = Kind.LOSS
 
 
-def _engine_runs(kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools) -> pd.DataFrame:
+def _engine_runs(
+    steps: _Steps, kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools
+) -> pd.DataFrame:
     """Runs of autograd's engine, on the thread of their step.
 
     A run is a series of outermost backward nodes, on any threads, between which the step's thread started nothing else.
     """
-    is_step = kind == Kind.STEP
-    order = np.argsort(start[is_step])
-    step_start, step_thread = start[is_step][order], thread[is_step][order]
     outermost = np.flatnonzero((kind == Kind.NODE) & (node_above == NONE))
     outermost = outermost[np.argsort(start[outermost], kind="stable")]
-    if len(outermost) == 0 or len(step_start) == 0:
+    if len(outermost) == 0 or len(steps.at) == 0:
         return pd.DataFrame({"start": [], "end": [], "thread": []}, dtype="int64")
-    step_of = np.searchsorted(step_start, start[outermost], side="right") - 1
-    other = np.sort(start[(node_above == NONE) & (kind != Kind.NODE) & ~silent & np.isin(thread, step_thread)])
+    step_of = steps.at_time(start[outermost])
+    other = np.sort(start[(node_above == NONE) & (kind != Kind.NODE) & ~silent & np.isin(thread, steps.threads)])
     reached = np.maximum.accumulate(end[outermost])
     # Whether the step's thread started something after all nodes so far and before the next one.
     began = np.searchsorted(other, start[outermost][1:]) > np.searchsorted(other, reached[:-1])
     first = np.flatnonzero(np.concatenate([[True], began | (np.diff(step_of) > 0)]))
     last = np.append(first[1:], len(outermost)) - 1
-    return pd.DataFrame({"start": start[outermost][first], "end": reached[last], "thread": step_thread[step_of[first]]})
+    return pd.DataFrame(
+        {"start": start[outermost][first], "end": reached[last], "thread": steps.threads[step_of[first]]}
+    )
 
 
 def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
@@ -308,12 +312,107 @@ def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
     return forest_of(parent)
 
 
-def _steps(blocks: pd.DataFrame, tree: Forest) -> tuple[Ints, Bools]:
-    """The step of each block by time, and whether the block is on the step's thread."""
-    start, thread = blocks["start"].to_numpy(), blocks["thread"].to_numpy()
-    steps = np.flatnonzero((blocks["kind"] == Kind.STEP).to_numpy())
-    steps = steps[np.argsort(start[steps])]
-    number = np.asarray(np.searchsorted(start[steps], start, side="right") - 1, dtype=np.int64)
-    if len(steps) == 0:
-        return number, np.zeros(len(number), dtype=bool)
-    return number, thread == thread[steps][number]
+_PHASE_OF = {
+    Kind.STEP: "other",
+    Kind.DATA: "data",
+    Kind.COPY: "host_to_device",
+    Kind.SPAN: "forward",
+    Kind.OPTIMIZER: "optimizer",
+    Kind.LOSS: "loss",
+    Kind.NODE: "backward",
+    Kind.ENGINE: "backward",
+}
+
+
+def fill_gaps(host: Host, loss: Bools) -> Host:
+    """Give each block a ``phase``, and add the gaps as blocks; `loss` marks the spans that compute a loss."""
+    blocks = host.blocks
+    kind = blocks["kind"].to_numpy()
+    phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]
+    # An optimizer that a hook runs during backward stays optimizer.
+    in_backward = blocks["in_backward"].to_numpy() & (kind != Kind.OPTIMIZER)
+    phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
+    gaps = _all_gaps(host, phase)
+    if not gaps:
+        return replace(host, blocks=blocks.assign(phase=phase))
+    *numbers, phases = zip(*gaps, strict=True)
+    parent, start, end = np.array(numbers, dtype=np.int64)
+    gap = {"kind": int(Kind.GAP), "event": NONE, "span": NONE, "start": start, "end": end, "phase": phases}
+    added = blocks.iloc[parent].assign(**gap)
+    filled = pd.concat([blocks.assign(phase=phase), added], ignore_index=True)
+    forest = Forest(
+        np.concatenate([host.forest.parent, parent]),
+        np.concatenate([host.forest.depth, host.forest.depth[parent] + 1]),
+    )
+    return replace(host, block=_into_gaps(host, filled, forest), blocks=filled, forest=forest)
+
+
+def _all_gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
+    """Parent, start, end and phase of each gap in a step or an optimizer step."""
+    is_open = np.isin(host.blocks["kind"], (Kind.STEP, Kind.OPTIMIZER)) & host.blocks["main"].to_numpy()
+    blocks = np.flatnonzero(is_open & ~host.blocks["in_backward"].to_numpy())
+    starts, parent = host.blocks["start"].to_numpy(), host.forest.parent
+    inside = np.flatnonzero(np.isin(parent, blocks))
+    inside = inside[np.lexsort((starts[inside], parent[inside]))]
+    first, last = (np.searchsorted(parent[inside], blocks, side=side) for side in ("left", "right"))
+    event, continued = host.blocks["event"].to_numpy()[blocks], host.blocks["continued"].to_numpy()[blocks]
+    # The parts of a block that a step boundary cuts follow each other and share a row.
+    order = np.lexsort((starts[blocks], event))
+    rows: list[_Row] = []
+    for place in order.tolist():
+        if not continued[place]:
+            rows.append(_Row(host, phase))
+        rows[-1].add(int(blocks[place]), inside[first[place] : last[place]])
+    return [gap for row in rows for gap in row.gaps]
+
+
+class _Row:
+    """The gaps of one block, or of all parts of a block that step boundaries cut, added in order of time."""
+
+    def __init__(self, host: Host, phase: np.ndarray) -> None:
+        self.gaps: list[tuple[int, int, int, str]] = []
+        self._starts, self._ends = host.blocks["start"].to_numpy(), host.blocks["end"].to_numpy()
+        self._kinds, self._phase = host.blocks["kind"].to_numpy(), phase
+        # Index in `gaps` of the first gap after a forward (or a backward) that no backward has followed yet.
+        self._after_forward = self._after_backward = NONE
+
+    def add(self, block: int, children: Ints) -> None:
+        """Add a part and its children."""
+        default = str(self._phase[block])
+        reached = int(self._starts[block])
+        for child in [*children.tolist(), NONE]:
+            until = int(self._ends[block] if child == NONE else self._starts[child])
+            if until > reached:
+                self.gaps.append((block, reached, until, default))
+            if child == NONE:
+                break
+            reached = max(reached, int(self._ends[child]))
+            self._pass(child)
+
+    def _pass(self, child: int) -> None:
+        kind = self._kinds[child]
+        if kind == Kind.ENGINE:
+            first = self._after_backward if self._after_forward == NONE else self._after_forward
+            if first != NONE:
+                self.gaps[first:] = [(*gap[:3], "loss") for gap in self.gaps[first:]]
+            self._after_forward, self._after_backward = NONE, len(self.gaps)
+        elif kind == Kind.SPAN and self._phase[child] == "forward" and self._after_forward == NONE:
+            self._after_forward = len(self.gaps)
+        elif kind == Kind.OPTIMIZER:
+            self._after_backward = NONE
+
+
+def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
+    """Block of each event, with those directly in a step moved into the gap in which they start."""
+    is_gap = (filled["kind"] == Kind.GAP).to_numpy()
+    gaps = np.flatnonzero(is_gap)
+    gaps = gaps[np.argsort(filled["start"].to_numpy()[gaps], kind="stable")]
+    block = host.block.copy()
+    open_block = np.isin(block, np.unique(forest.parent[gaps]))
+    # Events that are blocks themselves stay.
+    moving = np.flatnonzero(open_block & (filled["event"].to_numpy()[block] != host.rows))
+    starts = host.starts[moving]
+    place = np.searchsorted(filled["start"].to_numpy()[gaps], starts, side="right") - 1
+    found = (place >= 0) & (starts < filled["end"].to_numpy()[gaps[np.maximum(place, 0)]])
+    block[moving[found]] = gaps[place[found]]
+    return block

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.recording.labels import as_categories, is_one_of, of_labels
 from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest_cutting
+from perfnb.recording.text import TEXT, as_categories, is_one_of, of_labels
 from perfnb.trace_names import CALLS, COPIES, DEVICE_WORK, KERNELS, OPS, RANGES, step_number
 
 #: Kinds of GPU work; memsets are computation.
@@ -95,12 +95,19 @@ def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
 
 
 def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorical:
-    """The texts of some rows of a column; missing if the row is -1 or the text is missing."""
+    """The texts of some rows of a column; missing if the row is -1, or the text or the column is missing."""
+    if name not in events:
+        return pd.Categorical.from_codes(np.full(len(rows), NONE), categories=pd.Index([], dtype=TEXT))
     codes, labels = text(events, name)
     of_rows = np.append(codes, NONE)[rows]
     used, compact = np.unique(of_rows[of_rows != NONE], return_inverse=True)
     of_rows[of_rows != NONE] = compact
     return pd.Categorical.from_codes(of_rows, categories=labels[used])
+
+
+def known_or_na(values: Ints) -> pd.arrays.IntegerArray:
+    """The values, missing where they are -1."""
+    return pd.arrays.IntegerArray(values, values == NONE)
 
 
 def matching(events: pd.DataFrame, pattern: re.Pattern[str]) -> Bools:
@@ -137,8 +144,7 @@ def calls_of(events: pd.DataFrame, rows: Ints) -> Ints:
     key = pairs(column(events, "rank"), correlation)
     known = correlation[rows] != NONE
     result = np.full(len(rows), NONE, dtype=np.int64)
-    place = first_match(key[calls], key[rows[known]])
-    result[known] = np.where(place != NONE, np.append(calls, NONE)[place], NONE)
+    result[known] = np.append(calls, NONE)[first_match(key[calls], key[rows[known]])]
     return result
 
 
@@ -196,13 +202,21 @@ def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
         around = above[len(members) - len(used) :]
         place = np.searchsorted(used, call[call != NONE])
         result[call != NONE] = np.append(members, NONE)[around[place]]
+    lost = call == NONE
+    result[lost] = of_external_id(events, rows[lost], is_op)
+    return result
+
+
+def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
+    """The operator that has the external id of each row of GPU work; -1 if there is none."""
     external = column(events, "external_id")
     # Without an operator, Kineto writes the correlation id as the external id.
-    lost = (call == NONE) & (external[rows] != NONE) & (external[rows] != column(events, "correlation")[rows])
+    known = (external[rows] != NONE) & (external[rows] != column(events, "correlation")[rows])
     ops = np.flatnonzero(is_op & (external != NONE))
-    if lost.any() and len(ops):
+    result = np.full(len(rows), NONE, dtype=np.int64)
+    if known.any() and len(ops):
         key = pairs(column(events, "rank"), external)
-        result[lost] = np.append(ops, NONE)[first_match(key[ops], key[rows[lost]])]
+        result[known] = np.append(ops, NONE)[first_match(key[ops], key[rows[known]])]
     return result
 
 
@@ -210,7 +224,7 @@ def _steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
     """Step of each row of GPU work: that of its launch, else by its own start."""
     windows = step_windows(events)
     start, rank = column(events, "start_ns"), column(events, "rank")
-    when = np.where(call != NONE, start[np.where(call != NONE, call, 0)], start[rows])
+    when = np.where(call != NONE, start[call], start[rows])
     result = np.full(len(rows), NONE, dtype=np.int64)
     for one, group in windows.groupby("rank", sort=False):
         of_rank = np.flatnonzero(rank[rows] == one)

@@ -1,4 +1,4 @@
-"""The frame ``events``: the trace's events with the layer, phase and step of each."""
+"""The frame ``events``, with the layer, phase and step of each event, and the Python calls in a trace."""
 
 from __future__ import annotations
 
@@ -9,17 +9,63 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution, blocks_of_events
-from perfnb.attribution.blocks import Kind
-from perfnb.attribution.ops import owner_names
-from perfnb.attribution.python_calls import block_of_calls, calls_of
+from perfnb.attribution.attribution import Attribution, blocks_of_events, owner_names
+from perfnb.attribution.blocks import Host, Kind
+from perfnb.attribution.device_work import known_or_na
+from perfnb.attribution.interval_sets import IntervalSet
 from perfnb.recording.from_trace import rows_of_trace
-from perfnb.recording.labels import of_labels
-from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.nesting import NONE, Ints, children_sums, nest
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
-from perfnb.recording.text import TEXT
-from perfnb.trace_names import SPAN_CATEGORY, own_word
+from perfnb.recording.text import TEXT, is_one_of, of_labels
+from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word
+
+
+def calls_of(events: pd.DataFrame) -> Ints:
+    """Rows of Python calls."""
+    return np.flatnonzero(is_one_of(events["category"], PYTHON_CALLS))
+
+
+def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
+    """Innermost block of the same thread in which each call starts; `NONE` if it starts outside all."""
+    blocks = host.blocks
+    thread, start = _threads(events, host, rows), events["start_ns"].to_numpy()[rows]
+    of_blocks, begin, end = (blocks[name].to_numpy() for name in ("thread", "start", "end"))
+    found = np.full(len(rows), NONE, dtype=np.int64)
+    for one in np.unique(thread[thread != NONE]):
+        here = np.flatnonzero(of_blocks == one)
+        here = here[np.lexsort((host.forest.depth[here], begin[here]))]
+        asked = np.flatnonzero(thread == one)
+        place = np.searchsorted(begin[here], start[asked], side="right") - 1
+        found[asked] = np.append(here, NONE)[place]
+    while True:  # from blocks that ended before the call started to the ones around them
+        over = (found != NONE) & (end[found] <= start)
+        if not over.any():
+            return found
+        above = host.forest.parent[found]
+        found = np.where(over, np.where(of_blocks[above] == thread, above, NONE), found)
+
+
+def longest_calls(events: pd.DataFrame, host: Host, thread: int, time: IntervalSet) -> pd.Series:
+    """Self time in ns of each Python function of a thread within a set of time, longest first."""
+    rows = calls_of(events)
+    rows = rows[_threads(events, host, rows) == thread]
+    begin = events["start_ns"].to_numpy()[rows]
+    end = begin + events["duration_ns"].to_numpy()[rows]
+    inside = time.within(begin, end).astype(np.float64)
+    own = inside - children_sums(nest(np.zeros(len(rows), dtype=np.int64), begin, end).parent, inside)
+    names = events["name"].array[rows]
+    sums = pd.Series(np.maximum(own, 0.0)).groupby(names, observed=True).sum()
+    return sums[sums > 0].sort_values(ascending=False, kind="stable")
+
+
+def _threads(events: pd.DataFrame, host: Host, rows: Ints) -> npt.NDArray[np.int64]:
+    """The blocks' number for each event's thread; `NONE` for a thread without blocks."""
+    columns = [name for name in ("process", "thread") if name in events]
+    known = events[columns].iloc[host.rows].assign(number=host.thread).drop_duplicates(columns)
+    found = events[columns].iloc[rows].merge(known, how="left", on=columns)["number"]
+    return found.fillna(NONE).to_numpy(dtype=np.int64)
+
 
 _AS_IT_IS = ("start_ns", "duration_ns", "thread")
 _OR_MISSING = ("device", "stream", "correlation", "process", "external_id")
@@ -73,7 +119,7 @@ def all_events(recording: Recording, columns: Collection[str] | None = None) -> 
 
 def _columns(events: pd.DataFrame) -> dict[str, Any]:
     columns: dict[str, Any] = {name: events[name].to_numpy() for name in _AS_IT_IS}
-    columns |= {name: _or_na(events[name].to_numpy()) for name in _OR_MISSING if name in events}
+    columns |= {name: known_or_na(events[name].to_numpy()) for name in _OR_MISSING if name in events}
     return columns | {name: events[name].array for name in _TEXTS if name in events}
 
 
@@ -103,7 +149,7 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
         # Work without a known launch is in the step in which it started.
         step[~known] = np.searchsorted(marks["start_ns"].to_numpy(), start[~known], side="right") - 1
         step = np.append(marks["marks_step"].to_numpy(), NONE)[step]
-    return _or_na(step)
+    return known_or_na(step)
 
 
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
@@ -149,7 +195,3 @@ def _joined(first: pd.Series, second: pd.Series) -> Any:
     if isinstance(first.dtype, pd.CategoricalDtype):
         return pd.api.types.union_categoricals([first.array, second.array])
     return pd.concat([first, second], ignore_index=True).array
-
-
-def _or_na(values: Ints) -> pd.arrays.IntegerArray:
-    return pd.arrays.IntegerArray(values, values == NONE)

@@ -67,11 +67,6 @@ def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     return _where(a, b, lambda in_a, in_b: in_a & ~in_b)
 
 
-def gaps(a: IntervalSet) -> IntervalSet:
-    """The time between the intervals of a set."""
-    return IntervalSet(a.end[:-1], a.start[1:])
-
-
 def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
     """The time at which `wanted` holds: cut at every border of both sets, then joined again."""
     borders = np.unique(np.concatenate((*a, *b)))

@@ -12,14 +12,14 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.picture import LINE, QUIET, picture_html
-from perfnb.profile.noise import noise_facts
+from perfnb.profile.timing import noise_facts
+from perfnb.stats.intervals import FEWEST_PAIRS
 from perfnb.stats.planning import MOST_NEEDED
-from perfnb.stats.signed_rank import FEWEST_PAIRS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from perfnb.bench.pairs import ABFigures
+    from perfnb.bench.design import ABFigures
 
 _INCHES = (6.4, 2.1)
 _COLOURS = {
@@ -166,8 +166,10 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     edges = (max(least, -100.0), max(most, 150 * comparison.equal_within))  # no step takes less than 0 ms
     band = (100 * (1 / (1 + comparison.equal_within) - 1), 100 * comparison.equal_within)
     colour = _COLOURS[figures.verdict]
-    axes.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
-    axes.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
+    for part in (axes, strip):
+        part.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
+        part.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
+        part.spines[["top", "right"]].set_visible(False)
     bins = min(40, max(10, len(percent) // 4))
     axes.hist(np.clip(percent, *edges), bins=bins, range=edges, color=palette.mark("host_to_device").colour)
     for place, beyond in enumerate(((percent < edges[0]).sum(), (percent > edges[1]).sum())):
@@ -179,18 +181,11 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.margins(y=0.25)  # room for the words above the bars
     axes.text(band[1], 1.0, " the same", transform=axes.get_xaxis_transform(), va="top", color=QUIET)
-    strip.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
-    strip.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
     if comparison.ratio_ci is not None:
         strip.plot([100 * (bound - 1) for bound in comparison.ratio_ci], [0, 0], color=colour, linewidth=5, alpha=0.5)
     strip.plot(100 * (comparison.ratio - 1), 0, marker="D", color=colour, markersize=6)
     strip.set_yticks([])
     strip.set_ylabel("95 %", rotation=0, ha="right", va="center")
     strip.set_xlim(*edges)
-    strip.set_xlabel(f"time of {_short(figures.b_name)} relative to {_short(figures.a_name)}, %")
-    for part in (axes, strip):
-        part.spines[["top", "right"]].set_visible(False)
-
-
-def _short(name: Any) -> str:
-    return escape.chart(name, 30)
+    first, second = (escape.chart(name, 30) for name in (figures.a_name, figures.b_name))
+    strip.set_xlabel(f"time of {second} relative to {first}, %")

@@ -14,7 +14,6 @@ import torch
 #: Largest difference, relative to the largest value, that a different order of rounding explains, by dtype. Everything
 #: else, such as integers, must be equal.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
-_COMPLEX = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 #: A Python number usually comes from a tensor of this dtype.
 _OF_NUMBERS = "float32"
 
@@ -163,7 +162,8 @@ def _is_number(value: Any) -> bool:
 def _of_tensors(first: torch.Tensor, second: torch.Tensor, where: str) -> Difference:
     if first.shape != second.shape:
         return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")
-    dtype = max((_real_name(first), _real_name(second)), key=lambda name: TOLERANCES.get(name, 0.0))
+    dtypes = [str(value.dtype.to_real()).removeprefix("torch.") for value in (first, second)]
+    dtype = max(dtypes, key=lambda name: TOLERANCES.get(name, 0.0))
     about = (TOLERANCES.get(dtype, 0.0), dtype if dtype in TOLERANCES else "")
     if first.numel() == 0:
         return Difference(0.0, "", *about)
@@ -182,8 +182,3 @@ def _of_tensors(first: torch.Tensor, second: torch.Tensor, where: str) -> Differ
         return Difference(math.inf, f"{where} differs by up to {worst:.2g} where the first is all zeros", *about)
     relative = worst / scale if scale > 0 else 0.0
     return Difference(relative, f"{where} differs by up to {relative:.2g} times the largest value", *about)
-
-
-def _real_name(tensor: torch.Tensor) -> str:
-    name = str(tensor.dtype).removeprefix("torch.")
-    return _COMPLEX.get(name, name)

@@ -11,8 +11,15 @@ import numpy as np
 import pandas as pd
 
 from perfnb.bench.ab_view import ab_html, ab_line, ab_text
-from perfnb.bench.design import SEED, planned_blocks, planned_rounds, slower_back_to_back, warm_up
-from perfnb.bench.pairs import ABFigures, ab_figures
+from perfnb.bench.design import (
+    SEED,
+    ABFigures,
+    ab_figures,
+    planned_blocks,
+    planned_rounds,
+    slower_back_to_back,
+    warm_up,
+)
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Shown
 from perfnb.profile.timing import Timing, shown
@@ -140,13 +147,12 @@ def ab_test(
     Exception
         Whatever the steps raise, after perfnb has removed everything it installed.
     """
-    from perfnb.arguments import finite, shown
+    from perfnb.arguments import finite, require_seconds, shown
     from perfnb.bench.rounds import Bench
-    from perfnb.step.budget import Plan
     from perfnb.step.given import require_steps
 
     __tracebackhide__ = True
-    Plan(budget_s=budget_s)
+    require_seconds("budget_s", budget_s)
     require_steps({"a": a, "b": b}, batches, "ab_test(a, b, loader)")
     given: Any = check
     if isinstance(given, bool) or not (given is None or callable(given) or isinstance(given, Real)):

@@ -1,4 +1,4 @@
-"""Experiment design: how long to warm up, how many rounds or blocks to run, and in which order.
+"""Experiments: how long to warm up, how many rounds or blocks to run, in which order, and what pairs of times say.
 
 A `Bench` or `InputTrial` that is passed in runs the steps; nothing here needs torch.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from perfnb.bench.pairs import Blocks
-from perfnb.stats.intervals import Floats
-from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
-from perfnb.stats.signed_rank import FEWEST_PAIRS
+from perfnb.stats.comparisons import PairedComparison, compare_pairs
+from perfnb.stats.intervals import FEWEST_PAIRS, Floats
+from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly, smallest_detectable
+from perfnb.stats.step_times import Timing
 from perfnb.step.budget import FEWEST, is_steady, require_passing_time, steady_from
 
 #: Share of the budget after which the warm-up ends, steady or not, and its greatest number of steps.
@@ -48,6 +48,83 @@ class Prefetching:
     ahead: int  # the most turns for which it can have prefetched
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """Turns of a step back to back, used when something prefetches for a step while the other runs."""
+
+    who: str  # what prefetches: "worker processes", "processes", "threads", or "something" that was not seen
+    lead: int  # uncounted turns before each block
+    turns: int  # turns that count
+    # seconds a round takes, with one block of each step; ``None`` if there was no time to find out
+    round_s: float | None
+
+
+@dataclass(frozen=True)
+class ABFigures:
+    """An experiment of randomised, interleaved pairs of turns, or of blocks of turns."""
+
+    a_name: str
+    b_name: str
+    # milliseconds a turn, pair by pair, in the order of execution; for blocks, the mean of each
+    a_ms: tuple[float, ...]
+    b_ms: tuple[float, ...]
+    comparison: PairedComparison  # statistics of b against a
+    planned: int  # pairs that the budget allowed, according to the pilot
+    needed: int  # pairs that the aim required, according to the pilot
+    seed: int  # of the order within the pairs
+    # how the results of b differ from those of a; empty if they agree, ``None`` if not checked
+    check: str | None = None
+    noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
+    steady: bool | None = None  # whether both were steady at the end of the warm-up
+    batch_size: int | None = None  # samples in each batch; ``None`` if unknown or not constant
+    blocks: Blocks | None = None  # what the pairs consist of, if not of single turns
+
+    @property
+    def whole_ms(self) -> float:
+        """Time of all counted turns."""
+        return (sum(self.a_ms) + sum(self.b_ms)) * (1 if self.blocks is None else self.blocks.turns)
+
+    @property
+    def verdict(self) -> str:
+        """ "faster", "slower", "same" or "inconclusive", of b against a."""
+        return self.comparison.verdict
+
+    @property
+    def a(self) -> Timing:
+        """Times of a."""
+        return Timing(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
+
+    @property
+    def b(self) -> Timing:
+        """Times of b."""
+        return Timing(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
+
+    @property
+    def percent(self) -> Floats:
+        """Percent by which b took longer than a, pair by pair."""
+        return 100.0 * (np.asarray(self.b_ms, dtype=np.float64) / np.asarray(self.a_ms, dtype=np.float64) - 1.0)
+
+
+def ab_figures(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: float, **rest: Any) -> ABFigures:
+    """Compare pairs of times by the log of their ratio, so that twice as fast weighs as much as twice as slow."""
+    ratios = np.log(np.asarray(b_ms, dtype=float) / np.asarray(a_ms, dtype=float))
+    return ABFigures(
+        a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=compare_pairs(ratios, equal_within=equal_within), **rest
+    )
+
+
+def detectable_in(figures: ABFigures, seconds: float) -> float | None:
+    """Smallest difference that the pairs which fit into `seconds` detect with 90 % power."""
+    pairs, found = figures.comparison.pairs, figures.comparison.smallest_detectable
+    if pairs < 2 or not math.isfinite(found):
+        return None
+    pair_s = figures.whole_ms / pairs / 1e3
+    if figures.blocks is not None:
+        pair_s *= 1 + figures.blocks.lead / figures.blocks.turns
+    deviation = math.log1p(found) / math.log1p(smallest_detectable(1.0, pairs))
+    return smallest_detectable(deviation, max(2, int(seconds / pair_s)))
+
+
 def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
     """Yield the order of the steps in each of `count` rounds; all orders are equally likely."""
     generator = np.random.default_rng(seed)
@@ -55,18 +132,13 @@ def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
         yield generator.permutation(steps).tolist()
 
 
-def milliseconds(times: Sequence[Sequence[float]]) -> Floats:
-    """Durations in nanoseconds, a row per step, as milliseconds."""
-    return np.asarray(times, dtype=np.float64) / 1e6
-
-
 def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
     """Run rounds until every step is steady, for at most a fifth of the budget; the last results are kept."""
     __tracebackhide__ = True
-    series: list[list[int]] = []
+    series: list[list[float]] = []
     while len(series) < MOST_WARMUP:
         order = range(bench.count) if len(series) % 2 else reversed(range(bench.count))
-        series.append([times[0] for times in bench.rounds([list(order)], pass_name="warmup", keep_results=True)])
+        series.append(bench.rounds([list(order)], pass_name="warmup", keep_results=True)[:, 0].tolist())
         if time.perf_counter() - begin > WARMUP_SHARE * budget_s and len(series) > 1:
             break
         if all(steady_from(times) is not None for times in zip(*series, strict=True)):
@@ -88,7 +160,7 @@ def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: floa
     __tracebackhide__ = True
     count = bench.count
     orders = random_orders(PILOT_PAIRS, count, SEED + 1)
-    pilot = milliseconds(bench.rounds(orders, pass_name="pilot", until=begin + PILOT_SHARE * budget_s))
+    pilot = bench.rounds(orders, pass_name="pilot", until=begin + PILOT_SHARE * budget_s)
     # The median: one slow round must not shrink the experiment to a tenth of what the budget allows.
     round_s, left_s = float(np.median(pilot.sum(axis=0))) / 1e3, max(0.0, begin + budget_s - time.perf_counter())
     logs = np.log(pilot)
@@ -102,7 +174,7 @@ def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: floa
     plan = max(plans, key=lambda each: each.needed)
     # Stop at twice the time that the pilot predicted.
     until = time.perf_counter() + 2 * max(left_s, round_s)
-    return plan, milliseconds(bench.rounds(random_orders(plan.count, count, SEED), planned=plan.count, until=until))
+    return plan, bench.rounds(random_orders(plan.count, count, SEED), planned=plan.count, until=until)
 
 
 def planned_blocks(
@@ -141,7 +213,7 @@ def planned_blocks(
     blocks = Blocks(found.who, lead, turns, round_s)
     until = time.perf_counter() + most_s
     times = bench.blocks(random_orders(count, bench.count, SEED), lead=lead, turns=turns, planned=count, until=until)
-    return Planned(count, max(count, FEWEST_PAIRS)), blocks, milliseconds(times)
+    return Planned(count, max(count, FEWEST_PAIRS)), blocks, times
 
 
 def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Floats | None:
@@ -150,9 +222,9 @@ def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Float
     size = 1
     while True:  # ever longer blocks: how long a turn takes is not known yet
         order = list(range(bench.count)) if size.bit_length() % 2 else list(reversed(range(bench.count)))
-        pilot = bench.blocks([order], lead=size // 2, turns=size - size // 2, pass_name="pilot")
+        pilot: Floats = bench.blocks([order], lead=size // 2, turns=size - size // 2, pass_name="pilot")
         if size >= 2 * lead:
-            return milliseconds(pilot)[:, 0]
+            return pilot[:, 0]
         if time.perf_counter() - begin > PILOT_SHARE * budget_s:
             return None
         size *= 2
@@ -174,7 +246,7 @@ def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Float
 
     def interleaved(seed: int) -> Floats:
         until = time.perf_counter() + ROW_SHARE * budget_s
-        times = milliseconds(bench.rounds(random_orders(ROW_PAIRS, bench.count, seed), pass_name="pilot", until=until))
+        times = bench.rounds(random_orders(ROW_PAIRS, bench.count, seed), pass_name="pilot", until=until)
         return np.asarray(np.maximum(times.mean(axis=1), np.median(times, axis=1)))
 
     usual = interleaved(SEED + 2)
@@ -184,7 +256,7 @@ def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Float
     slower = np.ones(bench.count, dtype=bool)
     for attempt in range(2):
         orders, part = random_orders(1, bench.count, SEED + 4 + attempt), half // ROW_PARTS
-        row = milliseconds(bench.blocks(orders, lead=half, turns=part, parts=ROW_PARTS, pass_name="pilot"))
+        row = bench.blocks(orders, lead=half, turns=part, parts=ROW_PARTS, pass_name="pilot")
         slower &= row.min(axis=1) > SLOWER_BACK_TO_BACK * usual
         if not slower.any():
             return None

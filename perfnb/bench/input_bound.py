@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from perfnb.arguments import require_seconds
 from perfnb.bench.design import input_rounds
 from perfnb.bench.input_figures import KINDS, InputBound
 from perfnb.bench.input_view import input_bound_html, input_bound_line, input_bound_text
@@ -129,12 +130,11 @@ def confirm_input_bound(
         Whatever `step` or `batches` raise, after everything has been removed and restored.
     """
     from perfnb.bench.input_trial import InputTrial
-    from perfnb.step.budget import Plan
     from perfnb.step.given import require_steps
     from perfnb.step.namespace import chosen_models, namespace_of
 
     __tracebackhide__ = True
-    Plan(budget_s=budget_s)  # validates the budget
+    require_seconds("budget_s", budget_s)
     require_steps({"step": step}, batches, "confirm_input_bound(step, loader, model)")
     models, names = chosen_models(model)
     if not models:
@@ -147,14 +147,7 @@ def confirm_input_bound(
         progress("warmup", 0)
         trial.learn()
         rounds, steps = input_rounds(trial, list(KINDS), begin, budget_s, progress)
+    executed, noise = trial.conditions.step, trial.conditions.facts
     return InputBoundTest(
-        InputBound(
-            rounds,
-            steps,
-            trial.conditions.step,
-            trial.unforeseen_ms,
-            trial.conditions.facts,
-            trial.batches_a_start,
-            trial.parallel,
-        )
+        InputBound(rounds, steps, executed, trial.unforeseen_ms, noise, trial.batches_a_start, trial.parallel)
     )

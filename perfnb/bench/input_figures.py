@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.stats.intervals import Floats, interval_of_median
-from perfnb.stats.signed_rank import Centre, hodges_lehmann
+from perfnb.stats.intervals import Centre, Floats, hodges_lehmann, interval_of_median
 
 #: What each kind of block runs, in the order of the table.
 KINDS = {
@@ -51,14 +50,12 @@ class InputBound:
 
         Medians over blocks, because a loader's workers deliver in bursts; no interval below 6 rounds.
         """
-        rows = {}
+        rows = []
         for kind, words in KINDS.items():
-            values = self._of(kind)
-            interval = interval_of_median(values)
-            low, high = (np.nan, np.nan) if interval is None else interval[:2]
-            rows[kind] = (words, self._median(kind), low, high, len(values), len(values) * self.steps)
+            low, high = (interval_of_median(self._of(kind)) or (np.nan, np.nan))[:2]
+            rows.append((words, self._median(kind), low, high, self.rounds, self.rounds * self.steps))
         columns = ["ran", "median_ms", "low_ms", "high_ms", "blocks", "steps"]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("kind")
+        return pd.DataFrame(rows, pd.Index(KINDS, name="kind"), columns)
 
     @cached_property
     def saved_by_loader(self) -> Centre:

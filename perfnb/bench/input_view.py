@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
-from perfnb.profile.noise import noise_facts
+from perfnb.profile.timing import noise_facts
 
 if TYPE_CHECKING:
     from perfnb.bench.input_figures import InputBound
@@ -73,12 +74,8 @@ def input_bound_sentences(figures: InputBound) -> list[str]:
 def input_bound_text(figures: InputBound, width: int = 100) -> str:
     """The test as text."""
     lines = [line for sentence in input_bound_sentences(figures) for line in escape.wrapped(sentence, width)]
-    longest = max(1e-12, float(figures.times["median_ms"].max()))
-    for kind, row in figures.times.iterrows():
-        word, mark = _WORDS[str(kind)]
-        took = fmt.interval(row["median_ms"], (row["low_ms"], row["high_ms"]))
-        cells = max(1, round(_BAR_CELLS * row["median_ms"] / longest))
-        bar = palette.mark(mark).glyph.replace("·", "━") * cells
+    for word, took, mark, size, _ in _rows(figures):
+        bar = mark.glyph.replace("·", "━") * max(1, round(_BAR_CELLS * size))
         lines.append(f"{word:<20} {took:>26}  {bar}")
     return "\n".join(lines)
 
@@ -86,20 +83,25 @@ def input_bound_text(figures: InputBound, width: int = 100) -> str:
 def input_bound_html(figures: InputBound) -> str:
     """The test as sentences and a table with bars."""
     first, *rest = input_bound_sentences(figures)
-    longest = max(1e-12, float(figures.times["median_ms"].max()))
     rows = []
-    for kind, row in figures.times.iterrows():
-        word, mark = _WORDS[str(kind)]
-        took = fmt.interval(row["median_ms"], (row["low_ms"], row["high_ms"]))
-        pixels = max(1, round(_BAR_PIXELS * row["median_ms"] / longest))
-        look = palette.mark(mark)
-        style = f"display:inline-block;height:11px;width:{pixels}px;background-color:{look.colour}"
-        bar = f'<i class="pf-key pf-{look.pattern}" style="{style}"></i>'
-        rows.append([escape.html(word), escape.html(took), bar, escape.html(row["ran"])])
+    for word, took, mark, size, ran in _rows(figures):
+        pixels = max(1, round(_BAR_PIXELS * size))
+        style = f"display:inline-block;height:11px;width:{pixels}px;background-color:{mark.colour}"
+        bar = f'<i class="pf-key pf-{mark.pattern}" style="{style}"></i>'
+        rows.append([escape.html(word), escape.html(took), bar, escape.html(ran)])
     medians = f"Time per step, median of {fmt.counted(figures.rounds, 'block')}"
     caption = medians + (" with 95 % interval" if figures.saved_by_loader.bounded else "")
     words = header("A step, its loader and its model", "input test", first, " ".join(rest))
     return framed(f"{words}{tables.table(caption, ['run', 'per step', '', 'what runs'], rows, texts=4)}", narrow=True)
+
+
+def _rows(figures: InputBound) -> Iterator[tuple[str, str, palette.Mark, float, str]]:
+    """Of each kind its label, time, look, share of the longest time, and what ran."""
+    longest = max(1e-12, float(figures.times["median_ms"].max()))
+    for kind, row in figures.times.iterrows():
+        word, phase = _WORDS[str(kind)]
+        took = fmt.interval(row["median_ms"], (row["low_ms"], row["high_ms"]))
+        yield word, took, palette.mark(phase), row["median_ms"] / longest, row["ran"]
 
 
 def _saved(figures: InputBound) -> str:

@@ -1,25 +1,41 @@
-"""Time steps side by side without instruments, in rounds in which each step runs once, or many times back to back."""
+"""Time steps side by side without instruments, in rounds in which each step runs once, or many times back to back.
+
+Also here: what prefetches for a step while another one runs, and copies of what a step returns.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import multiprocessing
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from multiprocessing.process import BaseProcess
+from queue import Queue, SimpleQueue
 from typing import Any, Self
 
 import numpy as np
-import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from perfnb.bench.design import Prefetching
-from perfnb.bench.nested import mapped
-from perfnb.bench.prefetching import prefetching, prepared
 from perfnb.interrupts import InterruptGate
-from perfnb.step.conditions import Conditions
-from perfnb.step.device import StepClock, random_state, set_random_state, synchronize
-from perfnb.step.guard import exclusive
+from perfnb.stats.intervals import Floats
+from perfnb.step.device import StepClock, random_state, read_clocks, set_random_state, synchronize
+from perfnb.step.environment import Conditions
+from perfnb.step.namespace import reachable
 from perfnb.step.session import Progress
 from perfnb.step.steps import BatchSource, common_size
+from perfnb.step.tracer import exclusive
+
+#: Prefetched batches to assume if their number is unknown.
+UNKNOWN_AHEAD = 16
+#: Packages whose threads load nothing: the notebook kernel, progress bars, and perfnb itself.
+_OTHER_THREADS = ("ipykernel", "IPython", "zmq", "tornado", "traitlets", "tqdm", "perfnb")
 
 
 class Bench:
@@ -38,6 +54,8 @@ class Bench:
         Called with the pass, the rounds done and the rounds planned.
     around : sequence of context manager
         Entered before the first step and left after the last.
+    switches : sequence of callable, optional
+        For each step, makes the context in which its turns run; entering and leaving it is not timed.
     """
 
     def __init__(
@@ -46,21 +64,20 @@ class Bench:
         batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
         progress: Progress | None = None,
         around: Sequence[AbstractContextManager[Any]] = (),
+        switches: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
     ) -> None:
         self.conditions = Conditions()  # what may have disturbed the steps
         self.sizes: list[int | None] = []  # samples in the batch of each round
         self.results: list[Any] = []  # what each step returned in the last round that kept results
         self._steps = list(steps)
+        self.count = len(self._steps)
+        self._switches = list(switches) or [nullcontext] * self.count
+        self._waits = False  # whether each step is waited for, because events do not see all of its work
         self._source = None if batches is None else BatchSource(batches)
         self._progress = progress or (lambda *_: None)
         self._gate = InterruptGate()
         self._around: list[AbstractContextManager[Any]] = [self._gate, exclusive(), *around]
         self._installed = ExitStack()
-
-    @property
-    def count(self) -> int:
-        """Number of steps."""
-        return len(self._steps)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -84,8 +101,8 @@ class Bench:
         until: float | None = None,
         keep_results: bool = False,
         repeat: int = 1,
-    ) -> list[list[int]]:
-        """Run rounds; for each step its durations in nanoseconds, one per round.
+    ) -> Floats:
+        """Run rounds; milliseconds, a row per step and a column per round.
 
         Parameters
         ----------
@@ -100,17 +117,16 @@ class Bench:
         """
         __tracebackhide__ = True
         synchronize()
-        clocks = [StepClock() for _ in self._steps]
+        clocks = [StepClock(wait=self._waits) for _ in self._steps]
         for done, order in enumerate(orders, start=1):
             if done > 1 and until is not None and time.perf_counter() > until:
                 break
-            with self._gate.opened():
-                if repeat > 1:
-                    self._block(repeat, clocks[0])
-                else:
-                    self._round(order, clocks, keep_results)
+            if repeat > 1:
+                self._block(repeat, clocks[0])
+            else:
+                self._round(order, clocks, keep_results)
             self._progress(pass_name, done, planned)
-        return [clock.durations_ns() for clock in clocks]
+        return self._durations(clocks)
 
     def blocks(
         self,
@@ -122,8 +138,8 @@ class Bench:
         pass_name: str = "timed",
         planned: int | None = None,
         until: float | None = None,
-    ) -> list[list[float]]:
-        """Run rounds of many turns back to back, all on one batch; for each step nanoseconds a turn, per block or part.
+    ) -> Floats:
+        """Run rounds of many turns back to back, all on one batch; milliseconds a turn, a row per step.
 
         Batches that a step's own loader prefetched while others ran are used up first: `lead` turns do not count. Where
         the loader's queue can be read, the count of turns is corrected by how many prefetched batches it gained or
@@ -136,31 +152,33 @@ class Bench:
         lead, turns : int
             Turns of each block that run first and do not count, and turns that count.
         parts : int
-            Number of counted parts of `turns` each, one after the other, each with its own value.
+            Number of counted parts of `turns` each, one after the other, each with its own column.
         """
         __tracebackhide__ = True
         synchronize()
-        clocks = [StepClock() for _ in self._steps]
+        clocks = [StepClock(wait=self._waits) for _ in self._steps]
         made: list[list[float]] = [[] for _ in self._steps]
         for done, order in enumerate(orders, start=1):
             if done > 1 and until is not None and time.perf_counter() > until:
                 break
-            with self._gate.opened():
-                arguments, numbers = self._batch(), random_state()
-                for number in order:
-                    set_random_state(numbers)
+            arguments, numbers = self._batch(), random_state()
+            for number in order:
+                set_random_state(numbers)
+                with self._switches[number](), self._gate.opened():
                     self._repeat(number, arguments, lead)
                     made[number] += [self._counted(number, arguments, turns, clocks[number]) for _ in range(parts)]
-                self.sizes.append(common_size(arguments[0]) if arguments else None)
+            self.sizes.append(common_size(arguments[0]) if arguments else None)
             self._progress(pass_name, done, planned)
-        return [
-            [whole / count for whole, count in zip(clock.durations_ns(), counts, strict=True)]
-            for clock, counts in zip(clocks, made, strict=True)
-        ]
+        return np.divide(self._durations(clocks), made)
 
     def prefetching(self) -> Prefetching | None:
         """What prefetches batches for one step while another runs; call it once each has run."""
         return prefetching(self._steps, self._source)
+
+    def _durations(self, clocks: list[StepClock]) -> Floats:
+        durations, lagged = read_clocks(*clocks)
+        self._waits = self._waits or lagged
+        return np.asarray(durations, dtype=np.float64) / 1e6
 
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
         """Time turns back to back; return how many batches were made for them in that time."""
@@ -188,13 +206,14 @@ class Bench:
     def _block(self, times: int, clock: StepClock) -> None:
         __tracebackhide__ = True
         step, turns = self._steps[0], itertools.repeat(None, times)
-        self.conditions.running = True
-        clock.begin()
-        begin = time.perf_counter_ns()
-        for _ in turns:
-            step()
-        clock.end(time.perf_counter_ns() - begin)
-        self.conditions.running = False
+        with self._gate.opened():
+            self.conditions.running = True
+            clock.begin()
+            begin = time.perf_counter_ns()
+            for _ in turns:
+                step()
+            clock.end(time.perf_counter_ns() - begin)
+            self.conditions.running = False
         self.conditions.step += 1
         self.sizes.append(None)
 
@@ -208,14 +227,15 @@ class Bench:
             if numbers is not None and place:
                 set_random_state(numbers)
             step, clock = self._steps[number], clocks[number]
-            self.conditions.running = True
-            clock.begin()
-            begin = time.perf_counter_ns()
-            if alone:
-                arguments = self._batch()  # waiting for it is part of a single step, but cannot be split among several
-            result = step(*arguments)
-            clock.end(time.perf_counter_ns() - begin)
-            self.conditions.running = False
+            with self._switches[number](), self._gate.opened():
+                self.conditions.running = True
+                clock.begin()
+                begin = time.perf_counter_ns()
+                if alone and self._source is not None:
+                    arguments = (self._source.next(),)  # waiting for it is part of a single step; several share it
+                result = step(*arguments)
+                clock.end(time.perf_counter_ns() - begin)
+                self.conditions.running = False
             self.conditions.step += 1
             if keep:
                 # The next step may write its result to the same memory.
@@ -227,11 +247,129 @@ class Bench:
 
     def _batch(self) -> tuple[Any, ...]:
         __tracebackhide__ = True
-        return () if self._source is None else (self._source.next(),)
+        if self._source is None:
+            return ()
+        with self._gate.opened():
+            return (self._source.next(),)
 
 
 def _copy(part: Any) -> Any:
     """Copy a tensor or array, unless it is a parameter of a model."""
     if isinstance(part, np.ndarray):
         return part.copy()
-    return part if isinstance(part, torch.nn.Parameter) else part.detach().clone()
+    return part if isinstance(part, nn.Parameter) else part.detach().clone()
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to each tensor and array in a value; containers and objects around them are copied.
+
+    Enters the containers that torch knows, mappings, data classes, and objects whose attributes hold tensors.
+    """
+
+    def leaf(part: Any) -> Any:
+        if isinstance(part, (Tensor, np.ndarray)):
+            return function(part)
+        if not (inner := _inside(part)):
+            return part
+        try:
+            fresh = copy.copy(part)
+            for name, inside in inner.items():
+                new = tree_map(leaf, inside)
+                if isinstance(fresh, Mapping):
+                    fresh[name] = new  # type: ignore[index]
+                else:
+                    object.__setattr__(fresh, name, new)  # also if the class is frozen
+        except Exception:  # it cannot be copied or changed
+            return part
+        return fresh
+
+    return tree_map(leaf, value)
+
+
+def _inside(part: Any) -> dict[Any, Any]:
+    """What to enter in an object, by key or attribute."""
+    if isinstance(part, Mapping):
+        return dict(part)
+    if isinstance(part, (type, nn.Module)):
+        return {}
+    if dataclasses.is_dataclass(part):
+        names = [field.name for field in dataclasses.fields(part)]
+        return {name: getattr(part, name) for name in names if hasattr(part, name)}
+    attributes = getattr(part, "__dict__", {})
+    return {name: value for name, value in attributes.items() if any(isinstance(x, Tensor) for x in tree_leaves(value))}
+
+
+def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Prefetching | None:
+    """Find what prefetches for one of the steps while another runs; ``None`` if nothing is found.
+
+    Searches what a step can reach for live loader workers, processes, threads and queues, and then the children of
+    `multiprocessing`. Call it after each step has run: a generator holds nothing before.
+    `shared` is the source of batches common to all steps, whose workers favour none of them.
+    """
+    found = list({id(value): value for value in reachable([shared])}.values())
+    ignored = {id(value) for value in found}
+    everyones = {pid for value in found for pid in _pids(value)}
+    seen = [value for value in reachable(list(steps)) if id(value) not in ignored]
+    if iterators := [value for value in seen if _is_working(value)]:
+        return Prefetching("worker processes", max(map(_most_ahead, iterators)))
+    queues = [value for value in seen if _is_a(value, Queue) or _is_a(value, SimpleQueue)]
+    ahead = max((getattr(queue, "maxsize", 0) for queue in queues), default=0)
+    ahead = ahead + 1 if ahead > 0 else UNKNOWN_AHEAD  # one more is held by a thread
+    if any(_is_a(value, BaseProcess) and _pids(value) for value in seen):
+        return Prefetching("processes", ahead)
+    if queues or any(_fetches(value) for value in seen):
+        return Prefetching("threads", ahead)
+    children = {child.pid for child in multiprocessing.active_children()}
+    return Prefetching("processes", UNKNOWN_AHEAD) if children - everyones else None
+
+
+def prepared(step: Callable[..., Any]) -> int | None:
+    """Number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
+
+    With several loaders, the smallest number counts: each turn takes one batch from each.
+    """
+    ready = [_ready(value) for value in reachable([step]) if _is_working(value)]
+    known = [count for count in ready if count is not None]
+    return min(known) if known and len(known) == len(ready) else None
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    # By type: isinstance asks a proxy for its class, and a proxy may have none.
+    return issubclass(type(value), kind)
+
+
+def _is_working(value: Any) -> bool:
+    return _is_a(value, _MultiProcessingDataLoaderIter) and not getattr(value, "_shutdown", True)
+
+
+def _most_ahead(iterator: Any) -> int:
+    """Most batches that a loader's workers prefetch."""
+    workers, factor = getattr(iterator, "_num_workers", None), getattr(iterator, "_prefetch_factor", None)
+    return workers * factor if isinstance(workers, int) and isinstance(factor, int) else UNKNOWN_AHEAD
+
+
+def _ready(iterator: Any) -> int | None:
+    """Batches that workers delivered and nobody took: in the queue, or set aside because out of order."""
+    try:
+        queues = {id(queue): queue for queue in (iterator._data_queue, iterator._worker_result_queue)}
+        waiting = int(sum(queue.qsize() for queue in queues.values()))
+        return waiting + sum(len(info) == 2 for info in list(iterator._task_info.values()))
+    except Exception:  # another torch version, or macOS, which cannot tell the size of a queue
+        return None
+
+
+def _fetches(value: Any) -> bool:
+    """Whether this is a thread that may load for a step."""
+    if not _is_a(value, threading.Thread) or value in (threading.main_thread(), threading.current_thread()):
+        return False
+    return value.is_alive() and type(value).__module__.partition(".")[0] not in _OTHER_THREADS
+
+
+def _pids(value: Any) -> list[int]:
+    """ID of a live process that this one started."""
+    if not _is_a(value, BaseProcess):
+        return []
+    try:
+        return [value.pid] if value.is_alive() and value.pid is not None else []
+    except Exception:  # a child of another process, or closed
+        return []

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from perfnb import quantities as fmt
+from perfnb.bench.ab_view import ab_body
 from perfnb.bench.comparison import ABTest, ab_test
-from perfnb.bench.pairs import detectable_in
-from perfnb.bench.self_check_view import selfcheck_html, selfcheck_text
+from perfnb.bench.design import detectable_in
+from perfnb.draw import escape, tables
+from perfnb.draw.frame import framed, header
 from perfnb.draw.shown import Shown
-from perfnb.quantities import share
+from perfnb.profile.timing import noise_facts
 from perfnb.stats.step_times import Outliers
+
+#: Lengths of a test for which the smallest detectable difference is shown.
+SECONDS = (10, 60)
+_LEAST = "Smallest difference that a test of this step detects in 9 of 10 runs"
+_FALSE_ALARM = "a false positive, as happens in 1 of 20 runs; if it happens again, do not trust comparisons here"
+_MEANING = {
+    "same": "as expected",
+    "inconclusive": "because the machine is too noisy at the moment",
+    "faster": _FALSE_ALARM,
+    "slower": _FALSE_ALARM,
+}
 
 
 class SelfCheck(Shown):
@@ -40,13 +54,19 @@ class SelfCheck(Shown):
         return self._test.a.outliers
 
     def _text(self) -> str:
-        return selfcheck_text(self)
+        lines = [line for sentence in _sentences(self) for line in escape.wrapped(sentence, 100)]
+        found = ", ".join(f"{least} in {seconds}" for seconds, least in _rows(self))
+        return "\n".join([*lines, f"{_LEAST}: {found}."])
 
     def _line(self) -> str:
-        return f"{self._test.verdict}, noise floor {share(self.noise_floor)}"
+        return f"{self._test.verdict}, noise floor {fmt.share(self.noise_floor)}"
 
     def _html(self) -> str:
-        return selfcheck_html(self)
+        first, more, *rest = _sentences(self)
+        words = header("The machine", "self-check", first, more, " ".join(rest))
+        rows = [(escape.html(seconds), escape.html(least)) for seconds, least in _rows(self)]
+        details = f"<details><summary>The experiment</summary>{ab_body(self._test._figures)}</details>"
+        return framed(f"{words}{tables.table(_LEAST, ['length of the test', 'difference'], rows)}{details}")
 
 
 def selfcheck(step: Callable[[], Any] | None = None, *, budget_s: float = 10.0) -> SelfCheck:
@@ -65,6 +85,30 @@ def selfcheck(step: Callable[[], Any] | None = None, *, budget_s: float = 10.0) 
     chosen = _small_step() if step is None else step
     require_steps({"step": chosen}, None, "")
     return SelfCheck(ab_test(_named(chosen, "a step"), _named(chosen, "itself"), budget_s=budget_s))
+
+
+def _sentences(check: SelfCheck) -> list[str]:
+    """The results, most important first."""
+    test = check.test
+    timing, count = test.a, len(test.pairs)
+    sentences = [
+        f"A step compared with itself: {test.verdict}, {_MEANING[test.verdict]}.",
+        f"The ratio is {fmt.relative(test.ratio, test.ratio_ci)} over {fmt.counted(count, 'pair')} of steps that take "
+        f"{fmt.duration(timing.median_ms)}.",
+        f"Noise floor: half of all single pairs differ by more than {fmt.share(check.noise_floor)}.",
+    ]
+    if check.outliers.count:
+        sentences.append(f"{check.outliers}.")
+    noise = noise_facts(timing.noise, 2 * test.turns * sum(timing.samples_ms))
+    switches = timing.noise.get("involuntary_switches")
+    if switches:
+        noise.append(f"the system preempted the process {switches:,} times in {2 * test.turns * count:,} steps")
+    told = [f"{fmt.capital(fact)}." for fact in noise]
+    return [*sentences, *(told or ["No disturbance was detected."])]
+
+
+def _rows(check: SelfCheck) -> list[tuple[str, str]]:
+    return [(f"{seconds} s", fmt.share(check.detectable_in(seconds))) for seconds in SECONDS]
 
 
 def _named(step: Callable[[], Any], name: str) -> Callable[[], Any]:

@@ -60,7 +60,7 @@ def time_step(
     """
     from perfnb.bench.rounds import Bench
     from perfnb.step.budget import FLOOR, FLOOR_GPU, WINDOW, Plan, require_passing_time, steady_from
-    from perfnb.step.device import cuda_in_use
+    from perfnb.step.device import accelerator_in_use
     from perfnb.step.given import require_steps
 
     __tracebackhide__ = True
@@ -74,7 +74,7 @@ def time_step(
             series += _run(bench, 1, "warmup")
             if time.perf_counter() - begin > WARMUP_SHARE * budget_s:
                 break
-            first = steady_from(series, FLOOR_GPU if cuda_in_use() else FLOOR)
+            first = steady_from(series, FLOOR_GPU if accelerator_in_use() else FLOOR)
         require_passing_time(series)
         warm = len(series) if first is None else first
         end, pilot = begin + budget_s, series[-PILOT:]
@@ -133,4 +133,4 @@ def _run(bench: Any, count: int, pass_name: str, until: float | None = None, blo
     (durations,) = bench.rounds(
         itertools.repeat((0,), count), pass_name=pass_name, planned=count, until=until, repeat=block
     )
-    return [duration / block / 1e6 for duration in durations]
+    return (durations / block).tolist()  # type: ignore[no-any-return]

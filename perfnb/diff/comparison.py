@@ -67,7 +67,7 @@ class ProfileComparison(Page, Shown):
         ``(ops["self_gpu_ms_b"].fillna(0) - ops["self_gpu_ms_a"].fillna(0)).sum()`` (``self_host_ms`` for the host), or
         `by_op`.
         """
-        return conform(pd.DataFrame(), "diff_ops") if self._traces is None else self._traces.ops.copy()
+        return self._frame("ops", "diff_ops")
 
     @property
     def by_op(self) -> pd.DataFrame:
@@ -78,7 +78,7 @@ class ProfileComparison(Page, Shown):
         an unknown operator. Each moment and each kernel is in one row, so ``grew_ms`` can be summed. Columns as in
         `ops`, and ``kernels_a``, ``kernels_b`` (lists of names, heaviest first).
         """
-        return conform(pd.DataFrame(), "diff_by_op") if self._traces is None else self._traces.operators.copy()
+        return self._frame("operators", "diff_by_op")
 
     @property
     def kernels(self) -> pd.DataFrame:
@@ -88,7 +88,7 @@ class ProfileComparison(Page, Shown):
         the row of `ops` and ``inside`` the outermost operator around it. Work launched by an unknown operator has one
         row per kernel name.
         """
-        return conform(pd.DataFrame(), "diff_kernels") if self._traces is None else self._traces.kernels.copy()
+        return self._frame("kernels", "diff_kernels")
 
     @property
     def gpu_time(self) -> pd.DataFrame:
@@ -97,10 +97,12 @@ class ProfileComparison(Page, Shown):
         ``total`` runs from the start of a step's first work to the end of its last, ``idle`` is the part of it in which
         nothing ran. Each is the length of a union of intervals. Empty if either has no GPU work.
         """
-        traces = self._traces
-        if traces is None or traces.gpu_time is None:
-            return conform(pd.DataFrame(), "diff_gpu_time")
-        return traces.gpu_time.copy()
+        return self._frame("gpu_time", "diff_gpu_time")
+
+    def _frame(self, name: str, schema: str) -> pd.DataFrame:
+        """One of the frames of the traces; empty where it is not known."""
+        found: pd.DataFrame | None = getattr(self._traces, name, None)
+        return conform(pd.DataFrame(), schema) if found is None else found.copy()
 
     def _page(self) -> str:
         return diff_page(self._diff, self._traces)

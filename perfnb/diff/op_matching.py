@@ -77,10 +77,6 @@ class MatchedOps:
         """A column of the nodes."""
         return np.concatenate([tree.nodes[column].to_numpy() for tree in self.trees])
 
-    def lacking(self, word: str) -> tuple[bool, bool]:
-        """Whether a and b have no shapes, or no layers, at all."""
-        return _lacking(self.trees, word)
-
 
 def matched_ops(a: OpTree, b: OpTree, layers: pd.DataFrame) -> MatchedOps:
     """Match two trees.
@@ -96,7 +92,7 @@ def matched_ops(a: OpTree, b: OpTree, layers: pd.DataFrame) -> MatchedOps:
     is_range = np.concatenate([tree.nodes["is_range"].to_numpy(dtype=bool) for tree in trees])
     codes, labels = _codes(trees, second, layers)
     whole = forest_of(np.concatenate([a.forest.parent, _moved(b.forest.parent, len(a.nodes))]))
-    kept = _in_both(codes["name"].to_numpy(), is_range, second) & ~_engines_of_one(trees)
+    kept = _kept(trees, codes["name"].to_numpy(), is_range, second)
     above = innermost(whole, kept)
     keys = _keys(codes, labels, second)
     places = np.flatnonzero(kept)
@@ -104,7 +100,7 @@ def matched_ops(a: OpTree, b: OpTree, layers: pd.DataFrame) -> MatchedOps:
     number[places] = np.arange(len(places))
     forest = forest_of(number[above[places]])
 
-    if any(_lacking(trees, "layer")):
+    if a.lacks("layer") or b.lacks("layer"):
         keys["layer"] = NONE
     matched = match_nodes(second[places], keys.iloc[places], forest)
     row, is_head = _rows(matched, forest, is_range[places], keys["layer"].to_numpy()[places])
@@ -121,7 +117,7 @@ def matched_ops(a: OpTree, b: OpTree, layers: pd.DataFrame) -> MatchedOps:
     full_head = np.zeros(len(kept), dtype=bool)
     full_head[places[heads]] = True
     closest = np.append(np.where(kept, np.arange(len(kept)), above), NONE)
-    launchers = (a.work["node"].to_numpy(), _moved(b.work["node"].to_numpy(), len(a.nodes)))
+    work_a, work_b = a.work["node"].to_numpy(), _moved(b.work["node"].to_numpy(), len(a.nodes))
     return MatchedOps(
         trees,
         second,
@@ -129,15 +125,11 @@ def matched_ops(a: OpTree, b: OpTree, layers: pd.DataFrame) -> MatchedOps:
         labels,
         row_of[:-1],
         full_head,
-        (row_of[closest[launchers[0]]], row_of[closest[launchers[1]]]),
+        (row_of[closest[work_a]], row_of[closest[work_b]]),
         places[head],
         matched.group[head] != NONE,
         again[matched.context[head]],
     )
-
-
-def _lacking(trees: tuple[OpTree, OpTree], word: str) -> tuple[bool, bool]:
-    return bool(trees[0].nodes[word].isna().all()), bool(trees[1].nodes[word].isna().all())
 
 
 def _moved(places: Ints, by: int) -> Ints:
@@ -189,18 +181,16 @@ def _without_maker(names: pd.Index) -> Ints:
     return np.append(codes, NONE)
 
 
-def _engines_of_one(trees: tuple[OpTree, OpTree]) -> Bools:
-    """The engine's marks around backward nodes, if the other trace is too old to have any."""
-    marks = [tree.nodes["is_engine"].to_numpy(dtype=bool) for tree in trees]
-    joined: Bools = np.concatenate(marks)
-    return joined & ~(marks[0].any() & marks[1].any())
+def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Bools) -> Bools:
+    """All nodes but those that would separate what is inside from its partner.
 
-
-def _in_both(name: Ints, is_range: Bools, second: Bools) -> Bools:
-    """All nodes but ranges that only one of the two has: these would separate what is inside from its partner."""
-    kept = ~is_range
+    These are ranges that only one of the two has, and the engine's marks around backward nodes if the other trace is
+    too old to have any.
+    """
     both = np.intersect1d(name[is_range & ~second], name[is_range & second])
-    return np.asarray(kept | np.isin(name, both))
+    marks = [tree.nodes["is_engine"].to_numpy(dtype=bool) for tree in trees]
+    of_one: Bools = np.concatenate(marks) & ~(marks[0].any() & marks[1].any())
+    return np.asarray((~is_range | np.isin(name, both)) & ~of_one)
 
 
 def _rows(matched: Matched, forest: Forest, is_range: Bools, layer: Ints) -> tuple[Ints, Bools]:

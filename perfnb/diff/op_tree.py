@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution, attribute
+from perfnb.attribution.attribution import Attribution, attribute, makers, owner_names
 from perfnb.attribution.blocks import Host, Kind
 from perfnb.attribution.device_work import calls_of, device_work, is_in, matching, named, step_rows
-from perfnb.attribution.ops import owner_names
-from perfnb.attribution.owners import makers
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, children_sums, forest_of, innermost, nest, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
@@ -65,6 +63,10 @@ class OpTree:
     work: pd.DataFrame
     steps: int
 
+    def lacks(self, word: str) -> bool:
+        """Whether no node has shapes, or a layer."""
+        return bool(self.nodes[word].isna().all())
+
 
 def op_tree(recording: Recording) -> OpTree:
     """The tree of a recording; without nodes if no step was traced."""
@@ -84,7 +86,8 @@ def op_tree(recording: Recording) -> OpTree:
     # A call belongs to the node around it, an operator to itself.
     node_of = np.full(len(recording.events) + 1, NONE, dtype=np.int64)
     node_of[rows] = np.where(is_node, number[:-1], number[around])
-    forest, is_range = forest_of(parent), _is_range(recording.events)[rows[places]]
+    forest = forest_of(parent)
+    is_range = (is_in(recording.events, RANGES) | matching(recording.events, _RANGE))[rows[places]]
     nodes = pd.DataFrame(
         {
             **_words(recording, attribution, rows[places], host.block[members][places]),
@@ -113,10 +116,6 @@ def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
     mark = is_step[:-1] | step_rows(events) | (matching(events, _OURS) & is_in(events, OPS))
     mark |= (events["span"] != NONE).to_numpy()
     return np.asarray((is_in(events, _NODES) & ~mark)[rows])
-
-
-def _is_range(events: pd.DataFrame) -> Bools:
-    return is_in(events, RANGES) | matching(events, _RANGE)
 
 
 def _forward_ops(events: pd.DataFrame, host: Host, node_of: Ints, rows: Ints, top: Ints) -> Ints:

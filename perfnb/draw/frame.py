@@ -1,9 +1,17 @@
-"""What all static views share: the outer element with its style sheet, and the header."""
+"""What static views share: outer element, header, and documents that need no network, no kernel and no other file."""
 
 from __future__ import annotations
 
 from perfnb.draw import escape
 from perfnb.draw.assets import static_style
+
+_PAGE_STYLE = (
+    ":root{color-scheme:light dark;--pf-page:#fff}"
+    "@media (prefers-color-scheme:dark){:root{--pf-page:#16181d}}"
+    "body{margin:0;background:var(--pf-page);font-family:system-ui,sans-serif}"
+    "h1{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}"
+    "main{max-width:1480px;margin:0 auto;padding:20px clamp(8px,2vw,32px) 48px}"
+)
 
 
 def framed(body: str, *, narrow: bool = False) -> str:
@@ -40,3 +48,41 @@ def header(name: object, kind: object, verdict: object = "", *facts: object) -> 
     large = [f'<strong class="pf-step">{escape.html_sentence(verdict)}</strong>'] if verdict else []
     lines = [title, *large, *(escape.html_sentence(fact) for fact in facts if fact)]
     return f'<p class="pf-head">{"<br>".join(lines)}</p>'
+
+
+def document(title: str, policy: str, style: str, body: str) -> str:
+    """Return an HTML document.
+
+    Parameters
+    ----------
+    title : str
+        It may quote names.
+    policy : str
+        The content security policy.
+    style : str
+        Style sheet, after that of every page.
+    body : str
+        HTML, from inside ``<main>`` to the end of the body.
+    """
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape.html(title)} · perfnb</title>\n"
+        f"<style>{_PAGE_STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape.html(title)}</h1>\n{body}</body>\n</html>\n"
+    )
+
+
+def static_page(title: str, body: str) -> str:
+    """Static HTML as a document of its own, whose content security policy lets nothing run and nothing be asked for.
+
+    Parameters
+    ----------
+    title : str
+        It may quote names.
+    body : str
+        HTML already.
+    """
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return document(title, policy, "", f"{body}\n</main>\n")

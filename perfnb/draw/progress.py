@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
@@ -17,12 +17,6 @@ READING = "reading "
 #: Minimum time between two updates, in seconds.
 INTERVAL_S = 0.2
 _MOST_OF_A_NOTE = 250
-
-
-class _Line(Protocol):
-    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Progress:
@@ -42,11 +36,11 @@ class Progress:
     def __init__(self, enabled: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         self._enabled = enabled
         self._clock = clock
-        self._line: _Line | None = None
-        self._drawn: tuple[tuple[str, str], float] | None = None
+        self._line: _NotebookLine | _TerminalLine | None = None
 
     def __enter__(self) -> Progress:
-        self._line, self._drawn = (_line() if self._enabled else None), None
+        self._line = _line() if self._enabled else None
+        self._drawn, self._drawn_at = ("", ""), -math.inf
         return self
 
     def __call__(self, pass_name: str, done: int, total: int | None = None, note: str = "") -> None:
@@ -57,25 +51,21 @@ class Progress:
         if self._line is None:
             return
         now = self._clock()
-        new = self._drawn is None or self._drawn[0] != (pass_name, note)
-        due = self._drawn is None or now - self._drawn[1] >= INTERVAL_S
-        if new or due:
-            self._drawn = ((pass_name, note), now)
-            self._line.update(pass_name, done, total, *filter(None, [note]))
+        if (pass_name, note) != self._drawn or now - self._drawn_at >= INTERVAL_S:
+            self._drawn, self._drawn_at = (pass_name, note), now
+            self._line.update(pass_name, done, total, escape.plain(note, _MOST_OF_A_NOTE))
 
     def of_file(self, name: str) -> Callable[[int, int], None]:
         """Return a callback for reading a file, called with the bytes read and the size; shown as a percentage."""
         return lambda done, size: self(f"{READING}{name}", 100 * done // max(size, 1), 100)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         line, self._line = self._line, None
         if line is not None:
             line.close()
 
 
-def _line() -> _Line | None:
+def _line() -> _NotebookLine | _TerminalLine | None:
     if in_notebook():
         return _NotebookLine()
     return _TerminalLine() if sys.stderr is not None and sys.stderr.isatty() else None
@@ -89,8 +79,8 @@ class _NotebookLine:
 
         self._handle: Any = display(_bundle("", ""), raw=True, display_id=True)
 
-    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None:
-        words = _words(pass_name, done, total) + (f" · {escape.plain(note, _MOST_OF_A_NOTE)}" if note else "")
+    def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
+        words = _words(pass_name, done, total) + (f" · {note}" if note else "")
         amount = "" if not total else f' value="{min(done, total)}" max="{total}"'
         page = (
             '<div style="display:flex;gap:10px;align-items:center">'
@@ -114,12 +104,12 @@ class _TerminalLine:
         self._bar = Bar(leave=False, file=sys.stderr, unit="step", mininterval=0, delay=0)
         self._pass: str | None = None
 
-    def update(self, pass_name: str, done: int, total: int | None, note: str = "") -> None:
+    def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
         if pass_name != self._pass:
             self._pass = pass_name
             self._bar.reset(total)
             self._bar.set_description(escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 20), refresh=False)
-        self._bar.set_postfix_str(escape.plain(note, _MOST_OF_A_NOTE), refresh=False)
+        self._bar.set_postfix_str(note, refresh=False)
         self._bar.total = total
         self._bar.n = done
         self._bar.refresh()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from types import TracebackType
 from typing import Any
 
 #: Lines that are shown as they are printed, and last lines shown if the step fails.
@@ -27,12 +26,10 @@ class StepOutput:
             sys.stdout = self._stream
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         sys.stdout = self._outer
         if self._outer is not None:
-            self._stream.finish(failed=error is not None)
+            self._stream.finish(failed=kind is not None)
 
 
 class _Shortened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -128,65 +128,61 @@ def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: i
     limit : int
         Maximum number of lines, placeholders included.
     """
-    shown: set[int] = set()
-    families = Counter(tree.parents)
-    hidden = Counter(families)
-
-    def growth(position: int) -> int:
-        left = hidden[tree.parents[position]]
-        return 1 + int(left > 1) - int(0 < left < families[tree.parents[position]])
-
-    def show(position: int) -> int:
-        grown = growth(position)
-        shown.add(position)
-        hidden[tree.parents[position]] -= 1
-        return grown
-
-    def worth(position: int) -> bool:
-        return everything or weights[position] > 0 or not weighed
-
+    parents = tree.parents
     places = {name: position for position, name in enumerate(tree.names)}
+    families, hidden = Counter(parents), Counter(parents)
     everything = len(tree.names) <= limit
     weighed = any(weight > 0 for weight in weights)
+    shown: set[int] = set()
     lines = 0
+
+    def show(position: int) -> bool:
+        """List a layer if its line, and what it changes about the placeholder of its siblings, has room."""
+        nonlocal lines
+        if position in shown:
+            return True
+        left = hidden[parents[position]]
+        grown = 1 + int(left > 1) - int(0 < left < families[parents[position]])
+        worth = weights[position] > 0 or not weighed
+        if not everything and (not worth or lines + grown > limit):
+            return False
+        shown.add(position)
+        hidden[parents[position]] -= 1
+        lines += grown
+        return True
+
     for position in [places[name] for name in first if name in places]:
-        reachable = tree.parents[position] == _NO_PARENT or tree.parents[position] in shown
-        if reachable and worth(position) and position not in shown and lines + growth(position) <= limit:
-            lines += show(position)
+        if parents[position] == _NO_PARENT or parents[position] in shown:
+            show(position)
     queue = [(-weights[i], i) for i in tree.roots]
     heapq.heapify(queue)
     while queue:
         _, position = heapq.heappop(queue)
-        if position not in shown:
-            if not everything and (lines + growth(position) > limit or not worth(position)):
-                continue
-            lines += show(position)
-        for child in tree.children[position]:
-            heapq.heappush(queue, (-weights[child], child))
+        if show(position):
+            for child in tree.children[position]:
+                heapq.heappush(queue, (-weights[child], child))
     return _lines(tree, shown)
 
 
 def _lines(tree: Tree, shown: set[int]) -> list[Line]:
+    def of_family(members: Sequence[int], depth: int, above: tuple[bool, ...]) -> list[Line]:
+        """The lines of siblings, last one first."""
+        listed = [i for i in members if i in shown]
+        left_out = tuple(i for i in members if i not in shown)
+        lines = [Line(i, depth, (*above, i == listed[-1] and not left_out) if depth else ()) for i in listed]
+        if left_out:
+            lines.append(Line(_NO_PARENT, depth, (*above, True) if depth else (), left_out))
+        return lines[::-1]
+
     inside = tree.inside()
     result: list[Line] = []
-    roots = tree.roots
-    hidden_roots = tuple(i for i in roots if i not in shown)
-    stack: list[Line] = [Line(_NO_PARENT, 0, (), hidden_roots)] if hidden_roots else []
-    stack += [Line(i, 0, ()) for i in reversed(roots) if i in shown]
+    stack = of_family(tree.roots, 0, ())
     while stack:
         line = stack.pop()
-        if line.layer == _NO_PARENT:
-            result.append(line)
-            continue
-        family = tree.children[line.layer]
-        listed = [i for i in family if i in shown]
-        left_out = tuple(i for i in family if i not in shown)
-        closed = bool(family) and not listed
-        result.append(Line(line.layer, line.depth, line.last, (), inside[line.layer] if closed else 0))
-        if not listed:
-            continue
-        below = [Line(i, line.depth + 1, (*line.last, i == listed[-1] and not left_out)) for i in listed]
-        if left_out:
-            below.append(Line(_NO_PARENT, line.depth + 1, (*line.last, True), left_out))
-        stack.extend(reversed(below))
+        children = () if line.layer == _NO_PARENT else tree.children[line.layer]
+        if any(child in shown for child in children):
+            stack += of_family(children, line.depth + 1, line.last)
+        elif children:
+            line = replace(line, inside=inside[line.layer])
+        result.append(line)
     return result

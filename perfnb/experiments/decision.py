@@ -1,9 +1,24 @@
-"""Whether to accept a change, given the verdict of an A/B test, quality losses and limits."""
+"""Whether to accept a change: quality of its results, limits, figures of both steps, and the decision."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.arguments import shown, storable
+from perfnb.bench.design import ABFigures
+from perfnb.profile.summary import Summary
+from perfnb.recording.text import TEXT
+from perfnb.stats.intervals import quantile_interval
+from perfnb.stats.step_times import Timing
 
 ACCEPT, REJECT, INCONCLUSIVE = "accept", "reject", "inconclusive"
 
@@ -11,9 +26,23 @@ ACCEPT, REJECT, INCONCLUSIVE = "accept", "reject", "inconclusive"
 SLACK = 1e-3
 
 #: Causes of a decision, the most important first.
-WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL, UNJUDGED, UNMEASURED, UNSURE, GAIN = (
-    *("worse", "over a limit", "slower", "no gain", "cannot tell", "quality unknown", "limit unchecked"),
-    *("at a limit", "gain"),
+WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL = "worse", "over a limit", "slower", "no gain", "cannot tell"
+UNJUDGED, UNMEASURED, UNSURE, GAIN = "quality unknown", "limit unchecked", "at a limit", "gain"
+
+#: What `limits` may contain besides losses: figures of the candidate that should be small.
+RESOURCES = ("peak_memory_bytes", "median_ms", "p95_ms")
+#: The loss used without a quality function: the largest difference between what the steps return.
+DIFFERENCE = "difference"
+_MEASURED = {*RESOURCES, "throughput_per_s", "utilisation", "flops", "flops_per_s"}
+_BOTH = {"baseline", "candidate"}
+_EXAMPLE = "{'loss': 0.31}"
+
+#: Columns of `PerformanceFigures.table` and their types, after the index ``metric``.
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "unit": TEXT,
+        **dict.fromkeys(("baseline", "candidate", "difference", "ratio", "ci_low", "ci_high", "limit"), "Float64"),
+    }
 )
 
 
@@ -44,6 +73,16 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Quality:
+    """What is known about the quality of the candidate's results."""
+
+    losses: tuple[Loss, ...]  # empty if quality is unknown
+    judged_by: str  # "function" (the user's), or "results" (the steps' return values were compared)
+    said: str = ""  # how the results differ, or why they could not be compared; empty if they agree
+    dtype: str = ""  # the dtype that set the limit of the difference; empty if none did
+
+
+@dataclass(frozen=True)
 class Resource:
     """Something the candidate uses, and its limit."""
 
@@ -66,16 +105,6 @@ class Resource:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What a decision is based on."""
-
-    verdict: str  # A/B verdict of the candidate against the baseline: faster, slower, same, inconclusive
-    losses: tuple[Loss, ...] = ()  # empty if quality is unknown
-    resources: tuple[Resource, ...] = ()  # those with a limit
-    unmatched: tuple[str, ...] = ()  # limits of losses that were not measured
-
-
-@dataclass(frozen=True)
 class Decision:
     """What to do, and why."""
 
@@ -84,28 +113,327 @@ class Decision:
     about: tuple[str, ...] = ()  # losses or resources that the cause refers to
 
 
-def decide(evidence: Evidence) -> Decision:
+def decide(
+    verdict: str, losses: Sequence[Loss] = (), resources: Sequence[Resource] = (), unmatched: Sequence[str] = ()
+) -> Decision:
     """Accept a candidate that is faster, has good enough results and stays within all limits.
 
     Bad results come first, because speed cannot make up for them. Anything unmeasured, be it quality or a limited
     resource, prevents acceptance but not rejection. A limit inside the interval of a time counts as unmeasured.
+
+    `verdict` is that of the A/B test; without `losses`, quality is unknown; `resources` are those with a limit, and
+    `unmatched` the limits of losses that were not measured.
     """
-    if worse := tuple(loss.name for loss in evidence.losses if loss.exceeded):
+    if worse := tuple(loss.name for loss in losses if loss.exceeded):
         return Decision(REJECT, WORSE, worse)
-    if over := tuple(resource.name for resource in evidence.resources if resource.exceeded):
+    if over := tuple(resource.name for resource in resources if resource.exceeded):
         return Decision(REJECT, OVER, over)
-    if evidence.verdict == "slower":
+    if verdict == "slower":
         return Decision(REJECT, SLOWER)
-    if evidence.verdict == "same":
+    if verdict == "same":
         return Decision(REJECT, NO_GAIN)
-    if evidence.verdict != "faster":
+    if verdict != "faster":
         return Decision(INCONCLUSIVE, CANNOT_TELL)
-    unjudged = tuple(loss.name for loss in evidence.losses if loss.largest is None)
-    if unjudged or not evidence.losses:
+    unjudged = tuple(loss.name for loss in losses if loss.largest is None)
+    if unjudged or not losses:
         return Decision(INCONCLUSIVE, UNJUDGED, unjudged)
-    unmeasured = tuple(resource.name for resource in evidence.resources if resource.value is None)
-    if unmeasured or evidence.unmatched:
-        return Decision(INCONCLUSIVE, UNMEASURED, (*unmeasured, *evidence.unmatched))
-    if unsure := tuple(resource.name for resource in evidence.resources if resource.unsure):
+    unmeasured = tuple(resource.name for resource in resources if resource.value is None)
+    if unmeasured or unmatched:
+        return Decision(INCONCLUSIVE, UNMEASURED, (*unmeasured, *unmatched))
+    if unsure := tuple(resource.name for resource in resources if resource.unsure):
         return Decision(INCONCLUSIVE, UNSURE, unsure)
     return Decision(ACCEPT, GAIN)
+
+
+def require_quality(given: Any) -> None:
+    """Reject an invalid quality function before anything runs.
+
+    Raises
+    ------
+    TypeError
+    """
+    if given is None:
+        return
+    if not callable(given):
+        kind = type(given).__name__
+        raise TypeError(f"quality must be a function of no arguments, not {kind}: pass quality, not quality().")
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):  # some C functions have no signature
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise TypeError(f"quality must be a function of no arguments: {error}.") from None
+
+
+def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
+    """Largest accepted values by name, validated as far as possible before anything runs.
+
+    `judged` says that a quality function will return losses, whose names are not known yet; `profiled`, that memory
+    will be measured.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For invalid limits, and for limits on what will not be measured.
+    """
+    limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
+    for name, limit in limits.items():
+        if not math.isfinite(limit):
+            raise ValueError(f"the limit of {shown(name)} is {limit}: give a finite value, or leave it out.")
+        if not judged and name not in (*RESOURCES, DIFFERENCE):
+            near = difflib.get_close_matches(name, (*RESOURCES, DIFFERENCE), n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(
+                f"limits names {shown(name)}, which is not measured{meant}: without quality, limits can be set for "
+                f"{DIFFERENCE!r}, {', '.join(map(repr, RESOURCES))}."
+            )
+    if not judged and limits.get(DIFFERENCE, 0.0) < 0:
+        raise ValueError(f"the limit of {DIFFERENCE!r} is relative to the largest value and must not be negative.")
+    if not profiled and "peak_memory_bytes" in limits:
+        raise ValueError("memory is measured in a profile: remove profile=False, or the limit 'peak_memory_bytes'.")
+    return limits
+
+
+def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
+    """The losses that the quality function returned: the candidate's by name, or such a mapping for each side.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything else.
+    """
+    wanted = f"quality must return a mapping of names to numbers such as {_EXAMPLE}"
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"{wanted}, not {type(returned).__name__}.")
+    if len(only := [name for name in _BOTH if isinstance(returned.get(name), Mapping)]) == 1 == len(returned):
+        raise ValueError(f"quality returned losses of the {only[0]} only: return {_EXAMPLE}, or losses of both.")
+    baseline: dict[str, float] = {}
+    if set(returned) == _BOTH and all(isinstance(part, Mapping) for part in returned.values()):
+        baseline = _numbers(returned["baseline"], "quality", wanted)
+        candidate = _numbers(returned["candidate"], "quality", wanted)
+        if baseline.keys() != candidate.keys():
+            odd = sorted(baseline.keys() ^ candidate.keys())[0]
+            raise ValueError(f"quality returned {shown(odd)} for only one of the two: return every loss for both.")
+    else:
+        candidate = _numbers(returned, "quality", wanted)
+    if not candidate:
+        raise ValueError(f"quality returned no loss: it must return at least one, such as {_EXAMPLE}.")
+    if taken := [name for name in candidate if name in _MEASURED]:
+        raise ValueError(
+            f"quality returned a loss named {shown(taken[0])}, which perfnb measures itself: use another name."
+        )
+    return tuple(Loss(name, value, baseline.get(name), limits.get(name)) for name, value in candidate.items())
+
+
+class ComparedResults:
+    """Compare what the two steps return, with the tolerance of their dtype, and keep the result."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self.quality = Quality((), "results", "the steps were not compared")
+
+    def __call__(self, first: Any, second: Any) -> None:
+        from perfnb.bench.agreement import Difference, holds_numbers, worst_difference
+
+        worst = worst_difference(first, second, self._limit)
+        if worst is None or not (holds_numbers(first) and holds_numbers(second)):
+            worst = Difference(0.0, "a step returns no tensor or number", known=False)
+        losses = (Loss(DIFFERENCE, worst.relative, limit=worst.tolerance),) if worst.known else ()
+        said = "" if worst.known and worst.relative <= worst.tolerance else worst.words
+        self.quality = Quality(losses, "results", said, worst.dtype if losses and self._limit is None else "")
+        if said:
+            raise AssertionError(said)
+
+
+def _numbers(given: Any, what: str, wanted: str) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{wanted}, not {type(given).__name__}.")
+    numbers = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"names in {what} must be non-empty strings, not {shown(name)}.")
+        try:
+            if isinstance(value, (str, bytes, bool)):
+                raise TypeError
+            # A one-element tensor counts as a number.
+            numbers[storable(name)] = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{shown(name)} in {what} must be a number, not {type(value).__name__}.") from error
+    return numbers
+
+
+@dataclass(frozen=True)
+class Side:
+    """Figures of one step; ``None`` if not measured.
+
+    Attributes
+    ----------
+    name : str
+        Name of the step.
+    timing : Timing
+        Its times in the pairs.
+    utilisation : float or None
+        Model FLOPs utilisation, 0 to 1, at its step time in the pairs.
+    peak_memory_bytes : int or None
+        Peak memory that torch had allocated in a step.
+    flops : int or None
+        FLOPs of a step.
+    ceiling : str or None
+        The dtype whose ceiling `utilisation` refers to.
+    """
+
+    name: str
+    timing: Timing
+    utilisation: float | None = None
+    peak_memory_bytes: int | None = None
+    flops: int | None = None
+    ceiling: str | None = None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """FLOP/s at the median step time."""
+        return None if self.flops is None else self.flops / self.median_ms * 1e3
+
+    @property
+    def median_ms(self) -> float:
+        """Median step time."""
+        return float(np.median(self.timing.samples_ms))
+
+    @property
+    def p95_ms(self) -> float | None:
+        """95th percentile of the step time; needs 59 steps."""
+        return self.timing.quantile_ms(0.95)
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Samples per second at the median step time; steps per second if the batch size is unknown."""
+        return (self.timing.batch_size or 1) / self.median_ms * 1e3
+
+
+@dataclass(frozen=True)
+class PerformanceFigures:
+    """A report on a change."""
+
+    ab: ABFigures  # the A/B test, with the baseline as a and the candidate as b
+    quality: Quality
+    limits: Mapping[str, float]  # as given by the user
+    baseline: Side
+    candidate: Side
+    table: pd.DataFrame  # see `PerformanceReport.table`
+    decision: Decision
+    resources: tuple[Resource, ...] = ()  # limited resources of the candidate
+    change: str = ""  # what changed, in the user's words
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; JSON-able
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def performance_figures(
+    ab: ABFigures,
+    quality: Quality,
+    limits: Mapping[str, float],
+    summaries: Sequence[Summary] = (),
+    **rest: Any,
+) -> PerformanceFigures:
+    """Evaluate a change, given its A/B test (baseline first) and the profiles of both steps, or none.
+
+    `limits` are largest accepted values of losses and of `RESOURCES`, by name.
+    """
+    profiles: Sequence[Summary | None] = list(summaries) or [None, None]
+    baseline, candidate = _side(ab.a_name, ab.a, profiles[0]), _side(ab.b_name, ab.b, profiles[1])
+    names = {loss.name for loss in quality.losses}
+    vary = {"median_ms": ab.b.ci_ms, "p95_ms": quantile_interval(ab.b_ms, 0.95)}
+    resources = tuple(
+        Resource(name, getattr(candidate, name), limits[name], vary.get(name)) for name in RESOURCES if name in limits
+    )
+    unmatched = tuple(name for name in limits if name not in names and name not in RESOURCES)
+    return PerformanceFigures(
+        ab=ab,
+        quality=quality,
+        limits=dict(limits),
+        baseline=baseline,
+        candidate=candidate,
+        table=_table(ab, baseline, candidate, quality.losses, limits),
+        decision=decide(ab.verdict, quality.losses, resources, unmatched),
+        resources=resources,
+        **rest,
+    )
+
+
+def _side(name: str, timing: Timing, profile: Summary | None) -> Side:
+    if profile is None:
+        return Side(name, timing)
+    roofline, memory = profile.roofline, profile.memory
+    utilisation = None if roofline is None else roofline.utilisation
+    if utilisation is not None and profile.timing.median_ms and timing.median_ms:
+        # A profile times only a few steps; the pairs time many, and are fair to both.
+        utilisation *= profile.timing.median_ms / timing.median_ms
+    return Side(
+        name,
+        timing,
+        utilisation,
+        None if memory is None else memory.peak_bytes,
+        None if roofline is None else roofline.flops,
+        None if roofline is None else roofline.dtype,
+    )
+
+
+def of_two_ceilings(baseline: Side, candidate: Side) -> bool:
+    """Whether the two utilisations refer to different ceilings, so that they cannot be compared."""
+    known = baseline.utilisation is not None and candidate.utilisation is not None
+    return known and baseline.ceiling != candidate.ceiling
+
+
+def _table(
+    ab: ABFigures, baseline: Side, candidate: Side, losses: Sequence[Loss], limits: Mapping[str, float]
+) -> pd.DataFrame:
+    time, bounds = ab.comparison.ratio, ab.comparison.ratio_ci
+    apart = of_two_ceilings(baseline, candidate)
+    units = {
+        "median_ms": "ms",
+        "p95_ms": "ms",
+        "throughput_per_s": "steps/s" if ab.batch_size is None else "samples/s",
+        **({"flops_per_s": "FLOP/s"} if apart else {}),
+        "utilisation": "",
+        "peak_memory_bytes": "bytes",
+        "flops": "FLOP",
+    }
+    rows: dict[str, tuple[Any, ...]] = {}
+    for metric, unit in units.items():
+        first, second = getattr(baseline, metric), getattr(candidate, metric)
+        ratio, ci = _ratio(first, second), None
+        if metric == "median_ms":
+            ratio, ci = time, bounds
+        elif metric == "p95_ms":
+            ci = _tail_bounds(ab)
+        elif metric == "utilisation" and apart:
+            ratio = None
+        elif metric in ("throughput_per_s", "utilisation", "flops_per_s") and ratio is not None:
+            # A ratio of rates: that of the work, which is exact, divided by that of the paired times.
+            work = ratio * candidate.median_ms / baseline.median_ms if metric != "throughput_per_s" else 1.0
+            ratio, ci = work / time, None if bounds is None else (work / bounds[1], work / bounds[0])
+        limit = limits.get(metric) if metric in RESOURCES else None
+        rows[metric] = (unit, first, second, ratio, ci, limit)
+    for loss in losses:
+        rows[loss.name] = ("", loss.baseline, loss.candidate, _ratio(loss.baseline, loss.candidate), None, loss.largest)
+    records = []
+    for metric, (unit, first, second, ratio, ci, limit) in rows.items():
+        known = first is not None and second is not None and not (apart and metric == "utilisation")
+        records.append((unit, first, second, second - first if known else None, ratio, *(ci or (None, None)), limit))
+    index = pd.Index(list(rows), name="metric", dtype=TEXT)
+    return pd.DataFrame(records, index=index, columns=list(COLUMNS)).astype(dict(COLUMNS))
+
+
+def _ratio(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None or first <= 0 else second / first
+
+
+def _tail_bounds(ab: ABFigures) -> tuple[float, float] | None:
+    """Interval of the ratio of the 95th percentiles.
+
+    It spans the ratios that two 97.5 % intervals allow, so it covers at least 95 % however the two are correlated
+    (Bonferroni).
+    """
+    first, second = (quantile_interval(times, 0.95, 0.975) for times in (ab.a_ms, ab.b_ms))
+    return None if first is None or second is None else (second[0] / first[1], second[1] / first[0])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
 import pandas as pd
 
@@ -20,15 +20,21 @@ from perfnb.experiments.journal_view import journal_figure, journal_html, journa
 from perfnb.experiments.report import PerformanceReport
 from perfnb.files import usable
 from perfnb.profile.loading import load
-from perfnb.profile.noise import noise_facts
 from perfnb.profile.profile import Profile
-from perfnb.profile.timing import Timing, shown
+from perfnb.profile.timing import Timing, noise_facts, shown
 from perfnb.stats import step_times as analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Thing = PerformanceReport | Profile | Timing
+
+
+class Trials(Protocol):
+    """Several measurements with what changed in each, as `perfnb.try_levers` returns."""
+
+    def journal_entries(self) -> Iterable[tuple[Timing, str, bool]]:
+        """Step times, the change, and whether it is kept."""
 
 
 class Journal(Page, Shown):
@@ -69,6 +75,7 @@ class Journal(Page, Shown):
         """Entries that cannot be read, and why; the others still work."""
         return storage.read_entries(self._path)[1]
 
+    @overload
     def add(
         self,
         measured: Thing,
@@ -77,15 +84,28 @@ class Journal(Page, Shown):
         change: str | None = None,
         name: str = "",
         accepted: bool | None = None,
-    ) -> str:
-        """Add a report, profile or timing with its environment, atomically.
+    ) -> str: ...
+
+    @overload
+    def add(self, measured: Trials, *, hypothesis: str = "", name: str = "") -> list[str]: ...
+
+    def add(
+        self,
+        measured: Thing | Trials,
+        *,
+        hypothesis: str = "",
+        change: str | None = None,
+        name: str = "",
+        accepted: bool | None = None,
+    ) -> str | list[str]:
+        """Add a report, profile or timing with its environment, atomically; or trials of levers, an entry for each.
 
         A report knows its environment. A timing gets the current one, so add it where it was measured. A profile gets
         the current host and commit, unless it was loaded; then they are unknown.
 
         Parameters
         ----------
-        measured : PerformanceReport, Profile or Timing
+        measured : PerformanceReport, Profile, Timing or LeverTrials
         hypothesis : str
             What you expect, and why.
         change : str, optional
@@ -98,7 +118,7 @@ class Journal(Page, Shown):
         Returns
         -------
         str
-            The entry's name, for `load`.
+            The entry's name, for `load`; for trials, a list with that of each lever that was tried.
 
         Raises
         ------
@@ -108,19 +128,26 @@ class Journal(Page, Shown):
             If it cannot be written, or its texts are too long (about a million characters).
         """
         given: Any = measured
+        if callable(entries := getattr(given, "journal_entries", None)) and not isinstance(given, type):
+            if change is not None or accepted is not None:
+                raise TypeError("trials say what changed and what is accepted: leave out change and accepted.")
+            return [
+                self.add(timing, hypothesis=hypothesis, change=what, name=name, accepted=kept)
+                for timing, what, kept in entries()
+            ]
         if not isinstance(given, (PerformanceReport, Profile, analysis.Timing)):
-            raise TypeError(f"a journal takes reports, profiles and timings, not {type(measured).__name__}.")
+            raise TypeError(
+                f"a journal takes reports, profiles, timings and trials of levers, not {type(measured).__name__}."
+            )
         words: dict[str, Any] = {"hypothesis": hypothesis, "change": change or "", "name": name}
         if wrong := [key for key, value in words.items() if not isinstance(value, str)]:
             raise TypeError(f"{wrong[0]} must be a string.")
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
         thing = given if isinstance(given, (PerformanceReport, Profile, Timing)) else shown(given)
-        entry = replace(_facts(thing), hypothesis=hypothesis, name=name)
-        if change is not None:
-            entry = replace(entry, change=change)
-        if accepted is not None:
-            entry = replace(entry, accepted=accepted)
+        given_too = {"change": change, "accepted": accepted}  # else those of a report
+        said = {key: value for key, value in given_too.items() if value is not None}
+        entry = Entry(**_facts(thing) | said, hypothesis=hypothesis, name=name)
         return storage.write_entry(self._path, entry, thing.save)
 
     def load(self, entry: str | int) -> Thing:
@@ -199,45 +226,43 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
     return Journal(folder, equal_within)
 
 
-def _facts(thing: Thing) -> Entry:
+def _facts(thing: Thing) -> dict[str, Any]:
     """The facts of an entry, without the user's texts."""
     from perfnb.step.environment import provenance
 
-    at = datetime.now(UTC).isoformat(timespec="microseconds")
     if isinstance(thing, PerformanceReport):
         ab, candidate, baseline = thing.ab, thing.candidate, thing.baseline
-        return Entry(
-            **_measured("report", at, candidate.timing) | {"throughput_per_s": candidate.throughput_per_s},
-            change=thing.change,
-            accepted=thing.decision == "accept",
-            decision=thing.decision,
-            reason=thing.reason,
-            baseline_ms=baseline.median_ms,
-            baseline_ci_ms=baseline.timing.ci_ms,
-            ratio=ab.ratio,
-            ratio_ci=ab.ratio_ci,
-            utilisation=candidate.utilisation,
-            peak_memory_bytes=candidate.peak_memory_bytes,
-            environment=thing.meta["environment"],
-            options=thing.meta["options"],
-        )
+        return _measured("report", candidate.timing) | {
+            "throughput_per_s": candidate.throughput_per_s,
+            "change": thing.change,
+            "accepted": thing.decision == "accept",
+            "decision": thing.decision,
+            "reason": thing.reason,
+            "baseline_ms": baseline.median_ms,
+            "baseline_ci_ms": baseline.timing.ci_ms,
+            "ratio": ab.ratio,
+            "ratio_ci": ab.ratio_ci,
+            "utilisation": candidate.utilisation,
+            "peak_memory_bytes": candidate.peak_memory_bytes,
+            "environment": thing.meta["environment"],
+            "options": thing.meta["options"],
+        }
     if isinstance(thing, Profile):
         memory, roofline, meta = thing._summary.memory, thing.roofline, thing.meta
-        return Entry(
-            **_measured("profile", at, thing.timing),
-            utilisation=None if roofline is None else roofline.utilisation,
-            peak_memory_bytes=None if memory is None else memory.peak_bytes,
-            environment=(provenance() if thing._measured_here else {}) | meta.get("environment", {}),
-            options=meta.get("options", {}),
-        )
-    return Entry(**_measured("timing", at, thing), environment=provenance())
+        return _measured("profile", thing.timing) | {
+            "utilisation": None if roofline is None else roofline.utilisation,
+            "peak_memory_bytes": None if memory is None else memory.peak_bytes,
+            "environment": (provenance() if thing._measured_here else {}) | meta.get("environment", {}),
+            "options": meta.get("options", {}),
+        }
+    return _measured("timing", thing) | {"environment": provenance()}
 
 
-def _measured(kind: str, at: str, timing: analysis.Timing) -> dict[str, Any]:
+def _measured(kind: str, timing: analysis.Timing) -> dict[str, Any]:
     known = timing.median_ms is not None and math.isfinite(timing.median_ms)
     return {
         "kind": kind,
-        "at": at,
+        "at": datetime.now(UTC).isoformat(timespec="microseconds"),
         "steps": timing.steps,
         "batch_size": timing.batch_size,
         "disturbed": "; ".join(noise_facts(timing.noise, sum(timing.samples_ms))),

@@ -75,19 +75,14 @@ class Entry:
 
 
 @dataclass
-class _File:
-    format: str
-    version: int
-    meta: Entry
-
-
-@dataclass
 class _Head:
     format: str
     version: int
 
 
-_FILE, _HEAD = msgspec.json.Decoder(_File), msgspec.json.Decoder(_Head)
+@dataclass
+class _File(_Head):
+    meta: Entry
 
 
 def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object]) -> str:
@@ -134,7 +129,8 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
     damaged: dict[str, str] = {}
     for name in sorted(names):
         try:
-            entries[name] = _read(source, name)
+            with open_regular(f"{source}/{name}/{FACTS}") as file:
+                entries[name] = _decoded(file.read(_LARGEST + 1))
         except (FileNotFoundError, NotADirectoryError):
             if _NAME.fullmatch(name):  # otherwise it belongs to the user
                 damaged[name] = f"it has no {FACTS}"
@@ -143,26 +139,21 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
     return dict(sorted(entries.items(), key=lambda each: (each[1].time, each[0]))), damaged
 
 
-def _read(journal: Path, name: str) -> Entry:
-    with open_regular(f"{journal}/{name}/{FACTS}") as file:
-        return _decoded(file.read(_LARGEST + 1))
-
-
 def _decoded(content: bytes) -> Entry:
     if len(content) > _LARGEST:
         raise ValueError(f"its {FACTS} is larger than {_LARGEST:,} bytes")
+    newer = "it was written by a newer perfnb (format {}): update perfnb"
     try:
-        whole = _FILE.decode(content)
+        whole = msgspec.json.decode(content, type=_File)
     except msgspec.ValidationError:
-        head = _HEAD.decode(content)
-        if head.version > VERSION:
-            raise ValueError(f"it was written by a newer perfnb (format {head.version}): update perfnb") from None
+        if (version := msgspec.json.decode(content, type=_Head).version) > VERSION:
+            raise ValueError(newer.format(version)) from None
         raise
     entry = whole.meta
     if whole.format != FORMAT or entry.kind not in KINDS:
         raise ValueError("it is not a perfnb entry, or of an unknown kind")
     if whole.version > VERSION:
-        raise ValueError(f"it was written by a newer perfnb (format {whole.version}): update perfnb")
+        raise ValueError(newer.format(whole.version))
     try:
         year = entry.time.year
     except OverflowError:

@@ -85,23 +85,11 @@ def journal_history(entries: Mapping[str, Entry], equal_within: float = 0.02) ->
         if (found := _in_effect(name, entry, reference is None)) is not None:
             last[entry.name] = [*(one for one in known if not one.comparable(entry)), found]
     index = pd.Index(list(entries), name="entry", dtype=TEXT)
-    return pd.DataFrame({column: _typed(records, column, index) for column in COLUMNS}, index=index)
-
-
-def _typed(records: list[dict[str, Any]], column: str, index: pd.Index) -> pd.Series:
-    dtype: Any = COLUMNS[column]
-    values: pd.Series = pd.Series([record[column] for record in records], index=index, dtype=dtype)
-    return values
+    types: Any = dict(COLUMNS)
+    return pd.DataFrame(records, index, columns=list(COLUMNS), dtype=object).astype(types)
 
 
 def _facts(number: int, entry: Entry) -> dict[str, Any]:
-    intervals = {
-        "ci_low_ms": "ci_high_ms",
-        "baseline_ci_low_ms": "baseline_ci_high_ms",
-        "candidate_ci_low": "candidate_ci_high",
-    }
-    bounds = zip(intervals.items(), (entry.ci_ms, entry.baseline_ci_ms, entry.ratio_ci), strict=True)
-    ends = {end: value for names, pair in bounds for end, value in zip(names, pair or (None, None), strict=True)}
     same = ("kind", "name", "hypothesis", "change", "decision", "reason", "accepted", "steps", "batch_size")
     measured = ("median_ms", "baseline_ms", "throughput_per_s", "utilisation", "peak_memory_bytes")
     told = {key: entry.environment.get(key) for key in ("host", "torch", "commit")}
@@ -109,19 +97,24 @@ def _facts(number: int, entry: Entry) -> dict[str, Any]:
         "number": number,
         "at": entry.time,
         **{key: getattr(entry, key) for key in (*same, *measured)},
-        **ends,
+        **_ends("ci_low_ms", "ci_high_ms", entry.ci_ms),
+        **_ends("baseline_ci_low_ms", "baseline_ci_high_ms", entry.baseline_ci_ms),
         "candidate_ratio": entry.ratio,
+        **_ends("candidate_ci_low", "candidate_ci_high", entry.ratio_ci),
         "disturbed": entry.disturbed or None,
         **{key: None if value is None else str(value) for key, value in told.items()},
     }
 
 
+def _ends(low: str, high: str, bounds: tuple[float, float] | None) -> dict[str, float | None]:
+    return dict(zip((low, high), bounds or (None, None), strict=True))
+
+
 def _against(entry: Entry, reference: _Reference | None, equal_within: float) -> dict[str, Any]:
     """Compare an entry with its reference."""
-    found: dict[str, Any] = dict.fromkeys(
-        ("against", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict", "not_compared")
-    )
-    found |= {"regression": False, "also_changed": None, "two_changes": False, "comparable": reference is not None}
+    found: dict[str, Any] = dict.fromkeys(("against", "also_changed", "ratio", "verdict", "not_compared"))
+    found |= _ends("ratio_ci_low", "ratio_ci_high", None)
+    found |= {"regression": False, "two_changes": False, "comparable": reference is not None}
     if reference is None:
         return found
     changed = reference.changed(entry)
@@ -130,27 +123,22 @@ def _against(entry: Entry, reference: _Reference | None, equal_within: float) ->
     found["against"] = reference.entry
     found["also_changed"] = "; ".join(others) or None
     found["two_changes"] = len(others) + bool(entry.change) > 1
-    found["comparable"] = reference.comparable(entry)
     found["not_compared"] = "; ".join(told[key] for key in _DECISIVE if key in told) or None
-    is_report = entry.kind == "report"
-    ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if is_report else (entry.median_ms, entry.ci_ms)
+    found["comparable"] = found["not_compared"] is None
+    ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if entry.kind == "report" else (entry.median_ms, entry.ci_ms)
     if found["comparable"] and ms is not None and reference.ms is not None:
         compared = compare_medians(reference.ms, reference.ci_ms, ms, ci, equal_within)
-        low, high = compared.ratio_ci or (None, None)
-        found |= {"ratio": compared.ratio, "ratio_ci_low": low, "ratio_ci_high": high, "verdict": compared.verdict}
-        found["regression"] = compared.verdict == "slower"
+        found |= {"ratio": compared.ratio, "verdict": compared.verdict, "regression": compared.verdict == "slower"}
+        found |= _ends("ratio_ci_low", "ratio_ci_high", compared.ratio_ci)
     return found
 
 
 def _in_effect(name: str, entry: Entry, first: bool) -> _Reference | None:
     """The new reference after an entry; ``None`` if it stays."""
-    is_report = entry.kind == "report"
-    if entry.accepted or (first and not is_report):
-        ms, ci = entry.median_ms, entry.ci_ms
-    elif first:
-        ms, ci = entry.baseline_ms, entry.baseline_ci_ms
-    else:
+    if not (entry.accepted or first):
         return None
+    before = entry.kind == "report" and not entry.accepted  # what a report that is not accepted compares with
+    ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if before else (entry.median_ms, entry.ci_ms)
     return _Reference(name, ms, ci, entry) if entry.accepted or ms is not None else None
 
 

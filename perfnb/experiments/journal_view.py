@@ -11,8 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
-from perfnb.draw.frame import framed, header
-from perfnb.draw.page import static_page
+from perfnb.draw.frame import framed, header, static_page
 from perfnb.draw.picture import INK, LINE, QUIET, bare, figure_of, halo, picture_html
 from perfnb.experiments.report_view import SIGNS
 
@@ -46,8 +45,7 @@ MARKS = {
 
 def journal_line(history: pd.DataFrame, where: str) -> str:
     """Number of entries, and where they are."""
-    entries = "1 entry" if len(history) == 1 else f"{len(history):,} entries"
-    return f"{entries} in {escape.plain(where, 80)}"
+    return f"{fmt.counted(len(history), 'entry')} in {escape.plain(where, 80)}"
 
 
 def journal_sentences(history: pd.DataFrame, damaged: Mapping[str, str]) -> list[str]:
@@ -61,7 +59,7 @@ def journal_sentences(history: pd.DataFrame, damaged: Mapping[str, str]) -> list
     for name, why in list(damaged.items())[:MOST_SENTENCES]:
         said.append(f"Entry {escape.plain(name, 60)} is damaged and ignored: {escape.plain(why, 200)}.")
     if (more := len(damaged) - MOST_SENTENCES) > 0:
-        said.append(f"{more:,} more {'entry is' if more == 1 else 'entries are'} damaged and ignored.")
+        said.append(f"{fmt.counted(more, 'more entry')} {'is' if more == 1 else 'are'} damaged and ignored.")
     return said
 
 
@@ -77,15 +75,12 @@ def journal_text(history: pd.DataFrame, damaged: Mapping[str, str], where: str, 
     listed = [row for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows()]
     rows = [HEADS, *(_row(row, intervals=False) for row in listed)]
     words = ["", *(_words(row, several) for row in listed)]
-    wide = [max(escape.cells(row[column]) for row in rows) for column in range(len(HEADS))]
+    wide = [max(map(escape.cells, column)) for column in zip(*rows, strict=True)]
+    margin = " " * (wide[0] + 2)
     lines.append("")
-    for row, below in zip(rows, words, strict=True):
-        cells = (
-            escape.fit(cell, size, ">" if column == 0 else "<")
-            for column, (cell, size) in enumerate(zip(row, wide, strict=True))
-        )
-        lines.append(escape.shorten("  ".join(cells).rstrip(), width))
-        margin = " " * (wide[0] + 2)
+    for (number, *cells), below in zip(rows, words, strict=True):
+        fitted = [escape.fit(number, wide[0], ">"), *map(escape.fit, cells, wide[1:])]
+        lines.append(escape.shorten("  ".join(fitted).rstrip(), width))
         lines += [margin + line for line in escape.wrapped(below, width - len(margin)) if line]
     return "\n".join([*lines, *_left_out(history)])
 
@@ -122,27 +117,21 @@ def _of_step(rows: pd.DataFrame) -> list[str]:
         last = accepted.iloc[-1]
         said.append(f"Last accepted: entry {last['number']}{_about(last)}, {_time(last)}.")
     else:
-        first = rows.iloc[0]
-        what = "the baseline of entry" if first["kind"] == "report" else "entry"
-        said.append(f"Nothing accepted yet; the others are compared with {what} {first['number']}.")
+        said.append(f"Nothing accepted yet; the others are compared with {_timed(rows.iloc[0])}.")
     numbers = rows["number"].to_dict()
     # Regressions before the last acceptance are old news.
     slower = rows[rows["regression"]]
     since = slower[slower["number"] >= (accepted["number"].iloc[-1] if len(accepted) else 0)]
     for _, row in since.iloc[-MOST_SENTENCES:].iterrows():
-        what = "the baseline of entry" if row["kind"] == "report" else "entry"
-        doubt = (
-            f", but the environment also changed ({escape.plain(row['also_changed'], 200)})"
-            if _known(row["also_changed"])
-            else ""
-        )
-        noise = f" (noise: {escape.plain(row['disturbed'], 200)})" if _known(row["disturbed"]) else ""
-        said.append(
-            f"Regression: {what} {row['number']}{_about(row)} takes {_ratio(row)} × the time of "
-            f"{_standing(rows.loc[row['against']])}{doubt}{noise}."
-        )
+        regression = f"Regression: {_timed(row)}{_about(row)} takes {_ratio(row)} × the time of "
+        regression += _standing(rows.loc[row["against"]])
+        if _known(row["also_changed"]):
+            regression += f", but the environment also changed ({escape.plain(row['also_changed'], 200)})"
+        if _known(row["disturbed"]):
+            regression += f" (noise: {escape.plain(row['disturbed'], 200)})"
+        said.append(f"{regression}.")
     if earlier := len(slower) - min(len(since), MOST_SENTENCES):
-        entries = "1 earlier entry was" if earlier == 1 else f"{earlier:,} earlier entries were"
+        entries = f"{fmt.counted(earlier, 'earlier entry')} {'was' if earlier == 1 else 'were'}"
         said.append(f"{entries} slower than what was last accepted at the time.")
     for _, row in rows[rows["two_changes"] & rows["comparable"]].iloc[-MOST_SENTENCES:].iterrows():
         named = f"besides the named change{_about(row)}, " if row["change"] else ""
@@ -165,10 +154,14 @@ def _of_step(rows: pd.DataFrame) -> list[str]:
 
 def _standing(reference: Any) -> str:
     """What an entry is compared with: the last accepted, or else the first, of a report its baseline."""
-    number = reference["number"]
     if reference["accepted"]:
-        return f"entry {number}, the last accepted before it"
-    return f"the baseline of entry {number}" if reference["kind"] == "report" else f"entry {number}, the first"
+        return f"entry {reference['number']}, the last accepted before it"
+    return _timed(reference) + ("" if reference["kind"] == "report" else ", the first")
+
+
+def _timed(row: Any) -> str:
+    """The entry, of a report its baseline."""
+    return f"{'the baseline of ' if row['kind'] == 'report' else ''}entry {row['number']}"
 
 
 def _row(row: Any, *, intervals: bool) -> tuple[str, ...]:
@@ -253,8 +246,7 @@ def draw_journal(figure: Figure, history: pd.DataFrame) -> None:
 
 def _names(history: pd.DataFrame) -> list[str]:
     """Names of the steps with the latest entries."""
-    latest = history["name"].iloc[-MOST_ENTRIES:].drop_duplicates(keep="last")
-    return [str(name) for name in latest][-MOST_PANELS:]
+    return list(history["name"].iloc[-MOST_ENTRIES:].drop_duplicates(keep="last").iloc[-MOST_PANELS:])
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
@@ -262,20 +254,19 @@ def _panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
 
     bare(axes)
     axes.grid(axis="y", color=LINE, linewidth=0.5)
-    axes.set_ylabel("step, ms" if not name else f"{escape.chart(name, 24)}, ms")
+    axes.set_ylabel(f"{escape.chart(name, 24) if name else 'step'}, ms")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     last: tuple[float, float] | None = None
     for kind, row in zip(_kinds(rows), rows.to_dict("records"), strict=True):
         number, of_report = float(row["number"]), row["kind"] == "report"
         # For a report, its baseline is compared with what was last accepted.
-        column, bounds, place = (
-            ("baseline_ms", "baseline_ci", number - 0.16) if of_report else ("median_ms", "ci", number)
-        )
+        column, bounds = ("baseline_ms", "baseline_ci") if of_report else ("median_ms", "ci")
+        place = number - 0.16 * of_report
         if of_report:
             _point(axes, place, row, column, bounds, "baseline")
         _point(axes, number + 0.1 * of_report, row, "median_ms", "ci", kind)
         if row["regression"]:
-            _ring(axes, place, row[column])
+            axes.plot(place, row[column], "o", color=_SLOWER, markersize=11, markerfacecolor="none")
             last = (place, row[f"{bounds}_high_ms"])
         if not pd.isna(row["ratio"]):
             level = row[column] / row["ratio"]
@@ -291,19 +282,9 @@ def _panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
 
 def _kinds(rows: pd.DataFrame) -> list[str]:
     """Marker of each entry."""
-    columns = (rows[name] for name in ("kind", "decision", "comparable", "against"))
-    return [
-        str(decision)
-        if kind == "report" and decision in MARKS
-        else "elsewhere"
-        if not comparable and not pd.isna(against)
-        else "measured"
-        for kind, decision, comparable, against in zip(*columns, strict=True)
-    ]
-
-
-def _ring(axes: Axes, at: float, ms: float) -> None:
-    axes.plot(at, ms, marker="o", color=_SLOWER, markersize=11, markerfacecolor="none", linestyle="none")
+    decided = (rows["kind"] == "report") & rows["decision"].isin(list(MARKS))
+    elsewhere = ~rows["comparable"] & rows["against"].notna()
+    return list(np.where(decided, rows["decision"], np.where(elsewhere, "elsewhere", "measured")))
 
 
 def _point(axes: Axes, at: float, row: dict[Any, Any], column: str, bounds: str, kind: str) -> None:
@@ -324,9 +305,9 @@ def _legend(figure: Figure, shown: pd.DataFrame) -> None:
     if (shown["kind"] == "report").any():
         kinds["baseline"] = None
     keys: list[Any] = [
-        Line2D([], [], marker=MARKS[kind][0], color=MARKS[kind][1], linestyle="none", label=MARKS[kind][2])
-        for kind in kinds
+        Line2D([], [], marker=marker, color=colour, linestyle="none", label=word)
+        for marker, colour, word in map(MARKS.__getitem__, kinds)
     ]
-    if np.any(shown["ratio"].notna()):
+    if shown["ratio"].notna().any():
         keys.append(Line2D([], [], color=INK, linewidth=1, linestyle=_DASHES, label="last accepted"))
     figure.legend(handles=keys, loc="outside upper left", ncols=3, frameon=False, fontsize=7.5, handletextpad=0.4)

@@ -11,14 +11,23 @@ from typing import Any
 
 import pandas as pd
 
-from perfnb.arguments import shown
+from perfnb.arguments import require_seconds, shown
 from perfnb.bench.comparison import ABTest, ab_test
-from perfnb.bench.pairs import ABFigures
+from perfnb.bench.design import ABFigures
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw.shown import Page, Shown
-from perfnb.experiments.quality import ComparedResults, limits_of, losses_of, require_quality
+from perfnb.experiments.decision import (
+    DIFFERENCE,
+    ComparedResults,
+    PerformanceFigures,
+    Quality,
+    Side,
+    limits_of,
+    losses_of,
+    performance_figures,
+    require_quality,
+)
 from perfnb.experiments.report_files import SIDES, read_report, save_report
-from perfnb.experiments.report_table import DIFFERENCE, PerformanceFigures, Quality, Side, performance_figures
 from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
@@ -113,15 +122,9 @@ class PerformanceReport(Page, Shown):
 
     @cached_property
     def _figures(self) -> PerformanceFigures:
-        return performance_figures(
-            self._ab,
-            self._quality,
-            self._meta["limits"],
-            [profile._summary for profile in self._profiles.values()],
-            change=self._meta["change"],
-            environment=self._meta["environment"],
-            options=self._meta["options"],
-        )
+        told = {name: self._meta[name] for name in ("limits", "change", "environment", "options")}
+        summaries = [profile._summary for profile in self._profiles.values()]
+        return performance_figures(self._ab, self._quality, summaries=summaries, **told)
 
     def _text(self) -> str:
         return report_text(self._figures)
@@ -196,13 +199,12 @@ def report(
     Exception
         Whatever the steps or `quality` raise, after perfnb has removed everything it installed.
     """
-    from perfnb.step.budget import Plan
     from perfnb.step.device import random_state, set_random_state
     from perfnb.step.environment import provenance
     from perfnb.step.given import require_steps
 
     __tracebackhide__ = True
-    Plan(budget_s=budget_s)
+    require_seconds("budget_s", budget_s)
     require_steps({"baseline": baseline, "candidate": candidate}, batches, "report(baseline, candidate, loader)")
     given: Any = (change, profile)
     if not isinstance(given[0], str):
@@ -225,8 +227,7 @@ def report(
         a_name, b_name = SIDES
     ab = replace(ab, a_name=a_name, b_name=b_name)
     found = results.quality if quality is None else Quality(losses_of(quality(), accepted), "function")
-    profiles = {}
-    numbers = random_state()
+    profiles, numbers = {}, random_state()
     for side, step, name in zip(SIDES, (baseline, candidate), (ab.a_name, ab.b_name), strict=True):
         if profile:
             set_random_state(numbers)  # so that a shuffling loader gives both the same batches

@@ -6,19 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import Annotated, Any, Required, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import pandas as pd
 from msgspec import Meta
 
-from perfnb.bench.pairs import ABFigures, Blocks, ab_figures
+from perfnb.bench.design import ABFigures, Blocks, ab_figures
 from perfnb.errors import RecordingError
-from perfnb.experiments.decision import Loss
-from perfnb.experiments.report_table import Quality
+from perfnb.experiments.decision import Loss, Quality
 from perfnb.files import usable
 from perfnb.recording import folder, raw_columns, storage
 from perfnb.recording.folder import Kind
-from perfnb.recording.loaders import Loader
+from perfnb.recording.reading import Loader
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise, Whole
 from perfnb.recording.text import TEXT
@@ -38,18 +37,18 @@ class _Blocks(TypedDict):
     round_s: Amount | None
 
 
-class _Experiment(TypedDict, total=False):
-    a_name: Required[str]
-    b_name: Required[str]
-    equal_within: Required[Above0]
-    planned: Required[Count]
-    needed: Required[Count | None]
-    seed: Required[Whole | None]
-    check: Required[str | None]
-    noise: Required[Noise]
-    steady: Required[Any]
-    batch_size: Required[Count | None]
-    blocks: _Blocks | None
+class _Experiment(TypedDict):
+    a_name: str
+    b_name: str
+    equal_within: Above0
+    planned: Count
+    needed: Count | None
+    seed: Whole | None
+    check: str | None
+    noise: Noise
+    steady: Any
+    batch_size: Count | None
+    blocks: NotRequired[_Blocks | None]  # missing in reports of earlier versions
 
 
 class _Quality(TypedDict):
@@ -58,15 +57,15 @@ class _Quality(TypedDict):
     dtype: str
 
 
-class ReportFacts(TypedDict, total=False):
+class ReportFacts(TypedDict):
     """What a saved report contains besides its frames."""
 
-    change: Required[str]
-    limits: Required[dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]]
-    environment: Required[Environment]
-    options: Required[dict[str, Any]]
-    experiment: Required[_Experiment]
-    quality: Required[_Quality]
+    change: str
+    limits: dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]
+    environment: Environment
+    options: dict[str, Any]
+    experiment: _Experiment
+    quality: _Quality
 
 
 REPORT = Kind(
@@ -98,7 +97,7 @@ def save_report(
     }
     facts = {**meta, "experiment": experiment, "quality": {name: getattr(quality, name) for name in _QUALITY}}
     parts = {name: (recording.frames(), recording.meta) for name, recording in profiles.items()}
-    return folder.save_all(REPORT, storage.PROFILE, parts, facts, path, frames)
+    return folder.save(REPORT, frames, facts, path, parts, storage.PROFILE)
 
 
 def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, Recording], dict[str, Any]]:
@@ -120,10 +119,10 @@ def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, Recordi
     profiles = {name: storage.load(source / name) for name in there}
     try:
         experiment, said = meta["experiment"], meta["quality"]
-        blocks = experiment.get("blocks")  # missing in reports of earlier versions
+        blocks = experiment.get("blocks")
         ab = ab_figures(
-            *([float(value) for value in frames["pairs"][name]] for name in ("a_ms", "b_ms")),
-            equal_within=float(experiment["equal_within"]),
+            *(frames["pairs"][name].astype(float).tolist() for name in ("a_ms", "b_ms")),
+            equal_within=experiment["equal_within"],
             blocks=None if blocks is None else Blocks(**blocks),
             **{name: experiment[name] for name in _EXPERIMENT},
         )
@@ -131,12 +130,8 @@ def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, Recordi
             Loss(str(name), float(candidate), *(None if math.isnan(value) else float(value) for value in rest))
             for name, candidate, *rest in frames["losses"][_LOSS].itertuples(index=False)
         )
-        kept = {
-            "change": str(meta["change"]),
-            "limits": {str(name): float(limit) for name, limit in meta["limits"].items()},
-            **{name: dict(meta[name]) for name in ("options", "environment")},
-        }
-        return ab, Quality(losses, *(str(said[name]) for name in _QUALITY)), profiles, kept
+        kept = {name: meta[name] for name in ("change", "limits", "options", "environment")}
+        return ab, Quality(losses, *(said[name] for name in _QUALITY)), profiles, kept
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordingError(f"{source} is damaged: its figures are not those of a report ({error}).") from error
 

@@ -11,10 +11,9 @@ from perfnb.bench.ab_view import ab_picture, ab_sentences, too_few_words
 from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
-from perfnb.draw.frame import framed, header
-from perfnb.draw.page import static_page
+from perfnb.draw.frame import framed, header, static_page
 from perfnb.experiments import decision
-from perfnb.experiments.report_table import DIFFERENCE, PerformanceFigures, of_two_ceilings
+from perfnb.experiments.decision import PerformanceFigures, of_two_ceilings
 from perfnb.profile.summary import device_words
 
 #: A sign next to each decision, so that colour is not needed.
@@ -29,6 +28,7 @@ _LABELS = {
     "peak_memory_bytes": "peak memory",
     "flops": "FLOPs",
     "flops_per_s": "FLOP/s",
+    decision.DIFFERENCE: "difference",
 }
 #: How far apart, in log units, the ratio of the medians and that of the pairs may be without a note.
 _APART = 0.01
@@ -49,21 +49,28 @@ def report_text(figures: PerformanceFigures, width: int = 100) -> str:
     lines = [f"perfnb · report · {headline(figures)}", *escape.wrapped(reason(figures), width)]
     lines += escape.wrapped(_change(figures), width)
     cells = [HEADS, *rows(figures)]
-    wide = [max(escape.cells(row[column]) for row in cells) for column in range(len(HEADS))]
+    wide = [max(map(escape.cells, column)) for column in zip(*cells, strict=True)]
     gap = "  " if sum(wide) + 2 * len(wide) - 2 <= width else " "
     lines.append("")
     for name, *values in cells:
         row = [escape.fit(name, wide[0]), *(escape.fit(*cell, ">") for cell in zip(values, wide[1:], strict=True))]
         lines.append(escape.shorten(gap.join(row).rstrip(), width))
     lines.append("")
-    for note in [*notes(figures), place(figures)]:
-        lines += escape.wrapped(note, width) if note else []
+    for note in filter(None, [*notes(figures), place(figures)]):
+        lines += escape.wrapped(note, width)
     return "\n".join(lines)
 
 
 def report_html(figures: PerformanceFigures) -> str:
     """The report as static HTML: reason, table and a histogram of the pairs."""
-    return framed(_body(figures))
+    body = [[escape.html(cell) for cell in row] for row in rows(figures)]
+    sides = " vs ".join(escape.plain(side.name, 60) for side in (figures.candidate, figures.baseline))
+    where = f"<br>{escape.html(place(figures), 300)}" if place(figures) else ""
+    return framed(
+        f"{header(sides, 'performance report', headline(figures), reason(figures), _change(figures))}"
+        f"{tables.table('Baseline and candidate', HEADS, body)}{ab_picture(figures.ab)}"
+        f'<p class="pf-small">{escape.html_sentence(" ".join(notes(figures)))}{where}</p>'
+    )
 
 
 def report_markdown(figures: PerformanceFigures) -> str:
@@ -80,18 +87,6 @@ def report_page(figures: PerformanceFigures, diff: ProfileDiff | None = None) ->
     """The report as one self-contained HTML page, with the layers' differences if known."""
     layers = "" if diff is None else diff_html(diff)
     return static_page(f"{figures.decision.decision}: {figures.change or 'report'}", f"{report_html(figures)}{layers}")
-
-
-def _body(figures: PerformanceFigures) -> str:
-    body = [[escape.html(cell) for cell in row] for row in rows(figures)]
-    said = " ".join(notes(figures))
-    sides = " vs ".join(escape.plain(side.name, 60) for side in (figures.candidate, figures.baseline))
-    where = f"<br>{escape.html(place(figures), 300)}" if place(figures) else ""
-    return (
-        f"{header(sides, 'performance report', headline(figures), reason(figures), _change(figures))}"
-        f"{tables.table('Baseline and candidate', HEADS, body)}{ab_picture(figures.ab)}"
-        f'<p class="pf-small">{escape.html_sentence(said)}{where}</p>'
-    )
 
 
 def _change(figures: PerformanceFigures) -> str:
@@ -137,7 +132,13 @@ def reason(figures: PerformanceFigures) -> str:
     if cause == decision.UNMEASURED:
         return f"{faster} not all limits could be checked: {'; '.join(_unchecked(figures, name) for name in about)}."
     if cause == decision.UNSURE:
-        return f"{faster} {' and '.join(_near(figures, name) for name in about)}: raise budget_s."
+        near = [
+            f"{_LABELS[each.name]} {fmt.interval(each.value, each.bounds)} may exceed the limit of "
+            f"{fmt.duration(each.limit)}"
+            for each in figures.resources
+            if each.name in about
+        ]
+        return f"{faster} {' and '.join(near)}: raise budget_s."
     return f"The candidate is faster ({ratio}), and its {_right(figures)}."
 
 
@@ -147,24 +148,16 @@ def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
     resources = {resource.name: resource for resource in figures.resources}
     found: list[tuple[str, str, str, str, str]] = []
     for name, row in figures.table.iterrows():
-        metric = str(name)
-        if metric in losses:
-            label = "difference" if metric == DIFFERENCE else f"loss: {escape.plain(metric, 30)}"
-        else:
-            label = _LABELS[metric]
-        limit = fmt.known(row["limit"])
-        most = "" if limit is None else _figure(metric, row["unit"], limit)
-        candidate = fmt.known(row["candidate"])
+        metric, unit, value = str(name), row["unit"], _figure(str(name), row["unit"], row["candidate"])
+        label = _LABELS.get(metric, f"loss: {escape.plain(metric, 30)}")
         limited: Any = losses.get(metric) or resources.get(metric)
-        over = limit is not None and limited.exceeded
-        if over:
-            most += " (over)"
-        elif metric in resources and (candidate is None or resources[metric].unsure):
-            most += " (?)"
-        value = _exact(metric, row["unit"], candidate, row) if over else _figure(metric, row["unit"], candidate)
-        cells = (_figure(metric, row["unit"], row["baseline"]), value)
+        limit = "" if fmt.known(row["limit"]) is None else _figure(metric, unit, row["limit"])
+        if limit and limited.exceeded:
+            value, limit = _exact(metric, row["candidate"], row), f"{limit} (over)"
+        elif (resource := resources.get(metric)) and (resource.value is None or resource.unsure):
+            limit += " (?)"
         change = fmt.change(row["ratio"], (row["ci_low"], row["ci_high"]))
-        found.append((label, *cells, change, most))
+        found.append((label, _figure(metric, unit, row["baseline"]), value, change, limit))
     return found
 
 
@@ -198,10 +191,8 @@ def notes(figures: PerformanceFigures) -> list[str]:
             "The change is computed from the pairs; with times this variable, the ratio of the medians differs."
         )
     if table["ci_low"].isna()["p95_ms"]:
-        needs = (
-            "59 pairs, and the interval of its ratio 86" if figures.ab.blocks is None else "single turns, not blocks"
-        )
-        said.append(f"A p95 needs {needs}.")
+        pairs = "59 pairs, and the interval of its ratio 86"
+        said.append(f"A p95 needs {pairs if figures.ab.blocks is None else 'single turns, not blocks'}.")
     if table["candidate"].notna()["utilisation"]:
         said.append("Utilisation is the step's FLOPs divided by what this machine could have computed in that time.")
     if of_two_ceilings(figures.baseline, figures.candidate):
@@ -232,7 +223,7 @@ def _worse(figures: PerformanceFigures) -> str:
     losses = {loss.name: loss for loss in figures.quality.losses}
     said = []
     for name in figures.decision.about:
-        if name == DIFFERENCE and figures.quality.judged_by == "results":
+        if name == decision.DIFFERENCE and figures.quality.judged_by == "results":
             # A different structure is neither more nor less.
             finite = math.isfinite(losses[name].candidate)
             most = f" (limit {_number(losses[name].limit)})" if finite else ""
@@ -246,7 +237,7 @@ def _worse(figures: PerformanceFigures) -> str:
 
 def _against(figures: PerformanceFigures, name: str) -> str:
     row = figures.table.loc[name]
-    value, limit = (_exact(name, row["unit"], row[column], row) for column in ("candidate", "limit"))
+    value, limit = (_exact(name, row[column], row) for column in ("candidate", "limit"))
     return f"{_LABELS.get(name, escape.plain(name, 40))} {value} (limit {limit})"
 
 
@@ -255,24 +246,10 @@ def _unlimited(figures: PerformanceFigures) -> str:
     about = figures.decision.about
     limits = ", ".join(f"{escape.plain(name, 40)!r}: ..." for name in about)
     odd = [loss for loss in figures.quality.losses if loss.name in about and loss.baseline is not None]
-    why = (
-        f"{escape.plain(odd[0].name, 40)} of the baseline is {odd[0].baseline}"
-        if odd
-        else "no limit on quality loss was given"
-    )
-    named = {*figures.table.index, *about}
-    other = "".join(
-        f"; limits names {escape.plain(name, 40)!r}, which quality does not return"
-        for name in figures.limits
-        if name not in named
-    )
-    return f"{why}: pass limits={{{limits}}}{other}"
-
-
-def _near(figures: PerformanceFigures, name: str) -> str:
-    resource = next(one for one in figures.resources if one.name == name)
-    value = fmt.interval(resource.value, resource.bounds)
-    return f"{_LABELS[name]} {value} may exceed the limit of {fmt.duration(resource.limit)}"
+    why = f"{escape.plain(odd[0].name, 40)} of the baseline is {odd[0].baseline}" if odd else ""
+    others = [name for name in figures.limits if name not in {*figures.table.index, *about}]
+    other = "".join(f"; limits names {escape.plain(name, 40)!r}, which quality does not return" for name in others)
+    return f"{why or 'no limit on quality loss was given'}: pass limits={{{limits}}}{other}"
 
 
 def _unchecked(figures: PerformanceFigures, name: str) -> str:
@@ -306,8 +283,8 @@ def _number(value: Any) -> str:
     return f"{known:.1e}" if small else fmt.significant(known, trim=True)
 
 
-def _exact(metric: str, unit: Any, value: Any, row: Any) -> str:
+def _exact(metric: str, value: Any, row: Any) -> str:
     """A figure, with more digits if it would otherwise look equal to its limit."""
-    words = _figure(metric, unit, value)
-    same = _figure(metric, unit, row["candidate"]) == _figure(metric, unit, row["limit"])
-    return f"{float(value):.9g}{f' {unit}' if unit else ''}" if same else words
+    unit = row["unit"]
+    words, candidate, limit = (_figure(metric, unit, each) for each in (value, row["candidate"], row["limit"]))
+    return f"{float(value):.9g}{f' {unit}' if unit else ''}" if candidate == limit else words

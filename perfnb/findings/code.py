@@ -1,20 +1,44 @@
-"""Lines of Python that a finding proposes, and torch.compile among them: shown only if every name in them is known."""
+"""What a finding may propose: lines of Python whose names are all known, and what the GPU has units for."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from perfnb.findings.hardware import NEEDS, has_units
+from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 
 if TYPE_CHECKING:
     from perfnb.findings.facts import Facts
 
+Capability = tuple[int, int]
+
 #: Modules that a line may use; it imports those that the user has not.
 MODULES = ("torch", "gc", "os")
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+#: The least compute capability of NVIDIA GPUs with units for a format, and of those that Triton, and so torch.compile,
+#: supports.
+NEEDS: Mapping[str, Capability] = {
+    "float16": (7, 0),
+    "torch.compile": (7, 0),
+    "bfloat16": (8, 0),
+    "TF32": (8, 0),
+    "float8": (8, 9),
+}
+_OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
+#: By name, if the recording holds no number.
+_NAMED: tuple[tuple[re.Pattern[str], Capability], ...] = (
+    (re.compile(r"\bP100\b"), (6, 0)),
+    (re.compile(r"\bP40?\b|GTX 10\d\d"), (6, 1)),
+    (re.compile(r"\bV100|TITAN V\b"), (7, 0)),
+    (re.compile(r"\bT4\b|RTX 20\d\d|GTX 16\d\d|Quadro RTX"), (7, 5)),
+    (re.compile(r"\bA100|\bA30\b"), (8, 0)),
+    (re.compile(r"\bA10G?\b|\bA40\b|RTX 30\d\d|RTX A\d{4}"), (8, 6)),
+    (re.compile(r"\bL4\b|\bL40S?\b|RTX 40\d\d"), (8, 9)),
+    (re.compile(r"\bH100|\bH200|\bGH200"), (9, 0)),
+    (re.compile(r"\bB200|\bGB200"), (10, 0)),
+)
 _PARTS = (ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)
 
 
@@ -46,14 +70,8 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
     """The names that a line of simple statements reads before binding them."""
     for statement in tree.body:
         names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        inner = [node for node in ast.walk(statement) if isinstance(node, _COMPREHENSIONS)]
-        targets = {
-            node.id
-            for one in inner
-            for part in one.generators
-            for node in ast.walk(part.target)
-            if isinstance(node, ast.Name)
-        }
+        loops = [node for node in ast.walk(statement) if isinstance(node, ast.comprehension)]
+        targets = {node.id for one in loops for node in ast.walk(one.target) if isinstance(node, ast.Name)}
         yield from (node.id for node in names if isinstance(node.ctx, ast.Load) and node.id not in bound | targets)
         bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)} - targets
 
@@ -84,3 +102,37 @@ def compiling(facts: Facts, layers: Sequence[str], mode: str = "") -> tuple[str,
         )
     how = f', mode="{mode}"' if mode else ""
     return "", f"{name} = torch.compile({name}{how})"
+
+
+def has_units(recording: Recording, what: str) -> bool | None:
+    """Whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
+    known = [_capability(name, facts) for name, facts in _devices(recording)]
+    return None if not known or None in known else all(one >= NEEDS[what] for one in known if one is not None)
+
+
+def is_amd(recording: Recording) -> bool:
+    """Whether the work ran on an AMD GPU: its runtime's calls start with ``hip``."""
+    names = recording.events["name"].cat.categories.astype(TEXT)
+    return bool(names.str.startswith("hip").any()) or any(_OTHERS.search(name) for name, _ in _devices(recording))
+
+
+def _devices(recording: Recording) -> list[tuple[str, Mapping[str, Any]]]:
+    """Name and facts of each GPU that was used; of all known GPUs if the recording does not say which."""
+    found = recording.meta.get("devices")
+    known = [one for one in found if isinstance(one, Mapping)] if isinstance(found, (list, tuple)) else []
+    gpus = recording.meta.get("environment", {}).get("gpus") or []
+    names = [str(name) for name in gpus] if isinstance(gpus, (list, tuple)) else []
+    of_name = {str(one.get("name")): one for one in known}
+    if names and all(name in of_name for name in names):
+        return [(name, of_name[name]) for name in dict.fromkeys(names)]
+    return [(str(one.get("name")), one) for one in known] or [(name, {}) for name in names]
+
+
+def _capability(name: str, facts: Mapping[str, Any]) -> Capability | None:
+    """The compute capability of an NVIDIA GPU; other vendors number theirs differently."""
+    if _OTHERS.search(name):
+        return None
+    major, minor = facts.get("computeMajor"), facts.get("computeMinor")
+    if isinstance(major, int) and isinstance(minor, int) and re.search(r"NVIDIA|^(?:Tesla|GeForce|Quadro|TITAN)", name):
+        return major, minor
+    return next((capability for pattern, capability in _NAMED if pattern.search(name)), None)

@@ -7,10 +7,10 @@ same, each part is its median over them, so that one disturbed step counts littl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,17 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.attribution.attribution import Attribution, blocks_of_events
+from perfnb.attribution.attribution import Attribution, blocks_of_events, makers, owner_names
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.ops import owner_names
-from perfnb.attribution.owners import makers
-from perfnb.attribution.python_calls import calls_of
+from perfnb.attribution.events import calls_of
 from perfnb.findings.code import MODULES, root_of
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.from_trace import rows_of_trace
-from perfnb.recording.labels import of_labels
-from perfnb.recording.nesting import NONE, children_sums, innermost, nest, subtree_sums
+from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, innermost, nest, subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES
+from perfnb.recording.text import of_labels
 from perfnb.roofline.levels import Roofline
 from perfnb.stats.step_times import Timing
 from perfnb.trace_names import stepped_optimizer
@@ -69,11 +67,11 @@ class Facts:
     #: a loaded trace the mean of the traced steps, or the GPU's time if that is longer.
     step_ms: float
     #: Per timed step: its time, the wait for a batch in it, and the garbage collector's pauses.
-    timed_ms: npt.NDArray[np.float64]
-    waits_ms: npt.NDArray[np.float64]
-    pauses_ms: npt.NDArray[np.float64]
+    timed_ms: Floats
+    waits_ms: Floats
+    pauses_ms: Floats
     #: Typical time of each cell, corrected for the cost of tracing.
-    cells_ns: npt.NDArray[np.float64]
+    cells_ns: Floats
     #: Factor from this time to timed time.
     scale: float
     #: If a GPU worked.
@@ -87,8 +85,7 @@ class Facts:
     @property
     def environment(self) -> Mapping[str, Any]:
         """Versions, device, threads."""
-        found: Mapping[str, Any] = self.meta.get("environment", {})
-        return found
+        return dict(self.meta.get("environment", {}))
 
     @property
     def live(self) -> bool:
@@ -141,13 +138,12 @@ class Facts:
 
     def shown_share(self, phase: str) -> float:
         """A phase's share of the step in the report: the mean of the traced steps."""
-        share = self.figures.phases["share"].get(phase)
-        return 0.0 if share is None or pd.isna(share) else float(share)
+        return fmt.known(self.figures.phases["share"].get(phase)) or 0.0
 
     def shown_ms(self, phase: str) -> float:
         """Time of a phase in a timed step by its share in the report, at most its time there."""
-        ms = self.figures.phases["ms"].get(phase)
-        return min(self.shown_share(phase) * self.step_ms, math.inf if ms is None or pd.isna(ms) else float(ms))
+        ms, by_share = fmt.known(self.figures.phases["ms"].get(phase)), self.shown_share(phase) * self.step_ms
+        return by_share if ms is None else min(by_share, ms)
 
     @cached_property
     def ops(self) -> pd.DataFrame:
@@ -193,15 +189,14 @@ class Facts:
         )
 
     @cached_property
-    def lines(self) -> npt.NDArray[np.int64]:
+    def lines(self) -> Ints:
         """By block: the innermost block of the step's own thread that contains it, or itself; -1 on other threads."""
         host = self.attribution.host
         main = host.blocks["main"].to_numpy(dtype=bool)
-        above: npt.NDArray[np.int64] = innermost(host.forest, main)
-        return np.where(main, np.arange(len(main)), above)
+        return np.where(main, np.arange(len(main)), innermost(host.forest, main))
 
     @cached_property
-    def left_ns(self) -> npt.NDArray[np.float64]:
+    def left_ns(self) -> Floats:
         """By block of the step's thread: its time outside operators."""
         outer = self.ops[self.ops["outer"]]
         line = self.lines[outer["block"].to_numpy()]
@@ -217,7 +212,7 @@ class Facts:
         fits = float(self.left_ns.sum()) / 1e6 / self.steps <= self.per_step(float(self.cells_ns.sum()))
         return ns / 1e6 / self.steps if self.scale < 1 and fits else self.per_step(ns)
 
-    def backward_of(self, chosen: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    def backward_of(self, chosen: Bools) -> pd.DataFrame:
         """The outermost operators of the backward nodes created by some of `ops`."""
         made_by = makers(self.recording.events, self.attribution.host)
         nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
@@ -244,7 +239,7 @@ class Facts:
         return owner_names(self.recording, self.attribution)
 
     @cached_property
-    def blocks_inside(self) -> npt.NDArray[np.float64]:
+    def blocks_inside(self) -> Floats:
         """Number of blocks directly inside each block."""
         forest = self.attribution.host.forest
         return children_sums(forest.parent, np.ones(len(forest.parent)))
@@ -259,15 +254,14 @@ class Facts:
     def cores(self) -> float | None:
         """CPUs that the process may use; ``None`` if unknown."""
         cpus, limit = self.environment.get("cpus"), self.environment.get("cpu_limit")
-        known = [float(value) for value in (cpus, limit) if value]
-        return min(known) if known else None
+        return min((float(value) for value in (cpus, limit) if value), default=None)
 
     @property
     def busy(self) -> bool:
         """Whether there was work for more CPUs than the machine has while steps were timed."""
         noise = self.meta.get("noise", {})
-        loads = [noise[name] for name in ("load_before", "load_after") if name in noise]
-        return bool(loads) and bool(noise.get("cpus")) and max(loads) > noise["cpus"]
+        load = max(noise.get("load_before", 0.0), noise.get("load_after", 0.0))
+        return bool(noise.get("cpus")) and load > noise["cpus"]
 
     @property
     def variables(self) -> set[str]:
@@ -291,10 +285,8 @@ class Facts:
         """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
         modules = self.recording.modules
         if layer is not None:
-            place = self.rows.get(layer, NONE)
-            while place != NONE and modules["parent"].iloc[place] != NONE:
-                place = int(modules["parent"].iloc[place])
-            return str(modules["name"].iloc[place]) if place != NONE else None
+            line = self._line(layer)
+            return str(modules["name"].iloc[line[-1]]) if line else None
         roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
         return str(roots["name"].iloc[0]) if len(roots) else None
 
@@ -307,10 +299,14 @@ class Facts:
         """Whether the step calls that model itself, rather than one of its methods or layers."""
         return self._models.get(self.root(layer) or "", False)
 
-    @cached_property
-    def rows(self) -> dict[str, int]:
-        """The row of each layer among the modules."""
-        return {str(name): place for place, name in enumerate(self.recording.modules["name"])}
+    def _line(self, layer: str) -> list[int]:
+        """The row of a layer among the modules, then those of the layers around it up to its model."""
+        modules, line = self.recording.modules, []
+        place = max(np.flatnonzero((modules["name"] == layer).to_numpy()), default=NONE)
+        while place != NONE:
+            line.append(int(place))
+            place = modules["parent"].iloc[place]
+        return line
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -339,14 +335,15 @@ class Facts:
     def updates(self) -> float:
         """How often each optimizer steps per profiled step: more than once if that contains a loop."""
         blocks, events = self.attribution.host.blocks, self.recording.events
-        steps = blocks[blocks["kind"] == Kind.STEP]
-        times, most = np.sort(steps["start"].to_numpy()), 1.0
-        for label in events["name"].cat.categories:
+        steps, most = blocks[blocks["kind"] == Kind.STEP], 1.0
+        if steps.empty:
+            return most
+        begin, end = min(0, steps["start"].min()), steps["end"].max()
+        inside = events["start_ns"].between(begin, end, inclusive="left")
+        for label, count in events.loc[inside, "name"].value_counts().items():
             if kind := stepped_optimizer(str(label)):
-                starts = events.loc[(events["name"] == label).to_numpy(), "start_ns"].to_numpy()
-                inside = starts[(starts >= times.min(initial=0)) & (starts < steps["end"].max())] if len(times) else []
                 of_class = max(sum(one["class"] == kind for one in self.optimizers), 1)
-                most = max(most, len(inside) / len(times) / of_class if len(times) else 1.0)
+                most = max(most, count / len(steps) / of_class)
         return most
 
     @property
@@ -356,16 +353,13 @@ class Facts:
 
     def path_of(self, layer: str) -> str:
         """A layer as a Python expression that starts with its model."""
-        modules = self.recording.modules
-        place, parts = self.rows.get(layer, NONE), []
-        while place != NONE and modules["parent"].iloc[place] != NONE:
-            above = int(modules["parent"].iloc[place])
-            own = str(modules["name"].iloc[place]).removeprefix(f"{modules['name'].iloc[above]}.")
-            inside = str(modules["module"].iloc[above])
-            is_place = own.isdecimal() and inside in ("Sequential", "ModuleList")
-            parts.append(f"[{own}]" if is_place else f".{own}" if own.isidentifier() else f".get_submodule({own!a})")
-            place = above
-        return (str(modules["name"].iloc[place]) if place != NONE else "") + "".join(reversed(parts))
+        names, kinds, line = self.recording.modules["name"], self.recording.modules["module"], self._line(layer)
+        path = str(names.iloc[line[-1]]) if line else ""
+        for place, above in reversed([*pairwise(line)]):
+            own = str(names.iloc[place]).removeprefix(f"{names.iloc[above]}.")
+            is_place = own.isdecimal() and kinds.iloc[above] in ("Sequential", "ModuleList")
+            path += f"[{own}]" if is_place else f".{own}" if own.isidentifier() else f".get_submodule({own!a})"
+        return path
 
     def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
         """The layers in which some operators take the most time."""
@@ -383,8 +377,8 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
     cells = attribution.cells
     on_gpu = bool(cells["kernels"].sum()) or recording.is_loaded
     gpu = gpu_facts(recording, attribution) if on_gpu else None
-    count, scale = max(attribution.steps, 1), 1.0
     cells_ns = _cells_ns(attribution)
+    count = max(attribution.steps, 1)
     pauses_ms = np.zeros(len(timed_ms))
     for step, ms in recording.meta.get("noise", {}).get("gc_pauses", []):
         if 0 <= step < len(pauses_ms):
@@ -429,12 +423,7 @@ def _texts(values: Any) -> list[str]:
     return [value for value in values if isinstance(value, str)] if isinstance(values, (list, tuple)) else []
 
 
-def without_longest(ms: npt.NDArray[np.float64]) -> float:
-    """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
-    return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
-
-
-def _cells_ns(attribution: Attribution) -> npt.NDArray[np.float64]:
+def _cells_ns(attribution: Attribution) -> Floats:
     """Corrected time of each cell, at its median over steps that did the same."""
     cells, blocks = attribution.cells, attribution.host.blocks
     order = np.lexsort((attribution.host.forest.depth, blocks["start"].to_numpy()))
@@ -444,9 +433,7 @@ def _cells_ns(attribution: Attribution) -> npt.NDArray[np.float64]:
     return result
 
 
-def typical(
-    values: npt.NDArray[np.float64], step: npt.NDArray[np.int64], kind: npt.NDArray[Any]
-) -> npt.NDArray[np.float64]:
+def typical(values: Floats, step: Ints, kind: npt.NDArray[Any]) -> Floats:
     """Values in order of time, each at its median over the steps if all steps are the same series of kinds."""
     steps, counts = np.unique(step, return_counts=True)
     if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pandas as pd
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfnb.findings.facts import Facts
 
 Confidence = Literal["high", "medium", "low"]
-_TEXTS = ("bottleneck", "evidence", "lever", "code", "confidence", "why", "blind")
+_TEXTS = ("bottleneck", "evidence", "lever", "code", "remedy", "confidence", "why", "blind")
 
 
 class Row(NamedTuple):
@@ -58,6 +58,8 @@ class Finding:
     bound_bytes: int | None = None
     #: The step that the bound is a share of, if not the typical one.
     of_ms: float | None = None
+    #: The lever of `perfnb.try_levers` that may cure it; set by its rule.
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,11 @@ class Rule:
     idle_cause: str = ""
     #: Whether the cause is known.
     explained: bool = True
+    #: The lever of `perfnb.try_levers` that may cure it, if any.
+    remedy: str = ""
 
     def __call__(self, facts: Facts) -> list[Finding]:
-        return list(self.search(facts))
+        return [replace(one, remedy=self.remedy) for one in self.search(facts)]
 
 
 def rule(

@@ -1,35 +1,83 @@
-"""What a GPU did in a step, and what the host did while the GPU was idle."""
+"""What a GPU did in a step, and why it was idle: what the host was doing at the time.
+
+A step spans the host's step and the GPU's work on it afterwards: the time before the GPU's first work and after its
+last is idle time too.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution
-from perfnb.attribution.device_work import SORTS, DeviceWork, column, device_work, is_in, matching, named
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.device_work import (
+    SORTS,
+    DeviceWork,
+    column,
+    device_work,
+    is_in,
+    matching,
+    named,
+    step_rows,
+    step_windows,
+    thread_keys,
+)
 from perfnb.attribution.events import all_events
-from perfnb.attribution.interval_sets import IntervalSet, difference, union
-from perfnb.findings.idle_time import ALLOCATES, COPIES, UNEXPLAINED, WAITS, Doing, idle_of
-from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
-from perfnb.gpu.idle import idle_gaps
+from perfnb.attribution.interval_sets import EMPTY, IntervalSet, difference, intersection, union
+from perfnb.gpu.device_time import HANDOVER_NS, LAUNCH_NS, gpu_time, gpu_time_by_step, idle_gaps
 from perfnb.gpu.launches import launches
-from perfnb.recording.labels import found
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
-from perfnb.recording.text import TEXT
-from perfnb.trace_names import CALLS, DEVICE_WORK
+from perfnb.recording.text import TEXT, found
+from perfnb.trace_names import CALLS, DEVICE_WORK, OPS, PYTHON_CALLS
 
+#: Calls of CUDA's and ROCm's runtimes that allocate or free memory, that copy, and that wait.
+ALLOCATES = re.compile(r"(?:cuda|hip)(?:Free|Malloc|Host(?:Alloc|Malloc|Free)|FreeHost|MallocHost)")
+COPIES = re.compile(r"(?:cuda|hip|cu)Memcpy")
+WAITS = re.compile(r"(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx)Synchronize")
+#: Operators that bring a number, or the indices of some, to the host.
+READS = re.compile(r"aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$")
+
+#: What blocked the host while it was late, in order of precedence.
+HELD = ("data", "allocator", "copies", "synchronisation")
+#: Idle time with no known reason: the stream waited for an event that is not in the trace, nothing shows what it waited
+#: for, or the launch is not in the trace.
+UNEXPLAINED = ("awaited", "other", "unknown")
+#: Longest idle time that a single launch explains, with the ops and the Python that lead to it: 16 to 940 µs in public
+#: traces of eager steps, profiler overhead included.
+LONG_NS = 1_000_000
+#: Where the host can be seen, most specific first.
+PLACES = {"calls": CALLS, "ops": OPS, "functions": PYTHON_CALLS}
+#: Share of the longest event above which an event is nested in it.
+_SAME = 0.9
 _PAGEABLE, _PINNED = re.compile("Pageable"), re.compile("Pinned")
+#: Bytes below which a copy takes no longer than the call itself.
+_SMALL = 64 * 2**10
 _NO_KERNEL = re.compile("Memcpy|Memset")
 
 #: Copies between host and device, by where they lead.
 TO_DEVICE = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
 TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
+
+
+class Doing(NamedTuple):
+    """What the host did in some time."""
+
+    #: By `PLACES`: the share of the time in each, outside the previous ones.
+    shares: dict[str, float]
+    #: The innermost name that takes most of each; empty if there is none.
+    longest: dict[str, str]
+
+    @property
+    def seen(self) -> float:
+        """The share of the time for which the trace shows what the host did."""
+        return sum(self.shares.values())
 
 
 @dataclass(frozen=True)
@@ -69,6 +117,11 @@ class Copies:
     #: Host time per step in the calls that launched them.
     call_ms: float
 
+    @property
+    def is_small(self) -> bool:
+        """Whether a copy takes no longer than the call itself."""
+        return self.each_bytes is not None and self.each_bytes < _SMALL
+
 
 @dataclass(frozen=True)
 class GpuFacts:
@@ -83,8 +136,10 @@ class GpuFacts:
     exposed_ms: float
     copies_ms: float
     idle_ms: float
-    #: Idle time by its cause, as ``by`` and ``perhaps`` of `Idle`.
+    #: Idle time by its cause: `HELD`; ``launches`` (the host could not launch faster), ``host`` (it did other things
+    #: for longer than a launch takes); ``dependency``; `UNEXPLAINED`.
     idle_by: Mapping[str, float]
+    #: By `HELD`: idle time during such a call, although the host is not known to have been late.
     idle_perhaps: Mapping[str, float]
     #: What the host did in the idle time counted as ``host``.
     doing: Doing
@@ -148,16 +203,10 @@ class GpuFacts:
         If it worked for longer than that, tracing slowed its work, too.
         """
         if self.busy_ms > ms:
-            shorter = ms / self.busy_ms
-            return replace(
-                self,
-                busy_ms=ms,
-                communication_ms=self.communication_ms * shorter,
-                exposed_ms=self.exposed_ms * shorter,
-                copies_ms=self.copies_ms * shorter,
-                run_ms=self.run_ms * shorter,
-            ).in_step_of(ms)
-        factor = max(ms - self.busy_ms, 0.0) / self.idle_ms if self.idle_ms > 0 else 1.0
+            slower = ("communication_ms", "exposed_ms", "copies_ms", "run_ms")
+            shorter: dict[str, Any] = {name: getattr(self, name) * ms / self.busy_ms for name in slower}
+            return replace(self, busy_ms=ms, **shorter).in_step_of(ms)
+        factor = (ms - self.busy_ms) / self.idle_ms if self.idle_ms > 0 else 1.0
         if factor >= 1:
             return self
         return replace(
@@ -178,35 +227,37 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     done = device_work(events)
     times = gpu_time(events, done)
     steps = max(attribution.steps, 1)
+    per_step = 1e-6 / steps
     device = times["device"].iloc[int(times["busy_ms"].astype(float).to_numpy().argmax())]
-    idle = idle_of(events, done, done.device == (-1 if pd.isna(device) else device), attribution)
+    idle_by, idle_perhaps, late, doing = _idle(
+        events, done, done.device == (-1 if pd.isna(device) else device), attribution
+    )
     by_step = gpu_time_by_step(events, done)
-    gaps = _of(idle_gaps(events, work=done), device)
-    rows = _of(launches(events, done), device)
+    gaps, rows = (_of(frame, device) for frame in (idle_gaps(events, work=done), launches(events, done)))
     if len(by_step) and rows["step"].notna().any():
         # Time between steps belongs to none.
         whole, gaps, rows = (frame[frame["step"].notna()] for frame in (_of(by_step, device), gaps, rows))
     else:
         whole = _of(times, device)
-    sums = {name: float(whole[name].sum()) / steps for name in _SUMS}
-    kernels = rows[rows["short"].notna()]
-    known = rows[rows["call_ns"].notna()]
-    per_step = 1e-6 / steps
+    busy_ms, communication_ms, overlap_ms = (
+        float(whole[f"{name}_ms"].sum()) / steps for name in ("busy", "communication", "overlap")
+    )
+    kernels, known = rows[rows["short"].notna()], rows[rows["call_ns"].notna()]
     runs = _runs(events, done, rows.index.to_numpy())
     to_device, to_host = runs.named(TO_DEVICE), runs.named(TO_HOST)
     copied = difference(runs.time(to_device | to_host), runs.time(runs.sort != SORTS.index("memcpy")))
-    idle_ms = idle.idle_ns * per_step
+    idle_ms = (sum(idle_by.values()) + sum(idle_perhaps.values())) * per_step
     return GpuFacts(
-        span_ms=sums["busy_ms"] + idle_ms,
-        busy_ms=sums["busy_ms"],
-        communication_ms=sums["communication_ms"],
-        exposed_ms=sums["communication_ms"] - sums["overlap_ms"],
+        span_ms=busy_ms + idle_ms,
+        busy_ms=busy_ms,
+        communication_ms=communication_ms,
+        exposed_ms=communication_ms - overlap_ms,
         copies_ms=copied.length * per_step,
         idle_ms=idle_ms,
-        idle_by={cause: ns * per_step for cause, ns in idle.by.items()},
-        idle_perhaps={cause: ns * per_step for cause, ns in idle.perhaps.items()},
-        doing=idle.doing,
-        late=idle.late,
+        idle_by={cause: ns * per_step for cause, ns in idle_by.items()},
+        idle_perhaps={cause: ns * per_step for cause, ns in idle_perhaps.items()},
+        doing=doing,
+        late=late,
         per_step=per_step,
         calls_ms=_calls(events, steps),
         kernels=len(rows) / steps,
@@ -223,15 +274,14 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     )
 
 
-_SUMS = ("busy_ms", "communication_ms", "overlap_ms")
-
-
 def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
     """The work in some rows of the events."""
     chosen = np.isin(work.rows, rows)
     called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
-    names = named(events, work.rows[chosen])
-    return Runs(names, *(one[chosen] for one in (work.sort, work.start, work.end, work.rows, called)))
+    return Runs(
+        named(events, work.rows[chosen]),
+        *(one[chosen] for one in (work.sort, work.start, work.end, work.rows, called)),
+    )
 
 
 def _copies(events: pd.DataFrame, rows: pd.DataFrame, chosen: Bools, steps: int) -> Copies:
@@ -253,11 +303,9 @@ def _of(frame: pd.DataFrame, device: Any) -> pd.DataFrame:
 
 
 def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
-    patterns = {"allocator": ALLOCATES, "copies": COPIES, "synchronisation": WAITS}
-    duration = column(events, "duration_ns")
-    spent = {}
-    for cause, pattern in patterns.items():
-        chosen = matching(events, pattern) & is_in(events, CALLS)
+    duration, in_calls, spent = column(events, "duration_ns"), is_in(events, CALLS), {}
+    for cause, pattern in (("allocator", ALLOCATES), ("copies", COPIES), ("synchronisation", WAITS)):
+        chosen = matching(events, pattern) & in_calls
         spent[cause] = (float(duration[chosen].sum()) / 1e6 / steps, int(chosen.sum()))
     return spent
 
@@ -266,3 +314,150 @@ def _heaviest(frame: pd.DataFrame, name: str, ns: str) -> pd.Series:
     """The values of a column, by the sum of another, largest first."""
     sums = frame.groupby(frame[name].astype(TEXT))[ns].sum().sort_values(ascending=False, kind="stable")
     return pd.Series(sums.index)
+
+
+def _idle(
+    events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution
+) -> tuple[dict[str, float], dict[str, float], IntervalSet, Doing]:
+    """Lay the idle time of the device that does `mine` of the work to causes.
+
+    Returns the nanoseconds of all traced steps as in `GpuFacts.idle_by` and `GpuFacts.idle_perhaps`, `GpuFacts.late`
+    and `GpuFacts.doing`.
+    """
+    steps = _steps(events, work, mine, attribution)
+    parts = _parts(events, work, mine, steps)
+    busy, held = _held(events, attribution)
+    late = parts[parts["why"].isin(("late", "tail"))]
+    whole = _set(late, steps)
+    rest, by, perhaps = whole, dict.fromkeys(HELD, 0.0), dict.fromkeys(HELD, 0.0)
+    start, end = late["start"].to_numpy(), late["end"].to_numpy()
+    # A host that returns from waiting finds an empty queue.
+    drained = late[(late["why"] == "late") & (held.within(start, start + 1) > 0)]
+    for cause, spans in {**busy, "synchronisation": _set(drained, steps)}.items():
+        by[cause] = float(intersection(rest, spans).length)
+        rest = difference(rest, spans)
+    is_long = rest.within(start, end) > LONG_NS
+    other = intersection(rest, union(start[is_long], end[is_long]))
+    by["host"] = float(other.length)
+    by["launches"] = float(rest.length - other.length)
+    by["dependency"] = float(_set(parts[parts["why"] == "dependency"], steps).length)
+    for why in UNEXPLAINED:
+        left = _set(parts[parts["why"] == why], steps)
+        # Work launched in time does not wait for a blocked or allocating host; it may wait for a copy on its stream.
+        for cause, spans in {**busy, "synchronisation": held}.items():
+            if why == "unknown" or cause == "copies":
+                perhaps[cause] += float(intersection(left, spans).length)
+                left = difference(left, spans)
+        by[why] = float(left.length)
+    return by, perhaps, whole, _doing(events, work, other)
+
+
+def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> IntervalSet:
+    """The time of the steps: the host's, and the GPU's remaining work on the last one, unless it is mostly idle then.
+
+    In a trace without step marks it starts with the first work if that had waited in a queue: what ran before it is
+    not in the trace.
+    """
+    first = int(work.start[mine].min())
+    marked = step_windows(events)
+    if len(marked):
+        begin, end = marked["start"].to_numpy(), marked["end"].to_numpy()
+        mine = mine & (work.step == marked["number"].iloc[-1])
+    else:
+        blocks = attribution.host.blocks
+        whole = blocks[blocks["kind"] == Kind.STEP]
+        call = int(work.call[mine][work.start[mine].argmin()])
+        if call == NONE:
+            return union(np.array([first]), np.array([work.end[mine].max()]))
+        in_time = first - _spans(events)[1][call] <= LAUNCH_NS
+        begin = np.array([min(int(whole["start"].min()), first) if in_time else first])
+        end = np.array([int(whole["end"].max())])
+    after = work.end[mine].max(initial=end[-1])
+    busy = union(np.maximum(work.start[mine], end[-1]), work.end[mine]).length
+    if 2 * busy >= after - end[-1]:
+        end = np.append(end[:-1], after)
+    return union(begin, end)
+
+
+def _spans(events: pd.DataFrame) -> tuple[Ints, Ints]:
+    """When each event started and ended."""
+    begin = column(events, "start_ns")
+    return begin, begin + column(events, "duration_ns")
+
+
+def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalSet) -> pd.DataFrame:
+    """Idle time in pieces: ``start``, ``end``, ``why``."""
+    gaps = idle_gaps(events, work=work)
+    gaps = gaps[gaps["next_event"].isin(work.rows[mine])]
+    columns = ("start_ns", "host_ns", "duration_ns", "dependency_ns")
+    start, late, whole, depends = (gaps[name].to_numpy(dtype=np.int64) for name in columns)
+    reasons = (~gaps["launch_known"].to_numpy(dtype=bool), depends > HANDOVER_NS, depends > 0)
+    why = np.select(reasons, ("unknown", "awaited", "dependency"), "other")
+    parts = [
+        pd.DataFrame({"start": start, "end": start + late, "why": "late"}),
+        pd.DataFrame({"start": start + late, "end": start + whole, "why": why}),
+    ]
+    if len(steps.start):
+        parts.append(_edges(events, work, mine, int(steps.start[0]), int(steps.end[-1])))
+    frame = pd.concat(parts)
+    return frame[frame["end"] > frame["start"]].sort_values("start", kind="stable", ignore_index=True)
+
+
+def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end: int) -> pd.DataFrame:
+    """The pieces before the device's first work and after its last."""
+    first, last = int(work.start[mine].min()), int(work.end[mine].max())
+    call = int(work.call[mine][work.start[mine].argmin()])
+    pieces = [(begin, first, "unknown")]
+    if call != NONE:
+        returned = int(_spans(events)[1][call])
+        given = first if first - returned <= LAUNCH_NS else returned
+        pieces = [(begin, max(given, begin), "late"), (given, first, "other")]
+    after = "tail" if (work.call[mine] != NONE).mean() > 0.5 else "unknown"
+    return pd.DataFrame([*pieces, (last, end, after)], columns=["start", "end", "why"])
+
+
+def _held(events: pd.DataFrame, attribution: Attribution) -> tuple[dict[str, IntervalSet], IntervalSet]:
+    """When the host waited for data, allocated and copied; and when it waited for the device."""
+    begin, end = _spans(events)
+    in_calls = is_in(events, CALLS)
+    reads = matching(events, READS) & is_in(events, OPS)
+
+    def when(rows: Bools) -> IntervalSet:
+        return union(begin[rows], end[rows])
+
+    blocks = attribution.host.blocks
+    data = blocks[(blocks["phase"] == "data") & blocks["main"]]
+    return {
+        "data": union(data["start"].to_numpy(dtype=np.int64), data["end"].to_numpy(dtype=np.int64)),
+        "allocator": when(matching(events, ALLOCATES) & in_calls),
+        "copies": difference(when(matching(events, COPIES) & in_calls), when(reads)),
+    }, when((matching(events, WAITS) & in_calls) | reads)
+
+
+def _set(parts: pd.DataFrame, steps: IntervalSet) -> IntervalSet:
+    if parts.empty:
+        return EMPTY
+    return intersection(union(parts["start"].to_numpy(dtype=np.int64), parts["end"].to_numpy(dtype=np.int64)), steps)
+
+
+def _doing(events: pd.DataFrame, work: DeviceWork, time: IntervalSet) -> Doing:
+    """What the launching threads did in the given time."""
+    shares, longest = dict.fromkeys(PLACES, 0.0), dict.fromkeys(PLACES, "")
+    keys = thread_keys(events)
+    launch = np.unique(keys[work.call[work.call != NONE]])
+    here = np.isin(keys, launch) & ~step_rows(events)
+    begin, end = _spans(events)
+    rest = time
+    for place, categories in PLACES.items():
+        rows = np.flatnonzero(here & is_in(events, categories))
+        overlap = time.within(begin[rows], end[rows])
+        rows, overlap = rows[overlap > 0], overlap[overlap > 0]
+        if len(rows) == 0:
+            continue
+        spans = union(begin[rows], end[rows])
+        shares[place] = intersection(rest, spans).length / time.length
+        rest = difference(rest, spans)
+        lengths = pd.DataFrame({"name": named(events, rows).astype(TEXT), "ns": overlap}).groupby("name")["ns"]
+        whole, each = lengths.sum(), lengths.mean()
+        longest[place] = str(each[whole >= _SAME * whole.max()].idxmin())
+    return Doing(shares, longest)

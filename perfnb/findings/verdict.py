@@ -1,4 +1,4 @@
-"""From a step to its findings and the verdict: what bounds the step, why, and what to try next."""
+"""From a step to its findings and the verdict: what bounds it, why, what to try next, and what makes that doubtful."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.interval_sets import union
 from perfnb.findings.code import shown
-from perfnb.findings.doubt import doubt_of, held_up, too_few_steps
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Finding, finding_table
 from perfnb.findings.rules import BY_NAME, found_by_rules
@@ -25,6 +24,18 @@ _DECIDES = 0.1
 _RATHER = 1 / 3
 #: Share of the step above which unexplained idle time outweighs every finding; and below which a GPU is mostly idle.
 _OUTWEIGHS, _MOSTLY_IDLE = 0.5, 0.5
+#: How many times longer timed steps may take than traced ones, or the reverse. Tracing only adds time, and what it adds
+#: has been subtracted.
+_APART = 1.5
+#: From here on the timed steps say nothing about the step.
+_HELD_UP = 2.5
+#: Ratio of the longest to the shortest traced step above which they disagree.
+_DISAGREE = 1.5
+#: Batches that exist already: nothing makes them in the background.
+_AT_HAND = ("list", "tuple", "range", "dict", "Tensor", "ndarray")
+#: How many times less than explained traced steps wait if batches were prefetched, and the least share of a timed step
+#: that is a wait.
+_LESS, _WAITS = 2.0, 0.05
 _PHASES = {
     "data": "waiting for data",
     "host_to_device": "copies to the device",
@@ -123,13 +134,18 @@ def _chosen(table: pd.DataFrame) -> int | None:
     A bound of low confidence is often far from what can be saved, so a surer one that is not much smaller is preferred.
     """
     share = table["bound_share"].fillna(0.0).astype(float)
-    is_known = table["bottleneck"].map(lambda name: BY_NAME[name].explained).astype(bool)
+    is_known = _explained(table)
     unknown = table.index[~is_known & (share >= _DECIDES)]
     known = table.index[is_known & (share >= _DECIDES)]
     if len(unknown) and (not len(known) or share[unknown[0]] > _OUTWEIGHS):
         return int(unknown[0])
     sure = [row for row in known if table["confidence"][row] != "low" and share[row] >= _RATHER * share[known[0]]]
     return int((sure or list(known))[0]) if len(known) else None
+
+
+def _explained(table: pd.DataFrame) -> pd.Series:
+    """Whether the cause of each finding is known."""
+    return table["bottleneck"].map(lambda name: BY_NAME[name].explained).astype(bool)
 
 
 def _of_finding(facts: Facts, table: pd.DataFrame, row: int) -> Verdict:
@@ -150,7 +166,7 @@ def _of_finding(facts: Facts, table: pd.DataFrame, row: int) -> Verdict:
         said = f"{headline}: doing this work faster, or less of it, could save at most {saved}."
     else:
         said = f"{headline}: {saving} could save up to {saved}."
-    others = table[~table["bottleneck"].map(lambda name: BY_NAME[name].explained).astype(bool) & (table.index != row)]
+    others = table[~_explained(table) & (table.index != row)]
     if len(others):
         more = fmt.duration(others["bound_ms"].iloc[0])
         why += f" The GPU is idle for another {more}, and the trace does not show why."
@@ -161,10 +177,8 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
     """What takes most of a step that has no problem, and the figures."""
     gpu = facts.gpu
     if gpu is not None:
-        works = (
-            f"The GPU is busy for {fmt.share(facts.share(gpu.busy_ms))} of the step ({fmt.duration(gpu.busy_ms)} of "
-        )
-        works += f"{facts.step_words})"
+        share, busy = fmt.share(facts.share(gpu.busy_ms)), fmt.duration(gpu.busy_ms)
+        works = f"The GPU is busy for {share} of the step ({busy} of {facts.step_words})"
         if gpu.busy_ms >= _MOSTLY_IDLE * facts.step_ms:
             return "work on the GPU", f"{works}."
         if 2 * gpu.idle_by["dependency"] > gpu.idle_ms:
@@ -206,3 +220,80 @@ def _in_ops_ms(facts: Facts) -> float:
     ops = facts.ops[(facts.ops["phase"] == "other") & facts.ops["outer"] & main[facts.ops["block"].to_numpy()]]
     in_ops = union(ops["start"].to_numpy(), ops["end"].to_numpy()).length
     return min(facts.per_step(in_ops), facts.phases_ms["other"])
+
+
+def held_up(facts: Facts) -> bool:
+    """Whether timed steps took far longer than traced ones, which do the same and more: something held them up.
+
+    If batches are made in the background, that may be what slowed the steps.
+    """
+    return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts)
+
+
+def too_few_steps(facts: Facts) -> str:
+    """Why no figure of the step is certain, in a sentence; empty if there are enough timed steps for an interval."""
+    timing = facts.figures.timing
+    if not facts.live or timing.ci_ms is not None:
+        return ""
+    steps = "1 timed step is" if timing.steps == 1 else f"{timing.steps} timed steps are"
+    return f"Low confidence: {steps} too few for a 95 % interval."
+
+
+def doubt_of(facts: Facts) -> str:
+    """Why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them."""
+    if not facts.live or facts.gpu is not None:
+        return ""
+    reasons = []
+    # The test leaves out waits and the cost of tracing; the sentence gives the ratio that the report shows.
+    ratio = facts.figures.slowdown or 0.0
+    if facts.scale > _APART and not _works_ahead(facts):
+        reasons.append(
+            f"timed steps took {fmt.significant(1 / ratio, trim=True)} times as long as traced ones, which do more"
+            if 0 < ratio < 1
+            else "timed steps took longer than traced ones minus tracing overhead"
+        )
+    elif 0 < facts.scale < 1 / _APART and not facts.meta.get("stacks"):
+        reasons.append(
+            f"traced steps took {fmt.significant(ratio, trim=True)} times as long as timed ones, more than tracing adds"
+            if ratio > 1
+            else "traced steps took longer than timed ones by more than tracing adds"
+        )
+    traced = traced_ms(facts.recording)
+    if disagree(traced):
+        reasons.append(f"the traced steps disagree ({fmt.durations(traced)})")
+    if facts.busy:
+        reasons.append("the CPU was busy with other work")
+    if not reasons:
+        return ""
+    said = f" Low confidence: {' and '.join(reasons)}, so bounds can be off by half or more."
+    if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
+        said += " Threads wait for the one that got no core: try torch.set_num_threads(1)."
+    return said
+
+
+def _works_ahead(facts: Facts) -> bool:
+    """Whether batches are made in the background, by workers or a thread.
+
+    They compete with the timed steps for cores, while the traced ones find prefetched batches. Nothing says what other
+    kinds of iterables do; they are recognised by traced steps that waited far less than the other work explains.
+    """
+    kind, workers = facts.loader.get("class"), facts.loader.get("num_workers")
+    if isinstance(workers, int) and (workers > 0 or kind == "DataLoader"):
+        return workers > 0
+    if kind in _AT_HAND:
+        return False
+    waited = float(facts.waits_ms.mean())
+    in_traced = float(facts.cells_ns[(facts.attribution.cells["phase"] == "data").to_numpy()].sum())
+    explained = _LESS * facts.per_step(in_traced)
+    return waited > explained and facts.share(waited) >= _WAITS
+
+
+def disagree(traced: pd.Series) -> bool:
+    """Whether the longest traced step took so much longer than the shortest that their mean says little."""
+    return bool(traced.max() > _DISAGREE * traced.min())
+
+
+def traced_ms(recording: Recording) -> pd.Series:
+    """Wall time of each traced step."""
+    steps: pd.DataFrame = recording.steps
+    return steps.loc[steps["pass"] == "traced", "wall_ms"]

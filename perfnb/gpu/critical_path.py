@@ -19,12 +19,24 @@ from perfnb.attribution.device_work import (
     column,
     device_work,
     is_in,
+    known_or_na,
     named,
     step_windows,
     thread_keys,
 )
-from perfnb.gpu.dependencies import EVENT, LAUNCH, UNKNOWN, HeldUp, Waits, held_up, host_waits
-from perfnb.gpu.host_activity import Handovers, HostTimeline, handovers, host_timeline
+from perfnb.gpu.dependencies import (
+    EVENT,
+    LAUNCH,
+    UNKNOWN,
+    Handovers,
+    HeldUp,
+    HostTimeline,
+    Waits,
+    handovers,
+    held_up,
+    host_timeline,
+    host_waits,
+)
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.trace_names import CALLS, OPS
 
@@ -65,27 +77,7 @@ class Window:
     thread: int
 
 
-def critical_paths(events: pd.DataFrame, tail: bool = False) -> pd.DataFrame:
-    """The critical path of every step of every rank: `path_in` with ``rank`` and ``step`` in front."""
-    parts = []
-    rank = column(events, "rank")
-    for one in np.unique(rank):
-        positions = np.flatnonzero(rank == one)
-        run = prepare(events.iloc[positions])
-        for number in step_windows(run.events)["number"].unique():
-            part = path_in(run, window_of(run, int(number), None, tail))
-            of_rank = part["event"].fillna(NONE).to_numpy(dtype=np.int64)
-            part["event"] = _known(np.append(positions, NONE)[of_rank])
-            part.insert(0, "step", int(number))
-            part.insert(0, "rank", _known(np.full(len(part), one)))
-            parts.append(part)
-    if not parts:
-        nothing = path_in(prepare(events.iloc[:0]), Window(0, 0, NONE))
-        parts = [nothing.assign(rank=pd.Series([], dtype="Int64"), step=pd.Series([], dtype="int64"))]
-    return pd.concat(parts, ignore_index=True)
-
-
-def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | None = None) -> Run:
+def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> Run:
     """Find everything that paths through the events of one rank depend on.
 
     Raises
@@ -94,10 +86,10 @@ def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | No
         If the events belong to several ranks.
     """
     if len(np.unique(column(events, "rank"))) > 1:
-        raise ValueError("A critical path needs the events of one rank: select one, or call critical_paths.")
+        raise ValueError("A critical path needs the events of one rank: select one.")
     work = device_work(events) if work is None else work
     waits, timeline = host_waits(events, work), host_timeline(events)
-    over = handovers(events, timeline, _main_thread(events) if main is None else main)
+    over = handovers(events, timeline, _main_thread(events))
     real = np.flatnonzero((waits.work != NONE) & (np.append(work.end, NONE)[waits.work] > waits.start))
     frame = pd.DataFrame(
         {
@@ -106,8 +98,8 @@ def prepare(events: pd.DataFrame, main: int | None = None, work: DeviceWork | No
             "place": np.concatenate((real, -1 - np.arange(len(over.time)))),
         }
     ).sort_values("time", kind="stable")
-    of_thread = {int(one): frame[frame["thread"] == one] for one in frame["thread"].unique()}
-    jumps = {one: (part["time"].tolist(), part["place"].tolist()) for one, part in of_thread.items()}
+    of_thread = ((one, frame[frame["thread"] == one]) for one in frame["thread"].unique().tolist())
+    jumps = {one: (part["time"].tolist(), part["place"].tolist()) for one, part in of_thread}
     return Run(events, work, held_up(events, work), waits, timeline, over, jumps)
 
 
@@ -179,8 +171,7 @@ def path_in(run: Run, window: Window) -> pd.DataFrame:
     of_key = np.append(column(events, "thread")[first], NONE)
     thread = of_key[np.where(key != NONE, np.searchsorted(keys, key), len(keys))]
     delayed = kind == _CODE["delay"]
-    none = np.full(len(event), NONE)
-    layers = named(events, launched, "layer") if "layer" in events.columns else named(events, none)
+    layers = named(events, launched, "layer")
     layers = layers.remove_categories([name for name in layers.categories if name == ""])
     frame = {
         "kind": pd.Categorical.from_codes(kind, categories=pd.Index(KINDS)),
@@ -189,10 +180,10 @@ def path_in(run: Run, window: Window) -> pd.DataFrame:
         "layer": layers,
         "start_ns": begin,
         "duration_ns": end - begin,
-        "thread": _known(thread),
-        "device": _known(np.append(work.device, NONE)[place]),
-        "stream": _known(np.append(work.stream, NONE)[place]),
-        "event": _known(event),
+        "thread": known_or_na(thread),
+        "device": known_or_na(np.append(work.device, NONE)[place]),
+        "stream": known_or_na(np.append(work.stream, NONE)[place]),
+        "event": known_or_na(event),
         "inferred": delayed & np.append(run.held.inferred, False)[place],
     }
     return pd.DataFrame(frame)
@@ -260,8 +251,7 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
 def _expanded(run: Run, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     """Segments in time order; host segments split where the innermost event changes, empty ones dropped."""
     is_call = is_in(run.events, CALLS)
-    pieces = []
-    straight = []
+    pieces, straight = [], []
     for segment in segments:
         kind, _, _, begin, end, thread = segment
         if end <= begin:
@@ -289,8 +279,3 @@ def _main_thread(events: pd.DataFrame) -> int:
     if len(rows) == 0:
         return NONE
     return int(np.argmax(np.bincount(keys[rows], weights=column(events, "duration_ns")[rows])))
-
-
-def _known(values: Ints) -> pd.Series:
-    numbers = pd.Series(values, dtype="Int64")
-    return numbers.where(numbers != NONE)

@@ -1,4 +1,4 @@
-"""What each piece of GPU work, and each blocking call of the host, waited for.
+"""What waited for what: GPU work, blocking calls of the host, and threads that hand over to each other.
 
 Device work can start once its call has launched it, the work before it on its stream has ended, and the events that its
 stream was told to wait for have completed. Whichever happens last held it up.
@@ -13,15 +13,136 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import DeviceWork, column, first_match, is_in, matching, pairs, thread_keys
-from perfnb.gpu.idle import HANDOVER_NS, LAUNCH_NS
-from perfnb.gpu.launches import submitted
-from perfnb.recording.nesting import NONE, Bools, Ints
-from perfnb.trace_names import CALLS, SYNCHRONISATION
+from perfnb.attribution.device_work import (
+    DeviceWork,
+    column,
+    first_match,
+    is_in,
+    matching,
+    nested_ends,
+    pairs,
+    step_rows,
+    thread_keys,
+)
+from perfnb.gpu.device_time import HANDOVER_NS, LAUNCH_NS
+from perfnb.recording.nesting import NONE, Bools, Ints, forest_of
+from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, CALLS, OPS, SYNCHRONISATION
+
+#: Backward nodes; older traces do not record their forward thread.
+_NODE = re.compile(rf"{BACKWARD_NODE}|torch::autograd::{ACCUMULATE_GRAD}|[A-Za-z_]+Backward[0-9]*$")
+_FIRST = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class HostTimeline:
+    """Each thread's time, cut wherever the innermost event changes.
+
+    Attributes
+    ----------
+    thread, time : ndarray
+        Thread number (see `thread_keys`) and nanosecond of each cut, in this order. Each thread starts with a cut
+        before all time.
+    owner : ndarray
+        Position in the events of what runs from there to the next cut; -1 for no op and no call.
+    around : ndarray
+        For each op or call: the op around it; -1 for none.
+    """
+
+    thread: Ints
+    time: Ints
+    owner: Ints
+    around: Ints
+
+    def of(self, thread: int) -> slice:
+        """Slice of a thread's cuts."""
+        low, high = np.searchsorted(self.thread, [thread, thread + 1])
+        return slice(int(low), int(high))
+
+    def cut(self, thread: int, begin: int, end: int) -> tuple[Ints, Ints, Ints]:
+        """Owner, start and end of each piece of an interval of a thread."""
+        place = self.of(thread)
+        time, owner = self.time[place], self.owner[place]
+        if len(time) == 0:
+            return np.array([NONE]), np.array([begin]), np.array([end])
+        first = int(np.searchsorted(time, begin, side="right")) - 1
+        last = max(int(np.searchsorted(time, end, side="left")), first + 1)
+        borders = np.append(time[first:last], end)
+        borders[0] = begin
+        return owner[first:last], borders[:-1], borders[1:]
+
+
+def host_timeline(events: pd.DataFrame) -> HostTimeline:
+    """Cut the time of each thread of one rank."""
+    is_op = is_in(events, OPS) & ~step_rows(events)
+    rows = np.flatnonzero(is_op | is_in(events, CALLS))
+    keys = thread_keys(events)
+    thread, start = keys[rows], column(events, "start_ns")[rows]
+    end, parent = nested_ends(thread, start, start + np.maximum(column(events, "duration_ns")[rows], 0))
+    depth = forest_of(parent).depth
+    around = np.full(len(events), NONE, dtype=np.int64)
+    around[rows] = np.append(rows, NONE)[parent]
+    real = np.flatnonzero(end > start)
+    everywhere = np.unique(keys[rows])
+    borders = pd.DataFrame(
+        {
+            "thread": np.concatenate((everywhere, thread[real], thread[real])),
+            "time": np.concatenate((np.full(len(everywhere), _FIRST), start[real], end[real])),
+            # At one moment the last entry counts: ends from the inside out, then starts from the outside in.
+            "order": np.concatenate((np.zeros(len(everywhere), dtype=np.int64), depth[real] + 1, -depth[real] - 1)),
+            "owner": np.concatenate((np.full(len(everywhere), NONE), rows[real], np.append(rows, NONE)[parent[real]])),
+        }
+    )
+    borders = borders.iloc[np.lexsort((borders["order"], borders["time"], borders["thread"]))]
+    kept = borders.drop_duplicates(["thread", "time"], keep="last")
+    return HostTimeline(kept["thread"].to_numpy(), kept["time"].to_numpy(), kept["owner"].to_numpy(), around)
+
+
+@dataclass(frozen=True)
+class Handovers:
+    """Where one thread resumed after another finished: forward and backward alternate between two threads.
+
+    Attributes
+    ----------
+    thread, time : ndarray
+        The thread that resumed, and when, in this order.
+    other, ended : ndarray
+        The thread that had been working, and when it finished.
+    """
+
+    thread: Ints
+    time: Ints
+    other: Ints
+    ended: Ints
+
+
+def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handovers:
+    """Find where the main thread and the backward threads waited for each other.
+
+    A thread that was idle while another of them finished is taken to have waited for it.
+    """
+    backward = (column(events, "forward_thread") > 0) | matching(events, _NODE)
+    backward &= is_in(events, OPS)
+    joined = np.unique(np.append(thread_keys(events)[backward], main))
+    idle = np.flatnonzero((timeline.owner == NONE) & np.isin(timeline.thread, joined))
+    idle = idle[np.append(timeline.thread, NONE)[idle + 1] == timeline.thread[idle]]
+    thread, begin, end = timeline.thread[idle], timeline.time[idle], timeline.time[idle + 1]
+    other, ended = np.full(len(idle), NONE, dtype=np.int64), begin.copy()
+    for one in joined:
+        place = timeline.of(int(one))
+        stops = timeline.time[place][(timeline.owner[place] == NONE) & (timeline.time[place] != _FIRST)]
+        if len(stops) == 0:
+            continue
+        last = np.searchsorted(stops, end, side="right") - 1
+        stop = np.where(last >= 0, stops[np.maximum(last, 0)], _FIRST)
+        better = (thread != one) & (stop > ended)
+        other[better], ended[better] = one, stop[better]
+    found = other != NONE
+    return Handovers(thread[found], end[found], other[found], ended[found])
+
 
 #: What held up a piece of work.
 UNKNOWN, LAUNCH, STREAM, EVENT = -1, 0, 1, 2
-_WAITING = re.compile(r"(?:cuda|hip|cu)(?P<what>Device|Ctx|Stream|Event)Synchronize")
+_WAITING = re.compile(r"(?:cuda|hip|cu)(?:Device|Ctx|Stream|Event)Synchronize")
 _STREAM_WAITING, _EVENT_WAITING = (re.compile(rf"(?:cuda|hip|cu){what}Synchronize") for what in ("Stream", "Event"))
 _COPYING = re.compile(r"(?:cuda|hip|cu)Memcpy")
 
@@ -82,10 +203,12 @@ class Waits:
 
 def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     """What held up each piece of work."""
-    ready = submitted(events, work)
     known = work.call != NONE
     launch = np.where(known, column(events, "start_ns")[work.call], NONE)
     thread = np.where(known, thread_keys(events)[work.call], NONE)
+    returned = launch + np.where(known, column(events, "duration_ns")[work.call], 0)
+    # The host had certainly submitted work when the launch call returned or, if the work started earlier, then started.
+    ready = np.where(returned <= work.start, returned, launch)
     place = pairs(work.device, work.stream)
     before = np.where(work.stream != NONE, _ended_before(place, work), NONE)
     awaited = _awaited(events, work, place)
@@ -102,7 +225,6 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     inferred = (work.start - np.maximum(held, work.start.min(initial=0)) > HANDOVER_NS) & (by != UNKNOWN)
     inferred &= (ends[nearest] > held) & (work.start - np.maximum(ends[nearest], held) <= HANDOVER_NS)
     awaited, by = np.where(inferred, nearest, awaited), np.where(inferred, EVENT, by)
-    returned = launch + np.where(known, column(events, "duration_ns")[work.call], 0)
     free = np.where(by == LAUNCH, returned, np.where(by == STREAM, ends[before], ends[awaited]))
     # Kernels of a CUDA graph run in the graph's order, with gaps of its own.
     late = (by != UNKNOWN) & ~(graph & (by == STREAM)) & (work.start - np.minimum(free, work.start) > LAUNCH_NS)
@@ -119,11 +241,8 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
     rows = np.flatnonzero(of_event)
     waiting, awaited = np.arange(len(rows)), _work_of_events(events, work, rows)
     call, last = _work_of_streams(events, work, others, matching(events, _STREAM_WAITING)[others])
-    rows, waiting, awaited = (
-        np.concatenate((rows, others)),
-        np.concatenate((waiting, len(rows) + call)),
-        np.concatenate((awaited, last)),
-    )
+    waiting, awaited = np.concatenate((waiting, len(rows) + call)), np.concatenate((awaited, last))
+    rows = np.concatenate((rows, others))
     # A copy call blocked if its copy had ended when it returned.
     copied = np.flatnonzero(work.call != NONE)
     call = work.call[copied]
@@ -133,8 +252,7 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
     waiting, awaited = waiting[awaited != NONE], awaited[awaited != NONE]
     thread = thread_keys(events)[rows]
     order = np.lexsort((end[rows], thread))
-    place = np.empty(len(rows), dtype=np.int64)
-    place[order] = np.arange(len(rows))
+    place = np.argsort(order)
     last = np.full(len(rows), NONE, dtype=np.int64)
     by_end = np.argsort(work.end[awaited], kind="stable")
     last[place[waiting[by_end]]] = awaited[by_end]
@@ -156,8 +274,7 @@ def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["
 def _ended_before(group: Ints, work: DeviceWork) -> Ints:
     """The last of the same group to end by the time each one starts; -1 for none."""
     order = np.lexsort((np.arange(len(work)), work.start, work.end))
-    place = np.empty(len(work), dtype=np.int64)
-    place[order] = np.arange(len(work))
+    place = np.argsort(order)
     # Ranked by end, so that work of zero duration does not come before itself.
     until = np.minimum(np.searchsorted(work.end[order], work.start, side="right"), place)
     return latest(group, place, group, until)
@@ -175,20 +292,15 @@ def _streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, name: str) -> t
     return both[: len(work)], both[len(work) :]
 
 
-def _recorded(events: pd.DataFrame, rows: Ints) -> Ints:
-    """When the event named by each synchronization row was recorded; before everything if unknown."""
+def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
+    """The work after which the event of each synchronization row was recorded; -1 if unknown."""
     correlation = column(events, "wait_correlation")[rows]
     calls = np.flatnonzero(is_in(events, CALLS))
     place = first_match(column(events, "correlation")[calls], correlation)
-    known = (place != NONE) & (correlation != NONE)
-    never = np.iinfo(np.int64).min
-    return np.where(known, column(events, "start_ns")[np.append(calls, 0)[place]], never)
-
-
-def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """The work after which the event of each synchronization row was recorded; -1 if unknown."""
+    # Before everything if the trace does not tell.
+    recorded = np.append(column(events, "start_ns")[calls], _FIRST)[np.where(correlation != NONE, place, NONE)]
     of_work, of_row = _streams(events, work, rows, "wait_stream")
-    source = latest(of_work, _launched(events, work), of_row, _recorded(events, rows))
+    source = latest(of_work, _launched(events, work), of_row, recorded)
     return np.where(column(events, "wait_stream")[rows] != NONE, source, NONE)
 
 
@@ -214,22 +326,19 @@ def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
     """The synchronization event that describes each blocking call; -1 for none."""
     described = np.flatnonzero(is_in(events, SYNCHRONISATION) & (column(events, "correlation") != NONE))
     place = first_match(column(events, "correlation")[described], column(events, "correlation")[rows])
-    return np.where(place != NONE, np.append(described, NONE)[place], NONE)
+    return np.append(described, NONE)[place]
 
 
 def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
     """What event waits waited for; if the trace does not say, the last work to end before they return."""
     detail = _detail(events, rows)
-    result = np.full(len(rows), NONE, dtype=np.int64)
+    start = column(events, "start_ns")[rows]
+    end = start + column(events, "duration_ns")[rows]
+    last = latest(np.zeros_like(work.rows), work.end, np.zeros_like(rows), end, side="right")
+    result = np.where(np.append(_launched(events, work), 0)[last] < start, last, NONE)
     known = detail != NONE
     result[known] = _source(events, work, detail[known])
-    start = column(events, "start_ns")[rows]
-    one = np.zeros(len(rows), dtype=np.int64)
-    end = start + column(events, "duration_ns")[rows]
-    last = latest(np.zeros(len(work), dtype=np.int64), work.end, one, end, side="right")
-    launched = _launched(events, work)
-    begun = (last != NONE) & (np.append(launched, 0)[last] < start)
-    return np.where(known, result, np.where(begun, last, NONE))
+    return result
 
 
 def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> tuple[Ints, Ints]:
@@ -248,8 +357,7 @@ def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stre
         member = np.flatnonzero(place == one)
         of_device, of_member = work.device[member[0]], work.stream[member[0]]
         order = member[np.argsort(launched[member], kind="stable")]
-        last = np.append(order, NONE)[np.searchsorted(launched[order], start) - 1]
-        last = np.where(np.searchsorted(launched[order], start) > 0, last, NONE)
+        last = np.append(NONE, order)[np.searchsorted(launched[order], start)]
         fits = (device == NONE) | (device == of_device) | (of_device == NONE)
         fits &= ~of_stream | (stream == NONE) | (stream == of_member)
         fits &= (last != NONE) & (ends[last] <= until)

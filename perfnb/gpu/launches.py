@@ -1,30 +1,21 @@
-"""How work reached the GPU: launch calls, launch delays, and queue lengths."""
+"""How work reached the GPU: launch calls, launch delays, queue lengths, and kernels by the op that launched them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pandas.api.typing import DataFrameGroupBy
 
-from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, named, pairs
-from perfnb.recording.labels import found
-from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, known_or_na, named, pairs
+from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.text import found
 from perfnb.trace_names import KERNELS
-
-
-def submitted(events: pd.DataFrame, work: DeviceWork) -> Ints:
-    """When the host had certainly submitted each piece of work, in nanoseconds; -1 if the launch call is not known.
-
-    That is the end of the launch call, or its start if the work started before the call returned.
-    """
-    known = work.call != NONE
-    begin = column(events, "start_ns")[work.call]
-    end = begin + column(events, "duration_ns")[work.call]
-    return np.where(known, np.where(end <= work.start, end, begin), NONE)
 
 
 def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
@@ -40,34 +31,27 @@ def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFra
         about the call if it is not in the trace, and the delay if the work seems to start before the call, which
         happens when host and device clocks differ.
     """
-    return _rows(events, device_work(events) if work is None else work)
-
-
-def _rows(events: pd.DataFrame, work: DeviceWork) -> pd.DataFrame:
-    known = work.call != NONE
-    begin, length = column(events, "start_ns"), column(events, "duration_ns")
-    delay = work.start - begin[work.call]
-    call_ns = length[work.call]
-    shared = _shared(work)
-    duration = work.end - work.start
+    work = device_work(events) if work is None else work
+    unknown = work.call == NONE
+    delay = work.start - column(events, "start_ns")[work.call]
+    call_ns = column(events, "duration_ns")[work.call]
+    _, group, count = np.unique(work.call, return_inverse=True, return_counts=True)
+    duration, shared = work.end - work.start, count[group].astype(np.int64)
     is_kernel = is_in(events, KERNELS)[work.rows]
-    short = duration * np.maximum(shared, 1) < call_ns
-    frame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "name": named(events, work.rows),
             "op": named(events, work.op),
-            **{key: _integers(getattr(work, key), getattr(work, key) != NONE) for key in ("rank", "device", "stream")},
-            "step": _integers(work.step, work.step != NONE),
+            **{key: known_or_na(getattr(work, key)) for key in ("rank", "device", "stream", "step")},
             "call": named(events, work.call),
-            "call_ns": _integers(call_ns, known),
-            "shared": _integers(shared, known),
-            "delay_ns": _integers(delay, known & (delay >= 0)),
+            "call_ns": pd.arrays.IntegerArray(call_ns, unknown),
+            "shared": pd.arrays.IntegerArray(shared, unknown),
+            "delay_ns": pd.arrays.IntegerArray(delay, unknown | (delay < 0)),
             "duration_ns": duration,
-            "short": pd.Series(short, dtype="boolean").where(pd.Series(known & is_kernel)),
+            "short": pd.arrays.BooleanArray(duration * shared < call_ns, unknown | ~is_kernel),
         },
+        index=events.index[work.rows],
     )
-    frame.index = events.index[work.rows]
-    return frame
 
 
 def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
@@ -81,8 +65,7 @@ def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.D
         launch) and ``short_share`` (of the kernels whose launch is known).
     """
     work = device_work(events) if work is None else work
-    rows = _rows(events, work)
-    rows["call_row"] = work.call
+    rows = launches(events, work).assign(call_row=work.call)
     once = rows[rows["call_row"] != NONE].drop_duplicates("call_row").groupby("op", dropna=False, observed=True)
     by = rows.groupby("op", dropna=False, observed=True)
     known = by["short"].count()
@@ -124,35 +107,16 @@ def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.Da
     stream = pairs(work.rank[twice], work.device[twice], work.stream[twice])
     order = np.lexsort((time, stream))
     stream, time, total = stream[order], time[order], np.cumsum(change[order])
-    last = _changes(stream, time)
-    frame = {
-        name: _integers(values[twice][order][last], values[twice][order][last] != NONE)
-        for name, values in (("rank", work.rank), ("device", work.device), ("stream", work.stream))
-    }
+    # The last entry of each stream at each time.
+    last = np.append((np.diff(time) != 0) | (np.diff(stream) != 0), True)[: len(time)]
+    place = twice[order][last]
+    frame = {name: known_or_na(getattr(work, name)[place]) for name in ("rank", "device", "stream")}
     # Everything that enters a queue leaves it, so the running sum is back at zero at the next stream.
     return pd.DataFrame({**frame, "time_ns": time[last], "length": total[last]})
 
 
-def _changes(stream: Ints, time: Ints) -> Bools:
-    """Mark the last entry of each stream at each time."""
-    if len(time) == 0:
-        return np.array([], dtype=bool)
-    return np.append((np.diff(time) != 0) | (np.diff(stream) != 0), True)
-
-
-def _shared(work: DeviceWork) -> Ints:
-    """How many pieces of work came from the same call as each."""
-    _, group, count = np.unique(work.call, return_inverse=True, return_counts=True)
-    return count[group].astype(np.int64)
-
-
-def _integers(values: Ints, known: Bools) -> pd.Series:
-    return pd.Series(values, dtype="Int64").where(pd.Series(known, dtype=bool))
-
-
 #: Time bins of the queue chart.
 QUEUE_PIECES = 240
-_COPY = re.compile("Memcpy")
 
 
 @dataclass(frozen=True)
@@ -216,7 +180,7 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
     """
     known = rows[rows["call_ns"].notna()]
     # A call that launched several kernels counts once; a copy call that returned when the copy was done was waiting.
-    waited = found(known["call"], _COPY.search)
+    waited = found(known["call"], re.compile("Memcpy").search)
     waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False).to_numpy(dtype=bool)
     launching = known[~waited]
     calls, weight = _floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"])
@@ -296,3 +260,72 @@ def _quantile(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64],
 
 def _floats(values: pd.Series) -> npt.NDArray[np.float64]:
     return np.asarray(values.to_numpy(dtype=float))
+
+
+def kernels_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
+    """Group kernels by launching op and its input shapes, most time first.
+
+    The op is the innermost one around the launch call or, if the call is not in the trace, the one with the same
+    external id.
+
+    Returns
+    -------
+    DataFrame
+        ``op`` and ``shapes`` (missing if unknown), ``op_calls`` (calls of the op that launched something), ``kernels``
+        (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``, ``layers`` (how many launched
+        it), ``layer`` (the one with most of this time; missing if none) and ``layer_share`` (its share). Layer columns
+        are missing if the events have no layers. Times are totals over the trace, not per step.
+    """
+    rows = _work(events, work)
+    by = rows.groupby(["op", "shapes"], dropna=False, sort=False, observed=True)
+    table = _times(by)
+    table.insert(0, "kernels", by["name"].nunique())
+    table.insert(0, "op_calls", by["op_row"].nunique().astype("Int64"))
+    table = table.reset_index()
+    # For an unknown op the number of calls is unknown too.
+    table["op_calls"] = table["op_calls"].mask(table["op"].isna())
+    return _heaviest_first(table.merge(_layers(rows), on=["op", "shapes"], how="left"))
+
+
+def kernels_of_ops(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
+    """Like `kernels_by_op`, with one row per kernel name: ``op``, ``shapes``, ``kernel``, times."""
+    rows = _work(events, work).rename(columns={"name": "kernel"})
+    by = rows.groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
+    return _heaviest_first(_times(by).reset_index())
+
+
+def _work(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
+    work = device_work(events) if work is None else work
+    return pd.DataFrame(
+        {
+            "name": named(events, work.rows),
+            "op": named(events, work.op),
+            "shapes": named(events, work.op, "shapes"),
+            "layer": named(events, work.rows, "layer"),
+            "op_row": work.op,
+            "duration_ns": work.end - work.start,
+        }
+    )
+
+
+def _layers(rows: pd.DataFrame) -> pd.DataFrame:
+    """For each op and shapes, the layer with most of its time and that layer's share."""
+    key = ["op", "shapes"]
+
+    sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
+    total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
+    sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")
+    known = sums[sums["layer"].notna()].sort_values("duration_ns", ascending=False, kind="stable")
+    count = known.groupby(key, dropna=False, sort=False, observed=True)["layer"].transform("size")
+    known.insert(len(key), "layers", count.astype("Int64"))
+    return known.drop_duplicates(key).drop(columns="duration_ns")
+
+
+def _times(work: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
+    ns = work["duration_ns"]
+    microseconds = {"mean_us": ns.mean() / 1e3, "min_us": ns.min() / 1e3, "max_us": ns.max() / 1e3}
+    return pd.DataFrame({"calls": ns.size(), "total_ms": ns.sum() / 1e6, **microseconds})
+
+
+def _heaviest_first(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)

@@ -12,16 +12,14 @@ import pandas as pd
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.device_work import is_in, step_windows
 from perfnb.gpu import tables as gpu_tables
-from perfnb.gpu.critical_path import path_in, prepare
-from perfnb.gpu.device_time import gpu_time
-from perfnb.gpu.events import GpuEvents, gpu_events
-from perfnb.gpu.idle import REASONS, idle_time
-from perfnb.gpu.kernels import kernels_of_ops
-from perfnb.gpu.launches import LaunchFacts, QueueChart, launch_facts, launches, queue_chart
+from perfnb.gpu.critical_path import path_in
+from perfnb.gpu.device_time import REASONS, gpu_time, idle_time
+from perfnb.gpu.launches import LaunchFacts, QueueChart, kernels_of_ops, launch_facts, launches, queue_chart
 from perfnb.gpu.path_savings import savings_in
-from perfnb.recording.labels import found
+from perfnb.gpu.tables import GpuEvents, gpu_events
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
+from perfnb.recording.text import found
 from perfnb.trace_names import CALLS, DEVICE_WORK, OPS
 
 #: Most rows of the kernel table, steps with their own bar, and path parts by op.
@@ -215,8 +213,7 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
         busy = busy if len(busy) else marks
         order = (busy["end"] - busy["start"]).sort_values(kind="stable").index
         number, chosen = int(busy.loc[order[len(order) // 2], "number"]), int(busy["number"].nunique())
-    run = prepare(gpu.events, work=gpu.work)
-    window = gpu_tables.window_of_step(run, gpu, number)
+    run, window = gpu.run, gpu.window_of(number)
     length = window.end - window.begin
     if length <= 0:
         return None

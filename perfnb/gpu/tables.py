@@ -1,28 +1,109 @@
-"""The GPU frames of a profile."""
+"""The GPU frames of a profile, and the events they are computed from."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from perfnb.gpu.critical_path import Run, Window, critical_paths, path_in, prepare, window_of
-from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
-from perfnb.gpu.events import GpuEvents
-from perfnb.gpu.idle import idle_time
-from perfnb.gpu.kernels import kernels_by_op
-from perfnb.gpu.launches import launches_by_op, queue_lengths
+from perfnb.attribution.attribution import Attribution, blocks_of_events
+from perfnb.attribution.blocks import marks_step
+from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, matching, step_rows, step_windows
+from perfnb.attribution.events import all_events, owners
+from perfnb.gpu.critical_path import Run, Window, path_in, prepare, window_of
+from perfnb.gpu.device_time import gpu_time, gpu_time_by_step, idle_time
+from perfnb.gpu.launches import kernels_by_op, launches_by_op, queue_lengths
 from perfnb.gpu.path_savings import By, savings_in
+from perfnb.recording.from_trace import rows_of_trace
+from perfnb.recording.nesting import NONE, Bools
+from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
+from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, SYNCHRONISATION
 
-_KEY = ["rank", "device", "step"]
+_OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$")
+
+
+@dataclass(frozen=True)
+class GpuEvents:
+    """What ran on devices, and the host events related to it.
+
+    Attributes
+    ----------
+    events : DataFrame
+        Device work, runtime calls, ops, and the marks of the steps that count, of one rank, with the columns of
+        `Recording.events`; ``start_ns`` is relative to the first step. Has ``layer`` if an attribution was given.
+    in_steps : ndarray
+        Whether each event is part of a step.
+    steps : tuple of int
+        Step numbers.
+    only_step : int or None
+        Number of the one step that stands for the whole trace, if there is one.
+    """
+
+    events: pd.DataFrame
+    in_steps: Bools
+    steps: tuple[int, ...]
+    only_step: int | None
+
+    @cached_property
+    def work(self) -> DeviceWork:
+        """The device work."""
+        return device_work(self.events)
+
+    @cached_property
+    def run(self) -> Run:
+        """What paths through the events depend on."""
+        return prepare(self.events, self.work)
+
+    def window_of(self, number: int) -> Window:
+        """From a step's start until its work is done, on host and devices."""
+        return window_of(self.run, None if self.only_step is not None else number, None, tail=True)
+
+    @cached_property
+    def of_steps(self) -> GpuEvents:
+        """The same, restricted to events that are part of a step."""
+        if self.in_steps.all():
+            return self
+        rows = np.flatnonzero(self.in_steps)
+        return replace(self, events=self.events.iloc[rows].reset_index(drop=True), in_steps=self.in_steps[rows])
+
+
+def gpu_events(recording: Recording, attribution: Attribution | None = None) -> GpuEvents:
+    """Choose the events of a recording that show what its GPUs did and waited for.
+
+    Spans of layers and data are left out, so that host time between ops shows as such, and so are step marks that do
+    not count as steps.
+    """
+    events = all_events(recording)
+    in_trace = rows_of_trace(recording.events)
+    in_steps = np.arange(len(events)) < len(in_trace)
+    if attribution is not None:
+        layer = owners(recording, attribution, blocks_of_events(recording.events, attribution.host))["layer"]
+        codes = np.full(len(events), NONE, dtype=np.int64)
+        codes[: len(in_trace)] = layer.codes[in_trace]
+        events["layer"] = pd.Categorical.from_codes(codes, layer.categories)
+    spans = matching(events, _OWN_SPANS) | (column(events, "span") != NONE)
+    marks = marks_step(events)
+    kept = is_in(events, (*DEVICE_WORK, *CALLS, *SYNCHRONISATION)) | (is_in(events, OPS) & ~spans) | marks
+    rows = np.flatnonzero(kept & (marks | ~step_rows(events)))
+    chosen = events.iloc[rows].reset_index(drop=True)
+    of_recording, starts = marks_step(recording.events), recording.events["start_ns"].to_numpy()
+    zero = starts[of_recording].min() if of_recording.any() else starts.min(initial=0)
+    chosen["start_ns"] = chosen["start_ns"].to_numpy() - int(zero)
+    if recording.is_loaded and not recording.meta["trace"]["steps_marked"]:
+        only = recording.steps["step"].head(1).tolist()
+        return GpuEvents(chosen, in_steps[rows], tuple(only), only[0] if only else None)
+    numbers = step_windows(chosen)["number"].tolist()
+    return GpuEvents(chosen, in_steps[rows], tuple(dict.fromkeys(numbers)), None)
+
+
 #: How the frame ``path_savings`` splits a critical path.
 _PARTS: tuple[By, ...] = ("kind", "op")
-#: Totals over all steps, divided by the number of steps.
-_SUMS = {
-    "launches": ("calls", "launched", "call_ms", "gpu_ms", "short"),
-    "kernel_ops": ("op_calls", "calls", "total_ms"),
-}
 
 
 def step_table(gpu: GpuEvents) -> pd.DataFrame:
@@ -37,23 +118,24 @@ def idle_table(gpu: GpuEvents) -> pd.DataFrame:
     idle = idle_time(gpu.events, by_step=gpu.only_step is None, work=gpu.work)
     if gpu.only_step is not None:
         idle["step"] = gpu.only_step
-    idle = conform(idle, "gpu_idle")
+    key = ["rank", "device", "step"]
+    table = step_table(gpu)[key].merge(conform(idle, "gpu_idle"), on=key, how="outer", sort=True)
     # A device that was never idle in a step has a row of zeros.
-    steps = step_table(gpu)[_KEY]
-    table = steps.merge(idle, on=_KEY, how="outer", sort=True)
-    figures = table.columns.difference(_KEY)
+    figures = table.columns.difference(key)
     table[figures] = table[figures].fillna(0)
     return conform(table, "gpu_idle")
 
 
 def launch_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``launches``: by launching op, per step."""
-    return conform(_per_step(launches_by_op(gpu.of_steps.events, gpu.of_steps.work), "launches", gpu), "launches")
+    sums = ("calls", "launched", "call_ms", "gpu_ms", "short")
+    return conform(_per_step(launches_by_op(gpu.of_steps.events, gpu.of_steps.work), sums, gpu), "launches")
 
 
 def kernel_op_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``kernel_ops``: by op and input shapes, per step."""
-    return conform(_per_step(kernels_by_op(gpu.of_steps.events, gpu.of_steps.work), "kernel_ops", gpu), "kernel_ops")
+    sums = ("op_calls", "calls", "total_ms")
+    return conform(_per_step(kernels_by_op(gpu.of_steps.events, gpu.of_steps.work), sums, gpu), "kernel_ops")
 
 
 def queue_table(gpu: GpuEvents) -> pd.DataFrame:
@@ -63,42 +145,30 @@ def queue_table(gpu: GpuEvents) -> pd.DataFrame:
 
 def path_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``critical_path``: the path of each step, device work after the host's step included."""
-    if gpu.events.empty:  # only ranges that the user marked
-        return conform(pd.DataFrame(), "critical_path")
-    if gpu.only_step is None:
-        table = critical_paths(gpu.events, tail=True)
-        table = table[table["step"].isin(gpu.steps)]
-    else:
-        run = prepare(gpu.events, work=gpu.work)
-        rank = gpu.events["rank"].iloc[0]
-        table = path_in(run, window_of(run, None, None, tail=True)).assign(rank=rank, step=gpu.only_step)
-    return conform(table.drop(columns="event").reset_index(drop=True), "critical_path")
+    parts = [path.assign(rank=gpu.events["rank"].iloc[0], step=number) for number, _, path in _paths(gpu)]
+    table = pd.concat(parts, ignore_index=True).drop(columns="event") if parts else pd.DataFrame()
+    return conform(table, "critical_path")
 
 
 def saving_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``path_savings``: the parts of each step's path, by kind and by op."""
-    if gpu.events.empty:
-        return conform(pd.DataFrame(), "path_savings")
     parts = []
-    run = prepare(gpu.events, work=gpu.work)
-    for number in gpu.steps:
-        window = window_of_step(run, gpu, number)
-        path = path_in(run, window)
+    for number, window, path in _paths(gpu):
         for by in _PARTS:
-            table = savings_in(run, window, by, path=path).rename(columns={by: "part"})
-            table["part"] = table["part"].astype(TEXT)
-            parts.append(table.assign(rank=gpu.events["rank"].iloc[0], step=number, by=by))
-    whole = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    if len(whole):
-        whole["by"] = pd.Categorical(whole["by"], categories=list(_PARTS))
-    return conform(whole, "path_savings")
+            table = savings_in(gpu.run, window, by, path=path).rename(columns={by: "part"}).astype({"part": TEXT})
+            kind = pd.Categorical([by] * len(table), categories=list(_PARTS))
+            parts.append(table.assign(rank=gpu.events["rank"].iloc[0], step=number, by=kind))
+    return conform(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(), "path_savings")
 
 
-def window_of_step(run: Run, gpu: GpuEvents, number: int) -> Window:
-    """From a step's start until its work is done, on host and devices."""
-    return window_of(run, None if gpu.only_step is not None else number, None, tail=True)
+def _paths(gpu: GpuEvents) -> Iterator[tuple[int, Window, pd.DataFrame]]:
+    """Number, interval and critical path of each step."""
+    if gpu.events.empty:  # only ranges that the user marked
+        return
+    for number in gpu.steps:
+        window = gpu.window_of(number)
+        yield number, window, path_in(gpu.run, window)
 
 
-def _per_step(table: pd.DataFrame, name: str, gpu: GpuEvents) -> pd.DataFrame:
-    steps = np.float64(max(len(gpu.steps), 1))
-    return table.assign(**{column: table[column].astype("Float64") / steps for column in _SUMS[name]})
+def _per_step(table: pd.DataFrame, sums: tuple[str, ...], gpu: GpuEvents) -> pd.DataFrame:
+    return table.assign(**(table[[*sums]].astype("Float64") / np.float64(max(len(gpu.steps), 1))))

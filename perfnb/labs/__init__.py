@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfnb.labs.ledger import Ledger, Progress, exercise_of
-from perfnb.labs.placeholders import FromCell
+from perfnb.labs.ledger import FromCell, Ledger, Progress, exercise_of
 from perfnb.labs.results_file import Verification, verify_results, write_results
 
 __all__ = ["check", "export", "from_cell", "progress", "verify"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -90,6 +90,11 @@ def ratio_of(given: Any) -> Facts:
     return {"ratio": float(test.ratio), "ratio_ci": [float(end) for end in test.ratio_ci]}
 
 
+def result_of(function: Callable[..., Any], *arguments: Any) -> float:
+    """The number that the reader's function returns; raises `Hint` for anything else."""
+    return as_number(outcome(function, *arguments), "The result of your function")
+
+
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
     """The return value of the reader's function; an exception in it becomes a `Hint`."""
     try:
@@ -127,3 +132,29 @@ _SLIPS = (
     (1e-6, "It is a million times too small: check the units."),
     (-1.0, "Its sign is wrong: which is subtracted from which?"),
 )
+
+
+class Figure:
+    """A number in an answer beside the right one. Its methods raise a `Hint` if it is not close to it.
+
+    Parameters
+    ----------
+    said, wanted : float
+    relative : float
+        Relative tolerance.
+    """
+
+    def __init__(self, said: float, wanted: float, relative: float) -> None:
+        self._said, self._wanted, self._relative = said, wanted, relative
+        self.right = close(said, wanted, relative)
+
+    def not_instead(self, slips: float | Iterable[float], words: str, relative: float | None = None) -> None:
+        """Raise these words if the answer is a wrong number that a usual slip gives, or one of several such numbers."""
+        values = slips if isinstance(slips, Iterable) else (slips,)
+        if not self.right and any(close(self._said, each, relative or self._relative) for each in values):
+            raise Hint(words)
+
+    def required(self, words: str, otherwise: str = "", relative: float | None = None) -> None:
+        """Raise these words, followed by what `slip` recognises or else `otherwise`, if the answer is wrong."""
+        if not self.right:
+            raise Hint(f"{words} {slip(self._said, self._wanted, relative or self._relative, otherwise)}".strip())

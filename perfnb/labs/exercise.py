@@ -21,10 +21,9 @@ LONGEST_QUOTE = 80
 def quoted(value: Any, longest: int = LONGEST_QUOTE) -> str:
     """Short, printable repr of an answer, even if its own repr raises."""
     try:
-        text = repr(value)
+        return shortened(repr(value), longest)
     except (Exception, SystemExit):
         return f"a {type(value).__name__} that cannot be shown"
-    return _short(text, longest)
 
 
 def what_was_raised(error: BaseException) -> str:
@@ -33,15 +32,11 @@ def what_was_raised(error: BaseException) -> str:
         text = str(error)
     except (Exception, SystemExit):
         text = ""
-    return _short(f"{type(error).__name__}: {text}".removesuffix(": "), 300)
+    return shortened(f"{type(error).__name__}: {text}".removesuffix(": "), 300)
 
 
-def printable(text: str, longest: int = LONGEST_QUOTE) -> str:
-    """Somebody else's text: short, on one line, and without terminal control characters."""
-    return _short(text, longest).replace("\n", " ")
-
-
-def _short(text: str, longest: int) -> str:
+def shortened(text: str, longest: int = LONGEST_QUOTE) -> str:
+    """Somebody else's text: short, and without terminal control characters."""
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)
 
@@ -113,10 +108,8 @@ def is_false(value: Any) -> bool:
 def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
     """The cases of a check (a list or a mapping), if there are `count` of them; raises `Hint` otherwise.
 
-        A check always measures the same number of cases.     accept them.
-    Fewer come from an edited file, and a loop over an empty list would
-        accept them.
-        accept them.
+    A check always measures the same number of cases. Fewer come from an edited file, and a loop over an empty list
+    would accept them.
     """
     if not isinstance(cases, (list, dict)) or len(cases) < count or (len(cases) > count and not or_more):
         raise Hint("The facts are incomplete.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.labs.answers import as_flag, as_function, as_number, as_numbers, close, outcome, require_test, slip
+from perfnb.labs.answers import Figure, as_flag, as_function, as_number, as_numbers, close, outcome, require_test
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
 from perfnb.quantities import share
@@ -21,7 +21,7 @@ ASLEEP_MS, AT_WORK_MS = 30.0, 20.0
 
 def measure_clock(answer: Any) -> Facts:
     time_ms = as_function(answer, "time_ms(step)")
-    return {"asleep": _timed(time_ms, _sleep), "at work": _timed(time_ms, _spin)}
+    return {"asleep": _timed(time_ms, lambda: time.sleep(ASLEEP_MS / 1e3)), "at work": _timed(time_ms, _spin)}
 
 
 def _timed(time_ms: Callable[..., Any], work: Callable[[], None]) -> dict[str, float]:
@@ -37,10 +37,6 @@ def _timed(time_ms: Callable[..., Any], work: Callable[[], None]) -> dict[str, f
     around = (time.perf_counter() - began) * 1e3
     said = as_number(returned, "The result of your function")
     return {"returned": said, "inside": sum(inside), "around": around, "calls": len(inside)}
-
-
-def _sleep() -> None:
-    time.sleep(ASLEEP_MS / 1e3)
 
 
 def _spin() -> None:
@@ -140,11 +136,8 @@ def _tried(interval: Callable[..., Any], every: Any, median: float, *, slow: boo
         ends_of.add((low, high))
         ordered = np.sort(series)
         narrow.append(ordered[38] - ordered[22])  # a 95 % interval of the median of 61 steps
-    return {
-        "held": held / len(every),
-        "width": float(np.mean(widths) / np.mean(narrow)),
-        "different": len(ends_of),
-    }
+    width = float(np.mean(widths) / np.mean(narrow))
+    return {"held": held / len(every), "width": width, "different": len(ends_of)}
 
 
 def judge_interval(facts: Facts) -> None:
@@ -159,15 +152,13 @@ def judge_interval(facts: Facts) -> None:
                 f"{share(held)}, not 95 %. Is it an interval of the median, not the mean, and wide enough?"
             )
         if held > 0.995 or width > 1.5:
+            why = "It shows the range of single steps; the question is about the median."
+            if where:
+                why = "Slow steps inflate the standard deviation and thus any interval of the *mean*; an interval of "
+                why += "the *median* depends only on the times around it."
             raise Hint(
                 f"Your interval is {width:.1f} times as wide as necessary for series{where or ' of skewed times'} "
-                f"(it contained the median in {share(held)} of them). "
-                + (
-                    "Slow steps inflate the standard deviation and thus any interval of the *mean*; an interval of the "
-                    "*median* depends only on the times around it."
-                    if where
-                    else "It shows the range of single steps; the question is about the median."
-                )
+                f"(it contained the median in {share(held)} of them). {why}"
             )
 
 
@@ -232,12 +223,8 @@ def measure_aa(answer: Any, test: Any = None) -> Facts:
 
 
 def judge_aa(facts: Facts) -> None:
-    wanted = 100.0 * facts["detectable"]
-    if not close(facts["smallest_percent"], wanted, 0.06):
-        raise Hint(
-            "smallest_percent is not the test's own figure, in percent. "
-            + slip(facts["smallest_percent"], wanted, 0.06)
-        )
+    percent = Figure(facts["smallest_percent"], 100.0 * facts["detectable"], 0.06)
+    percent.required("smallest_percent is not the test's own figure, in percent.")
     if facts["sees_one_percent"] != (facts["detectable"] <= 0.01):
         raise Hint("sees_one_percent does not follow: is 1 % above or below the smallest detectable difference?")
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
+import torch
 
 from perfnb import Profile
-from perfnb.labs.answers import as_function, as_number, as_numbers, as_word, close, outcome, ratio_of, require, slip
+from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, ratio_of, require
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
-from perfnb.labs.rewritten import judge_rewritten, measure_rewritten
-from perfnb.labs.workloads import interleaved
+from perfnb.labs.workloads import agree, shortest_ms, time_ratio
+from perfnb.quantities import share
 
 PARTS = ("forward", "backward", "optimizer", "rest")
 
@@ -46,57 +49,45 @@ def measure_ratio(answer: Any, profile: Any = None) -> Facts:
 
 
 def judge_ratio(facts: Facts) -> None:
-    wanted = facts["backward_ms"] / facts["forward_ms"]
-    if close(facts["ratio"], wanted, 0.03):
+    forward, backward = facts["forward_ms"], facts["backward_ms"]
+    ratio = Figure(facts["ratio"], backward / forward, 0.03)
+    if ratio.right:
         return
-    if close(facts["ratio"], facts["backward_ms"], 0.01) or close(facts["ratio"], facts["forward_ms"], 0.01):
-        raise Hint("It is the time of one direction; give the ratio of the two.")
-    if any(close(facts["ratio"], of_layers, 0.002) for of_layers in facts["of_layers"]):
-        raise Hint("This comes from layer times. The phases include more than the layers: take them from p.phases.")
-    if any(close(facts["ratio"], by_share, 0.005) for by_share in facts["of_shares"]):
-        raise Hint("This comes from shares, which are corrected for tracing overhead; use the column ms.")
-    raise Hint(slip(facts["ratio"], wanted, 0.03))
+    ratio.not_instead((backward, forward), "It is the time of one direction; give the ratio of the two.", 0.01)
+    of_layers = "This comes from layer times. The phases include more than the layers: take them from p.phases."
+    ratio.not_instead(facts["of_layers"], of_layers, 0.002)
+    of_shares = "This comes from shares, which are corrected for tracing overhead; use the column ms."
+    ratio.not_instead(facts["of_shares"], of_shares, 0.005)
+    ratio.required("")
 
 
-#: A tree with the usual traps: three levels, and a name that is a prefix of another.
+#: Total and self time of a tree with the usual traps: three levels, and a name that is a prefix of another.
 TREE = {
-    "net": 100.0,
-    "net.body": 60.0,
-    "net.body.conv": 35.0,
-    "net.body.norm": 20.0,
-    "net.body2": 30.0,
-    "net.body2.conv": 30.0,
-    "(loss)": 5.0,
+    "net": (100.0, 10.0),
+    "net.body": (60.0, 5.0),
+    "net.body.conv": (35.0, 35.0),
+    "net.body.norm": (20.0, 20.0),
+    "net.body2": (30.0, 0.0),
+    "net.body2.conv": (30.0, 30.0),
+    "(loss)": (5.0, 5.0),
 }
 MADE_UP = "a second tree that you have not seen"
-ITS_SELF = {
-    "net": 10.0,
-    "net.body": 5.0,
-    "net.body.conv": 35.0,
-    "net.body.norm": 20.0,
-    "net.body2": 0.0,
-    "net.body2.conv": 30.0,
-    "(loss)": 5.0,
-}
 
 
 def measure_self_times(answer: Any, profile: Any = None) -> Facts:
     function = as_function(answer, "self_times(layers)")
     layers = _profile(profile).layers
-    made = pd.DataFrame({"total_ms": TREE}).rename_axis("layer")
+    made = pd.DataFrame.from_dict(TREE, "index", columns=["total_ms", "self_ms"]).rename_axis("layer")
     made["forward_ms"], made["backward_ms"] = made["total_ms"] * 0.4, made["total_ms"] * 0.6
     cases = []
-    for frame, wanted in ((layers, layers["self_ms"].to_dict()), (made, ITS_SELF)):
-        returned = outcome(function, frame.drop(columns="self_ms", errors="ignore").copy())
+    for frame in (layers, made):
+        returned = outcome(function, frame.drop(columns="self_ms").copy())
         if not isinstance(returned, Mapping) and not isinstance(returned, pd.Series):
             raise Hint("Return a dictionary or series with a time for each layer name.")
         said = {str(name): as_number(ms, f"The time of {name}") for name, ms in dict(returned).items()}
-        total = frame["total_ms"].to_dict()
+        times = frame[["self_ms", "total_ms"]].astype(float).itertuples()
         cases.append(
-            {
-                str(name): {"self": float(ms), "total": float(total[name]), "said": said.get(str(name))}
-                for name, ms in wanted.items()
-            }
+            {str(name): {"self": own, "total": all_, "said": said.get(str(name))} for name, own, all_ in times}
         )
     return {"cases": cases}
 
@@ -147,12 +138,9 @@ def judge_arithmetic(facts: Facts) -> None:
         raise Hint("The two ratios are swapped: check which numbers belong to which row.")
     if close(facts["said"]["stem"], 2.0, 1e-3) and not close(wanted[0], 2.0, 1e-3):
         raise Hint("stem: that is the textbook ratio. Which of the two gradients does this layer not need?")
-    for name, (forward, backward) in facts["flops"].items():
-        if not close(facts["said"][name], backward / forward, 1e-3):
-            raise Hint(
-                f"{name}: this is not the counted backward_flops / forward_flops, which are exact counts. "
-                f"{slip(facts['said'][name], backward / forward, 1e-3)}"
-            )
+    for name, own, right in zip(facts["flops"], said, wanted, strict=True):
+        counted = "this is not the counted backward_flops / forward_flops, which are exact counts."
+        Figure(own, right, 1e-3).required(f"{name}: {counted}")
 
 
 FROZEN, TRAINED = ("stem.conv", "body.conv"), "head"
@@ -219,51 +207,136 @@ def judge_suspect(facts: Facts) -> None:
     if own[layer] < max(own.values()):
         raise Hint(f"{layer} is not the one: another layer without parameters has more self time.")
     share, said = facts["shares"][layer], facts["at_most"]
-    if close(said * share, 1.0, 1e-3) and not close(said, 1 / (1 - share), 1e-3):  # near one half the two are close too
-        raise Hint(
-            "at_most is 1 / share. If that share vanished, how much of the step would be left, and what is 1 "
-            "divided by that?"
-        )
-    if close(said, 1 / (1 - share), 0.02):
-        return
+    wanted, vanished = 1 / (1 - share), "If that share vanished, how much"
+    if close(said * share, 1.0, 1e-3) and not close(said, wanted, 1e-3):  # near one half the two are close too
+        raise Hint(f"at_most is 1 / share. {vanished} of the step would be left, and what is 1 divided by that?")
+    at_most = Figure(said, wanted, 0.02)
     left = [1 - own[layer] / step for step in facts["steps_ms"]]
-    if any(part > 0 and close(said, 1 / part, 0.002) for part in left):
-        raise Hint(
-            "at_most comes from milliseconds, which include tracing overhead. The column share is corrected for it."
-        )
-    if close(said, share, 0.03):
-        raise Hint(
-            "at_most is the layer's share. If that share vanished, how much would be left, and what is 1 "
-            "divided by that?"
-        )
-    if close(said, 1 - share, 0.03):
-        raise Hint("at_most is what would be left of the step. How much faster is a step that takes only that?")
-    if close(said, 1 + share, 0.02):
-        raise Hint(
-            "at_most is 1 plus the share. Try it on a layer that takes half the step: how much faster would that be?"
-        )
-    raise Hint(f"at_most does not match that share. {slip(facts['at_most'], 1 / (1 - share), 0.03)}")
+    traced = "at_most comes from milliseconds, which include tracing overhead. The column share is corrected for it."
+    at_most.not_instead([1 / part for part in left if part > 0], traced, 0.002)
+    at_most.not_instead(
+        share, f"at_most is the layer's share. {vanished} would be left, and what is 1 divided by that?", 0.03
+    )
+    remains = "at_most is what would be left of the step. How much faster is a step that takes only that?"
+    at_most.not_instead(1 - share, remains, 0.03)
+    plus = "at_most is 1 plus the share. Try it on a layer that takes half the step: how much faster would that be?"
+    at_most.not_instead(1 + share, plus)
+    at_most.required("at_most does not match that share.", relative=0.03)
 
 
-#: Interleaved rounds in which the two steps run again, and how far minimum times and ratios may be off, as machines
-#: change pace.
-TURNS, PACE = 12, 2.0
+#: Shapes of the inputs for a rewritten layer; the last is timed.
+SHAPES = ((5, 32), (17, 100), (1, 64), (128, 256))
+ROUNDS = 10
+#: Largest fraction of the old time that a rewritten layer may take.
+MOST = 0.5
+
+
+def measure_rewritten(answer: Any, slow: Any = None) -> Facts:
+    new = as_function(answer, "layer(x)")
+    old = as_function(slow, "layer(x)")
+    generator = torch.Generator().manual_seed(4)
+
+    def fresh(shape: tuple[int, int]) -> tuple[Any, Any]:
+        x = torch.randn(shape, generator=generator) * 3 + 1
+        return x, torch.randn(shape, generator=generator)
+
+    cases = [_same(old, new, *fresh(shape)) for shape in SHAPES]
+    inputs = [fresh(SHAPES[-1]) for _ in range(ROUNDS + 1)]
+    ratio = time_ratio(partial(_ran, new), partial(_ran, old), inputs)
+    cases.append(_same(old, new, *fresh(SHAPES[-1])))  # still right, with nothing cached
+    return {"cases": cases, "ratio": ratio}
+
+
+def _same(old: Callable[..., Any], new: Callable[..., Any], x: Any, weights: Any) -> Facts:
+    wanted, wanted_gradient, _ = _ran(old, x, weights)
+    got, gradient, changed = _ran(new, x, weights)
+    return {
+        "shape": list(x.shape),
+        "returned": type(got).__name__,
+        "returned_shape": list(got.shape) if hasattr(got, "detach") else None,
+        "forward": hasattr(got, "detach") and agree(wanted, got),
+        "off": _off(wanted.detach(), got.detach()) if hasattr(got, "detach") and got.shape == wanted.shape else None,
+        "backward": gradient is not None and agree(wanted_gradient, gradient),
+        "input_changed": changed,
+    }
+
+
+def _off(wanted: Any, got: Any) -> Facts:
+    """Error of an output: the largest difference, and per row the error of the mean and of the standard deviation."""
+    ratio = got.double().std(1) / wanted.double().std(1)
+    return {
+        "largest": float((got - wanted).abs().max()),
+        "means": float((got.double().mean(1) - wanted.double().mean(1)).abs().max()),
+        "deviations": float((ratio - 1).abs().max()),
+    }
+
+
+def _ran(layer: Callable[..., Any], x: Any, weights: Any) -> tuple[Any, Any, bool]:
+    """The layer's output, its input's gradient (``None`` if there is none), and whether it changed the input."""
+    leaf = x.clone().requires_grad_()
+    given = leaf * 1.0  # unlike a leaf, this may be changed in place
+    kept = given.detach().clone()
+    output = outcome(layer, given)
+    changed = not torch.equal(given.detach(), kept)
+    if changed or not isinstance(output, torch.Tensor) or output.shape != weights.shape or not output.requires_grad:
+        return output, None, changed
+    (gradient,) = outcome(lambda: torch.autograd.grad((output * weights).sum(), leaf, allow_unused=True))
+    return output, gradient, changed
+
+
+def judge_rewritten(facts: Facts) -> None:
+    for case in all_there(facts["cases"], len(SHAPES) + 1):
+        on = f"on an input of {' x '.join(map(str, case['shape']))}"
+        if case["input_changed"]:
+            raise Hint(f"The layer changes its input ({on}), which other code may still need.")
+        if case["returned"] == "NoneType":
+            raise Hint("The layer returns nothing yet.")
+        if case["returned_shape"] is None:
+            raise Hint(f"The layer returns a {case['returned']}, not a tensor.")
+        if case["returned_shape"] != case["shape"]:
+            raise Hint(f"The layer returns shape {' x '.join(map(str, case['returned_shape']))} {on}.")
+        if not case["forward"]:
+            raise Hint(f"The layer's output differs from Rescale's {on} of fresh numbers. {_how(case['off'])}")
+        if not case["backward"]:
+            raise Hint(f"Forward is right, but the gradient of the input differs from Rescale's {on}.")
+    if facts["ratio"] > MOST:
+        raise Hint(
+            f"The result is right, but forward and backward take {share(facts['ratio'])} of the original time; "
+            f"get below {share(MOST)}. What is done row by row that could be done for all rows at once?"
+        )
+
+
+#: Differences of the row means, and relative differences of their standard deviations, that are rounding.
+ROUNDING = 1e-4
+
+
+def _how(off: Facts) -> str:
+    """How an output is off, in words."""
+    if not all(map(math.isfinite, off.values())):
+        return "It contains infinities or NaN."
+    means, deviations = off["means"] > ROUNDING, off["deviations"] > ROUNDING
+    return (
+        f"The largest difference is {off['largest']:.2g}: the rows' means are "
+        + (f"off by up to {off['means']:.2g}" if means else "right")
+        + ", their standard deviations "
+        + (f"off by up to {100 * off['deviations']:.2g} %." if deviations else "right.")
+        + ("" if means or deviations else " Is every value in its place, and computed from this input?")
+    )
+
+
+#: How far minimum times and ratios of the two steps may be off when they run again, as machines change pace.
+PACE = 2.0
 
 
 def measure_verified(answer: Any, test: Any = None, steps: Any = ()) -> Facts:
     ratio = ratio_of(test)
-    said = as_number(answer, "The speed-up")
-    if not isinstance(steps, list | tuple) or len(steps) != 2:
-        raise Hint("Run the check unchanged: it also needs the two steps.")
-    old, new = (as_function(step, "step()") for step in steps)
-    own = interleaved(lambda: outcome(old), lambda: outcome(new), [()] * (TURNS + 1))
     return {
-        "speedup": said,
+        "speedup": as_number(answer, "The speed-up"),
         **ratio,
         "verdict": str(test.verdict),
         "check": None if test.check is None else str(test.check),
         "tested_ms": [float(test.pairs[column].min()) for column in ("a_ms", "b_ms")],
-        "own_ms": [min(times) for times in own],
+        "own_ms": shortest_ms(steps),
     }
 
 
@@ -291,8 +364,7 @@ def judge_verified(facts: Facts) -> None:
             f"make_step(RescaleAtOnce()) is now {own / own_new:.2g} times as fast as make_step(Rescale()). Did "
             "you compare these two?"
         )
-    if not close(facts["speedup"], 1 / facts["ratio"], 0.03):
-        raise Hint(f"The speed-up does not match the test. {slip(facts['speedup'], 1 / facts['ratio'], 0.03)}")
+    Figure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
 
 
 def _profile(given: Any) -> Profile:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dis
+import functools
 import itertools
+import math
 import random
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+from torch import nn, ones
+from torch.utils.flop_counter import FlopCounterMode
+
 from perfnb import Profile, Roofline, Timing
-from perfnb.labs.answers import as_function, as_number, as_numbers, close, outcome, require, slip
+from perfnb.labs.answers import Figure, as_function, as_numbers, close, outcome, require, result_of, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
-from perfnb.labs.libraries_used import libraries_used
-from perfnb.labs.workloads import interleaved, one_thread
+from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
 
 #: Batch, inputs, outputs of linear layers.
@@ -24,43 +34,36 @@ NETWORKS = ((10, (20, 30, 40, 50)), (64, (784, 256, 10)), (16, (8, 4, 2)))
 
 def counted(run: Callable[[], Any], device: str = "meta") -> int:
     """FLOPs by torch's own counter; nothing is computed on "meta", where tensors have only shapes."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
     with torch.device(device), FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops())
 
 
 def _cases(function: Callable[..., Any], every: Sequence[Any], count: Callable[..., int]) -> Facts:
-    cases = []
-    for sizes in every:
-        said = as_number(outcome(function, *sizes), "The result of your function")
-        cases.append({"sizes": list(sizes), "said": said, "counted": count(*sizes)})
-    return {"cases": cases}
+    return {
+        "cases": [
+            {"sizes": list(sizes), "said": result_of(function, *sizes), "counted": count(*sizes)} for sizes in every
+        ]
+    }
 
 
 def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training: bool = False) -> None:
     for case in all_there(facts["cases"], len(every)):
-        said, wanted = case["said"], case["counted"]
-        if not close(said, wanted, 1e-9):
-            where = f"For ({arguments}) = {tuple(case['sizes'])}: "
-            raise Hint(where + _miscounted(said, wanted, training=training))
-
-
-def _miscounted(said: float, wanted: float, *, training: bool) -> str:
-    if training and (close(said, wanted * 3, 1e-9) or close(said, wanted / 3, 1e-9)):
-        return "It is off by a factor of three, as between a forward pass and a whole training step."
-    if training and (close(said, wanted * 1.5, 1e-9) or close(said, wanted / 1.5, 1e-9)):
-        return "It is off by a factor of 1.5, as between two products and three."
-    if not training and close(said, wanted / 2, 1e-9):
-        return "It is half of what it should be: each product is also added to a sum. Is that counted?"
-    return slip(said, wanted, 1e-9, "It does not match the count: does every size enter as often as it should?")
+        wanted = case["counted"]
+        flops = Figure(case["said"], wanted, 1e-9)
+        where = f"For ({arguments}) = {tuple(case['sizes'])}:"
+        if training:
+            three = f"{where} It is off by a factor of three, as between a forward pass and a whole training step."
+            flops.not_instead((wanted * 3, wanted / 3), three)
+            half = f"{where} It is off by a factor of 1.5, as between two products and three."
+            flops.not_instead((wanted * 1.5, wanted / 1.5), half)
+        else:
+            added = "It is half of what it should be: each product is also added to a sum. Is that counted?"
+            flops.not_instead(wanted / 2, f"{where} {added}")
+        flops.required(where, "It does not match the count: does every size enter as often as it should?")
 
 
 def measure_linear(answer: Any) -> Facts:
-    from torch import nn, ones
-
     def count(batch: int, inputs: int, outputs: int) -> int:
         return counted(lambda: nn.Linear(inputs, outputs)(ones(batch, inputs)))
 
@@ -76,13 +79,9 @@ def judge_linear(facts: Facts) -> None:
 
 
 def measure_convolution(answer: Any) -> Facts:
-    from torch import nn, ones
-
     def count(batch: int, inputs: int, outputs: int, kernel: int, height: int, width: int) -> int:
-        conv_of = nn.Conv2d
-        return counted(
-            lambda: conv_of(inputs, outputs, kernel, padding=kernel // 2)(ones(batch, inputs, height, width))
-        )
+        images = (batch, inputs, height, width)
+        return counted(lambda: nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)(ones(images)))
 
     called = "conv_flops(batch, inputs, outputs, kernel, height, width)"
     return _cases(as_function(answer, called), CONVOLUTIONS, count)
@@ -93,8 +92,6 @@ def judge_convolution(facts: Facts) -> None:
 
 
 def measure_training(answer: Any) -> Facts:
-    from torch import nn, ones
-
     def count(batch: int, widths: Sequence[int]) -> int:
         def train() -> None:
             x = ones(batch, widths[0])
@@ -120,8 +117,6 @@ def judge_training(facts: Facts) -> None:
 
 def measure_bytes(answer: Any, profile: Any = None, network: Any = None) -> Facts:
     def count(batch: int, inputs: int, outputs: int) -> int:
-        import torch
-
         shapes = ((batch, inputs), (inputs, outputs), (batch, outputs))
         return sum(torch.empty(shape, device="meta").nbytes for shape in shapes)
 
@@ -137,33 +132,28 @@ def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Fac
     layers = profile.layers[profile.layers["module"] == "Linear"]
     layers = layers.dropna(subset=["forward_flops", "backward_flops", "moved_bytes"])
     sizes = [(batch, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
-    forward = [2 * batch * inputs * outputs for _, inputs, outputs in sizes]
-    if layers["forward_flops"].tolist() != forward:
+    if layers["forward_flops"].tolist() != [2 * math.prod(each) for each in sizes]:
         raise Hint("The profile is not of that network's training step: rerun its cells unchanged.")
     return [
         {
             "name": str(name),
             "sizes": list(each),
-            "said": as_number(outcome(function, *each), "The result of your function"),
-            "products": int(1 + backward // flops),
-            "moved": int(moved),
+            "said": result_of(function, *each),
+            "products": int(1 + row["backward_flops"] // row["forward_flops"]),
+            "moved": int(row["moved_bytes"]),
         }
-        for name, each, flops, backward, moved in zip(
-            layers.index, sizes, forward, layers["backward_flops"], layers["moved_bytes"], strict=True
-        )
+        for each, (name, row) in zip(sizes, layers.iterrows(), strict=True)
     ]
 
 
 def judge_bytes(facts: Facts) -> None:
     for case in facts["cases"]:
-        if close(case["said"], case["counted"] / 4, 1e-9):
-            raise Hint("That is how many numbers are moved; how many bytes does a float32 have?")
-        if close(case["said"], case["counted"] * 8, 1e-9):
-            raise Hint("That looks like bits; return bytes.")
-        batch, inputs, outputs = case["sizes"]
+        counted, (batch, inputs, outputs) = case["counted"], case["sizes"]
+        said = Figure(case["said"], counted, 1e-9)
+        said.not_instead(counted / 4, "That is how many numbers are moved; how many bytes does a float32 have?")
+        said.not_instead(counted * 8, "That looks like bits; return bytes.")
         for left_out, count in (("output", batch * outputs), ("input", batch * inputs), ("weight", inputs * outputs)):
-            if close(case["said"], case["counted"] - 4 * count, 1e-9):
-                raise Hint(f"The {left_out} is missing; it is moved as well.")
+            said.not_instead(counted - 4 * count, f"The {left_out} is missing; it is moved as well.")
     _judge_cases(facts, LINEAR, "batch, inputs, outputs")
     for layer in all_there(facts["layers"], 1, or_more=True):
         batch, _, outputs = layer["sizes"]
@@ -194,46 +184,36 @@ def measure_least_time(answer: Any, roofline: Any = None) -> Facts:
         if peak and roofline.bandwidth and flops > 0:
             sizes = (flops, float(row["bytes"]), float(peak), float(roofline.bandwidth))
             cases.append((sizes, flops / float(row["attainable_flops_per_s"])))
-    found = []
-    for sizes, wanted in cases:
-        said = as_number(outcome(function, *sizes), "The result of your function")
-        found.append({"sizes": list(sizes), "said": said, "wanted": wanted})
+    found = [{"sizes": list(sizes), "said": result_of(function, *sizes), "wanted": wanted} for sizes, wanted in cases]
     return {"cases": found}
 
 
 def judge_least_time(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(ROOFS), or_more=True):
         flops, moved, peak, bandwidth = case["sizes"]
-        said, wanted = case["said"], case["wanted"]
         computing, moving = flops / peak, moved / bandwidth
-        if close(said, wanted, 1e-3):
-            continue
-        if close(said, computing + moving, 1e-3):
-            raise Hint("You add the two times, but a machine computes and moves data at the same time.")
-        if close(said, min(computing, moving), 1e-3):
-            raise Hint("That is the shorter of the two times, but both have to pass.")
-        if close(said, 1e3 * wanted, 1e-3):
-            raise Hint("It looks like milliseconds; return seconds.")
-        raise Hint("That is not the minimum time. How long for the arithmetic alone, and how long for the bytes alone?")
+        least = Figure(case["said"], case["wanted"], 1e-3)
+        added = "You add the two times, but a machine computes and moves data at the same time."
+        least.not_instead(computing + moving, added)
+        least.not_instead(min(computing, moving), "That is the shorter of the two times, but both have to pass.")
+        least.not_instead(1e3 * case["wanted"], "It looks like milliseconds; return seconds.")
+        if not least.right:
+            alone = "How long for the arithmetic alone, and how long for the bytes alone?"
+            raise Hint(f"That is not the minimum time. {alone}")
 
 
-#: Interleaved rounds in which the two steps run again, and how far their ratio may be from that of the timings.
-TURNS, APART = 12, 3.0
+#: How far the ratio of the two steps, run again, may be from that of the timings.
+APART = 3.0
 
 
 def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = ()) -> Facts:
     if not isinstance(big, Timing) or not isinstance(small, Timing):
         raise Hint("Pass the two timings as well: big=big, small=small, the results of perfnb.time_step.")
-    if not isinstance(steps, list | tuple) or len(steps) != 2:
-        raise Hint("Run the check unchanged: it also needs the two steps.")
-    said = as_numbers(answer, ("arithmetic", "time", "not_arithmetic"))
-    run_big, run_small = (as_function(step, "step()") for step in steps)
-    own = interleaved(lambda: outcome(run_big), lambda: outcome(run_small), [()] * (TURNS + 1))
-    return said | {
+    return as_numbers(answer, ("arithmetic", "time", "not_arithmetic")) | {
         "big_ms": big.median_ms,
         "small_ms": small.median_ms,
-        "own_ms": [min(times) for times in own],
-        "flops": [counted(run, "cpu") for run in (run_big, run_small)],
+        "own_ms": shortest_ms(steps),
+        "flops": [counted(run, "cpu") for run in steps],
     }
 
 
@@ -254,14 +234,81 @@ def judge_small(facts: Facts) -> None:
             "arithmetic is not the big layer's FLOPs divided by the small one's, which has fewer inputs and "
             "fewer outputs."
         )
-    if not close(facts["time"], ratio, 0.03):
-        raise Hint(f"time is not the ratio of the two medians. {slip(facts['time'], ratio, 0.03)}")
+    Figure(facts["time"], ratio, 0.03).required("time is not the ratio of the two medians.")
     if abs(facts["not_arithmetic"] - left) > 0.02:
         raise Hint(
             "not_arithmetic does not match. If the small layer computed as fast as the big one, how long would "
             f"it take, and which fraction of its time is left? "
             f"{slip(facts['not_arithmetic'], left, 0.03) if left > 0.05 else ''}".strip()
         )
+
+
+#: Libraries that compute with whole arrays outside Python.
+LIBRARIES = frozenset(
+    {"cupy", "jax", "mlx", "numba", "numexpr", "numpy", "pandas", "polars", "scipy", "sklearn", "tensorflow", "torch"}
+)
+
+
+def libraries_used(function: Any) -> list[str]:
+    """Array libraries that a function, or a Python function it calls, names or imports.
+
+    A library that is only imported next to the function, but not used in it, does not count.
+    """
+    found: set[str] = set()
+    seen: set[int] = set()
+    left = [function]
+    while left:
+        thing = left.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        top = _top(thing)
+        if top in LIBRARIES:
+            found.add(top)
+        elif top == "__main__" or top not in sys.stdlib_module_names:
+            left += _parts(thing)
+        elif isinstance(thing, functools.partial):
+            left += [thing.func, *thing.args, *thing.keywords.values()]
+        elif hasattr(thing, "__wrapped__"):  # as by functools.cache
+            left.append(thing.__wrapped__)
+    return sorted(found)
+
+
+def _top(thing: Any) -> str:
+    """Top-level module that a thing is or comes from."""
+    if isinstance(thing, ModuleType):
+        return thing.__name__.partition(".")[0]
+    homes = (thing, getattr(thing, "__objclass__", None), type(thing))
+    return next((str(home).partition(".")[0] for each in homes if (home := getattr(each, "__module__", None))), "")
+
+
+def _parts(thing: Any) -> list[Any]:
+    """What a function, class or callable object is made of, as far as Python can see."""
+    if isinstance(thing, FunctionType):
+        read = list(_instructions(thing.__code__))
+        # Attribute names do not count, as they may be anything.
+        names = {each.argval for each in read if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        imported = {each.argval for each in read if each.opname == "IMPORT_NAME"}
+        parts = [thing.__globals__[name] for name in names if name in thing.__globals__]
+        parts += [sys.modules[name] for name in imported if name in sys.modules]
+        parts += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        for cell in thing.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                parts.append(cell.cell_contents)
+        return [*parts, *([thing.__wrapped__] if hasattr(thing, "__wrapped__") else [])]
+    if isinstance(thing, type):
+        return [*vars(thing).values(), *thing.__bases__]
+    if isinstance(thing, (staticmethod, classmethod)) or hasattr(thing, "__func__"):
+        return [thing.__func__, getattr(thing, "__self__", None)]
+    return [type(thing), *getattr(thing, "__dict__", {}).values()] if callable(thing) else []
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """All instructions, including those of nested functions."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
 
 
 #: Rows of a, its columns, columns of b; and the size at which loops are timed against torch.
@@ -272,36 +319,28 @@ LOOPS = 1.0
 
 
 def measure_loops(answer: Any) -> Facts:
-    import torch
-
     matmul = as_function(answer, "matmul(a, b)")
     generator = random.Random(5)
 
-    def matrix(rows: int, columns: int) -> list[list[float]]:
-        return [[generator.uniform(-1, 1) for _ in range(columns)] for _ in range(rows)]
+    def matrices(rows: int, inner: int, columns: int) -> tuple[list[list[float]], list[list[float]]]:
+        shapes = (rows, inner), (inner, columns)
+        a, b = ([[generator.uniform(-1, 1) for _ in range(width)] for _ in range(height)] for height, width in shapes)
+        return a, b
+
+    def by_torch(a: Any, b: Any) -> Any:
+        return (torch.tensor(a) @ torch.tensor(b)).tolist()
 
     cases = []
-    for rows, inner, columns in (*PRODUCTS, PRODUCTS[-1]):
-        a, b = matrix(rows, inner), matrix(inner, columns)
-        kept = [list(row) for row in a], [list(row) for row in b]
-        wanted = (torch.tensor(a) @ torch.tensor(b)).tolist()
-        returned = outcome(matmul, a, b)
-        cases.append(
-            {
-                "sizes": [rows, inner, columns],
-                "wrong": _wrong_with(returned, wanted),
-                "changed": (a, b) != kept,
-            }
-        )
+    for sizes in (*PRODUCTS, PRODUCTS[-1]):
+        given = matrices(*sizes)
+        kept = copy.deepcopy(given)
+        wanted = by_torch(*given)
+        wrong = _wrong_with(outcome(matmul, *given), wanted)
+        cases.append({"sizes": list(sizes), "wrong": wrong, "changed": given != kept})
     if any(case["wrong"] for case in cases):
         return {"cases": cases}  # a wrong result is not timed
-    inputs = []
-    for _ in range(ROUNDS + 1):
-        a, b = matrix(TIMED, TIMED), matrix(TIMED, TIMED)
-        inputs.append((a, b))
-    with one_thread():
-        fast, slow = interleaved(lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), matmul, inputs)
-    return {"cases": cases, "uses": libraries_used(matmul), "ratio": min(slow) / min(fast)}
+    inputs = [matrices(TIMED, TIMED, TIMED) for _ in range(ROUNDS + 1)]
+    return {"cases": cases, "uses": libraries_used(matmul), "ratio": time_ratio(matmul, by_torch, inputs)}
 
 
 def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
@@ -316,13 +355,10 @@ def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
         return f"shape {len(returned)} x {' or '.join(map(str, widths))}"
     if len({id(row) for row in returned}) < rows:
         return "one row"
-    if any(not isinstance(value, (int, float)) for row in returned for value in row):
+    values = list(itertools.chain(*returned))
+    if any(not isinstance(value, (int, float)) for value in values):
         return "values"
-    near = all(
-        abs(value - right) < 1e-4
-        for row, other in zip(returned, wanted, strict=True)
-        for value, right in zip(row, other, strict=True)
-    )
+    near = all(abs(value - right) < 1e-4 for value, right in zip(values, itertools.chain(*wanted), strict=True))
     return "" if near else "numbers"
 
 

@@ -2,24 +2,123 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from perfnb import Leaks, Profile, find_leaks
-from perfnb.labs.answers import as_function, as_number, as_numbers, as_word, close, outcome, require, require_test, slip
+import torch
+from torch import nn
+
+from perfnb import Leaks, Profile, find_leaks, profile_step
+from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, require_test
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, quoted
-from perfnb.labs.memory_trials import (
-    measured_peak,
-    monitored,
-    same_training,
-    saved_bytes,
-    trained,
-    trained_bytes,
-    trial,
-)
 from perfnb.labs.workloads import agree, one_thread
 from perfnb.quantities import share
 from perfnb.recording.schema import CATEGORIES
+
+
+def trial(name: str) -> tuple[Any, Any]:
+    """A model to test the rule on, and a batch for it."""
+    model = nn.Sequential(nn.Linear(24, 24), nn.BatchNorm1d(24) if "normal" in name else nn.ReLU(), nn.Linear(24, 24))
+    model.append(nn.Linear(24, 7))
+    if "frozen" in name:
+        model[0].requires_grad_(False)
+    if "share" in name:
+        model[2].weight = model[0].weight
+    dtype = torch.bfloat16 if "bfloat16" in name else torch.float32
+    return model.to(dtype), torch.randn(5, 24, dtype=dtype)
+
+
+def trained_bytes(name: str) -> tuple[dict[str, int], int]:
+    """Bytes that a model keeps after a step with Adam, and the bytes of Adam's step counters."""
+    model, x = trial(name)
+    adam = torch.optim.Adam(model.parameters())
+    model(x).float().square().mean().backward()
+    adam.step()
+    parameters = list(model.parameters())
+    state = [(key, kept) for entry in adam.state.values() for key, kept in entry.items()]
+    wanted = {
+        "parameters": sum(kept.nbytes for kept in (*parameters, *model.buffers())),
+        "gradients": sum(kept.grad.nbytes for kept in parameters if kept.grad is not None),
+        "optimizer_state": sum(kept.nbytes for key, kept in state if key != "step"),
+    }
+    return wanted, sum(kept.nbytes for key, kept in state if key == "step")
+
+
+def saved_bytes(batch: int, widths: Sequence[int], activation: str) -> int:
+    """Bytes that autograd saves for such a network's backward pass, not counting the batch and the weights."""
+    between = {"relu": nn.ReLU, "gelu": nn.GELU}[activation]
+    layers: list[Any] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), between()]
+    network, x = nn.Sequential(*layers[:-1]), torch.randn(batch, widths[0])
+    there = {tensor.untyped_storage().data_ptr() for tensor in (x, *network.parameters())}
+    saved: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        saved[tensor.untyped_storage().data_ptr()] = tensor  # kept alive, so that no address is reused
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = network(x)
+    assert output.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in saved.items() if place not in there)
+
+
+def measured_peak(step: Callable[[], Any]) -> int:
+    """Peak bytes alive in a step, without what others in this process hold."""
+    memory = profile_step(step, steps=1, warmup=1, traced=1, flops=False).memory
+    return int((memory["total"] - memory["other"]).max())
+
+
+def trained(tower: Any, x: Any) -> tuple[Any, list[Any]]:
+    """The output, and the gradients of the weights and, if it needs one, of the input."""
+    tower.zero_grad()
+    x.grad = None
+    output = outcome(tower, x)
+    if not isinstance(output, torch.Tensor) or not output.requires_grad:
+        return output, []
+    outcome(output.float().square().mean().backward)
+    return output, [part.grad for part in (*tower.parameters(), x) if part.requires_grad]
+
+
+def same_training(old: Any, new: Any, x: Any) -> Facts:
+    """Whether two towers give the same output and gradients for `x`, and leave `x` unchanged."""
+    kept = x.detach().clone()
+    wanted, gradients = trained(old, x)
+    wanted_gradients = [gradient.clone() for gradient in gradients]
+    got, gradients = trained(new, x)
+    return {
+        "rows": len(x),
+        "returned": type(got).__name__,
+        "forward": hasattr(got, "detach") and agree(wanted, got) and agree(kept, x),
+        "backward": len(gradients) == len(wanted_gradients)
+        and all(one is not None and agree(two, one) for one, two in zip(gradients, wanted_gradients, strict=True)),
+    }
+
+
+def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[list[float], Any, Callable[[Any], None]]:
+    """What a monitor recorded over some steps, the final weights, and the step."""
+    torch.manual_seed(8)
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    monitor = outcome(monitor_of, net[1])
+
+    def step(x: Any) -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    for x in inputs:
+        outcome(step, x)
+    kept = getattr(monitor, "strengths", None)
+    if not isinstance(kept, Iterable):
+        raise Hint("The monitor no longer has a list called strengths.")
+    numbers = (value.detach() if isinstance(value, torch.Tensor) else value for value in kept)
+    strengths = [as_number(value, "A value in strengths") for value in numbers]
+    return strengths, torch.cat([part.detach().flatten() for part in net.parameters()]), step
+
 
 #: Tolerance for a number read off a report with three digits.
 READ = 2e-3
@@ -42,22 +141,20 @@ def measure_peak(answer: Any, profile: Any = None) -> Facts:
 
 
 def judge_peak(facts: Facts) -> None:
-    most, summed = facts["total"][0], facts["sum"]
+    (most, *at_ends), summed = facts["total"], facts["sum"]
     for name, wanted in (("most", most), ("sum_of_most", summed)):
-        said = facts[name]
-        if close(said, wanted, READ):
-            continue
-        if facts["process"] is not None and close(said, facts["process"], READ):
-            raise Hint(f"{name} covers the whole process, Python included; give the step's tensors.")
-        if name == "most" and close(said, summed, READ):
-            raise Hint("most adds up tensors that were not alive at the same instant.")
-        if name == "sum_of_most" and close(said, most, READ):
-            raise Hint("sum_of_most is the peak of the total. First take each category's maximum, then add them up.")
-        if any(close(said, total, READ) for total in facts["total"][1:]):
-            raise Hint(f"{name} is what is alive when the step starts or ends, not at the peak.")
-        if close(said, wanted / 2**20, 0.01) or close(said, wanted / 2**10, 0.01):
-            raise Hint(f"{name} is right except for the unit; give bytes.")
-        raise Hint(f"{name} does not match the frame. {slip(said, wanted, READ)}")
+        said = Figure(facts[name], wanted, READ)
+        if facts["process"] is not None:
+            process = f"{name} covers the whole process, Python included; give the step's tensors."
+            said.not_instead(facts["process"], process)
+        if name == "most":
+            said.not_instead(summed, "most adds up tensors that were not alive at the same instant.")
+        else:
+            total = "sum_of_most is the peak of the total. First take each category's maximum, then add them up."
+            said.not_instead(most, total)
+        said.not_instead(at_ends, f"{name} is what is alive when the step starts or ends, not at the peak.")
+        said.not_instead((wanted / 2**20, wanted / 2**10), f"{name} is right except for the unit; give bytes.", 0.01)
+        said.required(f"{name} does not match the frame.")
     if facts["at"] is not None and facts["phase"].strip().lower() != facts["at"]:
         raise Hint(f"The peak is not in {facts['phase']}. The report's Memory tab shows where it is, next to the peak.")
 
@@ -85,17 +182,12 @@ def measure_rule(answer: Any) -> Facts:
 def judge_rule(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(TRIALS)):
         for kind, wanted in all_there(case["wanted"], 3).items():
-            said = case["said"][kind]
-            if close(said, wanted, 1e-9) or (
-                kind == "optimizer_state" and close(said, wanted + case["counters"], 1e-9)
-            ):
+            said = Figure(case["said"][kind], wanted, 1e-9)
+            if kind == "optimizer_state" and close(case["said"][kind], wanted + case["counters"], 1e-9):
                 continue
-            if close(said, wanted / 2**20, 1e-3) or close(said, wanted / 2**10, 1e-3):
-                raise Hint(f"{kind}: give bytes, not KiB or MiB.")
-            raise Hint(
-                f"A model {case['model']}: {kind} differ from what a step leaves. {TRIALS[case['model']]} "
-                f"{slip(said, wanted, 1e-9, ' ')}".strip()
-            )
+            said.not_instead((wanted / 2**20, wanted / 2**10), f"{kind}: give bytes, not KiB or MiB.", 1e-3)
+            differ = f"A model {case['model']}: {kind} differ from what a step leaves. {TRIALS[case['model']]}"
+            said.required(differ, " ")
 
 
 #: Batch, widths and activation of networks of linear layers.
@@ -118,28 +210,23 @@ def measure_saved(answer: Any) -> Facts:
 
 def judge_saved(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(NETWORKS)):
-        batch, widths, said, wanted = case["batch"], case["widths"], case["said"], case["wanted"]
-        if close(said, wanted, 1e-9):
-            continue
-        where = f"For ({batch}, {tuple(widths)}, {case['activation']!r}): "
-        times = 1 if case["activation"] == "relu" else 2
-        for factor in (4, 4 * times, 8):
+        batch, widths, wanted = case["batch"], case["widths"], case["wanted"]
+        said = Figure(case["said"], wanted, 1e-9)
+        where = f"For ({batch}, {tuple(widths)}, {case['activation']!r}):"
+        last = f"{where} does any layer of this network need the last layer's output?"
+        for factor in (4, 4 if case["activation"] == "relu" else 8, 8):
             row = factor * batch
-            if close(said, wanted + row * widths[0], 1e-9):
-                raise Hint(where + "the batch itself is included; it exists anyway.")
-            if close(said, wanted + row * widths[-1], 1e-9) or close(said, 8 * batch * sum(widths[1:]), 1e-9):
-                raise Hint(where + "does any layer of this network need the last layer's output?")
-        if wanted and close(said, wanted / 4, 1e-9):
-            raise Hint(where + "that is how many numbers are kept; how many bytes does a float32 have?")
-        if wanted and close(said, wanted / batch, 1e-9):
-            raise Hint(where + "that is for a single row of the batch.")
-        if wanted and close(said, 2 * wanted, 1e-9):
-            raise Hint(where + "twice too much. A layer reads what the one before wrote: is it kept twice?")
-        if wanted and close(said, wanted / 2, 1e-9):
-            raise Hint(where + "half of it. Which tensor does this activation need: its output or its input?")
-        raise Hint(
-            where + slip(said, wanted, 1e-9, "this is not what autograd keeps. Go through the layers one by one.")
-        )
+            said.not_instead(wanted + row * widths[0], f"{where} the batch itself is included; it exists anyway.")
+            said.not_instead((wanted + row * widths[-1], 8 * batch * sum(widths[1:])), last)
+        if wanted:
+            numbers = "that is how many numbers are kept; how many bytes does a float32 have?"
+            said.not_instead(wanted / 4, f"{where} {numbers}")
+            said.not_instead(wanted / batch, f"{where} that is for a single row of the batch.")
+            twice = "twice too much. A layer reads what the one before wrote: is it kept twice?"
+            said.not_instead(2 * wanted, f"{where} {twice}")
+            half = "half of it. Which tensor does this activation need: its output or its input?"
+            said.not_instead(wanted / 2, f"{where} {half}")
+        said.required(where, "this is not what autograd keeps. Go through the layers one by one.")
 
 
 #: Bytes that a step must fit into, and the factor by which a batch that still fits shows the answer to be too small.
@@ -153,32 +240,36 @@ def measure_largest(answer: Any, make_step: Any = None) -> Facts:
         raise Hint("The largest batch is a whole number of rows from 1 to 10,000.")
     if not hasattr(answer, "__index__"):
         raise Hint(f"Rows are counted, so give an int: {quoted(answer)} is a {type(answer).__name__}.")
-    batch, peaks = int(number), {}
-    peaks[str(batch)] = outcome(measured_peak, outcome(make, batch))
+
+    def peak(rows: int) -> int:
+        return int(outcome(measured_peak, outcome(make, rows)))
+
+    batch = int(number)
+    peaks = {str(batch): peak(batch)}
     fits = peaks[str(batch)] <= LIMIT
     if fits or batch > 1:
         other = math.ceil(ROOM * batch) if fits else batch - 1
-        peaks[str(other)] = outcome(measured_peak, outcome(make, other))
+        peaks[str(other)] = peak(other)
     return {"batch": batch, "peaks": peaks}
 
 
 def judge_largest(facts: Facts) -> None:
     batch, peaks = facts["batch"], facts["peaks"]
-    mib = {rows: peak / 2**20 for rows, peak in peaks.items()}
-    if peaks[str(batch)] > LIMIT and peaks.get(str(batch - 1), LIMIT + 1) <= LIMIT:
+    peak = peaks[str(batch)]
+    if peak > LIMIT and peaks.get(str(batch - 1), LIMIT + 1) <= LIMIT:
         raise Hint(
-            f"A step with {batch} rows needs {peaks[str(batch)]:,} bytes, just above the {LIMIT:,} available, so"
+            f"A step with {batch} rows needs {peak:,} bytes, just above the {LIMIT:,} available, so"
             " your line is right. It meets the limit between two whole numbers: which way do you round?"
         )
-    if peaks[str(batch)] > LIMIT:
+    if peak > LIMIT:
         raise Hint(
-            f"A step with {batch} rows needs {mib[str(batch)]:.2f} MiB of {LIMIT / 2**20:g} available. Do both "
+            f"A step with {batch} rows needs {peak / 2**20:.2f} MiB of {LIMIT / 2**20:g} available. Do both "
             "points lie where the peak grows with the batch, and did you subtract what does not grow?"
         )
     larger = str(math.ceil(ROOM * batch))
     if peaks[larger] <= LIMIT:
         raise Hint(
-            f"A step with {batch} rows fits in {mib[str(batch)]:.2f} MiB, but so does one with {larger}. Is your"
+            f"A step with {batch} rows fits in {peak / 2**20:.2f} MiB, but so does one with {larger}. Is your"
             " MiB 2**20 bytes, and does your line go through both points?"
         )
 
@@ -188,8 +279,6 @@ LEFT, SMALL = 0.5, (3, 8)
 
 
 def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Facts:
-    import torch
-
     new, old = as_function(answer, "tower(x)"), as_function(plain, "tower(x)")
     if not hasattr(old, "parameters") or not hasattr(new, "parameters") or not isinstance(rows, torch.Tensor):
         raise Hint("Pass both modules and a batch: the new one, plain=tower and rows=rows.")
@@ -253,35 +342,30 @@ def judge_price(facts: Facts) -> None:
     if facts["check"] != "":
         raise Hint("The test does not show that both return the same: pass check=1e-3 to ab_test.")
     said = facts["said"]
-    arithmetic = sum(after["flops"]) / sum(before["flops"])
     if close(said["arithmetic"], 1.0, 1e-3):
         raise Hint("arithmetic: as many FLOPs as before? Recomputation has a column of its own.")
     if close(said["arithmetic"], after["flops"][0] / sum(before["flops"]), 1e-3):
         raise Hint("arithmetic: that is only the forward pass; take the whole step.")
     for name, wanted, relative in (
         ("memory", after["peak"] / before["peak"], 0.02),
-        ("arithmetic", arithmetic, 5e-3),  # shown with three digits
+        ("arithmetic", sum(after["flops"]) / sum(before["flops"]), 5e-3),  # shown with three digits
         ("time", facts["time"], 0.03),
     ):
-        if close(said[name], wanted, relative):
-            continue
-        if name == "memory" and close(said[name], after["with_others"] / before["with_others"], relative):
-            raise Hint(
-                "memory uses the column `total`, which includes `other`: tensors that this notebook keeps and no "
-                "step needs. peak_bytes leaves them out."
-            )
-        if close(said[name] * wanted, 1.0, relative):
-            raise Hint(f"{name} is the inverse: divide the checkpointed step by the plain one.")
-        if close(said[name], abs(1 - wanted), relative):
-            raise Hint(f"{name} is only the change. Give the whole ratio: 1 means as much as before.")
-        raise Hint(
-            f"{name} is not the checkpointed step divided by the plain one. {slip(said[name], wanted, relative)}"
-        )
+        figure = Figure(said[name], wanted, relative)
+        if name == "memory":
+            others = "memory uses the column `total`, which includes `other`: tensors that this notebook keeps and no "
+            others += "step needs. peak_bytes leaves them out."
+            figure.not_instead(after["with_others"] / before["with_others"], others)
+        figure.not_instead(1 / wanted, f"{name} is the inverse: divide the checkpointed step by the plain one.")
+        change = f"{name} is only the change. Give the whole ratio: 1 means as much as before."
+        figure.not_instead(abs(1 - wanted), change)
+        figure.required(f"{name} is not the checkpointed step divided by the plain one.")
 
 
 def measure_leak(answer: Any, leaks: Any = None) -> Facts:
     layer = as_word(answer, "layer", "layer, a name from the report, and kib_per_step, a number")
-    require(leaks, Leaks, "Pass the report as well: leaks=leaks, the result of perfnb.find_leaks.")
+    if not isinstance(leaks, Leaks):
+        raise Hint("Pass the report as well: leaks=leaks, the result of perfnb.find_leaks.")
     made = leaks.survivors.dropna(subset=["layer", "bytes_per_step"])
     return {
         "layer": layer,
@@ -310,23 +394,23 @@ def judge_leak(facts: Facts) -> None:
         raise Hint(f"Nothing allocated in {facts['layer']!r} leaks; use a name from leaks.survivors.")
     if layers[facts["layer"]] < max(layers.values()):
         raise Hint(f"Something allocated in {facts['layer']} leaks, but it is not the largest part. Compare the bytes.")
-    said, wanted = facts["said"], growth / 2**10
-    if close(said, wanted, 0.01):
+    wanted, steps = growth / 2**10, facts["steps"]
+    said = Figure(facts["said"], wanted, 0.01)
+    if said.right:
         return
-    if close(said, wanted * 2**10, 0.01) or close(said, wanted / 2**10, 0.01):
-        raise Hint("kib_per_step is in another unit: a KiB is 1,024 bytes.")
-    if any(close(said, wanted * steps, 0.05) for steps in (facts["steps"], facts["steps"] - 1)):
-        raise Hint("kib_per_step is the growth over all steps of the test; how much is it per step?")
+    said.not_instead((growth, wanted / 2**10), "kib_per_step is in another unit: a KiB is 1,024 bytes.")
+    all_steps = "kib_per_step is the growth over all steps of the test; how much is it per step?"
+    said.not_instead((wanted * steps, wanted * (steps - 1)), all_steps, 0.05)
     if facts["process"] is not None:
         middle, low, high = (each / 2**10 for each in facts["process"])
-        if close(said, middle, 0.02) or low <= said <= high:
+        if close(facts["said"], middle, 0.02) or low <= facts["said"] <= high:
             raise Hint(
                 "kib_per_step is the growth of the whole process, which also allocates outside torch. The growth of"
                 " torch's memory is in the row above."
             )
-    if said < 0.01 * wanted:
+    if facts["said"] < 0.01 * wanted:
         raise Hint("kib_per_step is far too small: the list's own size does not include what it keeps alive.")
-    raise Hint(f"kib_per_step is not the growth per step. {slip(said, wanted, 0.01)}")
+    said.required("kib_per_step is not the growth per step.")
 
 
 #: Steps in which a monitor is compared with the leaking one, rows of a batch, and harmless bytes per step.
@@ -334,8 +418,6 @@ MONITORED, ROWS, HARMLESS = 12, 128, 256
 
 
 def measure_mended(answer: Any, leaky: Any = None) -> Facts:
-    import torch
-
     inputs = torch.randn(MONITORED, ROWS, 32, generator=torch.Generator().manual_seed(7))
     with one_thread():
         wanted, weights, _ = monitored(as_function(leaky, "Monitor(layer)"), inputs)
@@ -369,12 +451,11 @@ def judge_mended(facts: Facts) -> None:
 
 
 def _profile(given: Any) -> Profile:
-    profile = require(
-        given, Profile, "Pass a profile, from perfnb.profile_step or bound by %%profile_step --into NAME."
-    )
-    if profile.memory.empty:
+    if not isinstance(given, Profile):
+        raise Hint("Pass a profile, from perfnb.profile_step or bound by %%profile_step --into NAME.")
+    if given.memory.empty:
         raise Hint("The profile was recorded without memory.")
-    return profile
+    return given
 
 
 EXERCISES = (

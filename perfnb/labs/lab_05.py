@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn, ones
 
-from perfnb import ArchitectureComparison
-from perfnb.labs.answers import as_function, as_number, as_numbers, close, outcome, require, slip
+from perfnb import ArchitectureComparison, ScalingStudy, Timing
+from perfnb.labs.answers import Figure, as_flag, as_function, as_number, as_numbers, close, outcome, require, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
-from perfnb.labs.growth import judge_held_out, judge_law, measure_held_out, measure_law
 from perfnb.labs.lab_03 import counted
 from perfnb.quantities import share
 
@@ -58,12 +59,11 @@ def measure_uses(answer: Any, comparison: Any = None, images: Any = None) -> Fac
 
 
 def judge_uses(facts: Facts) -> None:
-    for name, said in all_there(facts["said"], 1, or_more=True).items():
+    for name, number in all_there(facts["said"], 1, or_more=True).items():
         model, batch = facts["models"][name], facts["batch"]
         wanted = model["forward_flops"] / 2 / model["parameters"] / batch
-        if close(said, wanted, 0.01):
-            continue
         both = (model["forward_flops"] + model["backward_flops"]) / model["forward_flops"]
+        said = Figure(number, wanted, 0.01)
         for factor, words in (
             (both, "It includes backward; count only the forward pass."),
             (both - 1, "That is the backward pass; count the forward pass."),
@@ -71,44 +71,36 @@ def judge_uses(facts: Facts) -> None:
             (2.0, "A use is a product and an addition, which are two FLOPs."),
             (2 * batch, f"That is FLOPs per parameter, for {batch:g} images. Take one image, and two FLOPs per use."),
         ):
-            if close(said, factor * wanted, 0.01):
-                raise Hint(f"{name}: {words}")
-        raise Hint(f"{name}: {slip(said, wanted, 0.01)}")
+            said.not_instead(factor * wanted, f"{name}: {words}")
+        said.required(f"{name}:")
 
 
 def measure_decomposition(answer: Any, comparison: Any = None) -> Facts:
     found = _comparison(comparison)
     said = as_numbers(answer, ("time", "arithmetic", "per_flop"))
     pairs = found.ratios.set_index(["a", "b"])["ratio"]
-    table = found.table
     if ("cnn", "transformer") not in pairs.index:
         raise Hint("The comparison does not have the three models; pass comparison=comparison.")
-    both = table["forward_flops"] + table["backward_flops"]
-    return {
-        "said": said,
-        "time": [float(pairs["cnn", "transformer"]), _by(table["median_ms"], "transformer", "cnn")],
-        "arithmetic": _by(both, "transformer", "cnn"),
-        "forward": _by(table["forward_flops"], "transformer", "cnn"),
-    }
-
-
-def _by(column: Any, above: str, below: str) -> float:
-    return float(column[above]) / float(column[below])
+    table = found.table.assign(both=found.table["forward_flops"] + found.table["backward_flops"])
+    columns = (table[name] for name in ("median_ms", "both", "forward_flops"))
+    time, arithmetic, forward = (float(each["transformer"]) / float(each["cnn"]) for each in columns)
+    times = [float(pairs["cnn", "transformer"]), time]
+    return {"said": said, "time": times, "arithmetic": arithmetic, "forward": forward}
 
 
 def judge_decomposition(facts: Facts) -> None:
     said, arithmetic = facts["said"], facts["arithmetic"]
     if not any(close(said["time"], each, 0.02) for each in facts["time"]):
         raise Hint(f"time is not the measured ratio. {slip(said['time'], facts['time'][0], 0.02)}")
-    if not close(said["arithmetic"], arithmetic, 2e-3):
-        if close(said["arithmetic"], facts["forward"], 1e-3):
-            raise Hint("arithmetic counts only the forward pass, but a training step was timed.")
-        raise Hint(f"arithmetic is not the ratio of the counts. {slip(said['arithmetic'], arithmetic, 2e-3)}")
-    wanted = said["time"] / arithmetic
-    if not close(said["per_flop"], wanted, 0.02):
-        if close(said["per_flop"], said["time"] * arithmetic, 0.02):
-            raise Hint("per_flop multiplies instead of dividing: time = arithmetic × per_flop.")
-        raise Hint(f"per_flop does not match the other two. {slip(said['per_flop'], wanted, 0.02)}")
+    counted = Figure(said["arithmetic"], arithmetic, 2e-3)
+    counted.not_instead(
+        facts["forward"], "arithmetic counts only the forward pass, but a training step was timed.", 1e-3
+    )
+    counted.required("arithmetic is not the ratio of the counts.")
+    per_flop = Figure(said["per_flop"], said["time"] / arithmetic, 0.02)
+    product = "per_flop multiplies instead of dividing: time = arithmetic × per_flop."
+    per_flop.not_instead(said["time"] * arithmetic, product)
+    per_flop.required("per_flop does not match the other two.")
 
 
 #: Numbers of images for testing the accuracy of made-up models.
@@ -116,9 +108,6 @@ TRIED = (200, 37)
 
 
 def measure_accuracy(answer: Any) -> Facts:
-    import torch
-    from torch import nn
-
     accuracy = as_function(answer, "accuracy(model, images, labels)")
     generator = torch.Generator().manual_seed(5)
     cases = []
@@ -135,15 +124,9 @@ def measure_accuracy(answer: Any) -> Facts:
             kept = [each.clone() for each in net.state_dict().values()]
             said = as_number(outcome(accuracy, net, images, labels), "The result of your function")
             same = all(map(torch.equal, kept, net.state_dict().values()))
-            cases.append(
-                {
-                    "images": images_tried,
-                    "right": int((logits.argmax(1) == labels).sum()),
-                    "said": said,
-                    "training": [training, net.training],
-                    "unchanged": same and all(each.grad is None for each in net.parameters()),
-                }
-            )
+            unchanged = same and all(each.grad is None for each in net.parameters())
+            case = {"images": images_tried, "right": int((logits.argmax(1) == labels).sum()), "said": said}
+            cases.append(case | {"training": [training, net.training], "unchanged": unchanged})
     return {"cases": cases}
 
 
@@ -191,8 +174,6 @@ def _two(returned: Any) -> list[float]:
 
 
 def _counted_block(length: int, width: int) -> list[int]:
-    from torch import nn, ones
-
     def linears() -> None:
         for inputs, outputs in ((1, 3), (1, 1), (1, 4), (4, 1)):
             nn.Linear(inputs * width, outputs * width)(ones(1, length, inputs * width))
@@ -208,26 +189,30 @@ def judge_block(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(BLOCKS)):
         length, width = case["sizes"]
         (linear, square), (all_linear, all_square) = case["said"], case["counted"]
-        where = f"For a length of {length} and a width of {width}: "
-        if close(linear, all_linear, 1e-9) and close(square, all_square, 1e-9):
-            continue
-        if close(linear, all_square, 1e-9) and close(square, all_linear, 1e-9):
+        where = f"For a length of {length} and a width of {width}:"
+        layers, products = Figure(linear, all_linear, 1e-9), Figure(square, all_square, 1e-9)
+        if (
+            not (layers.right and products.right)
+            and close(linear, all_square, 1e-9)
+            and close(square, all_linear, 1e-9)
+        ):
             raise Hint("The two parts are swapped: the linear layers come first.")
-        if not close(linear, all_linear, 1e-9):
-            left_out = round((all_linear - linear) / (2 * length * width**2), 9)
-            words = {1: "the layer after attention, `out`", 3: "`qkv`", 4: "one of the MLP's layers (or both others)"}
-            if left_out in words:
-                raise Hint(f"{where}{words[int(left_out)]} seems to be missing from the linear layers.")
-            raise Hint(f"{where}the linear layers. {_miscounted(linear, all_linear)}")
-        if close(square, all_square / 2, 1e-9):
-            raise Hint(f"{where}the products of attention are half: there are two, and a use is two FLOPs.")
-        raise Hint(f"{where}the products of attention. {_miscounted(square, all_square)}")
+        for left_out, words in (
+            (1, "the layer after attention, `out`"),
+            (3, "`qkv`"),
+            (4, "one of the MLP's layers (or both others)"),
+        ):
+            if not layers.right and left_out == round((all_linear - linear) / (2 * length * width**2), 9):
+                raise Hint(f"{where} {words} seems to be missing from the linear layers.")
+        _miscounted(layers, all_linear, f"{where} the linear layers.")
+        half = f"{where} the products of attention are half: there are two, and a use is two FLOPs."
+        products.not_instead(all_square / 2, half)
+        _miscounted(products, all_square, f"{where} the products of attention.")
 
 
-def _miscounted(said: float, wanted: float) -> str:
-    if close(said, 3 * wanted, 1e-9):
-        return "It is three times too much: count only the forward pass."
-    return slip(said, wanted, 1e-9, "It does not match: how do length and width enter the size of each product?")
+def _miscounted(said: Figure, wanted: float, where: str) -> None:
+    said.not_instead(3 * wanted, f"{where} It is three times too much: count only the forward pass.")
+    said.required(where, "It does not match: how do length and width enter the size of each product?")
 
 
 def measure_share(answer: Any, comparison: Any = None) -> Facts:
@@ -255,25 +240,21 @@ def measure_share(answer: Any, comparison: Any = None) -> Facts:
 def judge_share(facts: Facts) -> None:
     said, shares, arithmetic = facts["said"], facts["shares"], facts["arithmetic"]
     time = shares[facts["longest"]]
-    if not close(said["time"], time, 0.02):
-        others = [name for name, found in shares.items() if close(said["time"], found, 0.005)]
-        if others:
-            raise Hint(f"time is the share at length {others[0]}; give it for the longest.")
-        raise Hint(f"time is not the share of the kind attention. {slip(said['time'], time, 0.02)}")
-    if not close(said["arithmetic"], arithmetic, 5e-3):
-        if close(said["arithmetic"], facts["products"], 5e-3):
-            raise Hint("arithmetic has only the two products, but the time includes the layers `qkv` and `out`.")
-        if close(said["arithmetic"], 1 - facts["products"], 5e-3):
-            raise Hint("arithmetic is the share of the linear layers.")
-        if close(said["arithmetic"], facts["forward"], 5e-3):
-            raise Hint("arithmetic counts attention's forward pass, but both passes of the block.")
-        raise Hint(f"arithmetic is not the share of the attention layer. {slip(said['arithmetic'], arithmetic, 5e-3)}")
-    wanted = (time / (1 - time)) / (arithmetic / (1 - arithmetic))
-    if close(said["per_flop"], wanted, 0.05):
-        return
-    if close(said["per_flop"], time / arithmetic, 0.03):
-        raise Hint("per_flop compares attention with the whole block, which includes it; compare it with the rest.")
-    raise Hint(f"per_flop does not match the two shares. {slip(said['per_flop'], wanted, 0.05)}")
+    of_time = Figure(said["time"], time, 0.02)
+    for name, found in shares.items():
+        of_time.not_instead(found, f"time is the share at length {name}; give it for the longest.", 0.005)
+    of_time.required("time is not the share of the kind attention.")
+    of_flops = Figure(said["arithmetic"], arithmetic, 5e-3)
+    products = "arithmetic has only the two products, but the time includes the layers `qkv` and `out`."
+    of_flops.not_instead(facts["products"], products)
+    of_flops.not_instead(1 - facts["products"], "arithmetic is the share of the linear layers.")
+    forward = "arithmetic counts attention's forward pass, but both passes of the block."
+    of_flops.not_instead(facts["forward"], forward)
+    of_flops.required("arithmetic is not the share of the attention layer.")
+    per_flop = Figure(said["per_flop"], (time / (1 - time)) / (arithmetic / (1 - arithmetic)), 0.05)
+    whole = "per_flop compares attention with the whole block, which includes it; compare it with the rest."
+    per_flop.not_instead(time / arithmetic, whole, 0.03)
+    per_flop.required("per_flop does not match the two shares.")
 
 
 #: How far a share may fall from one length to the next and still count as rising.
@@ -289,6 +270,102 @@ def doubts_of_share(facts: Facts) -> str:
         "attention's share of time should rise with the length, as its arithmetic does; yours goes "
         f"{', '.join(map(share, shares))}. The machine was probably busy: rerun the cell"
     )
+
+
+#: The lengths that the law is fitted to, and the held-out length that it is tested on.
+FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
+
+
+def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Facts:
+    require(study, ScalingStudy, "Pass the study as well: study=study, the result of perfnb.scaling_study.")
+    require(held_out, Timing, "Pass the timing as well: held_out=held_out, the result of perfnb.time_step.")
+    said = as_numbers(answer, ("off_by",))
+    inside = as_flag(answer, "inside")
+    prediction = study.predict(HELD_OUT)
+    return {
+        **said,
+        "inside": inside,
+        "sizes": study.table["size"].astype(float).tolist(),
+        "medians_ms": study.table["median_ms"].astype(float).tolist(),
+        "last_residual": float(study.fit["residual"].iloc[-1]),
+        "predicted_ms": prediction.median_ms,
+        "ci_ms": [min(float(end), 1e300) for end in prediction.ci_ms],  # JSON has no infinity
+        "measured_ms": held_out.median_ms,
+    }
+
+
+def judge_held_out(facts: Facts) -> None:
+    sizes, predicted, measured = facts["sizes"], facts["predicted_ms"], facts["measured_ms"]
+    if max(sizes) >= HELD_OUT:
+        raise Hint(
+            f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: test a law on a "
+            "size it has not seen."
+        )
+    if len(sizes) < 5:
+        raise Hint(f"A law fitted to only {len(sizes)} sizes cannot be checked; use all of FITTED.")
+    if sorted(sizes) != list(FITTED):
+        raise Hint(f"The law was fitted to the sizes {', '.join(f'{size:g}' for size in sizes)}; fit it to FITTED.")
+    if measured <= facts["medians_ms"][-1]:
+        raise Hint(f"held_out takes no longer than size {max(sizes):g}: is it the step of make_step({HELD_OUT})?")
+    wanted, said = measured / predicted - 1, facts["off_by"]
+    if abs(said - wanted) > 0.01 * max(1.0, abs(wanted)):
+        for value, words in (
+            (measured / predicted, "off_by is the ratio; how much of it is above the prediction?"),
+            (
+                1 - predicted / measured,
+                "off_by is relative to the measured time; make it relative to the predicted one.",
+            ),
+            (predicted / measured - 1, "off_by is the wrong way round: compare measured with predicted."),
+            (measured - predicted, "off_by is in milliseconds; give a fraction."),
+            (facts["last_residual"], "That is the law's error at a size it was fitted to."),
+        ):
+            if abs(said - value) <= 0.01 * max(1.0, abs(value)):
+                raise Hint(words)
+        raise Hint(f"off_by does not match the prediction and the measurement. {slip(said, wanted, 0.02)}")
+    low, high = facts["ci_ms"]
+    if facts["inside"] != (low <= measured <= high):
+        raise Hint("inside does not follow: is the measured median between the ends of the prediction's ci_ms?")
+
+
+#: Laws to test the reader's function on (constant, per position, per pair of positions), the lengths whose times it
+#: gets, their relative noise, and the lengths to predict.
+LAWS = ((0.9, 0.012, 2e-5), (0.0, 0.02, 1e-5), (900.0, 3.0, 0.05), (2.0, 0.0, 4e-5))
+LENGTHS, DEVIATIONS = (32, 64, 128, 192, 256, 512), (0.03, -0.03, 0.02, -0.02, 0.03, -0.03)
+PLACES = (48, 512, 1024, 2048)
+#: Largest relative error with noisy times: right weights give at most 7 %, wrong ones at least 12 %.
+NOISY = 0.09
+
+
+def measure_law(answer: Any) -> Facts:
+    predict = as_function(answer, "predict(lengths, times_ms, length)")
+    cases = []
+    for (constant, position, pair), noisy in itertools.product(LAWS, (False, True)):
+        lengths = np.array(LENGTHS[::-1] if noisy else LENGTHS, dtype=float)
+        true = constant + position * lengths + pair * lengths**2
+        times = true * (1 + np.array(DEVIATIONS) * noisy)
+        slope, level = np.polyfit(np.log(lengths), np.log(times), 1)
+        for place in PLACES:
+            said = as_number(outcome(predict, lengths.copy(), times.copy(), place), "The result of your function")
+            wanted = constant + position * place + pair * place**2
+            power = float(np.exp(level + slope * np.log(place)))
+            cases.append({"length": place, "noisy": noisy, "said": said, "wanted": wanted, "power": power})
+    return {"cases": cases}
+
+
+def judge_law(facts: Facts) -> None:
+    cases = all_there(facts["cases"], 2 * len(LAWS) * len(PLACES))
+    for case in sorted(cases, key=lambda case: bool(case["noisy"])):
+        said, wanted, length = case["said"], case["wanted"], case["length"]
+        if close(said, wanted, NOISY if case["noisy"] else 0.01):
+            continue
+        if close(said, case["power"], 0.01):
+            raise Hint("That is a single power of the length again. Fit a constant, a linear and a quadratic term.")
+        if case["noisy"]:
+            raise Hint(
+                f"Exact times are predicted well, but with 3 % noise you are {100 * (said / wanted - 1):+.0f} % off "
+                f"at length {length}. Does each size count by its relative error, and is no term negative?"
+            )
+        raise Hint(f"At length {length} a made-up step takes {wanted:.4g} ms; you predict {said:.4g}.")
 
 
 def _comparison(given: Any) -> ArchitectureComparison:

@@ -2,32 +2,276 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import multiprocessing
 import os
+import pickle
+import random
+import statistics
 import tempfile
+import time
+import tracemalloc
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from perfnb.labs.answers import as_flag, as_function, as_numbers, close, outcome, ratio_of, slip
+from perfnb.labs.answers import Figure, as_flag, as_function, as_numbers, close, outcome, ratio_of, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
-from perfnb.labs.feeding import (
-    BATCHES,
-    Feed,
-    Marked,
-    drawn,
-    every_item,
-    judge_orders,
-    marked_batches,
-    numbered_batches,
-    numbered_rows,
-    processes,
-    processes_left,
-    read_rows,
-    text_lines,
-)
-from perfnb.labs.workloads import interleaved, one_thread
+from perfnb.labs.workloads import time_ratio
+
+#: Batches of a simulated loader.
+BATCHES = 12
+#: Seconds that workers have to exit.
+TO_END_S = 10.0
+#: Columns of made-up rows.
+WIDTH = 16
+#: Largest fraction of neighbours in one order that may be neighbours in another. With random orders it is about two
+#: divided by the number of rows, a few percent.
+STILL_BESIDE = 0.25
+
+
+class Feed:
+    """A simulated loader and its step, which sleep; with `ahead` the next batch is prepared while one is used.
+
+    They record the true times of passes with and without steps, and of steps outside any pass, because a busy machine
+    wakes sleepers late.
+    """
+
+    def __init__(self, make_ms: float, use_ms: float, *, ahead: bool) -> None:
+        self.took: dict[str, list[float]] = {"together": [], "loader": [], "model": []}
+        self._make_ms, self._use_ms, self._ahead = make_ms, use_ms, ahead
+        self._used: list[float] = []
+        self._running = self._steps = 0
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __iter__(self) -> Iterator[int]:
+        began, steps = time.perf_counter(), self._steps
+        self._running += 1
+        try:
+            yield from self._made_ahead() if self._ahead else map(self._make, range(BATCHES))
+            kind = "together" if self._steps > steps else "loader"
+            self.took[kind].append((time.perf_counter() - began) * 1e3 / BATCHES)
+        finally:
+            self._running -= 1
+
+    def step(self, batch: Any) -> None:
+        """Use a batch."""
+        ms = slept(self._use_ms)
+        self._used.append(ms)
+        if self._running:
+            self._steps += 1
+        else:
+            self.took["model"].append(ms)
+
+    def step_ms(self) -> float:
+        """Mean time of the steps outside any pass, or of all steps if an unfinished iterator was kept."""
+        return statistics.fmean(self.took["model"] or self._used)
+
+    def _made_ahead(self) -> Iterator[int]:
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(self._make, 0)
+            for number in range(1, BATCHES):
+                batch = coming.result()
+                coming = pool.submit(self._make, number)
+                yield batch
+            yield coming.result()
+
+    def _make(self, number: int) -> int:
+        slept(self._make_ms)
+        return number
+
+
+def slept(ms: float) -> float:
+    """Sleep; returns the milliseconds it took."""
+    began = time.perf_counter()
+    time.sleep(ms / 1e3)
+    return (time.perf_counter() - began) * 1e3
+
+
+class Marked:
+    """Samples that tell which process made them; defined here, not in a notebook, so that workers can import it."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, place: int) -> tuple[int, int]:
+        return place, os.getpid()
+
+
+def text_lines(count: int, values: int, seed: int) -> list[str]:
+    """Comma-separated lines of a label and numbers."""
+    generator = random.Random(seed)
+    return [
+        ",".join([str(generator.randrange(10)), *(f"{generator.gauss(0, 1):.3f}" for _ in range(values))])
+        for _ in range(count)
+    ]
+
+
+def numbered_rows(rows: int) -> Any:
+    """A data set whose rows hold their own number, labelled with three times that number."""
+    numbers = torch.arange(rows)
+    return TensorDataset(numbers.float()[:, None].repeat(1, WIDTH), 3 * numbers)
+
+
+def every_item(dataset: Any) -> None:
+    """Take each sample once."""
+    for place in range(len(dataset)):
+        dataset[place]
+
+
+def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
+    """Whether samples match the original ones except for their shift, and how many shifts appeared per place."""
+    same, label, shifts = True, True, []
+    for place in places:
+        x, y = before[place]
+        turned = [torch.roll(x, by) for by in range(len(x))]
+        seen = set()
+        for _ in range(times):
+            sample = outcome(getitem, after, place)
+            if not isinstance(sample, Sequence) or len(sample) != 2 or not isinstance(sample[0], torch.Tensor):
+                raise Hint("A sample must be a pair, as before: a tensor and its label.")
+            label &= isinstance(sample[1], int) and sample[1] == y
+            alike = sample[0].dtype == x.dtype
+            found = [by for by, other in enumerate(turned) if alike and torch.equal(sample[0], other)]
+            same &= bool(found)
+            seen.update(found[:1])
+        shifts.append(len(seen))
+    return {"same": same, "label": label, "shifts": min(shifts)}
+
+
+def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
+    """Raise a `Hint` unless each epoch has every row once, in its own order and its own batches."""
+    own = list(range(rows))
+    for epoch in epochs:
+        if len(set(epoch)) < min(len(epoch), rows):
+            raise Hint("Some samples appear twice in an epoch, and others not at all.")
+        if sorted(epoch) != own:
+            raise Hint(f"An epoch has {len(epoch)} of the {rows} samples; each must appear once.")
+        if epoch == own:
+            raise Hint("The samples are in the order of the data set; shuffle them.")
+        if _still_beside(own, epoch):
+            raise Hint("Neighbours in the data set are still neighbours: shuffle individual samples.")
+    for place, epoch in enumerate(epochs):
+        if epoch == epochs[0] and place == 1:
+            raise Hint("The second epoch has the same order as the first: shuffle anew each time.")
+        if epoch in epochs[:place]:
+            raise Hint("An epoch repeats the order of an earlier one: shuffle anew each time.")
+        if any(_still_beside(before, epoch) for before in epochs[:place]):
+            raise Hint(
+                "One epoch's order is derived from another's: many samples have the same neighbours. Shuffle anew "
+                "each time."
+            )
+        if any(_batches(before, batch_size) & _batches(epoch, batch_size) for before in (own, *epochs[:place])):
+            raise Hint("The same samples share a batch again: shuffle anew each time, not just the order of batches.")
+
+
+def _still_beside(first: list[int], second: list[int]) -> bool:
+    """Whether more rows than expected by chance are neighbours in both orders."""
+    pairs = [{frozenset(pair) for pair in itertools.pairwise(order)} for order in (first, second)]
+    return len(pairs[0] & pairs[1]) > STILL_BESIDE * len(first)
+
+
+def _batches(order: list[int], size: int) -> set[frozenset[int]]:
+    return {frozenset(order[at : at + size]) for at in range(0, len(order), size)}
+
+
+def numbered_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
+    """Row numbers and labels of each batch of an epoch."""
+    batches = []
+    for batch in _listed(loader):
+        if not isinstance(batch, Sequence) or len(batch) != 2 or not all(hasattr(part, "tolist") for part in batch):
+            raise Hint("A batch must be a pair of tensors, x and y.")
+        x, y = batch
+        if tuple(x.shape[1:]) != (WIDTH,) or y.ndim != 1:
+            shapes = f"x has shape {tuple(x.shape)} and its y {tuple(y.shape)}"
+            raise Hint(f"A batch's {shapes}; each needs one row per sample.")
+        batches.append((x[:, 0].int().tolist(), y.tolist()))
+    return batches
+
+
+def marked_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
+    """Sample numbers of each batch of an epoch, and the processes that made them."""
+    try:
+        return [(batch[0].tolist(), batch[1].tolist()) for batch in _listed(loader)]
+    except (AttributeError, IndexError, TypeError):
+        raise Hint("The batches are not what a DataLoader makes from the data set.") from None
+
+
+def _listed(loader: Any) -> list[Any]:
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise Hint("Return a loader: something that `for batch in loader` can iterate repeatedly.")
+    batches: list[Any] = outcome(list, loader)
+    return batches
+
+
+def processes() -> set[int | None]:
+    """Live child processes of this one."""
+    return {child.pid for child in multiprocessing.active_children()}
+
+
+def processes_left(before: set[int | None]) -> int:
+    """Number of new child processes still alive; those that are exiting are waited for."""
+    gc.collect()
+    until = time.perf_counter() + TO_END_S
+    while (left := processes() - before) and time.perf_counter() < until:
+        time.sleep(0.05)
+    return len(left)
+
+
+def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) -> Facts:
+    """How much memory a data set of a file's rows takes, what it returns, and its size when sent to a worker."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    tracemalloc.start()
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            dataset = outcome(function, path)
+            samples = [outcome(getitem, dataset, place) for place in places]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        torch.set_warn_always(always)
+    try:
+        length = len(dataset)
+    except TypeError:
+        raise Hint("The data set has no length yet: __len__ must return the number of rows in the file.") from None
+    there = np.load(path, mmap_mode="r")
+    right = all(
+        isinstance(sample, torch.Tensor)
+        and sample.dtype == torch.float32
+        and np.array_equal(sample.detach().numpy(), there[place])
+        for place, sample in zip(places, samples, strict=True)
+    )
+    facts = {
+        "length": length,
+        "peak": peak,
+        "right": right,
+        "copy_bytes": len(outcome(pickle.dumps, outcome(function, path))),
+        "read_only": any("not writable" in str(each.message) for each in warned),
+    }
+    # Never write to a tensor in a read-only map: that would crash the process.
+    if right and not facts["read_only"]:
+        kept = there[places[0]].copy()
+        samples[0].zero_()
+        again = outcome(getitem, dataset, places[0])
+        facts["own"] = np.array_equal(again.numpy(), kept) and np.array_equal(there[places[0]], kept)
+    return facts
+
 
 #: Milliseconds that a simulated loader and its step sleep, and whether the loader prepares the next batch during the
 #: step.
@@ -56,15 +300,15 @@ def measure_stopwatches(answer: Any) -> Facts:
 def judge_stopwatches(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(FEEDS)):
         wanted = case["usual"] | {name: took[0] for name, took in case["took"].items() if took}
-        for name, said in all_there(case["said"], 3).items():
-            if any(close(said, took, NEAR) for took in case["took"][name]):
+        for name, number in all_there(case["said"], 3).items():
+            if any(close(number, took, NEAR) for took in case["took"][name]):
                 continue
-            if close(1e3 * said, wanted[name], NEAR):
+            if close(1e3 * number, wanted[name], NEAR):
                 raise Hint(f"{name} looks like seconds; give milliseconds.")
-            if close(said, BATCHES * wanted[name], NEAR):
+            if close(number, BATCHES * wanted[name], NEAR):
                 raise Hint(f"{name} looks like the time of all batches; give it per batch.")
             together = [wanted["together"], *case["took"]["together"]]
-            if name != "together" and any(close(said, took, NEAR) for took in together):
+            if name != "together" and any(close(number, took, NEAR) for took in together):
                 other = "the loader" if name == "model" else "the step"
                 raise Hint(f"{name}: {other} still runs in it. What must be left out, and what could be kept?")
             if case["ahead"]:
@@ -72,9 +316,8 @@ def judge_stopwatches(facts: Facts) -> None:
                     f"{name} is wrong for a loader that prepares the next batch during the step. The times do not add "
                     "up then: measure each one separately."
                 )
-            raise Hint(
-                f"{name} is wrong. {slip(said, wanted[name], NEAR, 'Which of loader and step should run in it?')}"
-            )
+            within = "Which of loader and step should run in it?"
+            raise Hint(f"{name} is wrong. {slip(number, wanted[name], NEAR, within)}")
 
 
 def measure_perfect(answer: Any, test: Any = None) -> Facts:
@@ -87,25 +330,21 @@ def measure_perfect(answer: Any, test: Any = None) -> Facts:
 
 def judge_perfect(facts: Facts) -> None:
     said, times = facts["said"], facts["times"]
-    wanted = {
-        "perfect_loader": times["together"] / times["model"],
-        "perfect_model": times["together"] / times["loader"],
-    }
-    for name, other in (("perfect_loader", "perfect_model"), ("perfect_model", "perfect_loader")):
-        if close(said[name], wanted[name], 0.03):
-            continue
-        if close(said[name], wanted[other], 0.03):
-            raise Hint(f"{name} is the other one: if the {name[8:]} took no time, which of the two would be left?")
-        if close(said[name], 1 / wanted[name], 0.03):
-            raise Hint(f"{name} is the fraction of the step that is left; give the speed-up.")
-        raise Hint(f"{name} does not match t.times. {slip(said[name], wanted[name], 0.03)}")
+    of_loader, of_model = times["together"] / times["model"], times["together"] / times["loader"]
+    for name, wanted, other in (("perfect_loader", of_loader, of_model), ("perfect_model", of_model, of_loader)):
+        figure = Figure(said[name], wanted, 0.03)
+        swapped = f"{name} is the other one: if the {name[8:]} took no time, which of the two would be left?"
+        figure.not_instead(other, swapped)
+        figure.not_instead(1 / wanted, f"{name} is the fraction of the step that is left; give the speed-up.")
+        figure.required(f"{name} does not match t.times.")
 
 
 #: Lines of made-up files, numbers per line, and how often a sample is drawn.
 LINES, VALUES, DRAWS = (40, 24), 64, 12
 #: Largest fraction of the original time that items may take.
 MOST = 0.5
-EPOCHS = 6
+#: Epochs that are timed.
+EPOCHS = [()] * 7
 
 
 def measure_parsed(answer: Any, slow: Any = None) -> Facts:
@@ -118,9 +357,7 @@ def measure_parsed(answer: Any, slow: Any = None) -> Facts:
     if any(not case["same"] for case in cases):
         return {"cases": cases}  # what is wrong is not timed
     before, after = sets[0]
-    with one_thread():
-        slow_ms, fast_ms = interleaved(lambda: every_item(before), lambda: every_item(after), [()] * (EPOCHS + 1))
-    return {"cases": cases, "ratio": min(fast_ms) / min(slow_ms)}
+    return {"cases": cases, "ratio": time_ratio(partial(every_item, after), partial(every_item, before), EPOCHS)}
 
 
 def judge_parsed(facts: Facts) -> None:
@@ -164,14 +401,11 @@ def measure_copies(answer: Any, profile: Any = None) -> Facts:
 
 def judge_copies(facts: Facts) -> None:
     said, batch = facts["said"], facts["batch_bytes"]
-    if not close(said["batch_bytes"], batch, 1e-9):
-        if close(said["batch_bytes"], batch / 4, 1e-9):
-            raise Hint("batch_bytes is how many numbers x has; how many bytes does a float32 have?")
-        if close(said["batch_bytes"], batch * 8, 1e-9):
-            raise Hint("batch_bytes looks like bits.")
-        raise Hint(
-            f"batch_bytes is wrong. {slip(said['batch_bytes'], batch, 1e-9, 'Rows, times columns, times what?')}"
-        )
+    batch_bytes = Figure(said["batch_bytes"], batch, 1e-9)
+    numbers = "batch_bytes is how many numbers x has; how many bytes does a float32 have?"
+    batch_bytes.not_instead(batch / 4, numbers)
+    batch_bytes.not_instead(batch * 8, "batch_bytes looks like bits.")
+    batch_bytes.required("batch_bytes is wrong.", "Rows, times columns, times what?")
     written = round(facts["all_bytes"] / batch)
     if close(said["written"], facts["all_bytes"], 0.01):
         raise Hint("written is in bytes; give it as a multiple of the batch's bytes.")
@@ -190,8 +424,6 @@ DRAWN = 5
 
 
 def measure_at_once(answer: Any) -> Facts:
-    from torch.utils.data import DataLoader
-
     function = as_function(answer, "at_once(dataset, batch_size)")
     loader = outcome(function, numbered_rows(TAKEN[0]), TAKEN[1])
     epochs = [numbered_batches(loader) for _ in range(DRAWN)]
@@ -204,9 +436,7 @@ def measure_at_once(answer: Any) -> Facts:
         return facts
     dataset, size = numbered_rows(TIMED[0]), TIMED[1]
     usual, quick = DataLoader(dataset, size, shuffle=True), outcome(function, dataset, size)
-    with one_thread():
-        slow_ms, fast_ms = interleaved(lambda: list(usual), lambda: list(quick), [()] * (EPOCHS + 1))
-    return facts | {"ratio": min(fast_ms) / min(slow_ms)}
+    return facts | {"ratio": time_ratio(partial(list, quick), partial(list, usual), EPOCHS)}
 
 
 def judge_at_once(facts: Facts) -> None:
@@ -319,14 +549,8 @@ def judge_file(facts: Facts) -> None:
 
 
 def measure_helped(answer: Any, test: Any = None) -> Facts:
-    ratio = ratio_of(test)
-    said = as_numbers(answer, ("speedup",))
-    return {
-        **said,
-        "shown": as_flag(answer, "shown"),
-        **ratio,
-        "turns": int(test.turns),
-    }
+    ratio, said = ratio_of(test), as_numbers(answer, ("speedup",))
+    return said | ratio | {"shown": as_flag(answer, "shown"), "turns": int(test.turns)}
 
 
 def judge_helped(facts: Facts) -> None:
@@ -340,8 +564,7 @@ def judge_helped(facts: Facts) -> None:
             "In this test the second step is slower: are the two in the right order? If they are, the machine "
             "is too busy: try again later."
         )
-    if not close(facts["speedup"], 1 / facts["ratio"], 0.03):
-        raise Hint(f"The speed-up does not match the test. {slip(facts['speedup'], 1 / facts['ratio'], 0.03)}")
+    Figure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
     if facts["shown"] != (facts["ratio_ci"][1] < 1):
         raise Hint(
             "shown does not follow: a difference is shown only if the ratio's interval excludes 1. On a busy "

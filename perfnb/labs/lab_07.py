@@ -2,27 +2,262 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import itertools
 import math
-from collections.abc import Mapping
+import statistics
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import CodeType
 from typing import Any
 
-from perfnb.labs.answers import as_function, as_number, as_numbers, close, outcome, slip
-from perfnb.labs.changes import (
-    APART,
-    FACTORS,
-    compared,
-    earlier_reports,
-    judge_change,
-    judge_report,
-    losses_of,
-    of_earlier,
-    report_facts,
-    same_state,
-    state,
-    training_of,
-)
+import torch
+from torch import nn
+
+from perfnb import PerformanceReport
+from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, close, outcome, result_of
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, is_false
-from perfnb.labs.quantising import judge_int8, measure_int8
+from perfnb.labs.workloads import interleaved, one_thread
+
+#: The factors of a training that are compared, and rounds of a trial.
+FACTORS = ("fused", "foreach", "autocast", "compiled", "weights", "optimizer", "rate", "other settings")
+ROUNDS = 12
+#: Number of losses compared.
+KEPT = 4
+#: The quality loss in every report of lab 7.
+LOSS = "added wrong share"
+#: The script's method for each factor, and what is true while it is unchanged.
+METHODS = {
+    "fused": ("make_optimizer", "the optimizer's setting fused is still False"),
+    "autocast": ("predict", "its layers still compute in float32"),
+    "compiled": ("make_model", "it returns the plain net, not a compiled one"),
+}
+#: Relative tolerance between two losses.
+APART = 2e-3
+#: Factor by which a report may differ from a short trial; beyond it, the report is of something else.
+ELSE = 1.6
+
+
+def compared(answer: Any, script: Any, batches: Any) -> Facts:
+    """How two trainings differ, with their losses and times on the same batches."""
+    before, after = training_of(script), training_of(answer)
+    factors = [_factors(each, batches[0]) for each in (before, after)]
+    kept = state(_net(after))
+    losses: list[list[float]] = [[], []]
+
+    def step(training: Any, series: list[float], batch: Any) -> None:
+        series.append(as_number(outcome(training.step, batch), "The result of step"))
+
+    inputs = [(batches[index % len(batches)],) for index in range(ROUNDS + 3)]
+    steps = (partial(step, before, losses[0]), partial(step, after, losses[1]))
+    with one_thread():  # one thread that never waits, so other programs do not count in its process's time
+        own, new = (statistics.median(times[2:]) for times in interleaved(*steps, inputs, clock=time.process_time))
+    return {
+        "factors": {name: [factors[0][name], factors[1][name]] for name in FACTORS},
+        "written": _written(type(before), type(after)),
+        "losses": [series[:KEPT] for series in losses],
+        "moved": not same_state(kept, state(_net(after))),
+        "trial": new / max(own, 1e-6),
+    }
+
+
+def training_of(answer: Any) -> Any:
+    """An instance of the reader's training class; raises `Hint` if a method that makes a part returns nothing."""
+    if not callable(answer) and hasattr(answer, "step"):
+        name = type(answer).__name__
+        raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")
+    training = outcome(as_function(answer, "the class()"))
+    for name, made in (("model", "make_model"), ("optimizer", "make_optimizer")):
+        if getattr(training, name, ...) is None:
+            raise Hint(f"{made} returned None; is `return` missing?")
+    return training
+
+
+def _net(training: Any) -> Any:
+    if not all(hasattr(training, name) for name in ("model", "optimizer", "predict", "step")):
+        raise Hint("A training needs model, optimizer, predict and step; derive yours from Script.")
+    net = getattr(training.model, "_orig_mod", training.model)
+    if not isinstance(net, nn.Module):
+        raise Hint(f"make_model must return a model, not a {type(net).__name__}.")
+    if not hasattr(training.optimizer, "param_groups"):
+        raise Hint(f"make_optimizer must return an optimizer, not a {type(training.optimizer).__name__}.")
+    return net
+
+
+def _written(script: type, kind: type) -> dict[str, list[str]]:
+    """A training's own methods: those it overrides, and others."""
+
+    def methods(kinds: Iterable[type]) -> set[str]:
+        return {name for each in kinds for name, value in vars(each).items() if callable(value)}
+
+    theirs = methods(script.__mro__[:-1])
+    own = {name for name in methods(set(kind.__mro__[:-1]) - set(script.__mro__)) if not name.startswith("__")}
+    return {"anew": sorted(own & theirs), "others": sorted(own - theirs), "script": sorted(theirs - {"__init__"})}
+
+
+def _factors(training: Any, batch: Any) -> Facts:
+    net, optimizer = _net(training), training.optimizer
+    group = dict(optimizer.param_groups[0])
+    seen: list[str] = []
+    layer = next((each for each in net.modules() if isinstance(each, torch.nn.Linear)), net)
+    handle = layer.register_forward_hook(lambda *given: seen.append(str(getattr(given[-1], "dtype", "unknown"))))
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            scores = outcome(training.predict, batch[0])
+    finally:
+        handle.remove()
+    if scores is None:
+        raise Hint("predict returned None; is `return` missing?")
+    first = next(iter(net.parameters()))
+    settings = {name: value for name, value in group.items() if name not in ("params", "fused", "foreach", "lr")}
+    return {
+        "fused": bool(group.get("fused")),
+        "foreach": bool(group.get("foreach")),
+        "autocast": seen[0].removeprefix("torch.") if seen else "unknown",
+        "compiled": hasattr(training.model, "_orig_mod") or net._compiled_call_impl is not None,
+        "weights": f"{sum(each.numel() for each in net.parameters())} of {str(first.dtype).removeprefix('torch.')}",
+        "optimizer": type(optimizer).__name__,
+        "rate": float(group["lr"]),
+        "other settings": str(sorted(settings.items(), key=lambda item: item[0])),
+    }
+
+
+def state(model: Any) -> list[Any]:
+    return [each.detach().clone() for each in model.state_dict().values() if isinstance(each, torch.Tensor)]
+
+
+def same_state(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def same_code(first: Any, second: Any) -> bool:
+    """Whether two functions, or two classes with all they inherit, do the same, as when a cell ran again."""
+    return bool(_code(first) == _code(second))
+
+
+def _code(thing: Any) -> Any:
+    """The comparable part of code, without its location and docstring."""
+    if isinstance(thing, type):
+        return [
+            (name, _code(value))
+            for kind in thing.__mro__[:-1]
+            for name, value in sorted(vars(kind).items())
+            if not (name.startswith("__") and name != "__init__")
+        ]
+    code = getattr(getattr(thing, "__func__", thing), "__code__", thing)
+    if isinstance(code, CodeType):
+        return (code.co_code, code.co_names, code.co_varnames, [_code(each) for each in code.co_consts])
+    return repr(thing) if isinstance(thing, (str, int, float, tuple)) else type(thing).__name__
+
+
+def report_facts(reports: Any, name: str, made_of: Any = None, answer: Any = None) -> Facts | None:
+    """A report as facts; ``None`` if there is none.
+
+    `made_of` maps the report's name to the class or function it tested; whether that is the `answer` is a fact too.
+    """
+    report = reports.get(name) if isinstance(reports, Mapping) else None
+    if report is None:
+        return None
+    if not isinstance(report, PerformanceReport):
+        raise Hint(f"reports[{name!r}] must be the result of perfnb.report, not a {type(report).__name__}.")
+    ab = report.ab
+    tried = made_of.get(name) if isinstance(made_of, Mapping) else None
+    return {
+        "of_this": None if tried is None or answer is None else same_code(tried, answer),
+        "ratio": float(ab.ratio),
+        "ratio_ci": None if ab.ratio_ci is None else [float(end) for end in ab.ratio_ci],
+        "verdict": str(ab.verdict),
+        "decision": str(report.decision),
+        "baseline_ms": float(report.baseline.median_ms),
+        "candidate_ms": float(report.candidate.median_ms),
+        "quality": LOSS in report.table.index,
+    }
+
+
+def earlier_reports(journal: Any, name: str) -> list[list[Any]]:
+    """Ratio and decision of earlier reports with that name."""
+    if journal is None:
+        return []
+    history = journal.history
+    rows = history[history["change"] == name] if len(history) else history
+    return [[float(row["candidate_ratio"]), str(row["decision"])] for row in rows.to_dict("records")[:-1]]
+
+
+def of_earlier(facts: Facts, said: float, names: Sequence[str]) -> bool:
+    """Whether a speed-up matches a set of reports that includes at least one superseded one."""
+    found = [
+        [(1.0, False), (facts["reports"][name]["ratio"], False)]
+        + [(ratio, True) for ratio, _ in facts["earlier"][name]]
+        for name in names
+    ]
+    return any(
+        close(said, 1 / math.prod(ratio for ratio, _ in each), 1e-6) and any(old for _, old in each)
+        for each in itertools.product(*found)
+    )
+
+
+def judge_report(report: Facts | None, name: str, trial: float | None = None) -> Facts:
+    if report is None:
+        raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
+    if is_false(report.get("of_this")):
+        raise Hint(f"The report on {name!r} tested different code from this answer; rerun the report's cell.")
+    if not report["quality"]:
+        raise Hint(f"The report on {name!r} did not check quality: a faster step may be a worse one.")
+    if report["ratio_ci"] is None:
+        raise Hint(f"The report on {name!r} has too few pairs for a result; give it a larger budget_s.")
+    low, high = report["ratio_ci"]
+    if trial is not None and not low / ELSE <= trial <= high * ELSE:
+        raise Hint(
+            f"In a trial just now it took {trial:.2f} of the script's time; your report says "
+            f"{report['ratio']:.2f}. Does it compare these two, script first, after the last change?"
+        )
+    return report
+
+
+def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
+    factors = all_there(facts["factors"], len(FACTORS))
+    changed = [name for name, (before, after) in factors.items() if before != after]
+    if not changed:
+        anew, why = facts["written"]["anew"], _why(facts["written"], wanted)
+        elsewhere = anew and METHODS[wanted][0] not in anew
+        raise Hint(why if elsewhere else f"This training does the same as the script: nothing was changed. {why}")
+    if wanted not in changed:
+        raise Hint(f"You changed {', '.join(changed)}; change {wanted}.")
+    if len(changed) > 1:
+        raise Hint(f"More than one thing was changed ({', '.join(changed)}), so no report can tell which one helped.")
+    if not facts["moved"]:
+        raise Hint("The weights do not change: the step returns a loss but learns nothing.")
+    if not same_losses(facts, apart):
+        script, own = (", ".join(f"{loss:.3f}" for loss in series) for series in facts["losses"])
+        raise Hint(
+            f"On the same batches the script's losses are {script}, yours {own}. It trains differently, or ignores "
+            "the batch it is given."
+        )
+
+
+def same_losses(facts: Facts, apart: float) -> bool:
+    """Whether the script and the change have the same first losses; raises `Hint` if some are missing."""
+    before, after = (all_there(series, KEPT) for series in all_there(facts["losses"], 2))
+    return all(close(new, old, apart) for old, new in zip(before, after, strict=True))
+
+
+def _why(written: Mapping[str, list[str]], wanted: str) -> str:
+    """Why nothing differs, judging by the methods that were written."""
+    method, still = METHODS[wanted]
+    if method in written["anew"]:
+        return f"{method} is overridden, but {still}."
+    if written["anew"]:
+        return f"You overrode {', '.join(written['anew'])}; override {method}."
+    if written["others"]:
+        return (
+            f"Script has no method {', '.join(written['others'])}, so nothing calls it; its methods are "
+            f"{', '.join(written['script'])}."
+        )
+    return "No method of Script is overridden yet."
+
 
 #: Relative tolerance between losses computed with three digits.
 APART_BF16 = 0.06
@@ -47,8 +282,6 @@ MISTAKEN = ((3, True), (4, False), (IMAGES, True))
 
 
 def measure_quality(answer: Any) -> Facts:
-    import torch
-
     wrong = as_function(answer, "wrong(model, x, y)")
     generator = torch.Generator().manual_seed(7)
     cases = []
@@ -58,23 +291,21 @@ def measure_quality(answer: Any) -> Facts:
         y[::every] = (y[::every] + 1) % 10
         model = _forgetful().train(training)
         kept = state(model)
-        graded: list[bool] = []
-        modes: list[bool] = []
+        seen: list[tuple[bool, bool]] = []
 
-        def seen(net: Any, *_: Any, graded: list[bool] = graded, modes: list[bool] = modes) -> None:
-            graded.append(torch.is_grad_enabled())
-            modes.append(any(part.training for part in net.modules()))
+        def asked(net: Any, *_: Any, seen: list[tuple[bool, bool]] = seen) -> None:
+            seen.append((torch.is_grad_enabled(), any(part.training for part in net.modules())))
 
-        handle = model.register_forward_hook(seen)
-        said = as_number(outcome(wrong, model, x, y), "The result of your function")
+        handle = model.register_forward_hook(asked)
+        said = result_of(wrong, model, x, y)
         handle.remove()
         cases.append(
             {
                 "said": said,
                 "wanted": len(range(0, IMAGES, every)) / IMAGES,
                 "one_for_all": float((x.argmax() != y).float().mean()),
-                "graded": any(graded),
-                "asked_in_training": any(modes),
+                "graded": any(graded for graded, _ in seen),
+                "asked_in_training": any(mode for _, mode in seen),
                 "same_mode": model.training == training,
                 "unchanged": same_state(kept, state(model)),
                 "gradients": any(each.grad is not None for each in model.parameters()),
@@ -85,9 +316,6 @@ def measure_quality(answer: Any) -> Facts:
 
 def _forgetful() -> Any:
     """A model that recognises every digit, except in training mode, which drops most of what it knows."""
-    import torch
-    from torch import nn
-
     know = nn.Linear(10, 10, bias=False)
     with torch.no_grad():
         know.weight.copy_(torch.eye(10))
@@ -96,26 +324,23 @@ def _forgetful() -> Any:
 
 def judge_quality(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(MISTAKEN)):
-        said, wanted = case["said"], case["wanted"]
-        if not close(said, wanted, 1e-5):
-            if close(said, 1 - wanted, 1e-5):
-                raise Hint("It is the share of right answers; a loss is smaller for a better model.")
-            if close(said, wanted * facts["images"], 1e-5):
-                raise Hint("It is the number of wrong digits; give their fraction, 0 to 1.")
-            if close(said, case["one_for_all"], 1e-5):
-                raise Hint("argmax() without a dimension gives one index for all images; each image needs its own.")
-            if case["asked_in_training"]:
-                raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
-            if said > 0 and wanted > 0:
-                count = round(wanted * facts["images"] / said)
-                if count not in (0, facts["images"]) and close(said * count, wanted * facts["images"], 1e-5):
-                    raise Hint(
-                        f"The wrong digits are counted correctly, then divided by {count}. How many images are there?"
-                    )
-            raise Hint(
-                "The model is in evaluation mode, but this is not the share of wrong digits. "
-                + slip(said, wanted, 1e-5, "Is each answer compared with its own label, and is every image counted?")
-            )
+        wanted, images = case["wanted"], facts["images"]
+        said = Figure(case["said"], wanted, 1e-5)
+        said.not_instead(1 - wanted, "It is the share of right answers; a loss is smaller for a better model.")
+        said.not_instead(wanted * images, "It is the number of wrong digits; give their fraction, 0 to 1.")
+        one_for_all = "argmax() without a dimension gives one index for all images; each image needs its own."
+        said.not_instead(case["one_for_all"], one_for_all)
+        if case["asked_in_training"] and not said.right:
+            raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
+        if case["said"] > 0 and wanted > 0:
+            count = round(wanted * images / case["said"])
+            if count not in (0, images):
+                divided = f"The wrong digits are counted correctly, then divided by {count}. How many images are there?"
+                said.not_instead(wanted * images / count, divided)
+        said.required(
+            "The model is in evaluation mode, but this is not the share of wrong digits.",
+            "Is each answer compared with its own label, and is every image counted?",
+        )
         if not case["same_mode"]:
             raise Hint("The share is right, but the model's mode is not restored; it is still training.")
         if not case["unchanged"] or case["gradients"]:
@@ -162,8 +387,6 @@ PORTIONS = ((256, 32), (256, 256), (100, 32), (7, 7))
 
 
 def measure_larger(answer: Any, reports: Any = None, made_of: Any = None) -> Facts:
-    import torch
-
     learn = as_function(answer, "learn(training, samples, size)")
     cases = []
     for count, size in PORTIONS:
@@ -243,8 +466,6 @@ def measure_compiled(
 
 def _compiles() -> bool:
     """Whether torch.compile works on this machine, by trying it."""
-    import torch
-
     try:
         x = torch.linspace(0.0, 1.0, 64)
         return bool(torch.allclose(torch.compile(lambda each: each.sin() + 2.0)(x), x.sin() + 2.0))
@@ -254,22 +475,23 @@ def _compiles() -> bool:
 
 def judge_compiled(facts: Facts) -> None:
     for first_s, before_ms, ratio, verdict, said in all_there(facts["cases"], len(REPORTED)):
-        where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, ratio {ratio:g} and {verdict!r}: "
+        where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, ratio {ratio:g} and {verdict!r}:"
         if verdict != "faster":
             if said is not None:
-                raise Hint(f"{where}no gain was shown, so the compilation never pays off (math.inf).")
+                raise Hint(f"{where} no gain was shown, so the compilation never pays off (math.inf).")
             continue
         if said is None:
-            raise Hint(f"{where}each step saves something, so it pays off eventually.")
+            raise Hint(f"{where} each step saves something, so it pays off eventually.")
         first_ms = 1e3 * first_s
         wanted = first_ms / (before_ms * (1 - ratio))
-        if close(said, wanted, 0.02) or abs(said - wanted) <= 1.0:
+        if abs(said - wanted) <= 1.0:
             continue
-        if any(close(said, first_ms / each, 0.02) for each in (before_ms, before_ms * ratio)):
-            raise Hint(f"{where}that is how many steps fit into the first one. How much does each later step *save*?")
+        steps = Figure(said, wanted, 0.02)
+        fit = f"{where} that is how many steps fit into the first one. How much does each later step *save*?"
+        steps.not_instead((first_ms / before_ms, first_ms / (before_ms * ratio)), fit)
         if said < 0:
-            raise Hint(f"{where}a negative number of steps. A compiled step takes ratio times as long: what is saved?")
-        raise Hint(f"{where}not the first step's time divided by what one step saves. {slip(said, wanted, 0.02)}")
+            raise Hint(f"{where} a negative number of steps. A compiled step takes ratio times as long: what is saved?")
+        steps.required(f"{where} not the first step's time divided by what one step saves.")
     if facts["first_s"] is None:
         if not is_false(facts["can"]):
             raise Hint(
@@ -284,6 +506,78 @@ def judge_compiled(facts: Facts) -> None:
             f"A first step of {facts['first_s']:.2g} s compiled nothing: this kernel had already compiled it. "
             "Restart the kernel to measure it again."
         )
+
+
+#: Largest fraction of the original bytes for int8 weights, and how far the largest output may move.
+SMALLER, MOVED = 0.4, 0.15
+#: Its reports: many images at once, and one at a time.
+INT8 = ("int8", "int8, one at a time")
+
+
+def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = None, made_of: Any = None) -> Facts:
+    function = as_function(answer, "quantised(net)")
+    kept, kinds = state(net), [type(each).__name__ for each in net.modules()]
+    given = copy.deepcopy(net)  # the reader's own model stays unchanged, whatever the function does
+    inputs = (x, x.flip(0)[:7] * 0.9)
+    with torch.inference_mode():
+        answers = [net(images) for images in inputs]
+    try:
+        small = outcome(function, given)
+    except Hint:
+        if _quantises():
+            raise
+        return {"can": False}
+    if not callable(small):
+        raise Hint("Return the model for inference, with int8 weights.")
+    moved: list[float | None] = []
+    with torch.inference_mode():
+        for images, wanted in zip(inputs, answers, strict=True):
+            got = outcome(small, images)
+            right = isinstance(got, torch.Tensor) and got.shape == wanted.shape
+            moved.append(float((got - wanted).abs().max() / wanted.abs().max()) if right else None)
+    return {
+        "can": True,
+        "bytes": [_bytes(each) for each in (net, small)],
+        "moved": moved,
+        "unchanged": same_state(kept, state(given)) and kinds == [type(each).__name__ for each in given.modules()],
+        "reports": [report_facts(reports, name, made_of, answer) for name in INT8],
+    }
+
+
+def _bytes(model: Any) -> int:
+    """Size of a saved model in bytes, including packed weights."""
+    kept = io.BytesIO()
+    torch.save(model.state_dict() if hasattr(model, "state_dict") else {}, kept)
+    return kept.tell()
+
+
+def _quantises() -> bool:
+    """Whether torch's dynamic quantisation works on this machine, by trying it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import quantize_dynamic
+
+            model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+            small = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+            return bool(torch.isfinite(small(torch.ones(2, 8))).all())
+    except Exception:  # whatever the reason, it is not available
+        return False
+
+
+def judge_int8(facts: Facts) -> None:
+    if is_false(facts["can"]):
+        return
+    before, after = facts["bytes"]
+    if not facts["unchanged"]:
+        raise Hint("Your function changed the model it was given; somebody may still train it.")
+    if after > SMALLER * before:
+        size = f"{100 * after / before:.0f} %"
+        raise Hint(f"The saved model has {size} of the original bytes; int8 needs about a quarter.")
+    if any(each is None or each > MOVED for each in all_there(facts["moved"], 2)):
+        raise Hint("Its answers differ from the original model's, at least for some images.")
+    for name, report in zip(INT8, facts["reports"], strict=True):
+        judge_report(report, name)
 
 
 #: What `Best` may combine: the factor and the name of its report.
@@ -322,23 +616,18 @@ def judge_best(facts: Facts) -> None:
         product /= reports[name]["ratio"] if accepted else 1.0
     if extra := sorted(changed - set(PARTS)):
         raise Hint(f"Best changes something that was not tested on its own: {', '.join(extra)}.")
-    apart = APART_BF16 if "autocast" in changed else APART
-    if not facts["moved"] or not all(
-        close(after, before, apart) for before, after in zip(*losses_of(facts), strict=True)
-    ):
+    if not facts["moved"] or not same_losses(facts, APART_BF16 if "autocast" in changed else APART):
         raise Hint("Best trains differently from the script: same weights, same batches, different losses.")
     best = judge_report(facts["reports"]["best"], "best", facts["trial"])
     for name, wanted, parts, what in (
         ("product", product, tuple(PARTS.values()), "the product of Best's speed-ups, each 1 / its report's ratio"),
         ("speedup", 1 / best["ratio"], ("best",), "the speed-up in the report on Best"),
     ):  # fmt: skip
-        if close(facts[name], wanted, 0.02):
-            continue
-        if of_earlier(facts, facts[name], parts):
+        said = Figure(facts[name], wanted, 0.02)
+        if not said.right and of_earlier(facts, facts[name], parts):
             raise Hint(f"A report changed after {name} was computed; rerun the answer's cell.")
-        if close(facts[name] * wanted, 1.0, 0.02):
-            raise Hint(f"{name} is the inverse of {what}.")
-        raise Hint(f"{name} is not {what}. {slip(facts[name], wanted, 0.02)}")
+        said.not_instead(1 / wanted, f"{name} is the inverse of {what}.")
+        said.required(f"{name} is not {what}.")
 
 
 EXERCISES = (

@@ -6,25 +6,153 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from perfnb import Profile
-from perfnb.findings.idle_time import ALLOCATES
-from perfnb.labs.answers import as_number, as_numbers, as_word, close, slip
+import numpy as np
+import pandas as pd
+
+from perfnb import Profile, Ranks
+from perfnb.findings.gpu_facts import ALLOCATES
+from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, require, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
-from perfnb.labs.gpu_work import (
-    CALLS,
-    FIRST,
-    RANK,
-    SECOND,
-    TRAINING,
-    judge_busy,
-    judge_late,
-    loaded_profile,
-    loaded_ranks,
-    measure_busy,
-    measure_late,
+from perfnb.recording.text import TEXT, found
+
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+CALLS = ("cuda_runtime", "cuda_driver")
+FIRST, SECOND, TRAINING, RANK = "encoder_a", "encoder_b", "training_b", "rank_0"
+
+
+#: One inside another, one that starts as another ends, one of zero length; not sorted, and not numbered in order.
+MADE = pd.DataFrame(
+    {
+        "start_ns": [900_000, 0, 100_000, 200_000, 500_000, 400_000],
+        "duration_ns": [50_000, 300_000, 50_000, 200_000, 0, 100_000],
+    },
+    index=[7, 3, 4, 1, 0, 9],
 )
-from perfnb.recording.labels import found
-from perfnb.recording.text import TEXT
+
+
+def measure_busy(answer: Any, ranks: Any = None) -> Facts:
+    function, several = as_function(answer, "busy_ms(work)"), loaded_ranks(ranks)
+    columns = ["name", "stream", "start_ns", "duration_ns"]
+    frames = {"made up": MADE}
+    for rank in several.ranks:
+        events = several[rank].events
+        frames[f"rank {rank}"] = events.loc[events["category"].isin(WORK), columns]
+    cases = {}
+    for name, work in frames.items():
+        in_order = work.sort_values("start_ns", kind="stable")
+        cases[name] = {
+            "said": as_number(outcome(function, work.copy()), "The result of busy_ms"),
+            "union": _union_ms(in_order),
+            "sum": float(work["duration_ns"].sum() / 1e6),
+            "span": float((work["start_ns"] + work["duration_ns"]).max() - work["start_ns"].min()) / 1e6,
+            "neighbours": _union_ms(in_order, latest=False),
+            "unsorted": _union_ms(work),
+        }
+    return {"cases": cases}
+
+
+def _union_ms(work: pd.DataFrame, latest: bool = True) -> float:
+    """Busy time by a merge that takes intervals in the given order, after the latest end so far or the previous one."""
+    begin = work["start_ns"].to_numpy("int64")
+    end = begin + work["duration_ns"].to_numpy("int64")
+    before = np.concatenate([begin[:1], (np.maximum.accumulate(end) if latest else end)[:-1]])
+    return float(np.maximum(end - np.maximum(begin, before), 0).sum() / 1e6)
+
+
+def judge_busy(facts: Facts) -> None:
+    for name, case in all_there(facts["cases"], 2, or_more=True).items():
+        said = Figure(case["said"], case["union"], 1e-4)
+        for slipped, words in (
+            ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
+            ("span", "It is the whole time from the first start to the last end, gaps included."),
+            ("neighbours", "A kernel can end before an earlier one: use the latest end so far, not the previous end."),
+            ("unsorted", "The rows are not sorted by start."),
+        ):  # fmt: skip
+            said.not_instead(case[slipped], f"On the frame of {name}: {words}")
+        said.required(f"On the frame of {name}, the result is wrong.", relative=1e-3)
+
+
+#: Launches by either kind of call, a copy overlapping kernels of another stream, a call that ends late, one that
+#: launches nothing, and a kernel that runs long after its launch. Each mistake that `judge_late` knows gives a
+#: different share.
+LATE = pd.DataFrame(
+    [
+        *(("cuda_runtime", 0, 5, 1), ("kernel", 10, 90, 1)),
+        *(("cuda_runtime", 20, 5, 2), ("kernel", 100, 20, 2)),
+        *(("cuda_runtime", 300, 5, 3), ("gpu_memcpy", 310, 400, 3)),
+        *(("cuda_driver", 330, 5, 4), ("kernel", 340, 10, 4)),
+        *(("cuda_runtime", 400, 5, 5), ("kernel", 410, 10, 5)),
+        *(("cuda_runtime", 425, 4, None), ("cpu_op", 430, 1, None)),
+        *(("cuda_runtime", 705, 25, 6), ("kernel", 732, 8, 6)),
+        *(("cuda_driver", 880, 5, 7), ("gpu_memset", 910, 5, 7)),
+        *(("cuda_runtime", 895, 5, 8), ("kernel", 916, 30, 8)),
+        *(("cuda_runtime", 315, 5, 9), ("kernel", 960, 10, 9)),
+        *(("cuda_driver", 1000, 5, 10), ("kernel", 1010, 10, 10)),
+        *(("cuda_runtime", 1005, 5, 11), ("kernel", 1025, 5, 11)),
+    ],
+    columns=["category", "start_ns", "duration_ns", "correlation"],
+).astype({"correlation": "Int64"})
+
+
+def measure_late(answer: Any, profile: Any = None, other: Any = None) -> Facts:
+    function = as_function(answer, "late_share(events)")
+    first, second = loaded_profile(profile, FIRST).events, loaded_profile(other, SECOND).events
+    cases = {}
+    for name, events in {"made up": LATE, FIRST: first, SECOND: second}.items():
+        cases[name] = {
+            "said": as_number(outcome(function, events.copy()), "The result of late_share"),
+            "late": _late(events),
+            "runtime": _late(events, CALLS[:1]),
+            "kernels": _late(events, work=WORK[:1]),
+            "neighbours": _late(events, latest=False),
+            "ended": _late(events, at_end=True),
+        }
+    return {"cases": cases}
+
+
+def _late(
+    events: pd.DataFrame,
+    calls: tuple[str, ...] = CALLS,
+    work: tuple[str, ...] = WORK,
+    latest: bool = True,
+    at_end: bool = False,
+) -> float:
+    done = events[events["category"].isin(work)].sort_values("start_ns", kind="stable")
+    launches = events[events["category"].isin(calls) & events["correlation"].notna()].set_index("correlation")
+    moments = (launches["start_ns"] + (launches["duration_ns"] if at_end else 0)).groupby(level=0).first()
+    called = done["correlation"].map(moments)
+    ends = done["start_ns"] + done["duration_ns"]
+    free = (ends.cummax() if latest else ends).shift()
+    return float((called > free).fillna(False).iloc[1:].mean())
+
+
+def judge_late(facts: Facts) -> None:
+    for name, case in all_there(facts["cases"], 3).items():
+        said = case["said"]
+        if abs(said - case["late"]) < 0.004:
+            continue
+        for slipped, words in (
+            ("runtime", "Launches are in two categories, cuda_runtime and cuda_driver; one is missing."),
+            ("kernels", "Copies and fills keep the GPU busy too, and are launched like kernels."),
+            ("neighbours", "Other streams may still be running: the GPU is idle only after the latest end so far."),
+            ("ended", "It uses the end of the call; what counts is when the host made it."),
+        ):  # fmt: skip
+            if abs(said - case[slipped]) < 0.004:
+                raise Hint(f"On the frame {name}: {words}")
+        if close(said, 1 - case["late"], 0.01):
+            raise Hint(f"On the frame {name}: that is the share launched in time.")
+        otherwise = "Is each launch found by its correlation, and compared with the latest end of all earlier work?"
+        raise Hint(f"On the frame {name}, the result is wrong. {slip(said, case['late'], 0.005, otherwise)}")
+
+
+def loaded_profile(given: Any, name: str) -> Profile:
+    if not isinstance(given, Profile) or not str(given.meta.get("name")).startswith(name):
+        raise Hint(f"Pass the profile of {name}, loaded with perfnb.load(trace_file({name!r})).")
+    return given
+
+
+def loaded_ranks(given: Any) -> Ranks:
+    return require(given, Ranks, "Pass the ranks, as perfnb.load returned them for both files.")
 
 
 def measure_origin(answer: Any, profile: Any = None, ranks: Any = None) -> Facts:
@@ -80,18 +208,17 @@ def measure_faster(answer: Any, profile: Any = None) -> Facts:
 
 
 def judge_faster(facts: Facts) -> None:
-    op, gpu_ms, share, saves = facts["op"], facts["gpu_ms"], facts["share"], facts["saves_ms"]
+    op, gpu_ms, saves = facts["op"], facts["gpu_ms"], facts["saves_ms"]
     if op not in gpu_ms:
         raise Hint(f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
     if gpu_ms[op] < max(gpu_ms.values()):
         raise Hint(f"op: another op launched work that took longer on the GPU than {op}'s.")
-    wanted = gpu_ms[op] / sum(gpu_ms.values())
-    if not close(share, wanted, 0.015):
-        if close(share, max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), 0.015):
-            raise Hint("share: that is the share of one kernel, but the op launches several different ones.")
-        if close(share, gpu_ms[op] / facts["step_ms"], 0.05):
-            raise Hint("share: that is its share of the step; give its share of GPU work.")
-        raise Hint(f"share: not the op's share of GPU work. {slip(share, wanted, 0.015)}")
+    share = Figure(facts["share"], gpu_ms[op] / sum(gpu_ms.values()), 0.015)
+    of_kernel = "share: that is the share of one kernel, but the op launches several different ones."
+    share.not_instead(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
+    of_step = "share: that is its share of the step; give its share of GPU work."
+    share.not_instead(gpu_ms[op] / facts["step_ms"], of_step, 0.05)
+    share.required("share: not the op's share of GPU work.")
     if abs(saves - facts["path_gpu_ms"] / 2) < 0.005:
         return
     if any(close(saves, gpu_ms[op] * part, 0.02) for part in (0.5, 1.0)):
@@ -123,33 +250,27 @@ def judge_calls(facts: Facts) -> None:
     if ms[call] < max(ms.values()):
         often = " It is called most often, but each call is short." if calls[call] == max(calls.values()) else ""
         raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
-    wanted = calls[call] / facts["iterations"]
     if facts["per_iteration"] == calls[call]:
         raise Hint("per_iteration: that is the count in the whole trace. How many iterations does it have?")
-    if not close(facts["per_iteration"], wanted, 1e-3):
-        raise Hint(
-            f"per_iteration: not the number of calls per iteration. {slip(facts['per_iteration'], wanted, 1e-3)}"
-        )
-    share = ms[call] / facts["step_ms"]
-    if close(facts["share"], share, 0.004):
-        return
-    if close(facts["share"], ms[call] / facts["idle_ms"], 0.004):
-        raise Hint("share: that is relative to the GPU's idle time; make it relative to the whole trace's single step.")
-    if close(facts["share"], ms[call], 0.01) or close(facts["share"], ms[call] / 1e3, 0.01):
-        raise Hint("share: that is its time; divide it by the step's, in the same unit.")
-    raise Hint(f"share: not the share of the host's time in {call}. {slip(facts['share'], share, 0.004)}")
+    per_iteration = Figure(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3)
+    per_iteration.required("per_iteration: not the number of calls per iteration.")
+    share = Figure(facts["share"], ms[call] / facts["step_ms"], 0.004)
+    if facts["idle_ms"]:
+        idle = "share: that is relative to the GPU's idle time; make it relative to the whole trace's single step."
+        share.not_instead(ms[call] / facts["idle_ms"], idle)
+    its_time = "share: that is its time; divide it by the step's, in the same unit."
+    share.not_instead((ms[call], ms[call] / 1e3), its_time, 0.01)
+    share.required(f"share: not the share of the host's time in {call}.")
 
 
 def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
     said, several = as_numbers(answer, ("rank", "waits_ms")), loaded_ranks(ranks)
-    times = several.times
+    by_rank = several.times.groupby("rank")
     return {
         "said": said,
         "straggler": several.straggler,
-        "waiting_ms": {str(rank): [float(ms) for ms in rows] for rank, rows in times.groupby("rank")["waiting_ms"]},
-        "communication_ms": {
-            str(rank): float(ms) for rank, ms in times.groupby("rank")["communication_ms"].mean().items()
-        },
+        "waiting_ms": {str(rank): [float(ms) for ms in rows] for rank, rows in by_rank["waiting_ms"]},
+        "communication_ms": {str(rank): float(ms) for rank, ms in by_rank["communication_ms"].mean().items()},
     }
 
 
@@ -165,18 +286,14 @@ def judge_straggler(facts: Facts) -> None:
             + (" A rank with a long collective arrived early and waits inside it." if longest else "")
         )
     other = max((rows for name, rows in waiting.items() if int(name) != rank), key=sum)
-    wanted = sum(other) / len(other)
-    if close(waits, wanted, 0.04):  # tolerates the clock offset, half a millisecond of it
-        return
-    if close(waits, sum(other), 0.02):
-        raise Hint("waits_ms: that is for all steps together; give it per step.")
-    if any(close(waits, ms, 0.02) for ms in other):
-        raise Hint("waits_ms: that is for one step; give the mean over steps.")
-    if close(waits, abs(max(talking.values()) - min(talking.values())), 0.02):
-        raise Hint("waits_ms: the difference in communication time is not waiting: both may wait in turn.")
-    if waits in talking.values() or any(close(waits, ms, 0.005) for ms in talking.values()):
-        raise Hint("waits_ms: that is all of its communication; how much of it is waiting?")
-    raise Hint(f"waits_ms: not the other rank's waiting time. {slip(waits, wanted, 0.02)}")
+    said = Figure(waits, sum(other) / len(other), 0.04)  # tolerates the clock offset, half a millisecond of it
+    said.not_instead(sum(other), "waits_ms: that is for all steps together; give it per step.", 0.02)
+    said.not_instead(other, "waits_ms: that is for one step; give the mean over steps.", 0.02)
+    in_turn = "waits_ms: the difference in communication time is not waiting: both may wait in turn."
+    said.not_instead(abs(max(talking.values()) - min(talking.values())), in_turn, 0.02)
+    whole = "waits_ms: that is all of its communication; how much of it is waiting?"
+    said.not_instead(talking.values(), whole, 0.005)
+    said.required("waits_ms: not the other rank's waiting time.", relative=0.02)
 
 
 def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
@@ -200,19 +317,23 @@ def judge_machines(facts: Facts) -> None:
         which = "shrank" if grew[op] < 0 else "grew less than another op's"
         raise Hint(f"op: the GPU time of {op}, summed over its shapes, {which} from the first trace to the second.")
     for name, (first, second) in (("op_ratio", facts["gpu_ms"][op]), ("busy_ratio", facts["busy_ms"])):
-        if close(facts[name], second / first, 0.01):
-            continue
-        if name == "busy_ratio" and close(facts[name], facts["wall_ms"][1] / facts["wall_ms"][0], 0.01):
-            raise Hint("busy_ratio: that is the ratio of step lengths; how long is the GPU busy in them?")
-        if close(facts[name], second - first, 0.01):
-            raise Hint(f"{name}: that is the difference in ms; give the ratio.")
-        raise Hint(
-            f"{name}: not the second trace's time divided by the first's. {slip(facts[name], second / first, 0.01)}"
-        )
+        said = Figure(facts[name], second / first, 0.01)
+        if name == "busy_ratio":
+            lengths = "busy_ratio: that is the ratio of step lengths; how long is the GPU busy in them?"
+            said.not_instead(facts["wall_ms"][1] / facts["wall_ms"][0], lengths)
+        said.not_instead(second - first, f"{name}: that is the difference in ms; give the ratio.")
+        said.required(f"{name}: not the second trace's time divided by the first's.")
 
 
-#: In the order of the lab's table.
-LEVERS = ("faster kernels", "fewer launches", "no allocation", "hidden communication")
+#: Where to look if another lever has the largest bound; in the order of the lab's table.
+_WHY_NOT = {
+    "faster kernels": "How much of the GPU's work is on the critical path?",
+    "fewer launches": "What does the GPU do for most of the step, and what is on the critical path?",
+    "no allocation": "In which call does the host spend its time while the GPU is idle?",
+    "hidden communication": "Which bound is the largest? The GPU mostly does one kind of work, and little of it "
+    "overlaps.",
+}
+LEVERS = tuple(_WHY_NOT)
 
 
 def measure_verdict(answer: Any, profile: Any = None, training: Any = None, ranks: Any = None) -> Facts:
@@ -249,13 +370,9 @@ def _bounds(profile: Profile) -> dict[str, float]:
     calls = events.loc[events["category"].isin(CALLS), ["name", "duration_ns"]]
     in_calls = float(calls.loc[found(calls["name"], ALLOCATES.match), "duration_ns"].sum()) / 1e6 / steps
     allocating = min(late, in_calls)
-    bounds = (
-        float(path.loc[path["device"].notna(), "duration_ns"].sum()) / 1e6 / steps,
-        late - allocating,
-        allocating,
-        float((done["communication_ms"] - done["overlap_ms"]).sum()) / steps,
-    )
-    return dict(zip(LEVERS, bounds, strict=True))
+    on_gpu = float(path.loc[path["device"].notna(), "duration_ns"].sum()) / 1e6 / steps
+    exposed = float((done["communication_ms"] - done["overlap_ms"]).sum()) / steps
+    return dict(zip(LEVERS, (on_gpu, late - allocating, allocating, exposed), strict=True))
 
 
 def _not_busy_ms(profile: Profile) -> float:
@@ -283,21 +400,6 @@ def judge_verdict(facts: Facts) -> None:
         if right == LEVERS[2] and high < ms < wall:
             raise Hint(f"{name}: for part of that time the GPU was busy, and that work remains.")
         raise Hint(f"{name}: the lever is right, but the bound is not. {slip(ms, (low + high) / 2, 0.05)}")
-
-
-#: Where to look, by the lever with the largest bound.
-_WHY_NOT = dict(
-    zip(
-        LEVERS,
-        (
-            "How much of the GPU's work is on the critical path?",
-            "What does the GPU do for most of the step, and what is on the critical path?",
-            "In which call does the host spend its time while the GPU is idle?",
-            "Which bound is the largest? The GPU mostly does one kind of work, and little of it overlaps.",
-        ),
-        strict=True,
-    )
-)
 
 
 EXERCISES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import linecache
@@ -10,11 +11,48 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from perfnb.errors import LabError
-from perfnb.labs.exercise import Exercise, Facts, Hint, quoted, what_was_raised
-from perfnb.labs.placeholders import FromCell
+from perfnb.labs.exercise import Exercise, Facts, Hint, quoted, shortened, what_was_raised
+
+
+class FromCell:
+    """Stands in for the result of a later cell, and names that cell to whoever uses it too early.
+
+    Its attributes, items and return values are itself, so a check receives it whatever it asks for.
+    """
+
+    def __init__(self, section: str, line: str) -> None:
+        self._section, self._line = section, line
+
+    def what_to_run(self) -> str:
+        """Which cell to run, as a sentence."""
+        cell = f'the cell with "{self._line}" in the section "{self._section}"'
+        return f"First run {cell}, then this one again. If that cell failed, its error says why."
+
+    def __repr__(self) -> str:
+        return self.what_to_run()
+
+    def __getattr__(self, name: str) -> FromCell:
+        if name.startswith("_"):  # asked by a notebook for a way to show this, or by Python for a protocol
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, key: Any) -> FromCell:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> FromCell:
+        return self
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __iter__(self) -> NoReturn:
+        raise LabError(self.what_to_run())
+
+    __len__ = __bool__ = __float__ = __iter__
+
 
 #: Longest answer kept for a teacher to read, in characters.
 LONGEST_ANSWER = 4000
@@ -105,25 +143,21 @@ def judged(exercise: Exercise, answer: Any, evidence: dict[str, Any]) -> tuple[F
     facts: Facts = {}
     try:
         _require_cells(answer, *evidence.values())
-        if _absent(answer) or _only_absent(answer):
+        if _absent(answer) or (isinstance(answer, dict) and answer and all(map(_absent, answer.values()))):
             return {}, "There is no answer yet."
         if absent := [name for name, value in evidence.items() if _absent(value)]:
             return {}, f"There is no {', '.join(absent)} yet: run the cell that makes it, then this one again."
         facts = exercise.measure(answer, **evidence)
         exercise.judge(facts)
     except Hint as hint:
-        return facts, _bounded(str(hint))
+        return facts, shortened(str(hint), LONGEST_HINT)
     except (Exception, SystemExit) as error:
-        return facts, _bounded(_not_judged(exercise, evidence, error))
+        return facts, shortened(_not_judged(exercise, evidence, error), LONGEST_HINT)
     return facts, ""
 
 
 def _absent(value: Any) -> bool:
     return value is None or value is ...
-
-
-def _only_absent(answer: Any) -> bool:
-    return isinstance(answer, dict) and bool(answer) and all(map(_absent, answer.values()))
 
 
 def _require_cells(*values: Any) -> None:
@@ -138,11 +172,7 @@ def _require_cells(*values: Any) -> None:
 def _not_judged(exercise: Exercise, evidence: dict[str, Any], error: BaseException) -> str:
     """Why a check could not judge: usually an argument is missing or has the wrong type."""
     _, *needed = inspect.signature(exercise.measure).parameters
-    missing, unknown = (
-        [name for name in needed if name not in evidence],
-        [name for name in evidence if name not in needed],
-    )
-    if missing or unknown:
+    if set(needed) != set(evidence):
         given = "".join(f", {name}=..." for name in needed)
         return f"Call the check as in its cell: labs.check({exercise.number!r}, your answer{given})."
     besides = f" and in {', '.join(needed)}" if needed else ""
@@ -150,12 +180,6 @@ def _not_judged(exercise: Exercise, evidence: dict[str, Any], error: BaseExcepti
         f"The check cannot read its arguments ({what_was_raised(error)}). Look for a value of the wrong type"
         f" in your answer{besides}."
     )
-
-
-def _bounded(hint: str) -> str:
-    """A hint cut to length and limited to printable text, whatever the answer contained."""
-    cut = hint if len(hint) <= LONGEST_HINT else f"{hint[:LONGEST_HINT]}..."
-    return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)
 
 
 def exercise_of(number: str) -> Exercise:
@@ -166,11 +190,11 @@ def exercise_of(number: str) -> Exercise:
     LabError
         If there is no such exercise.
     """
-    every = exercises_of(_lab(str(number)))
-    for exercise in every:
-        if exercise.number == number:
-            return exercise
-    raise LabError(f"Lab {_lab(str(number))} has no exercise {number!r}, only {every[0].number} to {every[-1].number}.")
+    lab = _lab(str(number))
+    every = {exercise.number: exercise for exercise in exercises_of(lab)}
+    if number not in every:
+        raise LabError(f"Lab {lab} has no exercise {number!r}, only {min(every)} to {max(every)}.")
+    return every[number]
 
 
 def exercises_of(lab: str) -> tuple[Exercise, ...]:
@@ -194,16 +218,11 @@ def _lab(number: str) -> str:
 
 def _text(answer: Any) -> str:
     """An answer as text for a teacher: its source if it is code."""
-    try:
-        text = inspect.getsource(answer) if callable(answer) else ""
-    except (Exception, SystemExit):
-        text = ""
-    if not text:
-        try:
-            text = _class_text(answer)
-        except (Exception, SystemExit):
-            text = ""
-    return text[:LONGEST_ANSWER] or quoted(answer, LONGEST_ANSWER)
+    for source in (inspect.getsource, _class_text):
+        with contextlib.suppress(Exception, SystemExit):
+            if callable(answer) and (text := source(answer)):
+                return text[:LONGEST_ANSWER]
+    return quoted(answer, LONGEST_ANSWER)
 
 
 def _class_text(answer: Any) -> str:

@@ -5,15 +5,135 @@ What they teach is planted here. None of their figures were measured on a GPU.
 
 from __future__ import annotations
 
+import gzip
 import itertools
-import os
-from collections.abc import Callable
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from perfnb.errors import LabError
-from perfnb.labs.trace_builder import BACKWARD, MAIN, Machine
+from perfnb.files import write_file
 from perfnb.step.kept_rates import cache_folder
+
+#: The process and its main thread, and the backward thread.
+MAIN, BACKWARD = 4000, 4001
+#: Duration of a launch call, and the time from its start until the work can start, in microseconds.
+CALL_US, ARRIVES_US = 4.5, 6.0
+
+
+class Machine:
+    """A simulated host and its GPU, which write a trace of themselves; times are in microseconds.
+
+    A host thread moves from event to event and launches work onto GPU streams, which run it in order. Callers give
+    every duration, and reproducible random noise is added.
+
+    `launch` are the calls (category, name) that launch kernels, `pace` a factor on what the host does, `seed` that of
+    the noise (up to 10 % of each duration), `ahead` how far the clock of its trace is ahead, and `facts` the metadata
+    of the trace beside its events.
+    """
+
+    def __init__(
+        self, launch: Sequence[tuple[str, str]], pace: float = 1.0, seed: int = 0, ahead: float = 0.0, **facts: Any
+    ) -> None:
+        self.now, self.thread = 1000.0, MAIN
+        self._launch, self._pace, self._ahead, self._facts = launch, pace, ahead, facts
+        self._chance = random.Random(seed)
+        self._events: list[dict[str, Any]] = []
+        self._free: dict[int, float] = {}
+        self._number = 0
+
+    def works(self, us: float) -> None:
+        """The host does something that the trace does not record."""
+        self.now = round(self.now + self._about(us) * self._pace, 3)
+
+    @contextmanager
+    def span(self, name: str, category: str = "user_annotation", **args: Any) -> Iterator[None]:
+        """A host span around what happens inside."""
+        began = self.now
+        yield
+        self._on_host(name, category, began, args)
+
+    @contextmanager
+    def module(self, name: str) -> Iterator[None]:
+        """A layer's forward pass."""
+        with self.span(f"nn.Module: {name}", "python_function"):
+            self.works(8)
+            yield
+            self.works(4)
+
+    @contextmanager
+    def op(self, name: str, shapes: Sequence[Sequence[int]] = (), us: float = 6, **args: Any) -> Iterator[None]:
+        """An operator, with its own time in addition to what is inside."""
+        with self.span(name, "cpu_op", **{"Input Dims": [list(shape) for shape in shapes], **args}):
+            self.works(us / 2)
+            yield
+            self.works(us / 2)
+
+    def launch(self, kernel: str, us: float, call: int = 0, after: float = 0.0) -> float:
+        """Launch a kernel; returns when it ends."""
+        return self._launched(self._launch[call], ("kernel", kernel), self._about(us), after=after)
+
+    def moves(self, what: str, us: float, stream: int = 7, prefix: str = "cuda") -> None:
+        """Launch a copy or a fill."""
+        kind = what[:6]  # Memcpy or Memset
+        call, work = ("cuda_runtime", f"{prefix}{kind}Async"), (f"gpu_{kind.lower()}", what)
+        self._launched(call, work, self._about(us), stream, bytes=65536)
+
+    def collective(self, kernel: str, begin: float, end: float, kind: str, group: str) -> None:
+        """Launch a collective with a given start and end, because other ranks take part."""
+        args = {"Collective name": kind, "Process Group Ranks": group}
+        self._launched(self._launch[0], ("kernel", kernel), end - begin, TALKS, begin, **args)
+
+    def call(self, name: str, us: float, *, waits: bool = False) -> None:
+        """A GPU library call that launches nothing; it can wait until the GPU has finished everything."""
+        began = self.now
+        if waits:
+            self.waits()
+        self.now = round(self.now + self._about(us), 3)
+        self._number += 1
+        self._on_host(name, "cuda_runtime", began, {"correlation": self._number})
+
+    def waits(self) -> None:
+        """The host waits, without an event, until the GPU has finished everything."""
+        self.now = max(self.now, *self._free.values(), 0.0)
+
+    def free_at(self, stream: int = 7) -> float:
+        """When a stream finishes its work."""
+        return self._free.get(stream, 0.0)
+
+    def text(self) -> bytes:
+        """The trace, compressed."""
+        content = {"schemaVersion": 1, **self._facts, "traceEvents": self._events}
+        return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 9, mtime=0)
+
+    def _launched(
+        self, call: tuple[str, str], work: tuple[str, str], us: float, stream: int = 7, after: float = 0.0, **args: Any
+    ) -> float:
+        """A call (category, name), and the work (category, name) that it launches; returns when that ends."""
+        self._number += 1
+        number, called = self._number, self.now
+        self.now = round(self.now + self._about(CALL_US), 3)
+        self._on_host(call[1], call[0], called, {"correlation": number})
+        begin = round(max(called + self._about(ARRIVES_US), self.free_at(stream), after), 3)
+        end = self._free[stream] = round(begin + us, 3)
+        facts = {"device": 0, "stream": stream, "correlation": number, **args}
+        self._add(work[1], work[0], begin, end, 0, stream, facts)
+        return end
+
+    def _about(self, us: float) -> float:
+        return us * self._chance.uniform(0.9, 1.1)
+
+    def _on_host(self, name: str, category: str, began: float, args: Any) -> None:
+        self._add(name, category, began, self.now, MAIN, self.thread, args)
+
+    def _add(self, name: str, category: str, begin: float, end: float, process: int, thread: int, args: Any) -> None:
+        event = {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread}
+        times = {"ts": round(begin + self._ahead, 3), "dur": round(end - begin, 3)}
+        self._events.append({**event, **times, "args": args})
+
 
 NOTE = "Made up by perfnb for lab 8. No figure in it was measured."
 CUDA = (("cuda_runtime", "cudaLaunchKernel"), ("cuda_driver", "cuLaunchKernelEx"))
@@ -22,10 +142,10 @@ HIP = (("cuda_runtime", "hipLaunchKernel"), ("cuda_runtime", "hipExtModuleLaunch
 #: Sentences per batch, tokens, width and layers of the text encoder.
 BATCH, TOKENS, WIDTH, LAYERS = 8, 128, 512, 10
 #: Microseconds of each operator's kernels on GPU A, and the factor for GPU B.
-ENCODER_US = {"embedding": 9.0, "add": 2.4, "norm": 2.8, "projection": 5.6, "attention": 8.0, "up": 12.0, "gelu": 3.2,
-              "down": 11.0}  # fmt: skip
-ON_B = {"embedding": 0.8, "add": 0.9, "norm": 0.7, "projection": 1.2, "attention": 3.2, "up": 1.2, "gelu": 1.1,
-        "down": 1.2}  # fmt: skip
+ENCODER_US = {
+    **{"embedding": (9.0, 0.8), "add": (2.4, 0.9), "norm": (2.8, 0.7), "projection": (5.6, 1.2)},
+    **{"attention": (8.0, 3.2), "up": (12.0, 1.2), "gelu": (3.2, 1.1), "down": (11.0, 1.2)},
+}
 
 
 def encoder(gpu: str) -> Machine:
@@ -34,12 +154,12 @@ def encoder(gpu: str) -> Machine:
     GPU B is slower, above all in attention, but its host is faster, so its step is shorter.
     """
     on_a = gpu == "A"
-    times = ENCODER_US if on_a else {name: us * ON_B[name] for name, us in ENCODER_US.items()}
+    times = {name: us if on_a else us * factor for name, (us, factor) in ENCODER_US.items()}
     machine = Machine(CUDA if on_a else HIP, 1.0 if on_a else 0.9, seed=1 if on_a else 2, **_about(f"GPU {gpu}"))
     rows, prefix = BATCH * TOKENS, "cuda" if on_a else "hip"
     hidden = (BATCH, TOKENS, WIDTH)
 
-    def linear(name: str, outputs: int, inputs: int, us: float, kernel: str) -> None:
+    def linear(name: str, outputs: int, inputs: int, us: float, kernel: str = "gemm_64x64") -> None:
         with machine.module(name), machine.op("aten::linear", ((BATCH, TOKENS, inputs), (outputs, inputs)), 5):
             with machine.op("aten::t", ((outputs, inputs),), 4):
                 pass
@@ -61,11 +181,10 @@ def encoder(gpu: str) -> Machine:
                 with machine.module(f"EncoderLayer_{number}"):
                     with machine.module(f"LayerNorm_{2 * number}"):
                         simple("aten::native_layer_norm", times["norm"], "layer_norm_rows")
-                    for place, name in enumerate(("query", "key", "value")):
-                        linear(f"Linear_{6 * number + place}", WIDTH, WIDTH, times["projection"], "gemm_64x64")
-                        assert name
+                    for place in range(3):  # query, key and value
+                        linear(f"Linear_{6 * number + place}", WIDTH, WIDTH, times["projection"])
                     simple("aten::scaled_dot_product_attention", times["attention"], "attention_forward")
-                    linear(f"Linear_{6 * number + 3}", WIDTH, WIDTH, times["projection"], "gemm_64x64")
+                    linear(f"Linear_{6 * number + 3}", WIDTH, WIDTH, times["projection"])
                     simple("aten::add", times["add"], "elementwise_add")
                     with machine.module(f"LayerNorm_{2 * number + 1}"):
                         simple("aten::native_layer_norm", times["norm"], "layer_norm_rows")
@@ -155,74 +274,70 @@ def job() -> tuple[Machine, Machine]:
     """
     ranks = _rank(0), _rank(1)
     for place, number in enumerate(STEPS):
-        begins = max(machine.now - AHEAD_US * rank for rank, machine in enumerate(ranks)) + 300
-        spans = []
-        for rank, machine in enumerate(ranks):
-            machine.now = begins + AHEAD_US * rank
-            spans.append(machine.span(f"ProfilerStep#{number}"))
-        for span in spans:
-            span.__enter__()
-        _step(ranks, place)
-        ends = max(machine.now - AHEAD_US * rank for rank, machine in enumerate(ranks))
-        for rank, machine in enumerate(ranks):
-            machine.now = ends + AHEAD_US * rank
-            spans[rank].__exit__(None, None, None)
+        with ExitStack() as steps:
+            _align(ranks, 300)
+            for machine in ranks:
+                steps.enter_context(machine.span(f"ProfilerStep#{number}"))
+            _step(ranks, place)
+            _align(ranks)
     return ranks
 
 
 def _rank(rank: int) -> Machine:
     job = {"backend": "nccl", "rank": rank, "world_size": WORLD}
-    begin = 1000.0 + AHEAD_US * rank
-    return Machine(CUDA, seed=4 + rank, begin=begin, distributedInfo=job, **_about("GPU A"))
+    return Machine(CUDA, seed=4 + rank, ahead=AHEAD_US * rank, distributedInfo=job, **_about("GPU A"))
+
+
+def _align(ranks: tuple[Machine, ...], later: float = 0.0) -> None:
+    """All ranks go on when the last is ready, or some time later."""
+    now = max(machine.now for machine in ranks) + later
+    for machine in ranks:
+        machine.now = now
 
 
 def _step(ranks: tuple[Machine, ...], place: int) -> None:
     """One step of both ranks, exchange by exchange."""
-    everyone = str(list(range(WORLD)))
-    done = [0.0, 0.0]
-    for rank, machine in enumerate(ranks):
+    done = []
+    for machine, lookups_us in zip(ranks, LOOKUPS_US, strict=True):
         machine.works(120)
         machine.moves("Memcpy HtoD (Pinned -> Device)", 300, COPIES)
         machine.moves("Memset (Device)", 20, COMPUTES)
         with machine.op("fbgemm::lookup_forward", us=30):
-            done[rank] = machine.launch("embedding_lookup_forward", LOOKUPS_US[rank][place])
-    done = _together(ranks, done, "alltoall", "ncclDevKernel_SendRecv", everyone)
+            done.append(machine.launch("embedding_lookup_forward", lookups_us[place]))
+    after = _together(ranks, done, "alltoall", "ncclDevKernel_SendRecv")
     for rank, machine in enumerate(ranks):
         with machine.op("aten::mm", us=30):
-            done[rank] = machine.launch("gemm_256x128", COMPUTED_US, after=done[rank])
-    done = _together(ranks, done, "alltoall", "ncclDevKernel_SendRecv", everyone)
+            done[rank] = machine.launch("gemm_256x128", COMPUTED_US, after=after)
+    after = _together(ranks, done, "alltoall", "ncclDevKernel_SendRecv")
     for rank, machine in enumerate(ranks):
         machine.now += SILENT_US
         with machine.op("aten::mm", us=30):
-            machine.launch("gemm_256x128", 2 * COMPUTED_US, after=done[rank])
+            machine.launch("gemm_256x128", 2 * COMPUTED_US, after=after)
         with machine.op("c10d::allreduce_", us=20):  # with other ranks, while this rank computes
-            began = max(machine.now + 10, done[rank])
-            group = str([rank, rank + 8])
-            machine.collective(
-                "ncclDevKernel_AllReduce_Sum_f32", began, began + OTHERS_US[rank], TALKS, "allreduce", group
-            )
+            began, kernel = max(machine.now + 10, after), "ncclDevKernel_AllReduce_Sum_f32"
+            machine.collective(kernel, began, began + OTHERS_US[rank], "allreduce", str([rank, rank + 8]))
         done[rank] = machine.free_at()
     for _ in range(3):
-        done = _together(ranks, done, "allreduce", "ncclDevKernel_AllReduce_Sum_f32", everyone)
-    for rank, machine in enumerate(ranks):
+        after = _together(ranks, done, "allreduce", "ncclDevKernel_AllReduce_Sum_f32")
+        done = [after, after]
+    for machine, lookups_us in zip(ranks, LOOKUPS_US, strict=True):
         with machine.op("fbgemm::lookup_backward", us=30):
-            machine.launch("embedding_lookup_backward", LOOKUPS_US[rank][place] * 0.2, after=done[rank])
+            machine.launch("embedding_lookup_backward", lookups_us[place] * 0.2, after=after)
         machine.waits()
         machine.works(200)
 
 
-def _together(ranks: tuple[Machine, ...], done: list[float], kind: str, kernel: str, group: str) -> list[float]:
-    """A collective that each rank starts after its earlier work, and that ends for all at the same time."""
+def _together(ranks: tuple[Machine, ...], done: list[float], kind: str, kernel: str) -> float:
+    """A collective that each rank starts after its earlier work; returns when it ends, for all at the same time."""
     begins = []
-    for rank, machine in enumerate(ranks):
+    for machine, earlier in zip(ranks, done, strict=True):
         machine.works(40)
-        begins.append(max(done[rank], machine.now + 10, machine.free_at(TALKS)))
-    last = max(begin - AHEAD_US * rank for rank, begin in enumerate(begins))
-    ends = [last + EXCHANGE_US + AHEAD_US * rank for rank in (0, 1)]
-    for rank, machine in enumerate(ranks):
+        begins.append(max(earlier, machine.now + 10, machine.free_at(TALKS)))
+    end = max(begins) + EXCHANGE_US
+    for machine, begin in zip(ranks, begins, strict=True):
         with machine.op(f"c10d::{kind}_", us=20):
-            machine.collective(kernel, begins[rank], ends[rank], TALKS, kind, group)
-    return ends
+            machine.collective(kernel, begin, end, kind, str(list(range(WORLD))))
+    return end
 
 
 def _about(gpu: str) -> dict[str, Any]:
@@ -258,14 +373,10 @@ def trace_file(name: str) -> Path:
     if folder is None:
         raise LabError(f"There is no folder to write the trace {name} to: set one in PERFNB_CACHE.")
     path = folder / "lab_traces" / f"{name}.json.gz"
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(TRACES[name]())
-        beside.replace(path)
+        write_file([TRACES[name]()], path)
     except OSError as error:
-        raise LabError(
-            f"The trace {name} could not be written to {path.parent} ({error.strerror}): set another folder "
-            "in PERFNB_CACHE."
-        ) from error
+        why = f"The trace {name} could not be written to {path.parent} ({error.strerror})"
+        raise LabError(f"{why}: set another folder in PERFNB_CACHE.") from error
     return path

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfnb.errors import LabError
 from perfnb.files import open_regular, write_file
-from perfnb.labs.exercise import Hint, flagged, printable
+from perfnb.labs.exercise import Hint, flagged, shortened
 from perfnb.labs.ledger import Result, exercise_of
 
 FORMAT = "perfnb labs 2"
@@ -58,12 +58,13 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
     """
     from perfnb import __version__
 
+    # The facts of a wrong answer are left out because they would give the answer away.
     content: dict[str, Any] = {
         "format": FORMAT,
         "perfnb": __version__,
         "python": platform.python_version(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
-        "results": [_written(result) for result in results],
+        "results": [asdict(result if result.right else replace(result, facts={})) for result in results],
     }
     content["sha256"] = _digest(content)
     target = Path(path)
@@ -73,11 +74,6 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         raise LabError(f"The results could not be written to {target}: {why}.") from error
     return target
-
-
-def _written(result: Result) -> dict[str, Any]:
-    """A result as stored; the facts of a wrong answer are left out because they would give the answer away."""
-    return asdict(result if result.right else replace(result, facts={}))
 
 
 def verify_results(path: str | Path) -> Verification:
@@ -97,7 +93,7 @@ def verify_results(path: str | Path) -> Verification:
         claimed, digest = content.pop("sha256", None), None
         if content.get("format") != FORMAT:
             raise LabError(f"{path} is not a results file that this version of perfnb reads ({FORMAT}).")
-        verdicts = {printable(str(each["number"])): _verdict(each) for each in content["results"]}
+        verdicts = {shortened(str(each["number"])).replace("\n", " "): _verdict(each) for each in content["results"]}
         digest = _digest(content)
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror or error}.") from error

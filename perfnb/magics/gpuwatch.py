@@ -9,8 +9,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import run_body
-from perfnb.magics.line import parser_of, require_name, split_line
-from perfnb.magics.older_ipython import can_be_silenced
+from perfnb.magics.line import can_be_silenced, require_name, split_line
 
 _WORDS = ("start", "stop", "status")
 
@@ -53,7 +52,7 @@ class GpuWatchMagics(Magics):
         """
         __tracebackhide__ = True
         first, _, behind = line.strip().partition(" ")
-        options, rest = split_line(f"{behind} {first}" if first in _WORDS else line, parser_of(GpuWatchMagics.gpuwatch))
+        options, rest = split_line(f"{behind} {first}" if first in _WORDS else line, GpuWatchMagics.gpuwatch.parser)
         require_name(options.into)
         if cell is not None:
             if rest:
@@ -67,10 +66,17 @@ class GpuWatchMagics(Magics):
             if self._stop() is not None:
                 print("The previous watch was stopped.")
             self._running = watch
-            self._bind(options, self._running)
-            self._running._ipython_display_()
-            return None
-        return self._status() if command == "status" else self._stopped(options)
+            self._bind(options, watch)
+            watch._ipython_display_()
+        elif command == "stop":
+            watch = self._stop()
+            if watch is None:
+                raise UsageError("no watch is running: %gpuwatch starts one.")
+            self._bind(options, watch)
+            print(f"{watch!r} Its history is below the cell that started it.")
+        else:
+            self._status()
+        return None
 
     def end(self) -> None:
         """Stop the running watch; called when the extension is unloaded."""
@@ -101,13 +107,6 @@ class GpuWatchMagics(Magics):
         if watch is not None:
             watch.stop()
         return watch
-
-    def _stopped(self, options: Any) -> None:
-        watch = self._stop()
-        if watch is None:
-            raise UsageError("no watch is running: %gpuwatch starts one.")
-        self._bind(options, watch)
-        print(f"{watch!r} Its history is below the cell that started it.")
 
     def _status(self) -> None:
         from perfnb.telemetry.watcher import running

@@ -8,11 +8,15 @@ import keyword
 import re
 from typing import Any
 
+from IPython.core import magic
 from IPython.core.error import UsageError
 
 _OPTION = re.compile(r"(--[A-Za-z][\w-]*)(=?)")
 _SHORT = re.compile(r"-[A-Za-z][\w-]*")
 _VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
+
+#: Decorator of a magic whose value a trailing ; silences; in IPython 7, as on Colab, it silences nothing.
+can_be_silenced: Any = getattr(magic, "output_can_be_silenced", lambda function: function)
 
 #: The kinds of option values, in words.
 _KINDS: dict[Any, str] = {int: "a whole number", float: "a number"}
@@ -60,12 +64,6 @@ def require_name(name: str | None) -> None:
         raise UsageError(f"--into needs a variable name, not {name!r}.")
 
 
-def parser_of(magic: Any) -> argparse.ArgumentParser:
-    """The parser that the decorators of a magic made."""
-    parser: argparse.ArgumentParser = magic.parser
-    return parser
-
-
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
     """The long options of a parser."""
     return sorted(name for name in parser._option_string_actions if name.startswith("--"))
@@ -73,13 +71,14 @@ def option_names(parser: argparse.ArgumentParser) -> list[str]:
 
 def _action(name: str, parser: argparse.ArgumentParser) -> Any:
     actions = parser._option_string_actions
-    if name not in actions:
-        near = difflib.get_close_matches(name, option_names(parser), n=1)
+    if name in actions:
+        return actions[name]
+    near = difflib.get_close_matches(name, option_names(parser), n=1)
+    if name == "--help":
+        hint = f"{parser.prog}? shows the help."
+    else:
         hint = f"did you mean {near[0]}?" if near else _listed(parser)
-        if name == "--help":
-            hint = f"{parser.prog}? shows the help."
-        raise UsageError(f"there is no option {name}: {hint}")
-    return actions[name]
+    raise UsageError(f"there is no option {name}: {hint}")
 
 
 def _listed(parser: argparse.ArgumentParser) -> str:

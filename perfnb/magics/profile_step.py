@@ -10,8 +10,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.magics.cell import compile_body, compile_clause, step_of
-from perfnb.magics.line import parser_of, refuse_short, require_name, split_line
-from perfnb.magics.older_ipython import can_be_silenced
+from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
 
 
 @magics_class
@@ -61,7 +60,7 @@ class ProfileStepMagics(Magics):
         __tracebackhide__ = True
         from perfnb.step.budget import Plan
 
-        options, rest = split_line(line, parser_of(ProfileStepMagics.profile_step))
+        options, rest = split_line(line, ProfileStepMagics.profile_step.parser)
         try:
             plan = Plan(
                 warmup=options.warmup,
@@ -85,34 +84,26 @@ class ProfileStepMagics(Magics):
         from perfnb.profile.profiling import run_profile
         from perfnb.step.namespace import namespace_of
 
-        namespace = self.shell.user_ns
+        namespace, hidden = self.shell.user_ns, self.shell.user_ns_hidden
         assign, batches = None, None
-        if cell is None:
-            if not rest:
-                raise UsageError("there is nothing to profile: write a statement after %profile_step.")
-            source = rest
-        else:
-            source = cell
-            if rest:
-                refuse_short(rest, parser_of(ProfileStepMagics.profile_step))
-                assign, batches = compile_clause(self.shell, rest)
-        models, body = self._models(options.model), compile_body(self.shell, source)
+        if cell is None and not rest:
+            raise UsageError("there is nothing to profile: write a statement after %profile_step.")
+        if cell is not None and rest:
+            refuse_short(rest, ProfileStepMagics.profile_step.parser)
+            assign, batches = compile_clause(self.shell, rest)
+        models, body = self._models(options.model), compile_body(self.shell, rest if cell is None else cell)
+        variables = {name: value for name, value in namespace.items() if name not in hidden}  # without IPython's own
         return run_profile(
             step_of(body, namespace, assign),
             batches,
             used=namespace_of(FunctionType(body, namespace)),
             plan=plan,
             models=list(models.values()) or None,
-            namespace={**models, **self._variables(), **models},  # the names in --model come first
+            namespace={**models, **variables, **models},  # the names in --model come first
             watch=options.watch,
             name=options.name or "step",
             quiet=options.quiet,
         )
-
-    def _variables(self) -> dict[str, Any]:
-        """The user's variables, without IPython's own."""
-        hidden = self.shell.user_ns_hidden
-        return {name: value for name, value in self.shell.user_ns.items() if name not in hidden}
 
     def _models(self, text: str | None) -> dict[str, Any]:
         """The modules that ``--model`` names."""

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution, attribute
+from perfnb.attribution.attribution import Attribution, attribute, owner_names
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.ops import owner_names
-from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Bools, Ints, innermost, nest, outermost
 from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
-from perfnb.recording.text import TEXT
+from perfnb.recording.text import TEXT, of_labels
 
 #: Times of what was allocated before, or freed after, everything watched.
 BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -55,6 +53,11 @@ class Watched:
     blocks: pd.DataFrame
     begin: int
     end: int
+
+    @property
+    def counted(self) -> pd.DataFrame:
+        """The blocks alive at some time in the counted step."""
+        return self.blocks[(self.blocks["start"] < self.end) & (self.blocks["end"] > self.begin)]
 
 
 def watched_memory(recording: Recording) -> Watched | None:
@@ -102,7 +105,7 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
 
 def allocation_table(watched: Watched) -> pd.DataFrame:
     """The frame ``allocations``: everything alive at some time in the counted step, in time order."""
-    blocks = watched.blocks[(watched.blocks["start"] < watched.end) & (watched.blocks["end"] > watched.begin)]
+    blocks = watched.counted
     start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
     before, after = start == BEFORE, end >= watched.end
     table = blocks.assign(

@@ -11,10 +11,9 @@ from perfnb.recording.nesting import Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.trace.columns import MISSING
+from perfnb.trace_names import DEVICE_KINDS
 
 CPU = "cpu"
-#: torch's device type numbers.
-_KINDS = {1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
 
 
 class TotalsOfDevice(NamedTuple):
@@ -61,10 +60,11 @@ def trace_memory_table(recording: Recording) -> pd.DataFrame:
     if not lines:
         return conform(pd.DataFrame(), "memory")
     times, total, reserved = (np.concatenate([line[field] for line in lines]) for field in (1, 2, 3))
-    zero = _first_step(recording)
+    events = recording.events
+    zero = events["start_ns"][events["marks_step"] != MISSING].min()  # nan without steps
     table = pd.DataFrame(
         {
-            "t_ms": (times - (int(times.min()) if zero is None else zero)) / 1e6,
+            "t_ms": (times - int(times.min() if np.isnan(zero) else zero)) / 1e6,
             "device": np.repeat([line.device for line in lines], [len(line.times_ns) for line in lines]),
             "total": total,
             "reserved": pd.arrays.IntegerArray(reserved, reserved == MISSING),
@@ -73,14 +73,7 @@ def trace_memory_table(recording: Recording) -> pd.DataFrame:
     return conform(table, "memory")
 
 
-def _first_step(recording: Recording) -> int | None:
-    """When the first step of a loaded trace starts; ``None`` if it has no events."""
-    events = recording.events
-    starts = events["start_ns"][events["marks_step"] != MISSING]
-    return int(starts.min()) if len(starts) else None
-
-
 def _name(kind: int, index: int) -> str:
     """torch's name of the device."""
-    word = CPU if kind == 0 else _KINDS.get(kind, f"device of type {kind}")
+    word = CPU if kind == 0 else DEVICE_KINDS.get(kind, f"device of type {kind}")
     return word if index < 0 else f"{word}:{index}"

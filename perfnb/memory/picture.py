@@ -61,18 +61,7 @@ def _areas(axes: Axes, timeline: pd.DataFrame, times: Any) -> float:
         if not values.any():
             continue
         top = base + np.append(values, values[-1:])
-        hatch, colour = HATCHES.get(mark.pattern, (None, GROUND))
-        axes.fill_between(
-            times,
-            base,
-            top,
-            step="post",
-            facecolor=mark.colour,
-            hatch=hatch,
-            edgecolor=colour,
-            linewidth=0,
-            label=mark.word,
-        )
+        axes.fill_between(times, base, top, step="post", label=mark.word, **_fill(mark))
         base = top
     axes.step(times, base, where="post", color=INK, linewidth=0.8)
     return float(base.max())
@@ -80,12 +69,12 @@ def _areas(axes: Axes, timeline: pd.DataFrame, times: Any) -> float:
 
 def _lines(axes: Axes, timeline: pd.DataFrame, times: Any, most: float) -> float:
     highest = 0.0
-    for name, style, word in (("reserved", "--", "reserved"), ("process", ":", "process")):
+    for name, style in (("reserved", "--"), ("process", ":")):
         values = timeline[name].to_numpy(float, na_value=np.nan)
         if np.isnan(values).all() or np.nanmax(values) > most:
             continue
         axes.step(
-            times, np.append(values, values[-1:]), where="post", color=INK, linewidth=1.3, linestyle=style, label=word
+            times, np.append(values, values[-1:]), where="post", color=INK, linewidth=1.3, linestyle=style, label=name
         )
         highest = max(highest, float(np.nanmax(values)))
     return highest
@@ -121,9 +110,8 @@ def _phases(axes: Axes, summary: MemorySummary, end: float, inches: float) -> No
     columns = (summary.phases[name] for name in ("phase", "start_ms", "end_ms"))
     for phase, first, last in zip(*columns, strict=True):
         mark = palette.mark(str(phase))
-        hatch, colour = HATCHES.get(mark.pattern, (None, GROUND))
         start, wide = float(first), float(last) - float(first)
-        axes.barh(0.5, wide, height=1, left=start, facecolor=mark.colour, hatch=hatch, edgecolor=colour, linewidth=0)
+        axes.barh(0.5, wide, height=1, left=start, **_fill(mark))
         middle, need = start + wide / 2, _INCHES_A_CHARACTER * len(mark.word) * end / inches
         if wide >= need and middle - need / 2 >= free:
             free = middle + need / 2
@@ -131,6 +119,11 @@ def _phases(axes: Axes, summary: MemorySummary, end: float, inches: float) -> No
                 escape.chart(mark.word, 30), (middle, 0), (0, -3), textcoords="offset points", ha="center", va="top"
             )
     axes.tick_params(axis="x", pad=15)
+
+
+def _fill(mark: palette.Mark) -> dict[str, Any]:
+    hatch, colour = HATCHES.get(mark.pattern, (None, GROUND))
+    return {"facecolor": mark.colour, "hatch": hatch, "edgecolor": colour, "linewidth": 0}
 
 
 def _ticks(highest: float, unit: int) -> Any:

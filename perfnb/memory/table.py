@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb.attribution.arithmetic import main_dtype
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.phases import phase_stretches
+from perfnb.attribution.tables import phase_stretches
 from perfnb.memory.allocations import Watched, allocations_by_step
 from perfnb.memory.leaks.judge import left_by_every_step
-from perfnb.memory.savings import fitting_options
 from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.recording import Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT
 
@@ -22,6 +23,8 @@ from perfnb.recording.text import TEXT
 INSTANTS = 1500
 #: Largest allocations a view can list at any instant.
 LARGEST = 8
+#: Bytes of a float32 parameter.
+_WHOLE = 4
 
 
 @dataclass(frozen=True)
@@ -114,30 +117,102 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
     moment = watched.begin + round(peak_ms * 1e6)
     alive = blocks[(blocks["start"] <= moment) & (blocks["end"] > moment)].sort_values("start", kind="stable")
     by_category = {name: int(line[name].iloc[top]) for name in CATEGORIES}
-    timeline = _thinned(line, top)
+    timeline = line
+    if len(line) > INSTANTS:
+        kept = fullest(line["t_ms"].to_numpy(dtype=float), total, INSTANTS - 1)
+        timeline = line.iloc[np.union1d(kept, [top])].reset_index(drop=True)
+    stretches = list(phase_stretches(watched.attribution, watched.begin, watched.end))
+    phases = pd.DataFrame(stretches, columns=["phase", "start_ms", "end_ms"])
+    phases[["start_ms", "end_ms"]] = (phases[["start_ms", "end_ms"]] - watched.begin) / 1e6
     counted = meta.get("allocator", {}).get(device, {})
     reserved = line["reserved"].fillna(0).to_numpy(dtype=np.int64)
-    fullest = int(reserved.argmax()) if reserved.any() else None
+    fully = int(reserved.argmax()) if reserved.any() else None
     return MemorySummary(
         device=device,
         timeline=timeline,
-        phases=_phases(watched),
+        phases=phases,
         step_ms=(watched.end - watched.begin) / 1e6,
         peak_ms=peak_ms,
         peak_bytes=int(total[top]),
         by_category=by_category,
         owners=_owners(alive, by_category, int(total[top])),
-        largest=_largest(blocks, timeline["t_ms"].to_numpy(dtype=float), watched),
+        largest=_largest(watched, device, timeline["t_ms"].to_numpy(dtype=float)),
         fits=fitting_options(alive, by_category, watched.recording, samples),
         process_peak_bytes=_peak(line["process"]),
         reserved_peak_bytes=_peak(line["reserved"]),
-        fragmentation=None if fullest is None else 1 - int(total[fullest]) / int(reserved[fullest]),
-        retries=counted.get("retries"),
-        ooms=counted.get("ooms"),
-        largest_free_bytes=counted.get("largest_free_bytes"),
+        fragmentation=None if fully is None else 1 - int(total[fully]) / int(reserved[fully]),
+        **{name: counted.get(name) for name in ("retries", "ooms", "largest_free_bytes")},
         incomplete=meta.get("failure"),
         **_left_behind(watched, device),
     )
+
+
+def fitting_options(
+    alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
+) -> pd.DataFrame:
+    """What would make a step fit: how much of the peak some well-known changes would free, the largest first.
+
+    Each change is considered on its own. *Computed* savings follow from sizes alone; *estimated* ones assume that the
+    peak stays where it is and that activations behave as usual.
+
+    Parameters
+    ----------
+    alive : DataFrame
+        Blocks alive at the peak, in the order they were allocated.
+    by_category : mapping
+        Bytes at the peak.
+    samples : int or None
+        Samples in a batch.
+
+    Returns
+    -------
+    DataFrame
+        ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free nothing are left out.
+    """
+    moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries"))
+    size = "" if samples is None else f", {samples // 2:,} samples instead of {samples:,}"
+    kept, layers = _checkpointing(alive, recording.modules)
+    roots = recording.modules[recording.modules["parent"] == NONE]
+    whole = roots["parameter_bytes"].sum() >= _WHOLE * roots["parameters"].sum()
+    held = sum(by_category[name] for name in ("parameters", "gradients", "optimizer_state"))
+    counted = recording.arithmetic
+    half = counted is not None and main_dtype(counted.calls.astype({"dtype": TEXT})) in ("bfloat16", "float16")
+    options = [
+        (
+            "half the batch",
+            moving // 2 if samples is None or samples > 1 else 0,
+            "estimated",
+            f"Activations, inputs and temporaries shrink with the batch{size}; accumulate gradients over two batches.",
+        ),
+        (
+            "checkpointing",
+            kept,
+            "estimated",
+            f"Keep only the last activation of each of the {layers} layers and recompute the rest in the backward pass "
+            "(torch.utils.checkpoint).",
+        ),
+        (
+            "an optimizer without state",
+            by_category["optimizer_state"],
+            "computed",
+            "Plain SGD keeps no state, but may need a different learning rate and more steps.",
+        ),
+        (
+            "half precision for the model",
+            held // 2 if whole else 0,
+            "computed",
+            "Parameters, gradients and optimizer state in bfloat16 take half the bytes of float32.",
+        ),
+        (
+            "half precision for activations",
+            0 if half else by_category["activations"] // 2,
+            "estimated",
+            "Under bfloat16 autocast most activations take half the bytes, but copies of the weights are added.",
+        ),
+    ]
+    types = {"option": TEXT, "frees_bytes": "Int64", "basis": TEXT, "detail": TEXT}
+    frame = pd.DataFrame([option for option in options if option[1] > 0], columns=[*types]).astype(types)
+    return frame.sort_values("frees_bytes", ascending=False, kind="stable", ignore_index=True)
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
@@ -153,8 +228,7 @@ def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
 
 
 def _device_table(watched: Watched, device: str) -> pd.DataFrame:
-    blocks = watched.blocks[watched.blocks["device"] == device]
-    blocks = blocks[(blocks["start"] < watched.end) & (blocks["end"] > watched.begin)]
+    blocks = watched.counted[watched.counted["device"] == device]
     starts = np.maximum(blocks["start"].to_numpy(), watched.begin)
     ends = blocks["end"].to_numpy()
     freed = ends <= watched.end
@@ -166,7 +240,11 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
     alive = np.zeros((len(moments), len(CATEGORIES)), dtype=np.int64)
     np.add.at(alive, (place, codes), deltas)
     alive = alive.cumsum(axis=0)
-    allocated, reserved = _allocator_totals(watched, device, moments)
+    record = watched.recording.memory
+    assert record is not None
+    told = record.changes[(record.changes["device"] == device) & (record.changes["allocated"] != NONE)]
+    allocated, reserved = (_latest(told["time_ns"], told[name], moments) for name in ("allocated", "reserved"))
+    process = _latest(record.resident["time_ns"], record.resident["bytes"], moments)
     # Handed out before watching started, and owned by no live object.
     unseen = allocated - alive.sum(axis=1)
     alive[:, CATEGORIES.index("other")] += np.where(allocated == NONE, 0, np.maximum(unseen, 0))
@@ -177,41 +255,16 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
             **{name: alive[:, code] for code, name in enumerate(CATEGORIES)},
             "total": alive.sum(axis=1),
             "reserved": pd.arrays.IntegerArray(reserved, reserved == NONE),
-            "process": _process_at(watched, moments, device),
+            "process": pd.arrays.IntegerArray(process, (process == NONE) | (device != "cpu")),
         }
     )
 
 
-def _allocator_totals(watched: Watched, device: str, moments: Ints) -> tuple[Ints, Ints]:
-    """What the device's allocator had handed out and reserved at each moment, -1 if unknown."""
-    record = watched.recording.memory
-    assert record is not None
-    changes = record.changes[(record.changes["device"] == device) & (record.changes["allocated"] != NONE)]
-    place = np.searchsorted(changes["time_ns"].to_numpy(), moments, side="right") - 1
-    known = place >= 0
-
-    def at(column: str) -> Ints:
-        values = np.append(changes[column].to_numpy(), NONE)
-        return np.asarray(np.where(known, values[np.where(known, place, -1)], NONE))
-
-    return at("allocated"), at("reserved")
-
-
-def _process_at(watched: Watched, moments: Ints, device: str) -> pd.arrays.IntegerArray:
-    """The process's resident memory as last read at each moment; missing for devices other than the host."""
-    record = watched.recording.memory
-    assert record is not None
-    times, sizes = record.resident["time_ns"].to_numpy(), np.append(record.resident["bytes"].to_numpy(), 0)
-    place = np.searchsorted(times, moments, side="right") - 1
-    return pd.arrays.IntegerArray(sizes[place], (place < 0) | (device != "cpu"))
-
-
-def _thinned(line: pd.DataFrame, top: int) -> pd.DataFrame:
-    """At most `INSTANTS` rows: the fullest of each time bin, the first and the last."""
-    if len(line) <= INSTANTS:
-        return line
-    kept = fullest(line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64), INSTANTS - 1)
-    return line.iloc[np.union1d(kept, [top])].reset_index(drop=True)
+def _latest(times: pd.Series, values: pd.Series, moments: Ints) -> Ints:
+    """The value at the last time up to each moment, `NONE` before the first."""
+    place = np.searchsorted(times.to_numpy(), moments, side="right") - 1
+    found: Ints = np.append(values.to_numpy(), NONE)[place]
+    return found
 
 
 def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
@@ -221,16 +274,6 @@ def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
     order = np.lexsort((-levels, bins))
     highest = order[np.unique(bins[order], return_index=True)[1]]
     return np.union1d(highest, [0, len(times) - 1])
-
-
-def _phases(watched: Watched) -> pd.DataFrame:
-    """The phases of the counted step, adjacent stretches merged."""
-    begin = watched.begin
-    rows = [
-        (phase, (start - begin) / 1e6, (stop - begin) / 1e6)
-        for phase, start, stop in phase_stretches(watched.attribution, begin, watched.end)
-    ]
-    return pd.DataFrame(rows, columns=["phase", "start_ms", "end_ms"])
 
 
 def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> pd.DataFrame:
@@ -246,9 +289,9 @@ def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> p
     return table.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
 
 
-def _largest(blocks: pd.DataFrame, instants_ms: np.ndarray, watched: Watched) -> pd.DataFrame:
-    """The allocations that are among the `LARGEST` at some instant."""
-    blocks = blocks[(blocks["start"] < watched.end) & (blocks["end"] > watched.begin)]
+def _largest(watched: Watched, device: str, instants_ms: np.ndarray) -> pd.DataFrame:
+    """The allocations on a device that are among the `LARGEST` at some instant."""
+    blocks = watched.counted[watched.counted["device"] == device]
     blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
     step_ms = (watched.end - watched.begin) / 1e6
     start = (np.maximum(blocks["start"].to_numpy(), watched.begin) - watched.begin) / 1e6
@@ -300,3 +343,24 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
         ],
         dtype=np.int64,
     )
+
+
+def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:
+    """The most bytes that checkpoints in sibling layers of one class free, and how many layers of which class.
+
+    That is all their activations but each layer's last, with one layer recomputed at a time.
+    """
+    parent, depth = modules["parent"].to_numpy(), modules["depth"].to_numpy()
+    row = {name: place for place, name in enumerate(modules["name"])}
+    saved = alive[(alive["category"] == "activations") & alive["layer"].isin(row)]
+    at, size = saved["layer"].map(row).to_numpy(dtype=np.int64), saved["bytes"].to_numpy()
+    best: tuple[int, int, str] = (0, 0, "")
+    for level in range(int(depth.max(initial=0)), 0, -1):
+        at = np.where(depth[at] > level, parent[at], at)  # the enclosing layer at this level
+        here = depth[at] == level
+        blocks = pd.DataFrame({"row": at[here], "bytes": size[here]}).groupby("row")["bytes"].agg(["sum", "last"])
+        alike = [parent[blocks.index], modules["module"].to_numpy(dtype=object)[blocks.index]]
+        for (_, kind), group in blocks.groupby(alike):
+            frees = int(group["sum"].sum() - group["last"].sum() - group["sum"].max())
+            best = max(best, (frees, len(group), str(kind)))
+    return best[0], f"{best[1]} {best[2]}"

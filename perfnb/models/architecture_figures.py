@@ -1,73 +1,75 @@
-"""What a comparison of architectures found: costs, where the time goes, and how far the models differ."""
+"""What a comparison of architectures found: costs, where the time goes by kind of layer, how far the models differ."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from perfnb.models.layer_kinds import kinds_of_layers, time_by_kind
 from perfnb.profile.summary import Summary
 from perfnb.recording.schema import SPECIAL_ROWS
+from perfnb.recording.text import TEXT
 from perfnb.stats.comparisons import compare_all, ratio_table
 from perfnb.stats.intervals import interval_of_median
 from perfnb.stats.step_times import Timing
 
-_INTEGERS = ("parameters", "parameter_bytes", "forward_flops", "backward_flops", "peak_bytes", "activation_bytes")
-_FLOATS = (
-    *("median_ms", "ci_low_ms", "ci_high_ms", "throughput_per_s"),
-    *("achieved_flops_per_s", "intensity", "launches_or_ops"),
-)
-COLUMNS = (*_INTEGERS[:4], *_FLOATS[:4], *_INTEGERS[4:], *_FLOATS[4:])
+#: Columns of `ArchitectureFigures.table` and their types.
+COLUMNS = {
+    **dict.fromkeys(("parameters", "parameter_bytes", "forward_flops", "backward_flops"), "Int64"),
+    **dict.fromkeys(("median_ms", "ci_low_ms", "ci_high_ms", "throughput_per_s"), "Float64"),
+    **dict.fromkeys(("peak_bytes", "activation_bytes"), "Int64"),
+    **dict.fromkeys(("achieved_flops_per_s", "intensity", "launches_or_ops"), "Float64"),
+}
+
+
+#: The kind of work a layer or an operator does, by which models of different designs can be compared.
+KINDS = ("attention", "linear", "convolution", "normalisation", "activation", "embedding", "other")
+
+#: Class names of the layers of each kind; the first match counts.
+_CLASSES = {
+    "attention": r"attention|attn|^MHA",
+    "normalisation": r"norm",
+    "convolution": r"conv",
+    "embedding": r"embed",
+    "linear": r"linear|^dense$",
+    "activation": (
+        r"(re|ge|se|ce|si|gl|pre)lu|tanh|sigmoid|softmax|softplus|softsign|swish|mish|activation|^hard|threshold|"
+        r"dropout"  # elementwise too, and as cheap
+    ),
+}
+#: The same for operators, autograd's included, of layers whose class says nothing.
+_OPS = {
+    "attention": r"attention",
+    "normalisation": r"norm",
+    "convolution": r"conv",
+    "embedding": r"embedding",
+    "linear": r"addmm|addmv|addbmm|baddbmm|bmm|matmul|linear|::mm$|::mv$|^mm|einsum|dot$",
+    "activation": r"(re|ge|se|ce|si|g|pre)lu|tanh|sigmoid|softmax|softplus|swish|mish|threshold|dropout|clamp_min",
+}
 
 
 @dataclass(frozen=True)
 class ArchitectureFigures:
-    """Figures of a comparison of architectures.
+    """Figures of a comparison of architectures."""
 
-    Attributes
-    ----------
-    table : DataFrame
-        One row per name (the index), in the given order: ``parameters``, ``parameter_bytes``, ``forward_flops``,
-        ``backward_flops``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``throughput_per_s``, ``peak_bytes``,
-        ``activation_bytes``, ``achieved_flops_per_s``, ``intensity`` (FLOP/byte), ``launches_or_ops``; each may be NA.
-    shares : DataFrame
-        Where the time goes: ``name``, ``by`` (kind or phase), ``part`` (one of `layer_kinds.KINDS`, or a phase),
-        ``ms``, ``share``. For each name and ``by`` the shares add up to 1, and the times to the median.
-    ratios : DataFrame
-        Pairs: ``a``, ``b``, ``ratio`` (time of b to time of a), ``ci_low``, ``ci_high``, ``p_holm``, ``verdict`` of b
-        against a (faster, slower, same, inconclusive), ``smallest_detectable`` (relative).
-    layers : mapping of str to DataFrame
-        Each model's frame ``layers`` with a column ``kind``.
-    samples_ms : mapping of str to tuple of float
-        Step times of each model; the n-th of all models were measured side by side.
-    training : bool
-        With loss and backward pass, or forward only.
-    device : str
-        Name of the device.
-    batch : str
-        Description of the batch.
-    rounds : int
-        Measurements per model.
-    equal_within : float
-        Relative difference up to which two times count as the same: 0.02 is 2 %.
-    notes : tuple of str
-        Caveats.
-    """
-
+    # One row per name (the index), in the given order, with `COLUMNS`; ``intensity`` is FLOP/byte. Each may be NA.
     table: pd.DataFrame
+    # Where the time goes: ``name``, ``by`` (kind or phase), ``part`` (one of `KINDS`, or a phase), ``ms``, ``share``.
+    # For each name and ``by`` the shares add up to 1, and the times to the median.
     shares: pd.DataFrame
+    # Pairs: ``a``, ``b``, ``ratio`` (time of b to time of a), ``ci_low``, ``ci_high``, ``p_holm``, ``verdict`` of b
+    # against a (faster, slower, same, inconclusive), ``smallest_detectable`` (relative).
     ratios: pd.DataFrame
-    layers: Mapping[str, pd.DataFrame]
-    samples_ms: Mapping[str, tuple[float, ...]]
-    training: bool
+    layers: Mapping[str, pd.DataFrame]  # each model's frame ``layers`` with a column ``kind``
+    training: bool  # with loss and backward pass, or forward only
     device: str
-    batch: str
-    rounds: int
-    equal_within: float
-    notes: tuple[str, ...] = ()
+    batch: str  # its description
+    rounds: int  # measurements per model
+    equal_within: float  # relative difference up to which two times count as the same: 0.02 is 2 %
+    notes: tuple[str, ...] = ()  # caveats
 
 
 def architecture_figures(
@@ -93,16 +95,14 @@ def architecture_figures(
         name: _row(summary, Timing(tuple(samples_ms[name]), batch_sizes[name])) for name, summary in summaries.items()
     }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("name")
-    types = dict.fromkeys(_INTEGERS, "Int64") | dict.fromkeys(_FLOATS, "Float64")
     shares = [_shares(name, summary, float(rows[name]["median_ms"])) for name, summary in summaries.items()]
     return ArchitectureFigures(
-        table=table.astype(types),
+        table=table.astype(COLUMNS),
         shares=pd.concat(shares, ignore_index=True),
         ratios=_ratios(samples_ms, equal_within),
         layers={
-            name: summary.layers.assign(kind=kinds_of_layers(summary.layers)) for name, summary in summaries.items()
+            name: summary.layers.assign(kind=_kinds_of_layers(summary.layers)) for name, summary in summaries.items()
         },
-        samples_ms={name: tuple(samples) for name, samples in samples_ms.items()},
         rounds=min((len(samples) for samples in samples_ms.values()), default=0),
         equal_within=equal_within,
         **rest,
@@ -136,7 +136,7 @@ def _row(summary: Summary, timing: Timing) -> dict[str, Any]:
 def _shares(name: str, summary: Summary, median_ms: float) -> pd.DataFrame:
     """Shares of the median time by kind of layer and by phase."""
     phases = summary.phases["share"].astype("Float64")
-    parts = {"kind": time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
+    parts = {"kind": _time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
     tables = []
     for by, values in parts.items():
         share = values / values.sum() if values.sum() > 0 else values
@@ -149,3 +149,47 @@ def _ratios(samples_ms: Mapping[str, Sequence[float]], equal_within: float) -> p
     table = ratio_table(compare_all(samples_ms, equal_within))
     table = table.rename(columns={"baseline": "a", "candidate": "b", "p_value": "p_holm"})
     return table[["a", "b", "ratio", "ci_low", "ci_high", "p_holm", "verdict", "smallest_detectable"]]
+
+
+def kind_of_class(name: str) -> str | None:
+    """The kind of a layer by its class name; ``None`` if unknown.
+
+    ``Conv1D`` is what transformers calls a linear layer; torch's convolution is ``Conv1d``.
+    """
+    if name == "Conv1D":
+        return "linear"
+    return next((kind for kind, words in _CLASSES.items() if re.search(words, name, re.IGNORECASE)), None)
+
+
+def kind_of_op(name: str) -> str:
+    """The kind of an operator by its name."""
+    return next((kind for kind, words in _OPS.items() if re.search(words, name, re.IGNORECASE)), "other")
+
+
+def _kinds_of_layers(layers: pd.DataFrame) -> pd.Series:
+    """The kind of each row of the frame ``layers``; missing if only its operators tell.
+
+    Everything inside an attention layer, projections included, is attention.
+    """
+    kinds: list[str | None] = []
+    around: list[tuple[int, bool]] = []  # depth of each layer around, and whether it is or is inside attention
+    for name, kind, depth in zip(layers.index, layers["module"], layers["depth"].fillna(0), strict=True):
+        if name in SPECIAL_ROWS:
+            kinds.append(None)
+            continue
+        around = [each for each in around if each[0] < depth]
+        own = None if pd.isna(kind) else kind_of_class(str(kind))
+        inside = own == "attention" or bool(around and around[-1][1])
+        around.append((int(depth), inside))
+        kinds.append("attention" if inside else own)
+    return pd.Series(kinds, index=layers.index, dtype=TEXT)
+
+
+def _time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
+    """Milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order."""
+    of_layer = _kinds_of_layers(layers)
+    of_op = layer_ops["op"].map({name: kind_of_op(str(name)) for name in layer_ops["op"].unique()})
+    kind = layer_ops["layer"].map(of_layer[~of_layer.index.duplicated()]).fillna(of_op)
+    on_gpu = layer_ops["gpu_ms"].notna().any()
+    ms = layer_ops["gpu_ms" if on_gpu else "self_cpu_ms"].astype("Float64").fillna(0.0)
+    return ms.groupby(kind.astype(TEXT)).sum().reindex(list(KINDS), fill_value=0.0)

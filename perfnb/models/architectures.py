@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from perfnb.arguments import require_flag, shown, storable
+from perfnb.arguments import require_flag, require_seconds, shown, storable
 from perfnb.bench.design import planned_rounds, warm_up
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, ShownLive
 from perfnb.models.architecture_figures import ArchitectureFigures, architecture_figures
 from perfnb.models.architectures_view import (
+    architectures_data,
     architectures_html,
     architectures_line,
     architectures_page,
     architectures_text,
-    architectures_widget,
 )
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import run_profile
@@ -68,7 +68,9 @@ class ArchitectureComparison(Page, ShownLive):
         return architectures_html(self._figures)
 
     def _widget(self, view_id: str) -> Any:
-        return architectures_widget(self._figures, view_id)
+        from perfnb.models.widget import ArchitecturesWidget
+
+        return ArchitecturesWidget(architectures_data(self._figures, view_id))
 
 
 def compare_architectures(
@@ -114,13 +116,13 @@ def compare_architectures(
         Whatever a model or the loss raises, after perfnb has removed all its hooks.
     """
     from perfnb.bench.rounds import Bench
-    from perfnb.memory.estimate.model_step import left_as_they_were, model_step
+    from perfnb.memory.estimate.model_simulation import left_as_they_were, model_step
     from perfnb.step.budget import Plan
     from perfnb.step.environment import describe_environment
     from perfnb.step.steps import common_size
 
     __tracebackhide__ = True
-    Plan(budget_s=budget_s)
+    require_seconds("budget_s", budget_s)
     require_flag("training", training)
     pairs = _with_batches(models, batch)
     steps = {name: model_step(model, own, loss, training=training) for name, (model, own) in pairs.items()}

@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.bench.design import SEED, milliseconds, random_orders, warm_up
+from perfnb.arguments import finite, require_seconds, shown
+from perfnb.bench.design import SEED, random_orders, warm_up
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import ShownLive
-from perfnb.models.scaling_view import scaling_html, scaling_line, scaling_text, scaling_widget
+from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_line, scaling_text
 from perfnb.models.size_laws import ScalingFigures, scaling_figures
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
@@ -82,7 +83,6 @@ class ScalingStudy(ShownLive):
 
     def predict(self, size: float) -> Prediction:
         """Predict time and memory of a step of that size."""
-        from perfnb.arguments import finite, shown
 
         if (finite(size) or 0.0) <= 0:
             raise ValueError(f"size must be a number above 0, not {shown(size)}.")
@@ -100,7 +100,9 @@ class ScalingStudy(ShownLive):
         return scaling_html(self._figures)
 
     def _widget(self, view_id: str) -> Any:
-        return scaling_widget(self._figures, view_id)
+        from perfnb.models.widget import ScalingWidget
+
+        return ScalingWidget({"id": view_id, **scaling_data(self._figures)})
 
 
 def scaling_study(
@@ -131,13 +133,11 @@ def scaling_study(
     Exception
         Whatever `make_step` or a step raises, after perfnb has removed all its hooks.
     """
-    from perfnb.arguments import finite, shown
     from perfnb.bench.rounds import Bench
-    from perfnb.step.budget import Plan
     from perfnb.step.environment import describe_environment
 
     __tracebackhide__ = True
-    Plan(budget_s=budget_s)
+    require_seconds("budget_s", budget_s)
     chosen: list[Any] = list(set(sizes))
     numbers = all((finite(size) or 0.0) > 0 for size in chosen)
     if len(chosen) < 2 or not numbers:
@@ -145,17 +145,16 @@ def scaling_study(
     chosen.sort()
     given: Any = make_step
     if not callable(given):
-        kind = type(make_step).__name__
-        raise TypeError(f"make_step must be a function that returns the step of a size, not {kind}.")
+        raise TypeError(f"make_step must be a function that returns the step of a size, not {type(given).__name__}.")
     steps = [_made(make_step, size) for size in chosen]
     start = time.perf_counter()
     with Progress() as progress:
         with Bench(steps, progress=progress) as bench:
             steady = warm_up(bench, start, TIMED_SHARE * budget_s)
-            pilot_s = float(milliseconds(bench.rounds(random_orders(1, len(steps), SEED + 1))).sum()) / 1e3
+            pilot_s = float(bench.rounds(random_orders(1, len(steps), SEED + 1)).sum()) / 1e3
             left_s = start + TIMED_SHARE * budget_s - time.perf_counter()
             count = int(min(MOST_ROUNDS, max(FEWEST_ROUNDS, left_s / pilot_s)))
-            times = milliseconds(bench.rounds(random_orders(count, len(steps), SEED), planned=count))
+            times = bench.rounds(random_orders(count, len(steps), SEED), planned=count)
         peaks: dict[float, int | None] = {}
         flops: dict[float, int | None] = {}
         for done, (size, step) in enumerate(zip(chosen, steps, strict=True), start=1):
@@ -174,7 +173,6 @@ def scaling_study(
 
 def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
     """The step of a size."""
-    from perfnb.arguments import shown
     from perfnb.step.given import require_steps
 
     __tracebackhide__ = True

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _INCHES = (6.6, 3.0)
 _MEMORY = palette.ORANGE
+_HEADS = ("size", "median", "predicted", "off by", "peak", "FLOPs")
 
 
 def scaling_line(figures: ScalingFigures) -> str:
@@ -47,8 +48,7 @@ def scaling_sentences(figures: ScalingFigures) -> list[str]:
 def scaling_text(figures: ScalingFigures, width: int = 100) -> str:
     """The study as text."""
     lines = [line for sentence in scaling_sentences(figures) for line in escape.wrapped(sentence, width)]
-    lines.append(f"{'size':>10}  {'median':>26}  {'predicted':>10}  {'off by':>8}  {'peak':>9}  {'FLOPs':>12}")
-    for size, median, predicted, off, peak, flops in _rows(figures):
+    for size, median, predicted, off, peak, flops in (_HEADS, *_rows(figures)):
         lines.append(f"{size:>10}  {median:>26}  {predicted:>10}  {off:>8}  {peak:>9}  {flops:>12}")
     return "\n".join(lines)
 
@@ -57,38 +57,24 @@ def scaling_html(figures: ScalingFigures) -> str:
     """The study as sentences, a picture on log axes, and a table."""
     first, *rest = scaling_sentences(figures)
     alt = f"Step time and peak memory by size on log axes, with the prediction interval; {scaling_line(figures)}"
-    heads = ["size", "median", "predicted", "off by", "peak", "FLOPs"]
     rows = [[escape.html(cell) for cell in row] for row in _rows(figures)]
     return framed(
         f"{header(_title(figures), 'scaling study', first, ' '.join(rest))}"
         f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
-        f"{tables.table('Measurements by size', heads, rows)}"
+        f"{tables.table('Measurements by size', _HEADS, rows)}"
     )
 
 
 def scaling_data(figures: ScalingFigures) -> dict[str, Any]:
     """The payload of the live view."""
 
-    def numbers(values: Any) -> list[float | None]:
-        known = [fmt.known(value) for value in values]
-        return [None if value is None else fmt.rounded(value, 6) for value in known]
-
-    table, curve = figures.table, figures.curve
+    measured = figures.table[["size", "median_ms", "ci_low_ms", "ci_high_ms", "peak_bytes"]]
     return {
         "title": _title(figures),
         "sentences": [escape.plain(sentence, 2000) for sentence in scaling_sentences(figures)],
-        "measured": {
-            name: numbers(table[name]) for name in ("size", "median_ms", "ci_low_ms", "ci_high_ms", "peak_bytes")
-        },
-        "curve": {name: numbers(curve[name]) for name in ("size", "median_ms", "low_ms", "high_ms", "peak_bytes")},
+        "measured": {name: list(map(fmt.short, values)) for name, values in measured.items()},
+        "curve": {name: list(map(fmt.short, values)) for name, values in figures.curve.items()},
     }
-
-
-def scaling_widget(figures: ScalingFigures, view_id: str) -> Any:
-    """Make the live view of a study."""
-    from perfnb.models.widget import ScalingWidget
-
-    return ScalingWidget({"id": view_id, **scaling_data(figures)})
 
 
 def _title(figures: ScalingFigures) -> str:
@@ -98,15 +84,16 @@ def _title(figures: ScalingFigures) -> str:
 def _rows(figures: ScalingFigures) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for _, row in figures.table.iterrows():
-        low, high = fmt.known(row["ci_low_ms"]), fmt.known(row["ci_high_ms"])
-        bounds = None if low is None or high is None else (low, high)
-        off = 100 * float(row["residual"])
-        cells = (
-            fmt.interval(row["median_ms"], bounds),
-            fmt.duration(row["predicted_ms"]),
-            f"{off:+.1f} %".replace("-", "−"),
+        rows.append(
+            (
+                f"{float(row['size']):g}",
+                fmt.interval(row["median_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
+                fmt.duration(row["predicted_ms"]),
+                f"{100 * float(row['residual']):+.1f} %".replace("-", "−"),
+                fmt.size(row["peak_bytes"]),
+                fmt.flops(row["flops"]),
+            )
         )
-        rows.append((f"{float(row['size']):g}", *cells, fmt.size(row["peak_bytes"]), fmt.flops(row["flops"])))
     return rows
 
 

@@ -18,32 +18,18 @@ _BELOW, _ABOVE, _POINTS = 0.5, 2.0, 121
 
 @dataclass(frozen=True)
 class ScalingFigures:
-    """Figures of a scaling study.
+    """Figures of a scaling study."""
 
-    Attributes
-    ----------
-    table : DataFrame
-        One row per size, ascending: ``size``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``peak_bytes``, ``flops``,
-        ``predicted_ms``, ``residual`` (share of the prediction).
-    law : PowerLaw
-        For the median times.
-    memory_law : PowerLaw or None
-        For peak memory, which is counted, not timed.
-    curve : DataFrame
-        Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``,
-        ``high_ms``, ``peak_bytes``.
-    device : str
-        Description of the device.
-    notes : tuple of str
-        Caveats.
-    """
-
+    # One row per size, ascending: ``size``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``peak_bytes``, ``flops``,
+    # ``predicted_ms``, ``residual`` (share of the prediction).
     table: pd.DataFrame
-    law: PowerLaw
-    memory_law: PowerLaw | None
+    law: PowerLaw  # of the median times
+    memory_law: PowerLaw | None  # of peak memory, which is counted, not timed
+    # Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``, ``high_ms``,
+    # ``peak_bytes``.
     curve: pd.DataFrame
     device: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # caveats
 
 
 def scaling_figures(
@@ -60,30 +46,27 @@ def scaling_figures(
     errors = [relative_standard_error(samples_ms[size]) for size in sizes]
     known = [error for error in errors if error is not None]
     law = fit_power_law(sizes, medians, known if len(known) == len(sizes) else None)
-    intervals = [interval_of_median(samples_ms[size]) for size in sizes]
+    bounds = [(interval_of_median(samples_ms[size]) or (None, None))[:2] for size in sizes]
+    held = [peaks.get(size) for size in sizes]
     table = pd.DataFrame(
         {
             "size": sizes,
             "median_ms": medians,
-            "ci_low_ms": [None if interval is None else interval.low for interval in intervals],
-            "ci_high_ms": [None if interval is None else interval.high for interval in intervals],
-            "peak_bytes": [peaks.get(size) for size in sizes],
+            "ci_low_ms": [low for low, _ in bounds],
+            "ci_high_ms": [high for _, high in bounds],
+            "peak_bytes": held,
             "flops": [flops.get(size) for size in sizes],
             "predicted_ms": law.fit["predicted"].to_numpy(),
             "residual": law.fit["residual"].to_numpy(),
         }
     )
     types = dict.fromkeys(table.columns, "Float64") | dict.fromkeys(("peak_bytes", "flops"), "Int64")
-    held = [peaks.get(size) for size in sizes]
-    memory_law = None
-    if all(peak for peak in held):
-        memory_law = fit_power_law(sizes, [float(peak or 0) for peak in held])
+    memory_law = fit_power_law(sizes, [float(peak or 0) for peak in held]) if all(held) else None
     return ScalingFigures(table.astype(types), law, memory_law, _curve(sizes, law, memory_law), device, notes)
 
 
 def _curve(sizes: Sequence[float], law: PowerLaw, memory_law: PowerLaw | None) -> pd.DataFrame:
-    between = np.geomspace(_BELOW * sizes[0], _ABOVE * sizes[-1], _POINTS)
-    grid = np.union1d(between, np.asarray(sizes, dtype=float))
+    grid = np.union1d(np.geomspace(_BELOW * sizes[0], _ABOVE * sizes[-1], _POINTS), np.asarray(sizes, dtype=float))
     predicted = [law.predict(float(size)) for size in grid]
     memory = [None if memory_law is None else memory_law.predict(float(size)).median for size in grid]
     return pd.DataFrame(

@@ -9,7 +9,7 @@ from perfnb.draw.widget import DrawnWidget
 
 
 class ArchitecturesWidget(DrawnWidget):
-    """A comparison drawn from `perfnb.models.architectures_data.architectures_data`."""
+    """A comparison drawn from `perfnb.models.architectures_view.architectures_data`."""
 
     _esm = script("models/js/architectures.js")
     _css = style("models/js/architectures.css")

@@ -1,23 +1,36 @@
-"""Display of a report: live in a notebook, static in a saved one, as text elsewhere."""
+"""How a report is shown: live in a notebook, static in a saved one, as text elsewhere, or as a page of its own."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from perfnb.draw import escape
+from perfnb.draw.frame import document
 from perfnb.draw.shown import Bundle, show_live
-from perfnb.profile.html import summary_html
-from perfnb.profile.report_data import layer_rows, report_data
-from perfnb.profile.summary import Summary
-from perfnb.profile.text import summary_text
+from perfnb.profile.report import layer_rows, report_data, report_script, report_style, summary_html, summary_text
 from perfnb.shell import in_notebook, print_text
 from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
+    from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
 
 #: A weak reference to the method that makes a timeline.
 Again = Callable[[], Callable[[], "Timeline | None"] | None]
+
+_REPORT_ID = "page"
+_START = """
+const holder = document.getElementById("perfnb-report");
+const data = document.getElementById("perfnb-data").textContent;
+const packed = atob(document.getElementById("perfnb-timeline").textContent);
+const bytes = new Uint8Array(packed.length);
+for (let i = 0; i < bytes.length; i += 1) bytes[i] = packed.charCodeAt(i);
+const timeline = new DataView(bytes.buffer);
+report.render({ model: { get: (name) => (name === "timeline" ? timeline : data) }, el: holder });
+"""
 
 
 def show(summary: Summary, timeline: Timeline | None = None, again: Again | None = None) -> None:
@@ -49,3 +62,28 @@ def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Ag
 
     more = whole if facts is not None and not facts["whole"] else None
     return ReportWidget(report_data(summary, view_id, facts), saved, more)
+
+
+def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
+    """Return the report as a self-contained HTML document, which also works offline and without scripts.
+
+    Its content security policy allows the report's own script and nothing else: no other script, no inline event
+    handler, no request.
+    """
+    packed, facts = b"", None
+    if timeline is not None:
+        packed, facts = timeline_bytes(timeline, layer_rows(summary, timeline.layers), PAGE_BYTES)
+    drawn = report_data(summary, _REPORT_ID, facts)
+    keys = [key for key, _ in drawn["tabs"]]
+    data, script = escape.json_in_script(drawn), report_script(keys) + _START
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    body = (
+        f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary, timeline)}</div>\n'
+        '<div id="perfnb-report"></div>\n</main>\n'
+        f'<script type="application/json" id="perfnb-data">{data}</script>\n'
+        '<script type="application/octet-stream" id="perfnb-timeline">'
+        f"{base64.b64encode(packed).decode()}</script>\n"
+        f'<script type="module">{script}</script>\n'
+    )
+    return document(summary.name, policy, report_style(keys), body)

@@ -14,12 +14,10 @@ from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
-from perfnb.recording.loaders import SEVERAL, Loader, loaders
-from perfnb.recording.reading import rank_of_name, read_recording
+from perfnb.recording.from_trace import with_module_layers
+from perfnb.recording.reading import SEVERAL, Loader, loaders, rank_of_name, read_recording
 from perfnb.recording.storage import PROFILE, SavedProfile
-from perfnb.recording.trace_layers import with_module_layers
-from perfnb.trace.readers import looks_like, reader_of, readers
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import Limits, looks_like, reader_of, readers
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
     from perfnb.experiments.report import PerformanceReport

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind, marks_step
-from perfnb.attribution.layers import inside_compiled
-from perfnb.attribution.phases import own_losses
-from perfnb.findings.doubt import disagree, traced_ms
+from perfnb.attribution.tables import inside_compiled, own_losses
+from perfnb.findings.verdict import disagree, traced_ms
 from perfnb.memory.from_trace import CPU, memory_of_trace
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
@@ -25,6 +22,9 @@ from perfnb.trace_names import stepped_optimizer
 _SLOWDOWN = 1.05
 _UNATTRIBUTED = 0.05
 _MOST_NAMES = 5
+#: Ratio of longest to shortest step of a loaded trace above which a note lists their times.
+_DISAGREE = 1.5
+_MOST_TIMES = 12
 
 
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: Timing) -> tuple[str, ...]:
@@ -89,11 +89,18 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timi
             f"and {fmt.duration(cost.get('call_ns', 0) / 1e6)} per module call, measured here). Shares are corrected "
             "for it; times are as traced."
         )
+    environment = recording.meta["environment"]
     if recording.meta.get("stacks"):
         yield "Python calls were recorded too, which slows traced steps by far more than the correction covers."
-    if kind := recording.meta["environment"].get("unwatched_accelerator"):
+    if kind := environment.get("unwatched_accelerator"):
         yield f"Work on the accelerator ({kind}) is neither traced nor waited for: steps that use it are mistimed."
-    if recording.meta["environment"].get("debugger_or_tracer"):
+    if kinds := environment.get("untraced_accelerators"):
+        yield (
+            f"torch's profiler cannot record work on {' and '.join(kinds)}. Step times include it, because steps "
+            "are timed to the end of their work; phases and layers show only what the host did, and kernels and "
+            "allocations there are n/a."
+        )
+    if environment.get("debugger_or_tracer"):
         yield "A Python debugger or coverage tool was active and slowed every step."
 
 
@@ -105,9 +112,8 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
     begins = watched.loc[marks_step(watched), "start_ns"]
     counted = watched[watched["start_ns"] >= begins.max()] if len(begins) else watched
     there = _stepped(counted)
-    if others := [
-        name for name in dict.fromkeys([*_stepped(recording.events), *_stepped(watched)]) if name not in there
-    ]:
+    stepped = dict.fromkeys([*_stepped(recording.events), *_stepped(watched)])
+    if others := [name for name in stepped if name not in there]:
         yield (
             f"{', '.join(others)} stepped in other steps, but not in the one whose memory was counted, so its peak "
             "leaves that out; perfnb.estimate_memory(step=step) covers all steps from one optimizer step to the next."
@@ -116,7 +122,7 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
 
 def _stepped(events: pd.DataFrame) -> list[str]:
     """Classes of the optimizers that stepped."""
-    found = [stepped_optimizer(str(name)) for name in events["name"].drop_duplicates()]
+    found = map(stepped_optimizer, map(str, events["name"].drop_duplicates()))
     return [kind for kind in dict.fromkeys(found) if kind is not None]
 
 
@@ -128,16 +134,23 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
     if unseen.any():
         which = " than the step's" if recording.is_loaded else ", which torch's profiler does not record"
+        parent = modules["parent"].to_numpy()
+        outermost = _first_of(modules["name"][unseen & ~((parent != NONE) & unseen[parent])].tolist())
         yield (
-            f"Called only from other threads{which}: {_outermost_of(modules, unseen)}. Their forward counts only as "
+            f"Called only from other threads{which}: {outermost}. Their forward counts only as "
             "the time the step waits for it, and their backward is unattributed."
         )
     losses = ((layers["calls"].fillna(0) > 0) & layers["total_ms"].isna()).to_numpy(dtype=bool)[: len(modules)]
     if losses.any():
         names = _first_of(modules.loc[losses, "name"].tolist())
         yield f"Called as a loss: {names}. Their time is in the loss phase and, for backward, in the row {LOSS_ROW}."
-    if modules.empty and recording.is_loaded:
-        yield _without_layers(recording)
+    if modules.empty and recording.is_loaded and not recording.meta["trace"]["host_events"]:
+        yield "Without host events there are no layers."
+    elif modules.empty and recording.is_loaded:
+        yield (
+            "The trace names no modules, so there are no layers, and forward time is in other: look at ops. With "
+            "with_stack=True, torch.profiler records module calls."
+        )
     elif modules.empty and recording.meta.get("models_chosen"):
         yield "None of the chosen models was called in the step, so there are no layers."
     elif modules.empty:
@@ -162,20 +175,13 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
             "The backward pass ran on several threads at once: layers that ran concurrently share the elapsed time, so "
             "that they add up to the phase."
         )
-    cells = attribution.cells
-    kernels = cells.groupby("step")["kernels"].sum()
+    kernels = attribution.cells.groupby("step")["kernels"].sum()
     if kernels.nunique() > 1:
-        counts = ", ".join(str(count) for count in kernels)
+        counts = ", ".join(map(str, kernels))
         yield (
             f"The traced steps did not launch equally many kernels ({counts}): the profiler lost some, or the steps "
             "differ."
         )
-
-
-def _outermost_of(modules: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> str:
-    """Names of the chosen layers that lie in no other chosen one."""
-    parent = modules["parent"].to_numpy()
-    return _first_of(modules["name"][chosen & ~((parent != NONE) & chosen[parent])].tolist())
 
 
 def _first_of(names: list[str]) -> str:
@@ -191,11 +197,6 @@ def slowdown_of(recording: Recording, timing: Timing) -> float | None:
 
 def _steps(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
-
-
-#: Ratio of longest to shortest step above which a note lists their times.
-_DISAGREE = 1.5
-_MOST_TIMES = 12
 
 
 def _of_the_trace(recording: Recording) -> Iterator[str]:
@@ -237,13 +238,3 @@ def _of_the_trace(recording: Recording) -> Iterator[str]:
         yield f"{facts['negative_durations']:,} events end before they start; they count as taking no time."
     yield from facts.get("caveats", ())
     yield "Times are as traced: the overhead of tracing is unknown, and nothing is corrected for it."
-
-
-def _without_layers(recording: Recording) -> str:
-    """Why there are no layers."""
-    if not recording.meta["trace"]["host_events"]:
-        return "Without host events there are no layers."
-    return (
-        "The trace names no modules, so there are no layers, and forward time is in other: look at ops. With "
-        "with_stack=True, torch.profiler records module calls."
-    )

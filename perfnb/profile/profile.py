@@ -15,7 +15,7 @@ from perfnb.analysis_version import analysis_version
 from perfnb.attribution.attribution import Attribution, attribute
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table
-from perfnb.attribution.ops import kernel_table
+from perfnb.attribution.tables import kernel_table
 from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw import escape
@@ -24,14 +24,13 @@ from perfnb.errors import RecordingError
 from perfnb.files import write_parts
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.device_time import gpu_time
-from perfnb.gpu.events import GpuEvents, gpu_events
+from perfnb.gpu.tables import GpuEvents, gpu_events
 from perfnb.memory.allocations import Watched, allocation_table, watched_memory
 from perfnb.memory.from_trace import trace_memory_table
 from perfnb.memory.table import memory_table
-from perfnb.profile.display import show, static_bundle
-from perfnb.profile.page import standalone_page
+from perfnb.profile.display import show, standalone_page, static_bundle
+from perfnb.profile.report import summary_text
 from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of
-from perfnb.profile.text import summary_text
 from perfnb.profile.timing import Timing, shown
 from perfnb.quantities import durations
 from perfnb.recording import storage
@@ -91,10 +90,8 @@ class Profile(Page, Shown):
     @property
     def ops(self) -> pd.DataFrame:
         """Calls and time per op of a traced step, most time first."""
-        return self._table("ops", self._ops)
-
-    def _ops(self) -> pd.DataFrame:
-        return self._summary.ops.copy() if "_summary" in vars(self) else ops_alone(self._recording)
+        known = "_summary" in vars(self)
+        return self._table("ops", lambda: self._summary.ops.copy() if known else ops_alone(self._recording))
 
     @property
     def layer_ops(self) -> pd.DataFrame:
@@ -127,10 +124,7 @@ class Profile(Page, Shown):
 
         Each figure is the length of a union of intervals, not a sum of durations; empty without a GPU.
         """
-        return self._table("gpu_time", self._gpu_time)
-
-    def _gpu_time(self) -> pd.DataFrame:
-        return conform(gpu_time(all_events(self._recording, WORK_COLUMNS)), "gpu_time")
+        return self._table("gpu_time", lambda: conform(gpu_time(all_events(self._recording, WORK_COLUMNS)), "gpu_time"))
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
@@ -315,9 +309,7 @@ class Profile(Page, Shown):
         return standalone_page(self._summary, self._timeline())
 
     def _gpu_events(self, layers: bool = False) -> GpuEvents:
-        recording = self._recording
-        known = self._attribution() if layers and len(recording.events) else None
-        return gpu_events(recording, known)
+        return gpu_events(self._recording, self._attribution() if layers and len(self._recording.events) else None)
 
     def _attribution(self) -> Attribution:
         known: Attribution | None = vars(self).get("_attributed")

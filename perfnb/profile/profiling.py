@@ -85,8 +85,7 @@ def profile_step(
     from perfnb.arguments import require_flag
     from perfnb.step.budget import Plan
     from perfnb.step.given import require_name, require_steps
-    from perfnb.step.namespace import chosen_models, namespace_of
-    from perfnb.step.parts import name_of_batches
+    from perfnb.step.namespace import chosen_models, name_of_batches, namespace_of
 
     __tracebackhide__ = True
     require_flag("stacks", stacks)

@@ -1,15 +1,20 @@
-"""The report: its tabs in their order, and what each view of it goes through."""
+"""The report: its tabs in their order, its text, its HTML without scripts, and the data that the browser draws."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from perfnb.draw import assets
+from perfnb import quantities as fmt
+from perfnb.draw import assets, bars, escape, palette, tables
+from perfnb.draw.frame import framed
 from perfnb.draw.tree import split_layers
+from perfnb.findings.tab import verdict_html, verdict_text
+from perfnb.profile.tab import layer_ops_data
+from perfnb.profile.timing import noise_facts
 
 if TYPE_CHECKING:
     from perfnb.draw.tab import Tab
@@ -27,6 +32,8 @@ TABS = (
     "perfnb.roofline.tab:TAB",
     "perfnb.watching.tab:TAB",
 )
+#: Minimum width of the text that fits the columns.
+MIN_WIDTH = 80
 
 _SCRIPT = "profile/js/report.js"
 
@@ -89,3 +96,170 @@ def report_style(keys: Iterable[str] | None = None) -> str:
 def _of(keys: Iterable[str] | None) -> list[Tab]:
     chosen = None if keys is None else set(keys)
     return [tab for tab in tabs() if tab.script and (chosen is None or tab.key in chosen)]
+
+
+def summary_text(summary: Summary, width: int = 100, timeline: Timeline | None = None) -> str:
+    """Return the report as text for a terminal, a log or a notebook without HTML.
+
+    Parameters
+    ----------
+    summary : Summary
+    width : int
+        Maximum line width in character cells, at least `MIN_WIDTH`.
+    timeline : Timeline, optional
+        Timeline of the same profile.
+    """
+    width = max(MIN_WIDTH, width)
+    title = f"perfnb · {escape.plain(summary.name, width // 2)} · {escape.plain(summary.device, width)}"
+    verdict = [] if summary.findings is None else verdict_text(summary.findings, width)
+    parts = [[escape.shorten(title, width), *verdict, *_joined(_headline(summary), width)]]
+    caption, shares, figures = _phases(summary)
+    if figures:
+        bar = bars.stacked([mark for mark, _ in shares], [share for _, share in shares], width)
+        parts.append([caption, bar, *bars.legend(figures, width)])
+    parts += [tab.text(part, width) for tab, part in Report(summary, timeline).shown_static() if tab.text]
+    if notes := notes_of(summary):
+        parts.append(["Notes", *escape.bullets(notes, width)])
+    return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts if part)
+
+
+def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
+    line = ""
+    for fact in facts:
+        if line and escape.cells(line) + 3 + escape.cells(fact) > width:
+            yield from escape.wrapped(line, width)
+            line = ""
+        line = f"{line} · {fact}" if line else fact
+    yield from escape.wrapped(line, width)
+
+
+def summary_html(summary: Summary, timeline: Timeline | None = None) -> str:
+    """Return the report as HTML without scripts, for GitHub, exports and untrusted notebooks.
+
+    The outer element has the class ``perfnb-static``.
+    """
+    step, *facts = map(escape.html_sentence, _headline(summary))
+    what = f"<strong>{escape.html(summary.name)}</strong> · {escape.html(summary.device)}"
+    verdict = "<br>" if summary.findings is None else f'</p>{verdict_html(summary.findings)}<p class="pf-head">'
+    rest = "<br>".join([f'<strong class="pf-step">{step}</strong>', *facts])
+    parts = [f'<p class="pf-head">{what}{verdict}{rest}</p>']
+    caption, shares, figures = _phases(summary)
+    if figures:
+        rows = [(tables.keyed(mark), time, escape.html(share)) for mark, time, share in figures]
+        parts.append(tables.full_bar(shares, sum(share for _, share in shares) or 1.0))
+        parts.append(tables.table(caption, ["phase", "time", "share"], rows))
+    parts += [tab.html(part) for tab, part in Report(summary, timeline).shown_static() if tab.html]
+    if notes := notes_of(summary):
+        items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes)
+        parts.append(f"<p><strong>Notes</strong></p><ul>{items}</ul>")
+    return framed("".join(parts))
+
+
+def _headline(summary: Summary) -> list[str]:
+    """The sentences of the headline: the step time and how it was measured."""
+    timing = summary.timing
+    traced = f"traced step {fmt.duration(summary.traced_ms)}"
+    if summary.source is not None:
+        facts = [f"step {fmt.UNKNOWN} (a trace has no timed steps)", f"read from {escape.plain(summary.source, 200)}"]
+        if summary.traced_ms is None:
+            return [*facts, "no events"]
+        count = summary.executed.get("traced", 0)
+        facts.append(traced if count == 1 else f"{traced} (mean of {count:,})")
+        if summary.until_gpu_ms is not None:
+            until = fmt.duration(summary.until_gpu_ms)
+            facts.append(f"GPU work continues after it: findings use {until}, until the GPU is done")
+        return facts
+    if not timing.steps:
+        facts = [f"step {fmt.UNKNOWN} (no timed step)"]
+    else:
+        facts = [f"step {fmt.interval(timing.median_ms, timing.ci_ms)} ({timing.basis})"]
+        if timing.throughput_per_s is not None:
+            size = "" if timing.batch_size is None else f", batch of {timing.batch_size:,}"
+            facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}{size}")
+    facts.append(fmt.executions(summary.executed))
+    if summary.traced_ms is None:
+        return [*facts, "no trace"]
+    beside = "" if summary.slowdown is None else f", {fmt.ratio(summary.slowdown)} the timed step"
+    return [*facts, traced + beside]
+
+
+_Marked = list[tuple[palette.Mark, float]]
+_Figures = list[tuple[palette.Mark, str, str]]
+
+
+def _phases(summary: Summary) -> tuple[str, _Marked, _Figures]:
+    """A caption, and of each phase that took time its share as a number, and its time and share in words."""
+    shown = [
+        (palette.mark(str(name)), row) for name, row in summary.phases.iterrows() if (fmt.known(row["ms"]) or 0) > 0
+    ]
+    shares = [(mark, max(0.0, fmt.known(row["share"]) or 0.0)) for mark, row in shown]
+    figures = [(mark, fmt.duration(row["ms"]), fmt.share(row["share"])) for mark, row in shown]
+    return f"Phases of a traced step ({fmt.duration(summary.traced_ms)})", shares, figures
+
+
+def notes_of(summary: Summary) -> list[str]:
+    """Return the notes of a report, including disturbances of the timed steps."""
+    facts = noise_facts(summary.timing.noise, sum(summary.timing.samples_ms))
+    return [*summary.notes, *([f"During the timed steps: {'; '.join(facts)}."] if facts else [])]
+
+
+def report_data(
+    summary: Summary, report_id: str = "report", timeline: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return everything that the browser shows, ready for JSON; unknown figures are ``None``.
+
+    Parameters
+    ----------
+    summary : Summary
+    report_id : str
+        Links the live report to its static twin, whose class is ``perfnb-static-<report_id>``.
+    timeline : mapping, optional
+        Facts about the timeline, which is sent separately; see `perfnb.timeline.data.timeline_bytes`.
+    """
+    timing = summary.timing
+    report = Report(summary, timeline_facts=timeline)
+    shown = [(tab, tab.data(part)) for tab, part in report.shown() if tab.data]
+    drawn = [(tab, data) for tab, data in shown if data is not None]
+    places = report.layer_places
+    exact = functools.partial(fmt.short, digits=9)  # the browser rounds headline figures again
+    own = {
+        "id": report_id,
+        "name": escape.plain(summary.name),
+        "device": escape.plain(summary.device),
+        "source": None if summary.source is None else escape.plain(summary.source),
+        "step": {
+            "median_ms": exact(timing.median_ms),
+            "ci_ms": [exact(bound) for bound in timing.ci_ms] if timing.ci_ms else None,
+            "samples_ms": [fmt.short(ms) for ms in timing.samples_ms[:500]],
+            "steps": timing.steps,
+            "basis": timing.basis,
+            "throughput_per_s": exact(timing.throughput_per_s),
+            "batch_size": timing.batch_size,
+            "traced_ms": exact(summary.traced_ms),
+            "until_gpu_ms": exact(summary.until_gpu_ms),
+            "slowdown": exact(summary.slowdown),
+            "executed": [[fmt.PASS_WORDS.get(name, escape.plain(name)), n] for name, n in summary.executed.items()],
+        },
+        "phases": [
+            {
+                **palette.mark(str(name)).data,
+                "word": escape.plain(palette.mark(str(name)).word),
+                "ms": fmt.short(row["ms"]),
+                "share": fmt.short(row["share"]),
+            }
+            for name, row in summary.phases.iterrows()
+        ],
+        "tabs": [[tab.key, tab.title] for tab, _ in drawn],
+        "layer_ops": layer_ops_data(summary, places, report.op_places),
+        "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
+        "notes": [escape.plain(note, 2000) for note in notes_of(summary)],
+    }
+    of_tabs = {tab.key: None for tab in tabs()} | {tab.key: data for tab, data in drawn}
+    assert not own.keys() & of_tabs.keys(), "a tab has the key of one of the report's own fields"
+    return {**own, **of_tabs}
+
+
+def layer_rows(summary: Summary, names: Iterable[str]) -> list[int]:
+    """Return the row of each layer in the report; -1 if it has none."""
+    places = Report(summary).layer_places
+    return [places.get(name, -1) for name in names]

@@ -15,7 +15,7 @@ from perfnb.profile.report import report_script, report_style
 
 
 class ReportWidget(DrawnWidget):
-    """A report drawn from `perfnb.profile.report_data.report_data`.
+    """A report drawn from `perfnb.profile.report.report_data`.
 
     Parameters
     ----------

@@ -1,23 +1,41 @@
-"""`Ranks`: the profiles of several ranks of one job, side by side."""
+"""`Ranks`: the profiles of several ranks of one job, side by side, saved and loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypedDict
 
 import pandas as pd
+from msgspec import Meta
 
 from perfnb.analysis_version import analysis_version
-from perfnb.draw.page import static_page
+from perfnb.draw.frame import static_page
+from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
+from perfnb.errors import RecordingError, TraceError
 from perfnb.findings import finding_table
 from perfnb.profile.profile import Profile
-from perfnb.ranks.saved import save_ranks
-from perfnb.ranks.straggler import straggler
-from perfnb.ranks.summary import RanksSummary, summarize_ranks
+from perfnb.ranks.summary import RanksSummary, straggler_finding, summarize_ranks
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
+from perfnb.recording import folder
+from perfnb.recording.folder import Kind
+from perfnb.recording.from_trace import with_module_layers
+from perfnb.recording.reading import Loader, read_recordings, trace_files
+from perfnb.recording.saved_facts import Rank
+from perfnb.recording.storage import PROFILE, SavedProfile, content
+from perfnb.trace.trace_file import Limits
+
+
+class RanksFacts(TypedDict):
+    """What saved ranks say beside their profiles."""
+
+    ranks: Annotated[list[Rank], Meta(min_length=1)]
+
+
+RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}), RanksFacts)
 
 
 class Ranks(Page, Shown):
@@ -99,7 +117,7 @@ class Ranks(Page, Shown):
     def findings(self) -> pd.DataFrame:
         """The findings of each rank, and with ``rank`` missing those about all of them: a straggler."""
         steps_ms = float(self._summary.times["wall_ms"].mean())
-        both = [(None, finding_table(straggler(self._summary), steps_ms))]
+        both = [(None, finding_table(straggler_finding(self._summary), steps_ms))]
         both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
         parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
         if not parts:
@@ -157,8 +175,11 @@ class Ranks(Page, Shown):
         RecordingError
             If something else stands there, or it cannot be written.
         """
-        recordings, tables = [profile._recording for profile in self], [profile._tables() for profile in self]
-        return save_ranks(recordings, path, tables, analysis_version())
+        parts = {
+            f"rank_{rank}": content(profile._recording, profile._tables(), analysis_version())
+            for rank, profile in self._profiles.items()
+        }
+        return folder.save(RANKS, {}, {"ranks": self.ranks}, path, parts, PROFILE)
 
     def _page(self) -> str:
         return static_page(ranks_count(len(self._summary.names)), ranks_html(self._summary))
@@ -183,3 +204,50 @@ class Ranks(Page, Shown):
 
     def _html(self) -> str:
         return ranks_html(self._summary)
+
+
+def load_ranks(path: Path) -> Ranks:
+    """Read what `Ranks.save` wrote.
+
+    Raises
+    ------
+    RecordingError
+        If there are no ranks, or they are damaged or were saved by a newer version.
+    """
+    ranks = folder.load_meta(RANKS, path)["ranks"]
+    if len(set(ranks)) < len(ranks):
+        raise RecordingError(f"{path / RANKS.meta} is damaged: meta.ranks names a rank twice.")
+    profiles = [SavedProfile(path / f"rank_{rank}") for rank in ranks]
+    for rank, profile in zip(ranks, profiles, strict=True):
+        if (own := profile.meta.get("rank", 0)) != rank:
+            file = path / f"rank_{rank}" / PROFILE.meta
+            raise RecordingError(f"{file} is damaged: its meta.rank is {own}, not {rank}.")
+    return Ranks([Profile(one) for one in profiles])
+
+
+def load_traces(paths: Sequence[Path], limits: Limits, executor: Executor | None = None) -> Ranks:
+    """Read trace files, each of one rank, as `Ranks`.
+
+    Raises
+    ------
+    RecordingError
+        If a file does not exist.
+    TraceError
+        If one cannot be read, or there are none.
+    """
+    if not paths:
+        raise TraceError("There is no trace to load: the list is empty.")
+    for one in paths:
+        if not one.exists():
+            raise RecordingError(f"{one} does not exist.")
+    with Progress() as progress:
+        recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"))
+    return Ranks([Profile(with_module_layers(recording)) for recording in recordings])
+
+
+LOADER = Loader("saved ranks", RANKS.is_at, lambda path, *_: load_ranks(path))
+FOLDER_OF_TRACES = Loader(
+    "folders of traces",
+    lambda path: path.is_dir() and bool(trace_files(path)),
+    lambda path, limits, executor: load_traces(trace_files(path), limits, executor),
+)

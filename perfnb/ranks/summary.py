@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.attribution.events import all_events
+from perfnb.findings.finding import Finding, Row
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.ranks.collectives import collectives, matching, waited_for, waits
 from perfnb.recording.recording import Recording
@@ -147,6 +149,31 @@ def _straggler(times: pd.DataFrame, waited: pd.Series) -> int | None:
     second = max(float(ordered.iloc[1]), 0.0) if len(ordered) > 1 else 0.0
     clearly = ordered.iloc[0] - second > _STRAGGLES * mean["wall_ms"].mean()
     return int(ordered.index[0]) if clearly else None
+
+
+def straggler_finding(ranks: RanksSummary) -> list[Finding]:
+    """The rank that arrives last at collectives, so that the others wait for it."""
+    if ranks.straggler is None:
+        return []
+    mean = ranks.times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
+    waited = float(mean["waiting_ms"].drop(ranks.straggler).mean())
+    step_ms = float(mean["wall_ms"].mean())
+    own = float(mean["waiting_ms"][ranks.straggler])
+    return [
+        Finding(
+            "straggler",
+            f"Rank {ranks.straggler} arrives last at collectives: the others wait {fmt.duration(waited)} per step for "
+            f"it ({fmt.share(waited / step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}.",
+            min(waited, step_ms),
+            "Check what this rank does more of, or slower: its share of the data, its host, GPU clocks and links; and "
+            "its own findings.",
+            "",
+            "medium",
+            "From the starts of matched collectives; clocks are compared by their ends.",
+            "Collectives that could not be matched between the ranks.",
+            (Row("rank", str(ranks.straggler)),),
+        )
+    ]
 
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:

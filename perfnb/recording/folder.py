@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +73,26 @@ class Kind:
         return (usable(path) / self.meta).is_file()
 
 
-def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], path: str | Path) -> Path:
+def save(
+    kind: Kind,
+    frames: Mapping[str, pd.DataFrame],
+    meta: Mapping[str, Any],
+    path: str | Path,
+    parts: Mapping[str, tuple[Mapping[str, pd.DataFrame], Mapping[str, Any]]] | None = None,
+    part: Kind | None = None,
+) -> Path:
     """Write a folder, all or nothing; an earlier one of the same kind is replaced.
+
+    Parameters
+    ----------
+    kind : Kind
+    frames, meta : mapping
+        The frames and facts.
+    path : str or Path
+    parts : mapping, optional
+        Frames and facts of folders inside it, by their names.
+    part : Kind, optional
+        Of these folders.
 
     Raises
     ------
@@ -83,42 +101,20 @@ def save(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]
     """
     target = usable(path)
     sweep(target.parent)
-    return _put(kind, target, _may_replace(kind, target), lambda fresh: _write(kind, frames, meta, fresh))
-
-
-def save_all(
-    kind: Kind,
-    one: Kind,
-    parts: Mapping[str, tuple[Mapping[str, pd.DataFrame], Mapping[str, Any]]],
-    meta: Mapping[str, Any],
-    path: str | Path,
-    frames: Mapping[str, pd.DataFrame] | None = None,
-) -> Path:
-    """Write a folder of folders, each with its frames and facts; errors as in `save`.
-
-    Parameters
-    ----------
-    kind, one : Kind
-        Of the whole, and of each part.
-    parts : mapping
-        Frames and facts by the name of their folder.
-    frames : mapping, optional
-        Of the whole.
-    """
-    target = usable(path)
-    sweep(target.parent)
-    earlier = kind.is_at(target) and not target.is_symlink()
-    inside = list(target.iterdir()) if earlier else []
-    own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
-    may_replace = earlier and all(entry.name in own or _may_replace(one, entry) for entry in inside)
-
-    def write(fresh: Path) -> None:
-        for name, (tables, facts) in parts.items():
-            (fresh / name).mkdir()
-            _write(one, tables, facts, fresh / name)
-        _write(kind, frames or {}, meta, fresh)
-
-    return _put(kind, target, may_replace or (target.is_dir() and not any(target.iterdir())), write)
+    if target.exists() and not _may_replace(kind, target, part):
+        raise RecordingError(
+            f"{target} exists and is not just a perfnb {kind.word}: choose another path, or remove it first."
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(target) as fresh:
+            for name, (tables, facts) in (parts or {}).items():
+                (fresh / name).mkdir()
+                _write(part or kind, tables, facts, fresh / name)
+            _write(kind, frames, meta, fresh)
+    except OSError as error:
+        raise RecordingError(f"The {kind.word} cannot be written to {target}: {error}.") from error
+    return target
 
 
 def _write(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, Any], fresh: Path) -> None:
@@ -136,39 +132,21 @@ def _write(kind: Kind, frames: Mapping[str, pd.DataFrame], meta: Mapping[str, An
     (fresh / kind.meta).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _put(kind: Kind, target: Path, may_replace: bool, write: Callable[[Path], None]) -> Path:
-    if target.exists() and not may_replace:
-        raise RecordingError(
-            f"{target} exists and is not just a perfnb {kind.word}: choose another path, or remove it first."
-        )
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(target) as fresh:
-            write(fresh)
-    except OSError as error:
-        raise RecordingError(f"The {kind.word} cannot be written to {target}: {error}.") from error
-    return target
-
-
-def _may_replace(kind: Kind, target: Path) -> bool:
-    """Return whether a folder contains an earlier one of the kind and nothing else, or nothing at all."""
+def _may_replace(kind: Kind, target: Path, part: Kind | None = None) -> bool:
+    """Return whether a folder contains an earlier one of the kind, with its parts, and nothing else, or nothing."""
     if not target.is_dir() or target.is_symlink():
         return False
-    names = {entry.name for entry in target.iterdir()}
-    if not names:
-        return True
-    if not names <= {kind.meta, *(f"{name}.parquet" for name in kind.frames)}:
+    inside = list(target.iterdir())
+    own = {kind.meta, *(f"{name}.parquet" for name in kind.frames)}
+    if not all(one.name in own or (part is not None and _may_replace(part, one)) for one in inside):
         return False
+    if not inside or (part is not None and kind.is_at(target)):
+        return True
     try:
         _meta(kind, target)
     except RecordingError:
         return False
     return True
-
-
-def has_frame(name: str, source: Path) -> bool:
-    """Return whether a folder contains a frame."""
-    return _file(name, source).exists()
 
 
 def load_frame(name: str, columns: Columns, source: Path) -> pd.DataFrame:
@@ -179,66 +157,82 @@ def load_frame(name: str, columns: Columns, source: Path) -> pd.DataFrame:
     RecordingError
         If it is missing or damaged.
     """
-    data = read(name, source)
-    check(name, columns, source, data)
-    return decoded(name, columns, source, data)
+    stored = StoredFrame(name, source)
+    stored.check(columns)
+    return stored.decoded(columns)
 
 
-def read(name: str, source: Path) -> bytes:
-    """Read the file of a frame; errors as in `load_frame`."""
-    try:
-        return read_regular(_file(name, source), _LARGEST)
-    except OSError as error:
-        raise _unreadable(name, source, error) from error
+class StoredFrame:
+    """The file of a frame, held as stored; errors as in `load_frame`."""
+
+    def __init__(self, name: str, source: Path) -> None:
+        self._name = name
+        self._file = source / f"{name}.parquet"
+        try:
+            self._data = read_regular(self._file, _LARGEST)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def check(self, columns: Columns) -> bool:
+        """Refuse a file that is incomplete or has other columns.
+
+        Returns
+        -------
+        bool
+            Whether the file describes its columns fully. If not, decoding it checks the rest.
+        """
+        with self._faults_reported():
+            return check_file(_opened(self._data), columns)
+
+    def rows(self) -> int:
+        """Return the number of rows."""
+        with self._faults_reported():
+            return int(_opened(self._data).metadata.num_rows)
+
+    def decoded(self, columns: Columns) -> pd.DataFrame:
+        """Return the frame with these columns, after checking them."""
+        with self._faults_reported():
+            return check_frame(_decoded(self._data, columns), columns, ROWS_NUMBERED.get(self._name))
+
+    def as_stored(self, columns: Iterable[str]) -> pd.DataFrame:
+        """Return the frame with these of its columns, unchecked."""
+        with self._faults_reported():
+            return _decoded(self._data, columns)
+
+    @contextmanager
+    def _faults_reported(self) -> Iterator[None]:
+        """Turn whatever pyarrow or pandas raise for a file into a sentence."""
+        try:
+            yield
+        except Odd as error:
+            raise RecordingError(f"{self._file} is damaged: {error}.") from error
+        except _FAULTS as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> RecordingError:
+        return RecordingError(f"{self._file} cannot be read: {' '.join(str(error).split())[:300]}.")
 
 
-def check(name: str, columns: Columns, source: Path, data: bytes | None) -> bool:
-    """Refuse a file that is missing or incomplete, or has other columns; errors as in `load_frame`.
-
-    Returns
-    -------
-    bool
-        Whether the file describes its columns fully. If not, decoding it checks the rest.
-    """
-    if data is None:
-        raise RecordingError(f"{_file(name, source)} cannot be read: it is missing.")
-    with _faults_reported(name, source):
-        return check_file(_opened(data), columns)
-
-
-def rows(name: str, source: Path, data: bytes) -> int:
-    """Return the number of rows in the file of a frame; errors as in `load_frame`."""
-    with _faults_reported(name, source):
-        return int(_opened(data).metadata.num_rows)
+def _decoded(data: bytes, columns: Iterable[str]) -> pd.DataFrame:
+    # Like pandas.read_parquet without importing Arrow's data sets, which takes longer than a small file.
+    threads = len(data) >= _THREADS_PAY
+    table = _table(data, columns, threads)
+    frame: pd.DataFrame = table.to_pandas(use_threads=threads)
+    frame = with_text(frame, [field.name for field in table.schema if is_text(field.type)])
+    if not len(frame):  # Parquet keeps no categories for a frame without rows
+        empty = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
+        kept = (table.schema.pandas_metadata or {}).get("columns", [])
+        frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
+    for column in frame.select_dtypes("category"):
+        if not len(frame[column].cat.categories):  # Parquet keeps no type for no values
+            frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype=TEXT))
+    return frame
 
 
-def decoded(
-    name: str, columns: Columns | None, source: Path, data: bytes, only: Iterable[str] | None = None
-) -> pd.DataFrame:
-    """Decode the file of a frame; errors as in `load_frame`.
-
-    Without `columns`, those named in `only` are returned as they are in the file.
-    """
-    with _faults_reported(name, source):
-        # Like pandas.read_parquet without importing Arrow's data sets, which takes longer than a small file.
-        threads = len(data) >= _THREADS_PAY
-        table = _table(data, columns if only is None else only, threads)
-        frame: pd.DataFrame = table.to_pandas(use_threads=threads)
-        frame = with_text(frame, [field.name for field in table.schema if is_text(field.type)])
-        if not len(frame):  # Parquet keeps no categories for a frame without rows
-            empty = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
-            kept = (table.schema.pandas_metadata or {}).get("columns", [])
-            frame = frame.astype({one["name"]: empty for one in kept if one["pandas_type"] == "categorical"})
-        for column in frame.select_dtypes("category"):
-            if not len(frame[column].cat.categories):  # Parquet keeps no type for no values
-                frame[column] = pd.Categorical.from_codes(frame[column].cat.codes, pd.Index([], dtype=TEXT))
-        return frame if columns is None else check_frame(frame, columns, ROWS_NUMBERED.get(name))
-
-
-def _table(data: bytes, wanted: Iterable[str] | None, threads: bool) -> pa.Table:
-    """Read the wanted columns of a file, all by default; others may be as large as they like."""
+def _table(data: bytes, wanted: Iterable[str], threads: bool) -> pa.Table:
+    """Read the wanted columns of a file; others may be as large as they like."""
     schema = _opened(data).schema_arrow
-    names = schema.names if wanted is None else [name for name in schema.names if name in set(wanted)]
+    names = [name for name in schema.names if name in set(wanted)]
     texts = [name for name in names if is_text(schema.field(name).type)]
     # The file stores repeated text once; keep it so until the total size is known.
     table = _opened(data, texts).read(columns=names, use_threads=threads)
@@ -268,25 +262,6 @@ def _opened(data: bytes, as_dictionary: list[str] | None = None) -> pq.ParquetFi
     if size > _SIZE_OF_ANY + _MOST_RATIO * len(data):
         raise Odd(f"it claims to unpack from {len(data):,} bytes to {size:,}")
     return file
-
-
-@contextmanager
-def _faults_reported(name: str, source: Path) -> Iterator[None]:
-    """Turn whatever pyarrow or pandas raise for a file into a sentence."""
-    try:
-        yield
-    except Odd as error:
-        raise RecordingError(f"{_file(name, source)} is damaged: {error}.") from error
-    except _FAULTS as error:
-        raise _unreadable(name, source, error) from error
-
-
-def _file(name: str, source: Path) -> Path:
-    return source / f"{name}.parquet"
-
-
-def _unreadable(name: str, source: Path, error: Exception) -> RecordingError:
-    return RecordingError(f"{_file(name, source)} cannot be read: {' '.join(str(error).split())[:300]}.")
 
 
 def load_meta(kind: Kind, source: Path) -> dict[str, Any]:

@@ -1,19 +1,28 @@
-"""From the columns of a trace, whoever wrote it, to the frames of a recording."""
+"""From the columns of a trace, whoever wrote it, to the frames of a recording, with the layers that it implies.
+
+With ``with_stack=True`` torch records a module call as ``nn.Module: Linear_3``: the fourth `Linear` that the program
+called. Lightning's profiler marks calls with the module's own name, as
+``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have only numbers; perfnb writes the
+names of its layers beside the events.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pandas as pd
+from msgspec import Meta, Struct
 
+from perfnb.recording.nesting import NONE, Bools, Forest, nest_cutting
 from perfnb.recording.recording import Recording
-from perfnb.recording.text import TEXT
-from perfnb.recording.trace_layers import layers_read
+from perfnb.recording.text import TEXT, found, is_one_of
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
-from perfnb.trace.trace_steps import TraceSteps, belongs_to_steps, is_in, steps_of
+from perfnb.trace.trace_steps import TraceSteps, belongs_to_steps, is_in, refuse_odd_layers, steps_of
 from perfnb.trace_names import (
     CALLS,
     DEVICE_EVENTS,
@@ -39,6 +48,16 @@ TEXTS = ("shapes", "collective", "group")
 WHOLE_TRACE = "whole trace"
 #: Names are kept of this many threads.
 _MOST_NAMES = 1000
+
+_CALL = re.compile(r"nn\.Module: (?P<name>.*)", re.DOTALL)
+_LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<name>.+)")
+_NUMBER = re.compile(r"_[0-9]+$")
+#: The key beside the events under which perfnb writes layers.
+KEY = "perfnb"
+_MODULES: dict[str, Any] = {
+    **{"name": TEXT, "module": TEXT, "parent": "int64", "depth": "int64"},
+    **{"parameters": "Int64", "parameter_bytes": "Int64", "compiled": "bool"},
+}
 
 
 def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd.DataFrame:
@@ -90,19 +109,13 @@ def with_places(trace: TraceColumns) -> TraceColumns:
     known = np.flatnonzero(is_in(trace, DEVICE_WORK) & (trace.device != MISSING) & (trace.stream != MISSING))
     if len(lost) == 0 or len(known) == 0:
         return trace
-    rows, first = np.unique(_pairs(trace, known), axis=0, return_index=True)
-    place = {(pid, tid): int(at) for (pid, tid), at in zip(rows.tolist(), known[first], strict=True)}
-    asked, which = np.unique(_pairs(trace, lost), axis=0, return_inverse=True)
-    beside = np.array([place.get((pid, tid), MISSING) for pid, tid in asked.tolist()], dtype=np.int64)
-    beside = beside[which.reshape(-1)]
+    tracks = pd.DataFrame({"process": trace.process, "thread": trace.thread})
+    first = tracks.iloc[known].drop_duplicates().rename_axis("row").reset_index()
+    beside = tracks.iloc[lost].merge(first, how="left")["row"].fillna(MISSING).to_numpy(dtype=np.int64)
     device, stream = trace.device.copy(), trace.stream.copy()
     for values in (device, stream):
         values[lost] = np.where(beside == MISSING, MISSING, values[beside])
     return replace(trace, device=device, stream=stream)
-
-
-def _pairs(trace: TraceColumns, rows: Ints) -> Ints:
-    return np.stack([trace.process[rows], trace.thread[rows]], axis=1)
 
 
 def recording_of_trace(
@@ -134,11 +147,13 @@ def recording_of_trace(
     if not steps.marked and len(trace):
         events = _with_whole_step(events, steps)
     outside = event_frame(trace, rest, span[rest]).assign(marks_step=marks[rest])
-    modules, spans = layers_read(trace.perfnb) or (_no_modules(), _no_spans())
+    modules, spans = layers_read(trace.perfnb) or (
+        _module_frame(name=[], module=[], parent=[], depth=[]),
+        _span_frame([], [], []),
+    )
     meta = _meta(trace, steps, name, rank)
     if caveats:
         meta["trace"]["caveats"] = list(caveats)
-    memory = {field.name: getattr(trace.memory, field.name) for field in fields(trace.memory)}
     return Recording(
         events,
         _steps_frame(trace, steps),
@@ -146,28 +161,23 @@ def recording_of_trace(
         spans,
         meta,
         outside=outside if len(outside) else None,
-        trace_memory=pd.DataFrame(memory) if len(trace.memory) else None,
+        trace_memory=pd.DataFrame(vars(trace.memory)) if len(trace.memory) else None,
     )
 
 
 def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:
     """Put an event that stands for the whole trace before the others."""
-    whole = pd.DataFrame({column: [MISSING] for column in events.columns if events[column].dtype == np.int64})
-    whole["start_ns"], whole["duration_ns"] = steps.starts, steps.ends - steps.starts
-    whole["process"], whole["thread"], whole["marks_step"] = steps.process, steps.thread, steps.numbers
-    values: dict[str, Any] = {}
-    for column in events.columns:
-        kind = events[column].dtype
-        if isinstance(kind, pd.CategoricalDtype):
-            text = WHOLE_TRACE if column in ("name", "category") else None
-            labels = kind.categories if text is None or text in kind.categories else [*kind.categories, text]
-            dtype = pd.CategoricalDtype(pd.Index(labels, dtype=TEXT))
-            code = MISSING if text is None else dtype.categories.get_loc(text)
-            codes = np.concatenate([[code], events[column].cat.codes.to_numpy()])
-            values[column] = pd.Categorical.from_codes(codes, dtype=dtype)
-        else:
-            values[column] = np.concatenate([whole[column].to_numpy(dtype=np.int64), events[column].to_numpy()])
-    return pd.DataFrame(values)
+    text = pd.Index([WHOLE_TRACE], dtype=TEXT)
+    for column in ("name", "category"):
+        if WHOLE_TRACE not in events[column].cat.categories:
+            events = events.assign(**{column: events[column].cat.add_categories(text)})
+    whole: dict[str, Any] = {
+        **dict.fromkeys(events.columns, MISSING),
+        **dict.fromkeys(TEXTS),
+        **{"name": text, "category": text, "start_ns": steps.starts, "duration_ns": steps.ends - steps.starts},
+        **{"process": steps.process, "thread": steps.thread, "marks_step": steps.numbers},
+    }
+    return pd.concat([pd.DataFrame(whole).astype(events.dtypes), events], ignore_index=True)
 
 
 def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
@@ -206,18 +216,6 @@ def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
         return np.where(place >= 0, before[place] + within, 0)
 
     return np.asarray((waited_until(steps.ends) - waited_until(steps.starts)) / 1e6)
-
-
-def _no_modules() -> pd.DataFrame:
-    text = pd.Series([], dtype=TEXT)
-    whole, flag = np.array([], dtype=np.int64), np.array([], dtype=bool)
-    columns = {"name": text, "module": text, "parent": whole, "depth": whole, "parameters": whole}
-    return pd.DataFrame({**columns, "parameter_bytes": whole, "compiled": flag})
-
-
-def _no_spans() -> pd.DataFrame:
-    empty = pd.DataFrame({"layer": np.array([], dtype=np.int64), "loss": np.array([], dtype=bool)})
-    return empty.set_index(pd.Index([], dtype="int64", name="span"))
 
 
 def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -> dict[str, Any]:
@@ -271,3 +269,190 @@ def rows_of_trace(events: pd.DataFrame) -> Ints:
         return np.arange(len(events))
     stands_for_it = (events["category"] == WHOLE_TRACE) & (events["marks_step"] != MISSING)
     return np.flatnonzero(~stands_for_it.to_numpy(dtype=bool))
+
+
+def with_module_layers(recording: Recording) -> Recording:
+    """Add the layers that a trace's module calls imply; without any, return the recording unchanged.
+
+    A module is one layer however often it is called, inside the layer that called it first. Its name is the path to it,
+    such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own name from Lightning. perfnb's own spans without
+    names become one layer per position in a step, ``call_0.call_2``. A top-level module whose class name ends in
+    ``Loss`` is the loss.
+    """
+    if len(recording.modules):
+        return recording  # perfnb wrote the trace, with its layers
+    events = recording.events
+    for calls, categories in ((_CALL, PYTHON_CALLS), (_LIGHTNING, RANGES)):
+        named = found(events["name"], calls.fullmatch) & is_one_of(events["category"], categories)
+        if named.any():
+            return _of_modules(recording, np.flatnonzero(named), calls)
+    own = np.flatnonzero((events["span"] != NONE).to_numpy())
+    return _of_places(recording, own) if len(own) else recording
+
+
+def _of_modules(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Recording:
+    calls, forest, order = _calls(recording.events, rows)
+    key = calls.groupby(["process", "name"], sort=False, observed=True).ngroup().to_numpy()
+    first = order[np.sort(np.unique(key[order], return_index=True)[1])]  # of each module, in their order
+    code = np.empty(len(first), dtype=np.int64)
+    code[key[first]] = np.arange(len(first))
+    module = code[key]
+    above = forest.parent[first]
+    parent = np.where(above != NONE, module[above], NONE)
+    told = [pattern.fullmatch(str(name)) for name in calls["name"].iloc[first]]
+    label = [match["name"] for match in told if match]
+    whole = pattern is _LIGHTNING
+    classes = [match["kind"] if whole else _NUMBER.sub("", match["name"]) for match in told if match]
+    loss = np.array([text.endswith("Loss") for text in classes])[module] & (forest.parent == NONE)
+    return _with_layers(recording, rows, parent, label, classes, module, loss, forest, whole)
+
+
+def _of_places(recording: Recording, rows: Ints) -> Recording:
+    """Make layers of spans without names: each position in the tree of a step's calls is a layer."""
+    events = recording.events
+    calls, forest, order = _calls(events, rows)
+    marks = np.sort(events["start_ns"].to_numpy()[(events["marks_step"] != NONE).to_numpy()])
+    step = np.searchsorted(marks, calls["start"].to_numpy(), side="right")
+    module = np.full(len(rows), NONE, dtype=np.int64)
+    parent: list[int] = []
+    label: list[str] = []
+    known: dict[tuple[int, int], int] = {}
+    count: dict[tuple[int, int], int] = {}
+    for call in order.tolist():  # calls of modules, not events
+        above = int(forest.parent[call])
+        around = (above, NONE) if above != NONE else (NONE, int(step[call]))
+        place = count[around] = count.get(around, NONE) + 1
+        layer = int(module[above]) if above != NONE else NONE
+        if (layer, place) not in known:
+            known[layer, place] = len(parent)
+            parent.append(layer)
+            label.append(f"call_{place}")
+        module[call] = known[layer, place]
+    loss = np.zeros(len(rows), dtype=bool)
+    return _with_layers(recording, rows, np.array(parent, dtype=np.int64), label, None, module, loss, forest)
+
+
+def _calls(events: pd.DataFrame, rows: Ints) -> tuple[pd.DataFrame, Forest, Ints]:
+    """Return the calls, how they nest, and their order: by start, outer first."""
+    calls = pd.DataFrame({"name": events["name"].array[rows], "start": events["start_ns"].to_numpy()[rows]})
+    calls["process"] = events["process"].to_numpy()[rows] if "process" in events else 0
+    threads = pd.DataFrame({"process": calls["process"], "thread": events["thread"].to_numpy()[rows]})
+    thread = np.asarray(threads.groupby(["process", "thread"]).ngroup().to_numpy(), dtype=np.int64)
+    start = calls["start"].to_numpy()
+    end = start + events["duration_ns"].to_numpy()[rows]
+    forest, _ = nest_cutting(thread, start, end)
+    return calls, forest, np.lexsort((forest.depth, start))
+
+
+def _with_layers(
+    recording: Recording,
+    rows: Ints,
+    parent: Ints,
+    label: list[str],
+    classes: list[str] | None,
+    module: Ints,
+    loss: Bools,
+    forest: Forest,
+    whole_names: bool = False,
+) -> Recording:
+    """Add these layers to the recording; if `whole_names`, a label is already the full path of a layer."""
+    for level in forest.by_depth()[1:]:
+        loss[level] |= loss[forest.parent[level]]  # what runs inside a loss is part of it
+    kept = np.unique(module[~loss])
+    place = np.full(len(label) + 1, NONE, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    parent = place[parent[kept]]
+    labels, parents = [label[old] for old in kept.tolist()], parent.tolist()
+    depth = _depths(parents)
+    letters: list[int] = []
+    for text, above in zip(labels, parents, strict=True):
+        letters.append(len(text) if above == NONE or whole_names else letters[above] + 1 + len(text))
+    refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])  # each name repeats those around it
+    kinds = [None if classes is None else classes[old] for old in kept.tolist()]
+    names = _names(labels, parents, whole_names)
+    modules = _module_frame(name=names, module=kinds, parent=parents, depth=depth)
+    spans = _span_frame(np.where(loss, NONE, place[module]), loss, range(len(rows)))
+    numbers = np.full(len(recording.events), NONE, dtype=np.int64)
+    numbers[rows] = np.arange(len(rows))
+    return replace(recording, events=recording.events.assign(span=numbers), modules=modules, spans=spans)
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    """Return the depth of each layer by the row of the one around it; parents come first."""
+    depth: list[int] = []
+    for row, above in enumerate(parents):
+        if not MISSING <= above < row:
+            raise ValueError("parents come first")
+        depth.append(0 if above == MISSING else depth[above] + 1)
+    return depth
+
+
+def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
+    """Return the path to each layer; layers of several processes are told apart by a number."""
+    names: list[str] = []
+    taken: dict[str, int] = {}
+    for text, above in zip(label, parent, strict=True):
+        name = text if above == NONE or whole else f"{names[above]}.{text}"
+        taken[name] = taken.get(name, 0) + 1
+        names.append(name if taken[name] == 1 else f"{name} ({taken[name]})")
+    return names
+
+
+_Whole = Annotated[int, Meta(gt=-(2**31), lt=2**62)]
+
+
+class _Modules(Struct):
+    name: list[str]
+    module: list[str | None]
+    parent: list[_Whole]
+    parameters: list[_Whole | None]
+    parameter_bytes: list[_Whole | None]
+    compiled: list[bool]
+
+
+class _Spans(Struct):
+    span: list[_Whole]
+    layer: list[_Whole]
+    loss: list[bool]
+
+
+class _Written(Struct):
+    version: Literal[1]
+    modules: _Modules
+    spans: _Spans
+
+
+def layers_written(recording: Recording) -> dict[str, Any]:
+    """Return the layers and spans of a recording, ready for JSON."""
+    modules = recording.modules.astype(_MODULES).drop(columns="depth").astype(object)
+    return {
+        "version": 1,
+        "modules": modules.where(modules.notna(), None).to_dict("list"),
+        "spans": recording.spans[["layer", "loss"]].reset_index(names="span").to_dict("list"),
+    }
+
+
+def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """Return the frames ``modules`` and ``spans`` of a recording, ``None`` if this is not what perfnb writes."""
+    try:
+        whole = msgspec.convert(written, _Written)
+        its, calls = msgspec.structs.asdict(whole.modules), whole.spans
+        if len(set(map(len, its.values()))) > 1 or len(set(calls.span)) < len(calls.span):
+            return None
+        modules = _module_frame(depth=_depths(its["parent"]), **its)
+        spans = _span_frame(calls.layer, calls.loss, calls.span)
+    except (msgspec.MsgspecError, ValueError, OverflowError):
+        return None
+    return (modules, spans) if spans["layer"].between(MISSING, len(modules) - 1).all() else None
+
+
+def _module_frame(**columns: Any) -> pd.DataFrame:
+    count = len(columns["name"])
+    unknown = {"parameters": [None] * count, "parameter_bytes": [None] * count, "compiled": [False] * count}
+    values = unknown | columns
+    return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in _MODULES.items()})
+
+
+def _span_frame(layer: Ints | Sequence[int], loss: Bools | Sequence[bool], span: Any) -> pd.DataFrame:
+    columns = {"layer": np.array(layer, dtype=np.int64), "loss": np.array(loss, dtype=bool)}
+    return pd.DataFrame(columns, index=pd.Index(span, dtype="int64", name="span"))

@@ -6,7 +6,8 @@ afterwards, because the description may be false.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -138,6 +139,22 @@ LOSSES: Columns = {
 ROWS_NUMBERED = MappingProxyType({"spans": "span", "arithmetic_calls": "number"})
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a column of a file is text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+#: By kind: whether a column of a file is of it, its types in a frame, and its type in a frame without rows.
+_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], tuple[str, ...], Any]] = {
+    "whole": (pa.types.is_int64, ("int64",), "int64"),
+    "count": (pa.types.is_int64, ("int64", "Int64"), "Int64"),
+    "number": (pa.types.is_float64, ("float64", "Float64"), "float64"),
+    "flag": (pa.types.is_boolean, ("bool",), "bool"),
+    "label": (pa.types.is_dictionary, ("category",), pd.CategoricalDtype(pd.Index([], dtype=TEXT))),
+    "text": (is_text, ("str", "string", "object"), TEXT),
+}
+
+
 class Odd(ValueError):
     """A column is not as it must be."""
 
@@ -191,7 +208,13 @@ def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None)
         if name in frame and column.kind == "label" and column.missing and frame[name].isna().all():
             frame = frame.assign(**{name: pd.Categorical.from_codes([-1] * len(frame), pd.Index([], dtype=TEXT))})
     if len(frame):
-        _check_values(frame, columns)
+        _check_types(frame, columns)
+        for name, column in columns.items():
+            if name in frame:
+                numeric = column.kind in ("whole", "count", "number")
+                known = frame[name].dropna() if numeric else frame[name].iloc[:0]
+                low, high = (known.min(), known.max()) if len(known) else (None, None)
+                _check_range(name, column, bool(frame[name].isna().any()), low, high)
     else:
         frame = _typed(frame, columns)
     if index is not None and frame[index].duplicated().any():
@@ -199,48 +222,16 @@ def check_frame(frame: pd.DataFrame, columns: Columns, index: str | None = None)
     return frame if index is None else frame.set_index(index)
 
 
-def _check_values(frame: pd.DataFrame, columns: Columns) -> None:
-    _check_types(frame, columns)
-    for name, column in columns.items():
-        if name in frame:
-            values, numeric = frame[name], column.kind in ("whole", "count", "number")
-            known = values.dropna() if numeric else values
-            low, high = (known.min(), known.max()) if numeric and len(known) else (None, None)
-            _check_range(name, column, bool(values.isna().any()), low, high)
-
-
 def _is(kind: pa.DataType, column: Column) -> bool:
-    if column.kind in ("whole", "count"):
-        return bool(pa.types.is_int64(kind))
-    if column.kind == "number":
-        return bool(pa.types.is_float64(kind))
-    if column.kind == "flag":
-        return bool(pa.types.is_boolean(kind))
-    if pa.types.is_null(kind):  # a column without values has no type
+    if pa.types.is_null(kind) and column.kind in ("label", "text"):  # a column without values has no type
         return column.missing
-    if column.kind == "label":
-        return bool(pa.types.is_dictionary(kind)) and (column.missing or is_text(kind.value_type))
-    return is_text(kind)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether a column of a file is text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-_DTYPES = {
-    "whole": ("int64",),
-    "count": ("int64", "Int64"),
-    "number": ("float64", "Float64"),
-    "flag": ("bool",),
-    "label": ("category",),
-    "text": ("str", "string", "object"),
-}
+    untyped = column.kind == "label" and not column.missing and pa.types.is_dictionary(kind)
+    return _TYPES[column.kind][0](kind) and not (untyped and not is_text(kind.value_type))
 
 
 def _check_types(frame: pd.DataFrame, columns: Columns) -> None:
     for name, column in columns.items():
-        if name in frame and str(frame[name].dtype) not in _DTYPES[column.kind]:
+        if name in frame and str(frame[name].dtype) not in _TYPES[column.kind][1]:
             raise Odd(f"its column {name!r} is of another type ({frame[name].dtype})")
 
 
@@ -258,30 +249,24 @@ _NUMBER = (int, float, np.number)
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, tuple[int, object, object]]:
     """Return the missing count, minimum and maximum of each column for which every part of the file has them."""
-    told: dict[str, tuple[int, object, object]] = {}
-    silent = set()
-    for group in range(metadata.num_row_groups):
-        part = metadata.row_group(group)
-        for place in range(part.num_columns):
-            column = part.column(place)
-            name, known = column.path_in_schema, column.statistics
-            if known is None or not known.has_null_count or (not known.has_min_max and known.num_values):
-                silent.add(name)
-                continue
-            low, high = (known.min, known.max) if known.has_min_max else (None, None)
-            missing, *before = told.get(name, (0, None, None))
-            lows, highs = ([one for one in ends if one is not None] for ends in ((low, before[0]), (high, before[1])))
-            told[name] = (missing + known.null_count, min(lows, default=None), max(highs, default=None))  # type: ignore[type-var]
-    return {name: one for name, one in told.items() if name not in silent}
+    parts: defaultdict[str, list[Any]] = defaultdict(list)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            parts[column.path_in_schema].append(column.statistics)
+    told = {}
+    for name, known in parts.items():
+        if all(one and one.has_null_count and (one.has_min_max or not one.num_values) for one in known):
+            ends = [one for one in known if one.has_min_max]
+            low = min((one.min for one in ends if one.min is not None), default=None)
+            high = max((one.max for one in ends if one.max is not None), default=None)
+            told[name] = (sum(one.null_count for one in known), low, high)
+    return told
 
 
 def _typed(frame: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    text = pd.CategoricalDtype(pd.Index([], dtype=TEXT))
-    types = {"whole": "int64", "count": "Int64", "number": "float64", "flag": "bool", "label": text, "text": TEXT}
-    kept = {"whole": ("int64",), "count": ("int64", "Int64"), "number": ("float64", "Float64")}
-    wrong: dict[str, Any] = {
-        name: types[its.kind]
-        for name, its in columns.items()
-        if name in frame and str(frame[name].dtype) not in kept.get(its.kind, ())
-    }
+    wrong: dict[str, Any] = {}
+    for name, column in columns.items():
+        _, known, empty = _TYPES[column.kind]
+        if name in frame and (column.kind in ("label", "text") or str(frame[name].dtype) not in known):
+            wrong[name] = empty
     return frame.astype(wrong)

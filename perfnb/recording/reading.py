@@ -1,4 +1,7 @@
-"""Read trace files into recordings, several at once in other processes if that pays."""
+"""What `perfnb.load` reads; and trace files read into recordings, several at once in other processes if that pays.
+
+A kind of file or folder is one `Loader` in the room it belongs to, and one line in `LOADERS`.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,64 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perfnb.errors import TraceError
 from perfnb.recording import storage
 from perfnb.recording.from_trace import recording_of_trace
 from perfnb.recording.recording import Recording
-from perfnb.trace.readers import looks_like, reader_of, readers
-from perfnb.trace.trace_file import QUIET_S, Limits, Progress
-from perfnb.trace.trace_size import refuse_odd_layers, refuse_odd_trace
+from perfnb.trace.trace_file import QUIET_S, Limits, Progress, looks_like, reader_of, readers
+from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
 Thing = TypeVar("Thing")
 
+#: Asked in this order: put a specific kind before a general one.
+LOADERS = (
+    "perfnb.profile.loading:LOADER",
+    "perfnb.watching.saved:LOADER",
+    "perfnb.experiments.report_files:LOADER",
+    "perfnb.profile.timing:LOADER",
+    "perfnb.ranks.ranks:LOADER",
+    "perfnb.ranks.ranks:FOLDER_OF_TRACES",
+    "perfnb.memory.snapshot.snapshot:LOADER",
+    "perfnb.profile.loading:TRACE",
+)
+#: Reads a list of traces, given their paths, `Limits` and the executor: the ranks of one job.
+SEVERAL = "perfnb.ranks.ranks:load_traces"
 #: Bytes of files from which processes of their own read them.
 _PAYS = 16 * 2**20
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _FAILED = 3
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Something that `perfnb.load` reads.
+
+    Attributes
+    ----------
+    what : str
+        As errors list it: ``saved watches``.
+    recognise : callable
+        Whether a path is one, by its content.
+    load : callable
+        Makes the public object from the path, `Limits`, and the executor for several files, if the user gave one.
+    """
+
+    what: str
+    recognise: Callable[[Path], bool]
+    load: Callable[[Path, Limits, Executor | None], Any]
+
+
+def loaders() -> Iterator[Loader]:
+    """Every loader, in the order in which they are asked; its room is imported when its turn comes."""
+    return map(resolve_name, LOADERS)
 
 
 def read_recording(
@@ -74,7 +114,7 @@ def read_recordings(
     executor : Executor, optional
         Reads the files. By default, processes do if there is much to read.
     progress : callable, optional
-        As `perfnb.trace.readers.Reader.read` takes it; of all files together.
+        As `perfnb.trace.trace_file.Reader.read` takes it; of all files together.
 
     Raises
     ------
@@ -98,12 +138,10 @@ def read_recordings(
     else:
         pairs = together.each(list(zip(paths, ranks, strict=True)))
         found = [read_recording(path, limits, rank, together.of_one) for path, rank in pairs]
-    known = [
-        recording.rank if recording.meta["trace"]["rank_known"] else place for place, recording in enumerate(found)
-    ]
+    known = [one.rank if one.meta["trace"]["rank_known"] else place for place, one in enumerate(found)]
     if len(set(known)) < len(known):
         known = list(range(len(found)))
-    named = [_with_rank(recording, rank) for recording, rank in zip(found, known, strict=True)]
+    named = [replace(one, meta={**one.meta, "rank": rank}) for one, rank in zip(found, known, strict=True)]
     return sorted(named, key=lambda recording: recording.rank)
 
 
@@ -120,10 +158,6 @@ def rank_of_name(name: str) -> int | None:
     """Return the rank in a file's name: 3 for ``job_rank3.json.gz``."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
-
-
-def _with_rank(recording: Recording, rank: int) -> Recording:
-    return Recording(**{**vars(recording), "meta": {**recording.meta, "rank": rank}})
 
 
 def _read_or_say(path: str, limits: Limits, rank: int | None) -> Recording | str:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
-from perfnb.telemetry.marks import Mark
-from perfnb.telemetry.throttle import throttle_words
+from perfnb.telemetry.history import Mark, throttle_words
 
 Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 

@@ -19,7 +19,7 @@ Plain = bool | Whole | Number | str | None
 
 
 class Noise(TypedDict, total=False):
-    """What happened beside the steps, as `perfnb.step.conditions` reports it."""
+    """What happened beside the steps, as `perfnb.step.environment` reports it."""
 
     cpus: Count | None
     load_before: Amount
@@ -46,7 +46,8 @@ class Environment(TypedDict, total=False):
     threads: Count | None
     interop_threads: Count | None
     gpus: list[str]
-    unwatched_accelerator: str | None
+    unwatched_accelerator: str | None  # of earlier versions, which did not wait for it
+    untraced_accelerators: list[str]
     debugger_or_tracer: bool
     host: str | None
     commit: str | None

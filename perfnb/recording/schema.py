@@ -63,6 +63,7 @@ METRICS = (
     *("network_receive_bytes_per_s", "network_send_bytes_per_s"),
     *("busy_percent", "torch_allocated_bytes", "torch_reserved_bytes", "power_w", "energy_j", "temperature_c"),
     *("sm_clock_mhz", "memory_clock_mhz", "pcie_receive_bytes_per_s", "pcie_send_bytes_per_s"),
+    *("sm_active_percent", "tensor_active_percent", "dram_active_percent"),
 )
 
 _GPU_TIMES = {
@@ -137,7 +138,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "rows": "object",
             **_of(_FLOAT, "bound_ms", "bound_share"),
             "bound_bytes": _INT,
-            **_of(_TEXT, "lever", "code"),
+            **_of(_TEXT, "lever", "code", "remedy"),
             "confidence": _CATEGORY,
             **_of(_TEXT, "why", "blind"),
         },
@@ -224,19 +225,15 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     unknown = [name for name in frame.columns if name not in columns]
     if unknown:
         raise ValueError(f"frame {table!r} has no column {unknown[0]!r}; its columns are {', '.join(columns)}")
-    typed = {name: _typed(frame, name, dtype) for name, dtype in columns.items()}
+    typed: dict[str, Any] = {}
+    for name, dtype in columns.items():
+        # Without the index, to save comparing it with every other column's.
+        typed[name] = frame[name].astype(dtype).array if name in frame.columns else _missing(len(frame), dtype)
     result = with_text(pd.DataFrame(typed, index=frame.index))
     if table in INDEX:
         index = result.index.astype(TEXT) if result.index.dtype == object else result.index
         result.index = index.rename(INDEX[table])
     return result
-
-
-def _typed(frame: pd.DataFrame, name: str, dtype: Any) -> Any:
-    """Return the values of a column as `dtype`, without the index, to save comparing it with every other column's."""
-    if name not in frame.columns:
-        return _missing(len(frame), dtype)
-    return frame[name].astype(dtype).array
 
 
 def _missing(count: int, dtype: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +13,33 @@ import pandas as pd
 from perfnb.errors import RecordingError
 from perfnb.files import usable
 from perfnb.recording import folder, raw_columns
-from perfnb.recording.folder import Kind
+from perfnb.recording.folder import Kind, StoredFrame
 from perfnb.recording.raw_columns import Columns
 from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
 from perfnb.recording.saved_facts import ProfileFacts
 from perfnb.recording.schema import INDEX, SCHEMA, conform
 from perfnb.trace.columns import MISSING
 
-#: The frames of a recording, and the columns they must have.
-_FRAMES: dict[str, Columns] = {
+#: The frames that a recording may have, and the columns they must have.
+_COLUMNS: dict[str, Columns] = {
     "events": raw_columns.EVENTS,
     "steps": raw_columns.STEPS,
     "modules": raw_columns.MODULES,
     "spans": raw_columns.SPANS,
+    "memory_events": raw_columns.EVENTS,
+    "memory_changes": raw_columns.CHANGES,
+    "memory_known": raw_columns.KNOWN,
+    "memory_resident": raw_columns.RESIDENT,
+    "arithmetic_events": raw_columns.EVENTS,
+    "arithmetic_calls": raw_columns.CALLS,
+    "watch_samples": raw_columns.SAMPLES,
+    "watch_marks": raw_columns.MARKS,
+    "outside": raw_columns.EVENTS,
+    "trace_memory": raw_columns.TRACE_MEMORY,
 }
-#: Frames of a loaded trace, which it may lack.
-_OF_TRACE: dict[str, Columns] = {"outside": raw_columns.EVENTS, "trace_memory": raw_columns.TRACE_MEMORY}
-#: The optional parts of a recording, by name.
-_PARTS: dict[str, tuple[type, dict[str, Columns]]] = {
-    "memory": (
-        MemoryRecord,
-        {
-            "events": raw_columns.EVENTS,
-            "changes": raw_columns.CHANGES,
-            "known": raw_columns.KNOWN,
-            "resident": raw_columns.RESIDENT,
-        },
-    ),
-    "arithmetic": (ArithmeticRecord, {"events": raw_columns.EVENTS, "calls": raw_columns.CALLS}),
-    "watch": (WatchRecord, {"samples": raw_columns.SAMPLES, "marks": raw_columns.MARKS}),
-}
+_NEEDED, _OF_TRACE = ("events", "steps", "modules", "spans"), ("outside", "trace_memory")
+#: The optional parts of a recording; their frames' names start with theirs.
+_PARTS: dict[str, Any] = {"memory": MemoryRecord, "arithmetic": ArithmeticRecord, "watch": WatchRecord}
 #: Frames that may be long: their files' statistics are trusted until they are decoded.
 _LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
 #: Tables that may be saved with the frames they were computed from.
@@ -51,12 +48,7 @@ _TABLE, _MADE_BY = "table_{}", "tables_made_by"
 
 PROFILE = Kind(
     "profile",
-    frozenset(
-        {
-            *(*_FRAMES, *_OF_TRACE, *(_TABLE.format(name) for name in TABLES)),
-            *(f"{part}_{name}" for part, (_, frames) in _PARTS.items() for name in frames),
-        }
-    ),
+    frozenset({*_COLUMNS, *map(_TABLE.format, TABLES)}),
     frozenset({"name", "environment", "options"}),
     ProfileFacts,
 )
@@ -123,13 +115,17 @@ class SavedProfile:
         source = usable(path)
         self.meta = folder.load_meta(PROFILE, source)
         self._made_by = self.meta.pop(_MADE_BY, None)
-        self._files = {name: folder.read(name, source) for name in PROFILE.frames if folder.has_frame(name, source)}
+        self._files = {
+            name: StoredFrame(name, source) for name in PROFILE.frames if (source / f"{name}.parquet").exists()
+        }
         self._source = source
-        self._parts = [
-            part for part, (_, tables) in _PARTS.items() if any(f"{part}_{name}" in self._files for name in tables)
-        ]
+        self._parts = [part for part in _PARTS if any(name.startswith(f"{part}_") for name in self._files)]
         self._check_facts()
-        self._columns = self._needed()
+        self._columns = {
+            name: columns
+            for name, columns in _COLUMNS.items()
+            if name in (*_NEEDED, *self._files) or name.partition("_")[0] in self._parts
+        }
         complete = {name: self._check(name) for name in self._columns}
         self._decoded: dict[str, pd.DataFrame] = {}
         self._decoded = {name: self._frame(name) for name in complete if name not in _LONG}
@@ -143,13 +139,9 @@ class SavedProfile:
         self._check_places()
 
     def _check(self, name: str) -> bool:
-        return folder.check(name, self._columns[name], self._source, self._files.get(name))
-
-    def _needed(self) -> dict[str, Columns]:
-        needed = dict(_FRAMES)
-        for part in self._parts:
-            needed |= {f"{part}_{name}": columns for name, columns in _PARTS[part][1].items()}
-        return needed | {name: columns for name, columns in _OF_TRACE.items() if name in self._files}
+        if name not in self._files:
+            raise RecordingError(f"{self._source / name}.parquet cannot be read: it is missing.")
+        return self._files[name].check(self._columns[name])
 
     def _check_facts(self) -> None:
         """Refuse facts that lack others they need."""
@@ -174,7 +166,7 @@ class SavedProfile:
         if "memory" in self._parts:
             known, changes = self._decoded["memory_known"], self._decoded["memory_changes"]
             self._require("memory_known", "layer", (known["layer"] < len(modules)).all())
-            rows = folder.rows("memory_events", self._source, self._files["memory_events"])
+            rows = self._files["memory_events"].rows()
             self._require("memory_changes", "event", (changes["event"] < rows).all())
 
     def _require(self, frame: str, column: str, holds: bool | np.bool_) -> None:
@@ -191,13 +183,13 @@ class SavedProfile:
         RecordingError
             If a file is damaged.
         """
-        frames: dict[str, Any] = {name: self._frame(name) for name in _FRAMES}
+        alone = [name for name in (*_NEEDED, *_OF_TRACE) if name in self._columns]
+        frames: dict[str, Any] = {name: self._frame(name) for name in alone}
         for part in self._parts:
-            record, tables = _PARTS[part]
-            frames[part] = record(**{name: self._frame(f"{part}_{name}") for name in tables})
+            tables = {field.name: self._frame(f"{part}_{field.name}") for field in fields(_PARTS[part])}
+            frames[part] = _PARTS[part](**tables)
         if "watch" in frames:
             frames["watch"] = watch_of(frames["watch"])
-        frames |= {name: self._frame(name) for name in _OF_TRACE if name in self._files}
         return Recording(**frames, meta=self.meta)
 
     def table(self, name: str, made_by: str) -> pd.DataFrame | None:
@@ -208,7 +200,7 @@ class SavedProfile:
         columns = SCHEMA[name]
         try:
             names = [*columns, *filter(None, [INDEX.get(name)])]
-            table = folder.decoded(file, None, self._source, self._files[file], names)
+            table = self._files[file].as_stored(names)
             if not len(table):  # Parquet keeps no type for no values
                 table = table.drop(columns=[column for column, kind in columns.items() if kind == "category"])
                 table = conform(table, name)
@@ -219,15 +211,12 @@ class SavedProfile:
         return table if same and table.index.name == INDEX.get(name) else None
 
     def _frame(self, name: str) -> pd.DataFrame:
-        if name in self._decoded:
-            return self._decoded[name]
-        return folder.decoded(name, self._columns[name], self._source, self._files[name])
+        return self._decoded[name] if name in self._decoded else self._files[name].decoded(self._columns[name])
 
 
 def watch_of(read: WatchRecord) -> WatchRecord:
     """Return a watch's frames, as read from disk, in the form that a watch has, with infinite figures missing."""
-    tables = {"samples": read.samples, "marks": read.marks}
-    frames = {name: conform(frame, name) for name, frame in tables.items()}
+    frames = {name: conform(frame, name) for name, frame in vars(read).items()}
     for frame in frames.values():
         numbers = frame.select_dtypes("Float64").columns
         frame[numbers] = frame[numbers].mask(frame[numbers].isin([float("inf"), float("-inf")]))

@@ -1,15 +1,17 @@
 """Text in frames: one type under every pandas, in which missing text is ``NaN`` and stays missing.
 
 The type is pandas 3's ``str``. In pandas 2 that name means Python objects, in which ``None``, ``NaN`` and ``NA`` mix
-and a conversion turns each into a word; the same type exists there under another name, and needs pyarrow.
+and a conversion turns each into a word; the same type exists there under another name, and needs pyarrow. Questions
+about the text of events are asked once per distinct text rather than once per event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 
@@ -38,3 +40,37 @@ def with_text(frame: pd.DataFrame, columns: Collection[str] = ()) -> pd.DataFram
             typed[name] = pd.CategoricalDtype(kind.categories.astype(TEXT), kind.ordered)
     frame = frame.astype(typed) if typed else frame
     return frame.set_axis(frame.index.astype(TEXT)) if frame.index.name in columns else frame
+
+
+def as_categories(texts: pd.Series) -> pd.Series:
+    """Return a text column as categories."""
+    return texts if isinstance(texts.dtype, pd.CategoricalDtype) else texts.astype("category")
+
+
+def of_labels(texts: pd.Series, tell: Callable[[str], Any], missing: Any = False) -> npt.NDArray[Any]:
+    """Apply `tell` to the text of each row; `missing` for rows without text."""
+    texts = as_categories(texts)
+    labels = texts.cat.categories.tolist()
+    told = np.array([*map(tell, labels), missing])
+    result: npt.NDArray[Any] = told[texts.cat.codes.to_numpy()]
+    return result
+
+
+def whole_sums(codes: npt.NDArray[Any], values: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Sum whole numbers for each code from 0 to `count`, exactly where a float would not be."""
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, codes, values)
+    return sums
+
+
+def found(texts: pd.Series, find: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    """Return whether a pattern's `search` or `match` finds something in each row's text; ``False`` without text.
+
+    Series.str accepts other patterns, and treats missing text differently, in each pandas.
+    """
+    return of_labels(texts, lambda text: find(text) is not None)
+
+
+def is_one_of(texts: pd.Series, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
+    """Return whether the text of each row is one of `wanted`."""
+    return of_labels(texts, frozenset(wanted).__contains__)

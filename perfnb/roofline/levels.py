@@ -7,7 +7,7 @@ second.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,8 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 
 COMPUTE, MEMORY = "compute", "memory"
+#: Hardware counters of GPUs in ``samples``, the one that tells how busy a GPU is first.
+COUNTERS = ("sm_active_percent", "tensor_active_percent", "dram_active_percent")
 #: Share of a ceiling above which the ceiling was measured too low.
 _TOO_LOW = 1.02
 #: Share of the time of all layers, or of all operators, below which a rate is too uncertain to refute a ceiling.
@@ -68,6 +70,8 @@ class Roofline:
     #: Measured FLOP/s of the dtypes in which part of this step computed faster. Its rate then replaces the peak: how
     #: much faster large products would be is unknown.
     refuted: Mapping[str, float] = field(default_factory=dict)
+    #: Means of a watched GPU's hardware counters over the timed steps, 0 to 1, by column of ``samples``.
+    counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ceilings_doubted(self) -> bool:
@@ -97,7 +101,7 @@ def step_roofline(
     by_layer, by_op = time_by_layer(recording, attribution), time_by_op(recording, attribution, ops.index)
     whole_ms = float(attribution.cells["gpu_ns" if on_gpu else "ns"].sum()) / 1e6 / max(attribution.steps, 1)
     inside = counted[counted["block"] != NONE]
-    return roofline_of(
+    found = roofline_of(
         layers.assign(ms=by_layer[time].reindex(layers.index)),
         ops.assign(ms=by_op[time].reindex(ops.index)),
         uncounted_ops(counted, by_op, whole_ms, on_gpu=on_gpu),
@@ -107,6 +111,22 @@ def step_roofline(
         main_dtype=main_dtype(counted),
         step_ms=step_ms,
     )
+    return replace(found, counters=counters_read(recording))
+
+
+def counters_read(recording: Recording) -> dict[str, float]:
+    """Means of the hardware counters of the busiest GPU over the timed steps; empty if none were read."""
+    timed = recording.steps[recording.steps["pass"] == "timed"]
+    if recording.watch is None or timed.empty:
+        return {}
+    samples, begin = recording.watch.samples, float(timed["start_s"].min())
+    end = float((timed["start_s"] + timed["wall_ms"] / 1e3).max())
+    inside = samples[(samples["t_s"] > begin) & (samples["t_s"] <= end)]
+    means = inside.groupby("device", observed=True)[list(COUNTERS)].mean().dropna(how="all")
+    if means.empty:
+        return {}
+    busiest = means.iloc[int(means[COUNTERS[0]].fillna(0.0).to_numpy(dtype=float).argmax())]
+    return {str(name): float(value) / 100 for name, value in busiest.dropna().items()}
 
 
 def roofline_of(
@@ -142,12 +162,13 @@ def roofline_of(
     peaks = {str(name): float(rate) for name, rate in (ceilings.get("flops_per_s") or {}).items()}
     bandwidth = ceilings.get("bytes_per_s")
     bandwidth = float(bandwidth) if bandwidth else None
-    points = _all_points(layers, ops, peaks, bandwidth)
+    work = pd.concat([layers.assign(kind="layer"), ops.assign(kind="op")])
+    points = _points(work, peaks, bandwidth)
     reached = _reached(points)
     refuted = {dtype: peak for dtype, peak in peaks.items() if reached.get(dtype, 0.0) > _TOO_LOW * peak}
     if refuted:
         peaks |= {dtype: reached[dtype] for dtype in refuted}
-        points = _all_points(layers, ops, peaks, bandwidth)
+        points = _points(work, peaks, bandwidth)
     utilisation, peak = None, peaks.get(main_dtype or "")
     if peak and step_ms and flops is not None:
         utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
@@ -165,13 +186,6 @@ def roofline_of(
     )
 
 
-def _all_points(
-    layers: pd.DataFrame, ops: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None
-) -> pd.DataFrame:
-    parts = {"layer": layers, "op": ops}
-    return pd.concat([_points(kind, work, peaks, bandwidth) for kind, work in parts.items()], ignore_index=True)
-
-
 def _reached(points: pd.DataFrame) -> dict[str, float]:
     """The highest FLOP/s by dtype among parts that take enough time for their rate to be certain."""
     whole = points.groupby("kind")["ms"].transform("sum")
@@ -180,8 +194,8 @@ def _reached(points: pd.DataFrame) -> dict[str, float]:
     return {str(dtype): float(rate) for dtype, rate in best.items()}
 
 
-def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
-    """The points of one kind; parts that move no bytes, such as layers that only call others, have none."""
+def _points(work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
+    """Where each part of the step is; parts that move no bytes, such as layers that only call others, have none."""
     work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
     flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))
     intensity = flops / moved
@@ -199,7 +213,7 @@ def _points(kind: str, work: pd.DataFrame, peaks: Mapping[str, float], bandwidth
         bound = bound.mask(told.to_numpy(dtype=bool), MEMORY).mask(computes.to_numpy(dtype=bool), COMPUTE)
     table = pd.DataFrame(
         {
-            "kind": kind,
+            "kind": work["kind"].to_numpy(),
             "name": work.index.astype(TEXT),
             "flops": work["flops"].astype("Int64").to_numpy(),
             "bytes": work["bytes"].astype("Int64").to_numpy(),

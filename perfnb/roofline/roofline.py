@@ -8,7 +8,7 @@ from perfnb import quantities as fmt
 from perfnb.draw.frame import framed
 from perfnb.draw.shown import Shown
 from perfnb.roofline import levels as analysis
-from perfnb.roofline.view import roofline_html, roofline_text
+from perfnb.roofline.tab import roofline_html, roofline_text
 
 
 class Roofline(Shown):

@@ -10,9 +10,8 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from perfnb.stats.intervals import CORRELATED, Floats, Samples, lag1
+from perfnb.stats.intervals import CORRELATED, Centre, Floats, Samples, hodges_lehmann, lag1, signed_rank_p, spread
 from perfnb.stats.planning import smallest_detectable
-from perfnb.stats.signed_rank import Centre, hodges_lehmann, signed_rank_p, spread
 
 #: Above this, pairs are merged into blocks: the number of Walsh averages grows with the square.
 _MOST = 1000
@@ -74,16 +73,18 @@ def within_band(ratio_ci: tuple[float, float], equal_within: float) -> bool:
     return math.log(low) >= -edge and math.log(high) <= edge and edge > 0
 
 
-def judge(ratio_ci: tuple[float, float] | None, differs: bool, ratio: float, equivalent: bool) -> str:
+def judge(ratio_ci: Bounds | None, ratio: float, equivalent: bool, significant: bool = False) -> str:
     """The verdict: equivalence first, then the sign of a difference.
 
-    A significant difference that is shown to be within the band is "same": it does not matter by the user's own
-    standard. A significant one that may exceed the band is "faster" or "slower". Anything else is "inconclusive".
+    A difference is shown if the interval excludes 1, or if it is `significant` by another test. One that is shown to
+    be within the band is "same": it does not matter by the user's own standard. One that may exceed the band is
+    "faster" or "slower". Anything else is "inconclusive".
     """
     if ratio_ci is None:
         return "inconclusive"
     if equivalent:
         return "same"
+    differs = significant or not ratio_ci[0] <= 1 <= ratio_ci[1]
     return ("faster" if ratio < 1 else "slower") if differs else "inconclusive"
 
 
@@ -120,7 +121,6 @@ def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: f
     ratio = math.exp(centre.estimate)
     ratio_ci = (math.exp(centre.low), math.exp(centre.high)) if centre.bounded else None
     equivalence_ci = (math.exp(inner.low), math.exp(inner.high)) if ratio_ci is not None else None
-    differs = _excludes_one(ratio_ci)
     equivalent = equivalence_ci is not None and within_band(equivalence_ci, equal_within)
     return PairedComparison(
         ratio,
@@ -128,7 +128,7 @@ def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: f
         equivalence_ci,
         _weakened(signed_rank_p(values), wider),
         equal_within,
-        judge(ratio_ci, differs, ratio, equivalent),
+        judge(ratio_ci, ratio, equivalent),
         smallest_detectable(spread(values) * wider, n, confidence=confidence),
         len(log_ratios),
         rho,
@@ -198,15 +198,13 @@ def compare_medians(
     (method of variance estimates recovery; Zou and Donner, Statistics in Medicine 27, 2008). Both must be above 0.
     """
     ratio = b / a
-    ratio_ci, equivalent = None, False
-    if a_ci is not None and b_ci is not None:
-        down = math.hypot(math.log(b / b_ci[0]), math.log(a_ci[1] / a))
-        up = math.hypot(math.log(b_ci[1] / b), math.log(a / a_ci[0]))
-        ratio_ci = (ratio * math.exp(-down), ratio * math.exp(up))
-        inner = (ratio * math.exp(-_INNER * down), ratio * math.exp(_INNER * up))
-        equivalent = within_band(inner, equal_within)
-    differs = _excludes_one(ratio_ci)
-    return UnpairedComparison(ratio, ratio_ci, judge(ratio_ci, differs, ratio, equivalent))
+    if a_ci is None or b_ci is None:
+        return UnpairedComparison(ratio, None, "inconclusive")
+    down = math.hypot(math.log(b / b_ci[0]), math.log(a_ci[1] / a))
+    up = math.hypot(math.log(b_ci[1] / b), math.log(a / a_ci[0]))
+    ratio_ci = (ratio * math.exp(-down), ratio * math.exp(up))
+    inner = (ratio * math.exp(-_INNER * down), ratio * math.exp(_INNER * up))
+    return UnpairedComparison(ratio, ratio_ci, judge(ratio_ci, ratio, within_band(inner, equal_within)))
 
 
 def holm(p_values: Samples) -> Floats:
@@ -246,26 +244,16 @@ def compare_all(
         raise ValueError("Every name must have run in every round.")
     pairs = list(combinations(logs, 2))
     each = 1 - (1 - confidence) / max(1, len(pairs))
-    found = [compare_pairs(logs[b] - logs[a], equal_within, each) for a, b in pairs]
-    adjusted = holm([comparison.p_value for comparison in found])
+    comparisons = [compare_pairs(logs[b] - logs[a], equal_within, each) for a, b in pairs]
+    adjusted = holm([found.p_value for found in comparisons])
     return {
         pair: replace(
-            comparison,
+            found,
             p_value=float(p_value),
-            verdict=judge(
-                comparison.ratio_ci,
-                p_value <= 1 - confidence or _excludes_one(comparison.ratio_ci),
-                comparison.ratio,
-                comparison.equivalent,
-            ),
+            verdict=judge(found.ratio_ci, found.ratio, found.equivalent, significant=p_value <= 1 - confidence),
         )
-        for pair, comparison, p_value in zip(pairs, found, adjusted, strict=True)
+        for pair, found, p_value in zip(pairs, comparisons, adjusted, strict=True)
     }
-
-
-def _excludes_one(ratio_ci: tuple[float, float] | None) -> bool:
-    """Whether a simultaneous interval shows a difference by itself."""
-    return ratio_ci is not None and not ratio_ci[0] <= 1 <= ratio_ci[1]
 
 
 def ratio_table(comparisons: Mapping[tuple[str, str], PairedComparison]) -> pd.DataFrame:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfnb.stats.intervals import Samples, effective_size, interval_of_median
-from perfnb.stats.signed_rank import FEWEST_PAIRS, spread
+from perfnb.stats.intervals import FEWEST_PAIRS, Samples, effective_size, interval_of_median, spread
 
 #: Upper confidence limit used for a pilot's standard deviation: half of all pilots underestimate it.
 PILOT_CONFIDENCE = 0.8

@@ -105,14 +105,8 @@ class PowerLaw:
     def fit(self) -> pd.DataFrame:
         """One row per size: measured, predicted, and the residual as a share of the prediction."""
         predicted = np.exp(self._fit.logs(np.log(self.sizes)))
-        measured = np.array(self.measured)
-        columns = {
-            "size": self.sizes,
-            "measured": measured,
-            "predicted": predicted,
-            "residual": measured / predicted - 1,
-        }
-        return pd.DataFrame(columns).astype("float64")
+        rows = pd.DataFrame({"size": self.sizes, "measured": self.measured, "predicted": predicted})
+        return rows.assign(residual=rows["measured"] / rows["predicted"] - 1).astype("float64")
 
     def predict(self, size: float, confidence: float = 0.95) -> Prediction:
         """Cost at a size, with an interval for a new median there, which widens outside the measured range.
@@ -190,28 +184,18 @@ def _bends_upwards(x: Floats, fit: _Fit) -> bool:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A law fitted to logarithms.
+    """A law fitted to logarithms."""
 
-    Attributes
-    ----------
-    centre : float
-        Of the log sizes; it makes the unknowns independent and keeps the sums well conditioned.
-    unknowns : ndarray
-        Log of the power's cost at the centre, exponent, and log of the constant if there is one.
-    sigma : ndarray
-        Standard deviation of each log cost; all 1 if not known.
-    residuals : ndarray
-    covariance : ndarray
-        Of the unknowns.
-    scatter : float
-        Standard deviation of single sizes around the law.
-    """
-
+    #: Of the log sizes; it makes the unknowns independent and keeps the sums well conditioned.
     centre: float
+    #: Log of the power's cost at the centre, exponent, and log of the constant if there is one.
     unknowns: Floats
+    #: Standard deviation of each log cost; all 1 if not known.
     sigma: Floats
     residuals: Floats
+    #: Of the unknowns.
     covariance: Floats
+    #: Standard deviation of single sizes around the law.
     scatter: float
 
     @property

@@ -66,12 +66,14 @@ def memory_slope(bytes_per_step: Sequence[Any] | np.ndarray[Any, Any]) -> Slope 
     bytes_per_step : sequence of number
         One reading per step, in order; unknown ones are ``nan`` or ``None``.
     """
+    from scipy.stats import theilslopes
+
     levels = _relative(bytes_per_step)
     places = np.flatnonzero(np.isfinite(levels)).astype(float)
     levels = levels[np.isfinite(levels)]
     if len(levels) < 2:
         return None
-    slope, low, high = _theil_sen(levels, places)
+    slope, _, low, high = map(float, theilslopes(levels, places))
     if len(levels) < FEWEST_STEPS:
         return Slope(slope, None, None, len(levels))
     block_low, block_high = _between_blocks(levels, places)
@@ -89,13 +91,6 @@ def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any,
     return relative
 
 
-def _theil_sen(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    from scipy.stats import theilslopes
-
-    found = theilslopes(levels, places)
-    return float(found[0]), float(found[2]), float(found[3])
-
-
 def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[float, float]:
     """t interval of the mean growth per step from block median to block median."""
     from scipy.special import stdtrit
@@ -109,7 +104,8 @@ def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) 
 
 def _ahead(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> float:
     """The future rate, if the change from the first half to the second continues."""
+    from scipy.stats import theilslopes
+
     half = len(levels) // 2
-    early, _, _ = _theil_sen(levels[:half], places[:half])
-    late, _, _ = _theil_sen(levels[-half:], places[-half:])
+    early, late = (float(theilslopes(levels[part], places[part])[0]) for part in (slice(half), slice(-half, None)))
     return late + _AHEAD * (late - early)

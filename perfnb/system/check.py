@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from perfnb.system.read.reading import Unread
-
-
-class NotRead(Exception):
-    """A fact that a check needs could not be read; the message says why."""
+from perfnb.system.read.reading import Unread, Unreadable
 
 
 class Finding(NamedTuple):
@@ -21,9 +17,9 @@ class Finding(NamedTuple):
 
 
 class Facts:
-    """What was read: by name a value, or an `Unread`."""
+    """What was read: by name a value, or an `Unread`; or an `Unread` in place of all."""
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any] | Unread) -> None:
         self._facts = facts
 
     def __getitem__(self, name: str) -> Any:
@@ -31,35 +27,49 @@ class Facts:
 
         Raises
         ------
-        NotRead
+        Unreadable
             If it could not be read.
         """
-        value = self._facts.get(name, Unread("not requested"))
-        if isinstance(value, Unread):
-            raise NotRead(value.why)
-        return value
+        why = self.why(name)
+        if why is not None:
+            raise Unreadable(why)
+        return self._read(name)
 
     def get(self, name: str) -> Any:
         """A fact, or ``None`` if it could not be read."""
-        value = self._facts.get(name)
+        value = self._read(name)
         return None if isinstance(value, Unread) else value
 
     def why(self, name: str) -> str | None:
         """Why a fact could not be read; ``None`` if it was."""
-        value = self._facts.get(name, Unread("not requested"))
+        value = self._read(name)
         return value.why if isinstance(value, Unread) else None
+
+    def _read(self, name: str) -> Any:
+        return self._facts if isinstance(self._facts, Unread) else self._facts.get(name, Unread("not requested"))
+
+
+Judge = Callable[[Facts], Finding]
 
 
 class Check(NamedTuple):
-    """A check: its text, and the function that judges what was read, which may raise `NotRead`."""
+    """A check: its text, and the function that judges what was read, which may raise `Unreadable`."""
 
     name: str
     expected: str
     why: str  # why it matters for step time
     how: str
-    judge: Callable[[Facts], Finding]
+    judge: Judge
 
 
-def counted(count: int, thing: str) -> str:
-    """``1 core``, ``2 cores``."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def check(name: str, expected: str, why: str, how: str) -> Callable[[Judge], Check]:
+    """Make a check of a function that judges."""
+    return lambda judge: Check(name, expected, why, how, judge)
+
+
+def judged(judge: Judge, facts: Facts) -> Finding:
+    """What a function finds; unknown if a fact that it needs could not be read."""
+    try:
+        return judge(facts)
+    except Unreadable as error:
+        return Finding(f"could not be read: {error}", "unknown")

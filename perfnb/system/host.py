@@ -1,11 +1,13 @@
-"""Checks of CPU, NUMA, memory and shared memory."""
+"""Checks of the machine but its GPUs: CPU, NUMA, memory and shared memory, the disk of the data, the builds."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.system.check import Check, Facts, Finding, counted
+from perfnb.system.check import Check, Facts, Finding, check
+from perfnb.system.read.reading import Unreadable
 
 GIB = 1 << 30
 #: With these drivers "powersave" raises the clock under load; with others, including "amd-pstate", it pins the lowest.
@@ -19,9 +21,24 @@ _LITTLE_SHARED = GIB
 #: Throttled time, in milliseconds, that a short burst explains.
 _BURST_MS = 1000.0
 
+_INTEL = ("x86_64", "amd64", "i686")
+#: BLAS libraries other than MKL, by torch's names.
+_BLAS = {"open": "OpenBLAS", "accelerate": "Accelerate", "flame": "BLIS", "nvpl": "NVPL", "atlas": "ATLAS"}
 
+_WHEEL = "Install the wheel for your machine from pytorch.org."
+_ONE_RUNTIME = (
+    "Each runtime has its own threads, which compete when two run at once. threadpoolctl shows which package loaded "
+    "which; limit the others to one thread."
+)
+
+
+@check(
+    "CPU governor",
+    "performance, or one that raises the clock under load",
+    "A CPU that saves power raises its clock late or not at all: steps are slower and their times vary more.",
+    "sudo cpupower frequency-set -g performance; on a laptop, change the power profile and plug it in.",
+)
 def governor(facts: Facts) -> Finding:
-    """Does the clock rise under load?"""
     governors, drivers = facts["governors"], facts.get("frequency_drivers") or {}
     preferences = facts.get("energy_preferences") or {}
     found = ", ".join(governors) + (f" ({', '.join(drivers)})" if drivers else "")
@@ -34,8 +51,14 @@ def governor(facts: Facts) -> Finding:
     return Finding(found, "ok" if set(governors) == {"performance"} else "info")
 
 
+@check(
+    "CPU frequency",
+    "no limit below the CPU's maximum",
+    "A limit, or no boost, slows everything on the host. A fixed clock can still be useful for measurements.",
+    "sudo cpupower frequency-set -u with the CPU's maximum. Boost: in the BIOS, or in /sys/devices/system/cpu as "
+    "root write 1 to cpufreq/boost or, with intel_pstate, 0 to intel_pstate/no_turbo.",
+)
 def frequency(facts: Facts) -> Finding:
-    """Can the clock reach the CPU's maximum?"""
     boost = facts.get("boost")
     limits = facts["frequency_limits"] if boost is not False else facts.get("frequency_limits") or []
     low = [(allowed, most) for allowed, most in limits if allowed < 0.98 * most]
@@ -47,40 +70,58 @@ def frequency(facts: Facts) -> Finding:
     return Finding(", ".join(parts), "attention" if low or boost is False else "ok")
 
 
+@check(
+    "CPU slowed by heat",
+    "never",
+    "A CPU that is too hot lowers its clock, so long runs are slower than short ones.",
+    "Improve cooling, use fewer threads, or set a power limit that the CPU can hold for the whole run.",
+)
 def heat(facts: Facts) -> Finding:
-    """Has the CPU overheated?"""
     events, lasted_ms = facts["heat_events"], facts.get("heat_ms")
     if not events:
         return Finding("never since boot", "ok")
-    found = f"thermal throttling slowed a core {counted(events, 'time')} since boot"
+    found = f"thermal throttling slowed a core {fmt.counted(events, 'time')} since boot"
     if lasted_ms is None:
         return Finding(found, "attention")
     found += f", for a total of {fmt.duration(lasted_ms)}"
     return Finding(found, "attention" if lasted_ms > _BURST_MS else "info")
 
 
+@check(
+    "NUMA",
+    "one node, or the process bound to one",
+    "Memory on another node is slower, and each GPU is attached to one node.",
+    "numactl --cpunodebind=0 --membind=0 python ..., with the GPU's node (nvidia-smi topo -m). If a step needs the "
+    "cores of all nodes: one process per node, or numactl --interleave=all.",
+)
 def numa(facts: Facts) -> Finding:
-    """Are threads and memory on one node?"""
     nodes = facts["nodes"]
-    used = [own for _, own in nodes if own]
+    used = sum(own > 0 for _, own in nodes)
     if len(nodes) == 1:
         return Finding("1 node", "ok")
-    if len(used) <= 1:
+    if used <= 1:
         return Finding(f"{len(nodes)} nodes, process bound to 1", "ok")
-    return Finding(f"{len(nodes)} nodes, process may run on {len(used)}", "attention")
+    return Finding(f"{len(nodes)} nodes, process may run on {used}", "attention")
 
 
+@check(
+    "torch's threads",
+    "one per core that the process may use",
+    "Too many threads wait for each other; too few leave cores idle. torch does not notice a container's limit.",
+    "torch.set_num_threads(n), or OMP_NUM_THREADS before Python starts.",
+)
 def threads(facts: Facts) -> Finding:
-    """Does torch use one thread per core that the process may use?"""
     environment = facts["environment"]
     count, cpus, cores, limit = environment["threads"], facts["cpus"], facts.get("cores"), facts.get("cpu_limit")
     variables = facts.get("thread_variables") or {}
     allowed = cpus if limit is None else min(cpus, max(1, math.ceil(limit)))
     real = allowed if cores is None else min(allowed, cores)
-    have = counted(allowed, "CPU") + (f" on {counted(cores, 'core')}" if cores is not None and cores < allowed else "")
+    have = fmt.counted(allowed, "CPU") + (
+        f" on {fmt.counted(cores, 'core')}" if cores is not None and cores < allowed else ""
+    )
     quota = "" if limit is None else f" (cgroup limit: {limit:g})"
     chosen = "".join(f", {name}={value}" for name, value in variables.items())
-    found = f"{counted(count, 'thread')} for {have}{quota}{chosen}"
+    found = f"{fmt.counted(count, 'thread')} for {have}{quota}{chosen}"
     set_to = f"torch.set_num_threads({real}), or OMP_NUM_THREADS={real} before Python starts."
     if count > allowed:
         return Finding(found, "attention", f"{set_to} Threads that share a core wait for each other.")
@@ -91,8 +132,13 @@ def threads(facts: Facts) -> Finding:
     return Finding(found, "ok", set_to)
 
 
+@check(
+    "CPU limit of the cgroup",
+    "none, or never reached",
+    "A container over its limit is paused for the rest of the period, usually 0.1 s: steps stall at random.",
+    "Raise the container's limit (docker --cpus, resources.limits.cpu), or use fewer threads and workers.",
+)
 def cpu_limit(facts: Facts) -> Finding:
-    """Does the cgroup's limit throttle the process?"""
     limit, held = facts["cpu_limit"], facts.get("throttled")
     if limit is None:
         return Finding("none", "ok")
@@ -102,12 +148,17 @@ def cpu_limit(facts: Facts) -> Finding:
     periods, stopped_ms = held
     if not periods:
         return Finding(f"{found}; never throttled", "ok")
-    found += f"; throttled {counted(periods, 'time')}, for a total of {fmt.duration(stopped_ms)}"
+    found += f"; throttled {fmt.counted(periods, 'time')}, for a total of {fmt.duration(stopped_ms)}"
     return Finding(found, "attention" if stopped_ms > _BURST_MS else "info")
 
 
+@check(
+    "memory",
+    "at least 10 % free",
+    "Free memory caches files. Without it, data is read from disk again, and the system may kill the process.",
+    "Stop other processes and kernels, use fewer workers or smaller batches, or raise the container's limit.",
+)
 def memory(facts: Facts) -> Finding:
-    """Is there enough free memory?"""
     known = facts["memory"]
     total, free = known["total"], known["available"]
     found = f"{fmt.size(free)} of {fmt.size(total)} free"
@@ -120,8 +171,14 @@ def memory(facts: Facts) -> Finding:
     return Finding(found, "attention" if little else "ok")
 
 
+@check(
+    "swap",
+    "none in use",
+    "A step that touches swapped-out memory waits for the disk.",
+    "Use less memory. If everything fits, sudo swapoff -a && sudo swapon -a brings it back; sudo sysctl "
+    "vm.swappiness=10 makes the system swap later.",
+)
 def swap(facts: Facts) -> Finding:
-    """Is memory swapped out?"""
     used, of_memory = facts["swap"], facts.get("memory")
     if not used["total"]:
         return Finding("none", "ok")
@@ -131,8 +188,13 @@ def swap(facts: Facts) -> Finding:
     return Finding(found, "info" if used["used"] else "ok")
 
 
+@check(
+    "huge pages",
+    "always, or madvise with a program that requests them",
+    "With 2 MiB pages a step on the CPU has fewer TLB misses and page faults.",
+    f"THP_MEM_ALLOC_ENABLE=1 before Python starts makes torch request them; or, as root, write always to {_THP}.",
+)
 def huge_pages(facts: Facts) -> Finding:
-    """Does the process get huge pages?"""
     chosen = facts["huge_pages"]
     if chosen == "madvise":
         return Finding("madvise: only on request", "info")
@@ -142,8 +204,14 @@ def huge_pages(facts: Facts) -> Finding:
     return Finding(chosen, "ok" if chosen == "always" else "info")
 
 
+@check(
+    "shared memory (/dev/shm)",
+    "at least 1 GiB free",
+    "A DataLoader's workers pass batches through it; when it is full, they die with a bus error.",
+    "docker run --shm-size=8g or --ipc=host; in Kubernetes, an emptyDir with medium: Memory at /dev/shm; otherwise "
+    "delete leftovers of dead programs, or sudo mount -o remount,size=8g /dev/shm.",
+)
 def shared_memory(facts: Facts) -> Finding:
-    """Is there room for the batches of a loader's workers?"""
     if facts.get("platform") == "darwin":
         return Finding("macOS has no size limit of its own for shared memory", "info")
     space = facts["shared_memory"]
@@ -151,79 +219,129 @@ def shared_memory(facts: Facts) -> Finding:
     return Finding(found, "attention" if space["free"] < _LITTLE_SHARED else "ok")
 
 
-CHECKS = (
-    Check(
-        "CPU governor",
-        "performance, or one that raises the clock under load",
-        "A CPU that saves power raises its clock late or not at all: steps are slower and their times vary more.",
-        "sudo cpupower frequency-set -g performance; on a laptop, change the power profile and plug it in.",
-        governor,
-    ),
-    Check(
-        "CPU frequency",
-        "no limit below the CPU's maximum",
-        "A limit, or no boost, slows everything on the host. A fixed clock can still be useful for measurements.",
-        "sudo cpupower frequency-set -u with the CPU's maximum. Boost: in the BIOS, or in /sys/devices/system/cpu as "
-        "root write 1 to cpufreq/boost or, with intel_pstate, 0 to intel_pstate/no_turbo.",
-        frequency,
-    ),
-    Check(
-        "CPU slowed by heat",
-        "never",
-        "A CPU that is too hot lowers its clock, so long runs are slower than short ones.",
-        "Improve cooling, use fewer threads, or set a power limit that the CPU can hold for the whole run.",
-        heat,
-    ),
-    Check(
-        "NUMA",
-        "one node, or the process bound to one",
-        "Memory on another node is slower, and each GPU is attached to one node.",
-        "numactl --cpunodebind=0 --membind=0 python ..., with the GPU's node (nvidia-smi topo -m). If a step needs the "
-        "cores of all nodes: one process per node, or numactl --interleave=all.",
-        numa,
-    ),
-    Check(
-        "torch's threads",
-        "one per core that the process may use",
-        "Too many threads wait for each other; too few leave cores idle. torch does not notice a container's limit.",
-        "torch.set_num_threads(n), or OMP_NUM_THREADS before Python starts.",
-        threads,
-    ),
-    Check(
-        "CPU limit of the cgroup",
-        "none, or never reached",
-        "A container over its limit is paused for the rest of the period, usually 0.1 s: steps stall at random.",
-        "Raise the container's limit (docker --cpus, resources.limits.cpu), or use fewer threads and workers.",
-        cpu_limit,
-    ),
-    Check(
-        "memory",
-        "at least 10 % free",
-        "Free memory caches files. Without it, data is read from disk again, and the system may kill the process.",
-        "Stop other processes and kernels, use fewer workers or smaller batches, or raise the container's limit.",
-        memory,
-    ),
-    Check(
-        "swap",
-        "none in use",
-        "A step that touches swapped-out memory waits for the disk.",
-        "Use less memory. If everything fits, sudo swapoff -a && sudo swapon -a brings it back; sudo sysctl "
-        "vm.swappiness=10 makes the system swap later.",
-        swap,
-    ),
-    Check(
-        "huge pages",
-        "always, or madvise with a program that requests them",
-        "With 2 MiB pages a step on the CPU has fewer TLB misses and page faults.",
-        f"THP_MEM_ALLOC_ENABLE=1 before Python starts makes torch request them; or, as root, write always to {_THP}.",
-        huge_pages,
-    ),
-    Check(
-        "shared memory (/dev/shm)",
-        "at least 1 GiB free",
-        "A DataLoader's workers pass batches through it; when it is full, they die with a bus error.",
-        "docker run --shm-size=8g or --ipc=host; in Kubernetes, an emptyDir with medium: Memory at /dev/shm; otherwise "
-        "delete leftovers of dead programs, or sudo mount -o remount,size=8g /dev/shm.",
-        shared_memory,
-    ),
+MIB = 1 << 20
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "gpfs", "virtiofs")
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+#: Disks of virtual machines, which claim to be rotational whatever they are.
+_VIRTUAL = ("vd", "xvd")
+#: A request of at most a MiB should take no longer, in seconds: 100 MiB/s, or the seek of a hard disk.
+_SLOW_S = 0.01
+#: Fewer bytes from the disk itself say nothing about its rate.
+_FEWEST = MIB
+
+
+@check(
+    "disk of the data",
+    "a local SSD",
+    "On a network file system or a hard disk a loader waits for each small file.",
+    "Copy the data to a local SSD, or pack small files into a few large ones (WebDataset, Parquet, LMDB, HDF5).",
+)
+def disk(facts: Facts) -> Finding:
+    mount, device = facts["mount"], facts.get("block_device")
+    kind = mount["kind"]
+    found = f"{kind} at {mount['folder']}" + ("" if device is None else f", disk {device['name']}")
+    if kind.startswith("fuse") or kind in _NETWORK:
+        return Finding(f"{found}: a network or user-space file system", "attention")
+    if kind in _IN_MEMORY:
+        return Finding(f"{found}: in memory", "info")
+    if kind == "overlay":
+        return Finding(f"{found}: a container's layers", "info")
+    if device is not None and device["turns"]:
+        if device["name"].startswith(_VIRTUAL) or facts.get("virtual"):
+            return Finding(f"{found} (virtual)", "info")
+        return Finding(f"{found} (a hard disk)", "attention")
+    return Finding(found, "ok" if device is not None else "info")
+
+
+@check(
+    "read test",
+    "at most 10 ms for 1 MiB or a small file, from the disk itself",
+    "Once the data is larger than memory, the disk limits the loader. The test reads at most 32 MiB in one second. "
+    "A new file may still be in the cache of the disk or of a virtual machine's host.",
+    "Use more workers if single requests are slow, larger files, a faster disk, or enough memory for the data.",
+)
+def read_test(facts: Facts) -> Finding:
+    test = facts["read_test"]
+    what = _what(test, facts.get("data"))
+    if not test["cache_known"]:
+        rate = _rate(test["disk_bytes"] + test["cached_bytes"], test["disk_s"] + test["cached_s"])
+        return Finding(f"{rate}, possibly from the page cache ({what})", "info")
+    cached = f"{fmt.size(test['cached_bytes'])} from the page cache"
+    if test["disk_bytes"] < _FEWEST:
+        return Finding(f"nearly all from the page cache, which says nothing about the disk ({what})", "info")
+    requests = max(1, test["disk_requests"])
+    each_s, each = test["disk_s"] / requests, fmt.size(test["disk_bytes"] / requests)
+    found = f"{_rate(test['disk_bytes'], test['disk_s'])} from the disk, {fmt.duration(1e3 * each_s)} for {each}"
+    found += f" ({what}, {cached})" if test["cached_bytes"] else f" ({what})"
+    return Finding(found, "attention" if each_s > _SLOW_S else "ok")
+
+
+def _what(test: dict[str, Any], data: str | None) -> str:
+    if not test["files"] and not test["temporary"]:
+        raise Unreadable("nothing was read")
+    read = [fmt.counted(test["files"], "file")] if test["files"] else []
+    read += ["a new temporary file"] if test["temporary"] else []
+    size = fmt.size(test["disk_bytes"] + test["cached_bytes"])
+    failed = f", {fmt.counted(test['failed'], 'file')} could not be read" if test["failed"] else ""
+    return f"{size} of {' and '.join(read)}" + ("" if data is None else f" in {data}") + failed
+
+
+def _rate(count: int, seconds: float) -> str:
+    return "too fast to measure" if seconds <= 0 else f"{fmt.size(count / seconds)}/s"
+
+
+@check(
+    "Python",
+    "a release build, no debugger",
+    "A debug build, developer mode or a tracer makes every operator call several times slower.",
+    "Use a release build, and run outside the debugger, without PYTHONDEVMODE and PYTHONMALLOC.",
+)
+def python_build(facts: Facts) -> Finding:
+    python = facts["python"]
+    found = f"{python['implementation']} {python['version']}"
+    signs = {
+        "a debug build": python["debug"],
+        "developer mode is on": python["developer_mode"],
+        f"PYTHONMALLOC={python['malloc']}": "debug" in python["malloc"],
+        "a debugger or tracer is active": python["tracer"],
+    }
+    slow = [words for words, holds in signs.items() if holds]
+    if slow:
+        return Finding(", ".join([found, *slow]), "attention")
+    if python["optimized"] is False:
+        return Finding(f"{found}, built without --enable-optimizations", "info")
+    return Finding(found, "ok")
+
+
+@check(
+    "torch",
+    "a release build with OpenMP, oneDNN and, on Intel and AMD, MKL or another BLAS",
+    "Without these libraries matrix products and convolutions run on one thread or without vector instructions.",
+    _WHEEL,
+)
+def torch_build(facts: Facts) -> Finding:
+    build, runtimes = facts["torch"], facts.get("openmp_runtimes") or []
+    intel = build["machine"].lower() in _INTEL
+    blas = "MKL" if build["mkl"] else _BLAS.get(build["blas"] or "")
+    libraries = [(blas, blas), ("oneDNN", build["onednn"]), ("OpenMP", build["openmp"])]
+    having = [word for word, have in libraries if word and have]
+    lacks = [word for word, have in libraries[1:] if word and not have] + (["MKL"] if intel and not blas else [])
+    gpu = f"CUDA {build['cuda']}" if build["cuda"] else f"ROCm {build['hip']}" if build["hip"] else "CPU only"
+    found = f"{build['version']} ({gpu}), with {', '.join(having) or 'no CPU library'}"
+    found += f", for {build['capability']}" if build["capability"] else ""
+    found += f"; lacks {', '.join(lacks)}" if lacks else ""
+    found += "; a debug build" if build["debug"] else ""
+    plain = intel and (build["capability"] or "").upper() in ("DEFAULT", "NO AVX")
+    if build["debug"] or plain or (intel and lacks):
+        unset = " Unset ATEN_CPU_CAPABILITY; if it is not set, the CPU has no AVX2." if plain else ""
+        return Finding(found, "attention", _WHEEL + unset)
+    if len(runtimes) > 1:
+        names = ", ".join(path.rpartition("/")[2] for path in runtimes)
+        return Finding(f"{found}; {len(runtimes)} OpenMP runtimes are loaded ({names})", "info", _ONE_RUNTIME)
+    return Finding(found, "info" if lacks or (intel and not build["mkl"]) else "ok")
+
+
+CHECKS: tuple[Check, ...] = (
+    *(governor, frequency, heat, numa, threads, cpu_limit, memory, swap, huge_pages, shared_memory),
+    *(disk, read_test, python_build, torch_build),
 )

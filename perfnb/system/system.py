@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from perfnb.arguments import shown
 from perfnb.draw.shown import Shown
-from perfnb.system.checks import check_table
+from perfnb.recording.text import TEXT
+from perfnb.system.check import Facts, judged
+from perfnb.system.gpus import CHECKS as OF_GPUS
+from perfnb.system.host import CHECKS as OF_THE_HOST
 from perfnb.system.view import system_html, system_line, system_text
+
+#: The columns of the table.
+COLUMNS = ("check", "found", "expected", "verdict", "why", "how")
+
+CHECKS = (*OF_THE_HOST, *OF_GPUS)
 
 
 class SystemCheck(Shown):
@@ -35,6 +45,16 @@ class SystemCheck(Shown):
 
     def _html(self) -> str:
         return system_html(self._checks)
+
+
+def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
+    """One row per check, always in the same order, as `SystemCheck.checks` describes it."""
+    rows = []
+    for check in CHECKS:
+        finding = judged(check.judge, Facts(facts))
+        how = finding.how or check.how
+        rows.append((check.name, finding.found, check.expected, finding.verdict, check.why, how))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(TEXT)
 
 
 def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:

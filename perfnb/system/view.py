@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 import pandas as pd
 
@@ -56,10 +56,10 @@ def system_html(checks: pd.DataFrame) -> str:
     for verdict, rows in _sections(checks):
         wide = verdict == "attention"
         columns = ("found", "expected", "why", "how") if wide else ("found", "expected")
-        body = [
-            [f"<strong>{names}</strong>" if wide else names, *(_cell(row[column]) for column in columns)]
-            for names, row in ((_cell(_joined(names), _NAME), row) for names, row in _merged(rows))
-        ]
+        body = []
+        for names, row in _merged(rows):
+            name = _cell(_joined(names), _NAME)
+            body.append([f"<strong>{name}</strong>" if wide else name, *(_cell(row[column]) for column in columns)])
         heads = ["check", *({"why": "why it matters", "how": "how to change it"}.get(c, c) for c in columns)]
         caption = f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"
         parts.append(tables.table(caption, heads, body, texts=len(heads)))
@@ -81,9 +81,8 @@ def _sections(checks: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]
 def _merged(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Merge neighbours with the same result, such as all GPU checks on a machine without one, into one line."""
     for _, same in groupby(rows, key=lambda row: (row["found"], row["verdict"] == "attention" and row["check"])):
-        alike = list(same)
-        names = [row["check"] for row in alike]
-        yield names, alike[0] if len(alike) == 1 else {**alike[0], "expected": ""}
+        first, *others = same
+        yield [row["check"] for row in (first, *others)], {**first, "expected": ""} if others else first
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -98,10 +97,7 @@ def _hanging(name: str, text: str, width: int) -> list[str]:
     """A name and, beside it, text wrapped to its column."""
     heads = escape.wrapped(name, _NAMES - 2)
     lines = escape.wrapped(text, width - _NAMES - 2)
-    count = max(len(heads), len(lines))
-    heads += [""] * (count - len(heads))
-    lines += [""] * (count - len(lines))
-    return [f"  {escape.fit(head, _NAMES)}{line}" for head, line in zip(heads, lines, strict=True)]
+    return [f"  {escape.fit(head, _NAMES)}{line}" for head, line in zip_longest(heads, lines, fillvalue="")]
 
 
 def _cell(text: str, style: str = _WRAPPED) -> str:

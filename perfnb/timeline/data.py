@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfnb.draw import escape, palette
-from perfnb.timeline.coarse import coarser, longest_of, size_of_coarser
-from perfnb.timeline.timeline import Timeline
+from perfnb.timeline.timeline import Timeline, coarser, longest_of, size_of_coarser
 
 #: Most compressed bytes in a saved notebook, and in a page. A notebook stores them as base64, a third larger, beside
 #: the script, the report's data and the static twin: at most 2 MB in total.
@@ -94,38 +94,23 @@ def timeline_bytes(
 def _shortest_for(timeline: Timeline, events: int) -> int:
     """About the smallest length below which merging events leaves no more than this many."""
     first, last = timeline.span_ns
-    low, high = 0, _FINE * (last - first + 2).bit_length()
-    while low < high:
-        middle = (low + high) // 2
-        if size_of_coarser(timeline, _length(middle)) <= events:
-            high = middle
-        else:
-            low = middle + 1
-    return _length(low)
-
-
-def _length(step: int) -> int:
-    """Lengths that double every `_FINE` steps."""
-    return round(2 ** (step / _FINE))
-
-
-def _worded(timeline: Timeline) -> list[str]:
-    """Row names, with phases spelled out."""
-    phases = set(timeline.kinds)
-    return [palette.mark(name).word if name in phases else name for name in timeline.names]
+    lengths = [round(2 ** (step / _FINE)) for step in range(_FINE * (last - first + 2).bit_length() + 1)]
+    # The shorter the length, the more rows are left.
+    place = bisect_left(lengths[:-1], -events, key=lambda length: -size_of_coarser(timeline, length))
+    return lengths[place]
 
 
 def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest: int) -> bytes:
     rows = timeline.rows
-    names, name = _used(_worded(timeline), rows["name"].to_numpy())
+    worded = [palette.mark(name).word if name in timeline.kinds else name for name in timeline.names]
+    names, name = _used(worded, rows["name"].to_numpy())
     details, detail = _used(timeline.details, rows["detail"].to_numpy())
     categories, category = _used(timeline.categories, rows["category"].to_numpy())
-    values = {column: rows[column].to_numpy() for column in _ARRAYS} | {"name": name, "detail": detail}
-    values["category"] = np.minimum(category, 255)
-    arrays = {column: values[column].astype(dtype) for column, dtype in _ARRAYS.items()}
+    values = dict(rows.items()) | {"name": name, "detail": detail, "category": np.minimum(category, 255)}
+    arrays = {column: np.asarray(values[column]).astype(dtype) for column, dtype in _ARRAYS.items()}
     curves = timeline.memory
-    arrays["memory_t"] = _chained([curve.times_ns for curve in curves])
-    arrays["memory_bytes"] = _chained([curve.bytes for curve in curves])
+    arrays["memory_t"] = np.concatenate([[], *(curve.times_ns for curve in curves)]).astype("<f8")
+    arrays["memory_bytes"] = np.concatenate([[], *(curve.bytes for curve in curves)]).astype("<f8")
     places, offset = {}, 0
     for column, array in arrays.items():
         places[column] = [array.dtype.str.lstrip("<|"), offset, len(array)]
@@ -145,15 +130,7 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
         "layers": [escape.plain(name, MAX_TEXT) for name in timeline.layers],
         "layer_rows": [int(row) for row in layer_rows],
         "tracks": [
-            {
-                "kind": track.kind,
-                "title": escape.plain(track.title, MAX_TEXT),
-                "note": track.note,
-                "thread": escape.plain(track.thread, MAX_TEXT),
-                "first": track.first,
-                "count": track.count,
-                "depth": track.depth,
-            }
+            {**vars(track), **{name: escape.plain(getattr(track, name), MAX_TEXT) for name in ("title", "thread")}}
             for track in timeline.tracks
         ],
         "memory": [
@@ -190,10 +167,6 @@ def _used(texts: Sequence[str], codes: npt.NDArray[np.int64]) -> tuple[list[str]
     for code in used.tolist():
         place[code] = plain.setdefault(escape.plain(texts[code], MAX_TEXT), len(plain))
     return list(plain), place[codes]
-
-
-def _chained(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-    return np.concatenate([np.zeros(0), *parts]).astype("<f8")
 
 
 def _padded(size: int) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from perfnb.attribution.interval_sets import union
-from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.recording.nesting import NONE, Bools
 from perfnb.recording.text import TEXT
 from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.timeline import Timeline, Track, lanes
@@ -60,25 +61,38 @@ def step_timeline(timeline: Timeline) -> StepTimeline | None:
     begin, duration = int(chosen["start"]), int(chosen["duration"])
     if duration <= 0:
         return None
-    rows = _Rows(timeline)
-    launched = {track: rows.launched(track, begin, begin + duration) for track in timeline.of("stream")}
-    shown = max([duration, *(rows.latest(track, ours) - begin for track, ours in launched.items())])
+    until, rows = begin + duration, timeline.rows
+    start, depth, launch = (rows[name].to_numpy() for name in ("start", "depth", "launch"))
+    end = start + rows["duration"].to_numpy()
+    kind, seen = _track_kinds_and_seen(timeline)
+    launched = seen & (kind == "stream") & (launch != NONE) & (start[launch] >= begin) & (start[launch] < until)
+    shown = max(duration, int(end[launched].max(initial=0)) - begin)
+    seen = (seen & (start < until) & (end > begin)) | launched
     parts, tracks, first = [], [], 0
     for track in timeline.tracks:
-        part = rows.during(track, begin, begin + duration, launched.get(track), begin + shown)
-        if part.shape[1] and track.kind != "steps":
-            parts.append(part)
-            tracks.append(replace(track, first=first, count=part.shape[1], depth=int(part[3].max()) + 1))
-            first += part.shape[1]
+        place = track.first + np.flatnonzero(seen[track.first : track.first + track.count])
+        if len(place) == 0:
+            continue
+        begun = np.maximum(start[place], begin)
+        done = np.maximum(np.minimum(end[place], begin + shown if track.kind == "stream" else until), begun)
+        line = depth[place]
+        if track.kind in _WORK:
+            order = np.lexsort((line, -done, begun))
+            place, begun, done = place[order], begun[order], done[order]
+            line = lanes(begun, done)
+        part = np.stack([place, begun - begin, done - begun, line]).astype(np.int64)
+        parts.append(part[:, np.lexsort((part[1], part[3]))])
+        tracks.append(replace(track, first=first, count=len(place), depth=int(line.max()) + 1))
+        first += len(place)
     place, start, length, depth = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), dtype=np.int64)
     whole = timeline.rows.iloc[place].reset_index(drop=True)
     whole = whole.assign(start=start, duration=length, depth=depth.astype(whole["depth"].dtype))
     whole = whole.assign(launch=NONE, forward=NONE)
     curves = tuple(_cut(curve, begin, begin + shown) for curve in timeline.memory)
-    seen = replace(timeline, tracks=tuple(tracks), rows=whole, memory=curves)
-    facts = [_facts(seen, track, shown) for track in tracks]
+    part_of = replace(timeline, tracks=tuple(tracks), rows=whole, memory=curves)
+    facts = [_facts(part_of, track, shown) for track in tracks]
     table = pd.DataFrame(facts, columns=list(_COLUMNS), dtype="object")  # a missing layer stays one beside texts
-    return StepTimeline(timeline.names[int(chosen["name"])], duration, shown, seen, table.astype(_COLUMNS))
+    return StepTimeline(timeline.names[int(chosen["name"])], duration, shown, part_of, table.astype(_COLUMNS))
 
 
 _COLUMNS = {
@@ -87,53 +101,15 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-class _Rows:
-    """A timeline's rows, column by column: a trace may have thousands of tracks of a few rows each."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        rows = timeline.rows
-        self._start, self._depth = rows["start"].to_numpy(), rows["depth"].to_numpy()
-        self._end = self._start + rows["duration"].to_numpy()
-        self._launch = rows["launch"].to_numpy()
-        marks = np.array([name.startswith(_MARKS) for name in timeline.names] + [False], dtype=bool)
-        marked = marks[rows["name"].to_numpy()]
-        category = rows["category"].to_numpy()
-        self._work = {
-            kind: np.array([name in words for name in timeline.categories] + [False], dtype=bool)[category] & ~marked
-            for kind, words in _WORK.items()
-        }
-
-    def launched(self, track: Track, begin: int, end: int) -> Bools:
-        """Which work of a stream was launched in the step."""
-        own = _own(track)
-        launch = self._launch[own]
-        at = self._start[launch]
-        return np.asarray((launch != NONE) & (at >= begin) & (at < end) & self._work[track.kind][own])
-
-    def latest(self, track: Track, chosen: Bools) -> int:
-        """When the last of the chosen rows of a track ends; 0 if there are none."""
-        return int(self._end[_own(track)][chosen].max(initial=0))
-
-    def during(self, track: Track, begin: int, end: int, launched: Bools | None, last: int) -> Ints:
-        """Place, start, duration and depth of each visible row of a track, cut to the step, by depth and start."""
-        own = _own(track)
-        chosen = (self._start[own] < end) & (self._end[own] > begin)
-        if track.kind in _WORK:
-            chosen &= self._work[track.kind][own]
-        place = track.first + np.flatnonzero(chosen if launched is None else chosen | launched)
-        start = np.maximum(self._start[place], begin)
-        finish = np.maximum(np.minimum(self._end[place], end if launched is None else last), start)
-        depth = self._depth[place]
-        if track.kind in _WORK:
-            order = np.lexsort((depth, -finish, start))
-            place, start, finish = place[order], start[order], finish[order]
-            depth = lanes(start, finish)
-        shown = np.stack([place, start - begin, finish - start, depth]).astype(np.int64)
-        return shown[:, np.lexsort((shown[1], shown[3]))]
-
-
-def _own(track: Track) -> slice:
-    return slice(track.first, track.first + track.count)
+def _track_kinds_and_seen(timeline: Timeline) -> tuple[npt.NDArray[np.str_], Bools]:
+    """The kind of each row's track, and whether the row can be shown: on threads and streams only work is."""
+    kind = np.repeat([track.kind for track in timeline.tracks], [track.count for track in timeline.tracks])
+    marks = np.array([name.startswith(_MARKS) for name in timeline.names] + [False])[timeline.rows["name"].to_numpy()]
+    seen = (kind == "phases") | (kind == "layers")
+    for one, words in _WORK.items():
+        of_words = np.array([name in words for name in timeline.categories] + [False])
+        seen |= (kind == one) & of_words[timeline.rows["category"].to_numpy()] & ~marks
+    return kind, seen
 
 
 def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:

@@ -12,13 +12,13 @@ import numpy as np
 
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.phases import phase_stretches
+from perfnb.attribution.tables import phase_stretches
 from perfnb.memory.allocations import Watched
 from perfnb.memory.from_trace import memory_of_trace
 from perfnb.memory.table import memory_table
-from perfnb.recording.labels import of_labels
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
+from perfnb.recording.text import of_labels
 from perfnb.trace_names import OWN_PREFIX
 
 _AS_RECORDED = "from the trace"
@@ -72,11 +72,10 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
     counted, traced = _ops(watched.recording, watched.attribution), _ops(recording, attribution)
-    window = (watched.begin, watched.end)
     placed = []
-    for begin, end in zip(steps["start"].tolist(), steps["end"].tolist(), strict=True):
-        places = _by_op(counted, traced, window, (begin, end))
-        placed.append(places or _by_phase(watched.attribution, attribution, window, (begin, end)))
+    for step in zip(steps["start"].tolist(), steps["end"].tolist(), strict=True):
+        known, meant, note = _matching(watched, attribution, counted, traced, step)
+        placed.append((_increasing(known, (watched.begin, watched.end)), _increasing(meant, step), note))
     note = max({note for *_, note in placed}, key=(_BY_OP, _BY_PHASE, _STRETCHED).index)
     curves = []
     for device, line in memory_table(watched).groupby("device", observed=True, sort=True):
@@ -94,30 +93,25 @@ def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
     ]
 
 
-def _by_op(counted: _Ops, traced: _Ops, window: _Window, step: _Window) -> tuple[Ints, Ints, str] | None:
-    """Moments of the counted step and the matching ones of a traced step, if the same ops ran."""
+def _matching(
+    watched: Watched, attribution: Attribution, counted: _Ops, traced: _Ops, step: _Window
+) -> tuple[Ints, Ints, str]:
+    """Moments of the counted step, the matching ones of a traced step, and how they were matched."""
+    window = (watched.begin, watched.end)
     for everywhere in (True, False):
         (names, known), (others, meant) = counted.between(*window, everywhere), traced.between(*step, everywhere)
         if len(names) and len(names) == len(others) and (names == others).all():
-            return *_ordered(known, meant, window, step), _BY_OP
-    return None
-
-
-def _by_phase(counted: Attribution, traced: Attribution, window: _Window, step: _Window) -> tuple[Ints, Ints, str]:
-    """Like `_by_op`, at the starts of phases if both steps have the same; else only at the ends of the step."""
-    ours, theirs = phase_stretches(counted, *window), phase_stretches(traced, *step)
+            return known, meant, _BY_OP
+    ours, theirs = phase_stretches(watched.attribution, *window), phase_stretches(attribution, *step)
     if [name for name, *_ in ours] == [name for name, *_ in theirs]:
         known, meant = (np.array([start for _, start, _ in one], dtype=np.int64) for one in (ours, theirs))
-        return *_ordered(known, meant, window, step), _BY_PHASE
-    none = np.array([], dtype=np.int64)
-    return *_ordered(none, none, window, step), _STRETCHED
+        return known, meant, _BY_PHASE
+    return np.array([], dtype=np.int64), np.array([], dtype=np.int64), _STRETCHED
 
 
-def _ordered(known: Ints, meant: Ints, window: _Window, step: _Window) -> tuple[Ints, Ints]:
-    """The moments between start and end of both steps, made to increase in both."""
-    of_counted = np.concatenate([window[:1], known, window[1:]])
-    of_traced = np.concatenate([step[:1], meant, step[1:]])
-    return np.maximum.accumulate(of_counted), np.maximum.accumulate(of_traced)
+def _increasing(moments: Ints, window: _Window) -> Ints:
+    """The moments between start and end of a step, made to increase."""
+    return np.maximum.accumulate(np.concatenate([window[:1], moments, window[1:]]))
 
 
 def _ops(recording: Recording, attribution: Attribution) -> _Ops:

@@ -1,16 +1,16 @@
-"""The timeline: intervals on tracks, and how its rows are put together."""
+"""The timeline: intervals on tracks, how its rows are put together, and how events too short to see are merged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution
-from perfnb.attribution.ops import owner_names
-from perfnb.recording.nesting import NONE, Ints
+from perfnb.attribution.attribution import Attribution, owner_names
+from perfnb.memory.table import fullest
+from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, SPECIAL_ROWS
 from perfnb.timeline.memory import MemoryCurve
@@ -197,3 +197,107 @@ def layers_of(recording: Recording, attribution: Attribution) -> Ints:
 def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The rows of all tracks, one after the other."""
     return pd.concat(tables, ignore_index=True) if tables else rows_of(np.array([], dtype=np.int64), np.array([], int))
+
+
+#: Category of merged events.
+JOINED = "joined"
+#: Most points of a memory curve.
+_MOMENTS = 4000
+
+
+def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
+    """Merge neighbouring events shorter than `shortest_ns` into one block.
+
+    Neighbours are on one line of a track with less than `shortest_ns` between them. A block is called ``12 short
+    events``, has the category ``joined``, and the kind that takes most of its time, or ``other``. Short events without
+    neighbours stay.
+    """
+    joined_rows, first = _joins(timeline, shortest_ns)
+    rows, blocks = timeline.rows, joined_rows[first]
+    columns = {name: rows[name].to_numpy().copy() for name in rows.columns}
+    start, duration = columns["start"], columns["duration"]
+    count = np.diff(np.append(first, len(joined_rows)))
+    columns["kind"][blocks] = _kinds(columns["kind"][joined_rows], duration[joined_rows], count)
+    duration[blocks] = np.maximum.reduceat((start + duration)[joined_rows], first) - start[blocks]
+    numbers, place = np.unique(count, return_inverse=True)
+    columns["name"][blocks] = len(timeline.names) + place
+    columns["category"][blocks] = len(timeline.categories)
+    for name in ("layer", "launch", "forward", "detail", "event"):
+        columns[name][blocks] = NONE
+    single = np.ones(len(rows), dtype=bool)
+    single[joined_rows] = False
+    kept = single.copy()
+    kept[blocks] = True
+    place = np.append(np.where(single, np.cumsum(kept) - 1, NONE), NONE)
+    for name in ("launch", "forward"):
+        columns[name] = place[columns[name]]
+    return replace(
+        timeline,
+        tracks=_tracks(timeline.tracks, kept),
+        rows=pd.DataFrame({name: values[kept] for name, values in columns.items()}),
+        names=(*timeline.names, *(f"{number:,} short events" for number in numbers.tolist())),
+        categories=(*timeline.categories, JOINED),
+        memory=tuple(map(_thinned, timeline.memory)),
+    )
+
+
+def longest_of(timeline: Timeline, events: int) -> Timeline:
+    """The timeline with at most this many events, the longest, and without texts that none of them uses."""
+    rows = timeline.rows
+    order = np.argsort(-rows["duration"].to_numpy(), kind="stable")
+    kept = np.zeros(len(rows), dtype=bool)
+    kept[order[: max(events, 0)]] = True
+    place = np.append(np.where(kept, np.cumsum(kept) - 1, NONE), NONE)
+    links = {name: place[rows[name].to_numpy()][kept] for name in ("launch", "forward")}
+    return replace(
+        timeline,
+        tracks=tuple(track for track in _tracks(timeline.tracks, kept) if track.count),
+        rows=rows[kept].reset_index(drop=True).assign(**links),
+        memory=tuple(map(_thinned, timeline.memory)),
+    )
+
+
+def size_of_coarser(timeline: Timeline, shortest_ns: int) -> int:
+    """Number of rows that `coarser` would return."""
+    joined_rows, first = _joins(timeline, shortest_ns)
+    return len(timeline) - len(joined_rows) + len(first)
+
+
+def _joins(timeline: Timeline, shortest_ns: int) -> tuple[Ints, Ints]:
+    """Rows that are merged, in order, and where each group of them starts."""
+    rows = timeline.rows
+    start, duration, depth = (rows[name].to_numpy() for name in ("start", "duration", "depth"))
+    track = np.repeat(np.arange(len(timeline.tracks)), [track.count for track in timeline.tracks])
+    short = np.flatnonzero(duration < shortest_ns)
+    if len(short) == 0:
+        return short, short
+    # A longer event between two of them separates them.
+    neighbours = (np.diff(short) == 1) & (np.diff(track[short]) == 0) & (np.diff(depth[short]) == 0)
+    near = start[short[1:]] - (start + duration)[short[:-1]] < shortest_ns
+    first = np.flatnonzero(np.concatenate([[True], ~(neighbours & near)]))
+    count = np.diff(np.append(first, len(short)))
+    several = np.repeat(count > 1, count)
+    sizes = count[count > 1]
+    return short[several], np.cumsum(sizes) - sizes
+
+
+def _kinds(kind: Ints, weight: Ints, count: Ints) -> Ints:
+    """The kind with more than half of the time of each group."""
+    series = np.repeat(np.arange(len(count)), count)
+    time = np.bincount(series * len(KINDS) + kind, weights=weight + 1.0, minlength=len(count) * len(KINDS))
+    table = time.reshape(len(count), len(KINDS))
+    return np.where(table.max(axis=1) > table.sum(axis=1) / 2, table.argmax(axis=1), OTHER)
+
+
+def _tracks(tracks: tuple[Track, ...], kept: Bools) -> tuple[Track, ...]:
+    before = np.concatenate([[0], np.cumsum(kept)])
+    ends = [(int(before[track.first]), int(before[track.first + track.count])) for track in tracks]
+    return tuple(replace(track, first=a, count=b - a) for track, (a, b) in zip(tracks, ends, strict=True))
+
+
+def _thinned(curve: MemoryCurve) -> MemoryCurve:
+    """The curve with the maximum of each time bin, its first and its last value."""
+    if len(curve.bytes) <= _MOMENTS:
+        return curve
+    rows = fullest(curve.times_ns, curve.bytes, _MOMENTS)
+    return replace(curve, times_ns=curve.times_ns[rows], bytes=curve.bytes[rows])

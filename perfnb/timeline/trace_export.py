@@ -10,15 +10,15 @@ import pandas as pd
 
 from perfnb.attribution.device_work import column, text
 from perfnb.attribution.events import all_events
+from perfnb.recording.from_trace import KEY, layers_written
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW
-from perfnb.recording.trace_layers import KEY, layers_written
 from perfnb.timeline.timeline import OF_EVENTS, Timeline, Track
 from perfnb.trace import chrome_writer as writer
-from perfnb.trace.chrome_columns import DERIVED, INSTANT, MEMORY
 from perfnb.trace.chrome_json import OWN_NAME
 from perfnb.trace.chrome_writer import Column, Flow, Json, Labels
+from perfnb.trace.kineto import DERIVED, INSTANT, MEMORY
 from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, number_behind
 
 #: Names of numeric columns in a trace.
@@ -101,16 +101,15 @@ def _own_spans(events: pd.DataFrame) -> Any:
 def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> Iterator[str]:
     start = column(events, "start_ns")
     order = np.argsort(start, kind="stable")
-    args: dict[str, Column] = {}
-    for name, key in _ARGUMENTS.items():
-        args[key] = column(events, name)[order]
+    args: dict[str, Column] = {key: column(events, name)[order] for name, key in _ARGUMENTS.items()}
     for name, key in _TEXTS.items():
         if name in events:
             value, texts = text(events, name)
             args[key] = (Json if name == "shapes" else Labels)(list(map(str, texts)), value[order])
-    args |= _found_out(timeline, len(events), order)
+    found = _found_out(timeline, len(events), order)
+    args |= found
     names, (codes, labels) = _names_of(events), text(events, "category")
-    shown = _readable(names, recording, events, timeline, args["layer"], order)
+    shown = _readable(names, recording, events, found["layer"], order)
     own = np.where(shown.codes < len(names.texts), NONE, names.codes)
     args[OWN_NAME] = Labels(names.texts, own[order])
     yield from writer.slices(
@@ -134,9 +133,7 @@ def _names_of(events: pd.DataFrame) -> Labels:
     return Labels([*map(str, labels), *(f"{LAYER_SPAN}{number}" for number in numbers.tolist())], codes)
 
 
-def _readable(
-    names: Labels, recording: Recording, events: pd.DataFrame, timeline: Timeline, layer: Column, order: Ints
-) -> Labels:
+def _readable(names: Labels, recording: Recording, events: pd.DataFrame, layer: Labels, order: Ints) -> Labels:
     """Names with perfnb's own marks replaced by what they mark; replacements are added at the end."""
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
@@ -145,19 +142,16 @@ def _readable(
         if step != NONE or name == DATA_SPAN:
             texts.append(f"step {step}" if step != NONE else "data")
             codes[of_ops & (names.codes == code)] = len(texts) - 1
-    if isinstance(layer, Labels):
-        owner = np.full(len(codes), NONE, dtype=np.int64)
-        owner[order] = layer.codes
-        spans = _own_spans(events)
-        loss = recording.spans["loss"].reindex(column(events, "span"), fill_value=False).to_numpy(dtype=bool)
-        owner = np.where((owner == NONE) & loss, len(layer.texts), owner)
-        spans &= owner != NONE
-        codes[spans] = len(texts) + owner[spans]
-        texts += [*layer.texts, LOSS_ROW]
-    return Labels(texts, codes)
+    owner = np.full(len(codes), NONE, dtype=np.int64)
+    owner[order] = layer.codes
+    loss = recording.spans["loss"].reindex(column(events, "span"), fill_value=False).to_numpy(dtype=bool)
+    owner = np.where((owner == NONE) & loss, len(layer.texts), owner)
+    spans = _own_spans(events) & (owner != NONE)
+    codes[spans] = len(texts) + owner[spans]
+    return Labels([*texts, *layer.texts, LOSS_ROW], codes)
 
 
-def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Column]:
+def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Labels]:
     """Layer, phase and step of each event."""
     of_events = [track.kind in OF_EVENTS for track in timeline.tracks]
     rows = timeline.rows[np.repeat(of_events, [track.count for track in timeline.tracks])]

@@ -61,7 +61,7 @@ def slices(
             _ids("tid", thread[part], None),
             _microseconds(start_ns[part]),
             _microseconds(duration_ns[part]),
-            _arguments(args, part),
+            _arguments(args, part, len(start_ns[part])),
             strict=True,
         )
         yield ",\n".join(
@@ -76,9 +76,8 @@ def instants(name: str, category: str, places: Flow, args: Mapping[str, Column])
     for first in range(0, len(places.time_ns), _CHUNK):
         part = slice(first, first + _CHUNK)
         process, thread, times = (values[part] for values in places)
-        fields = zip(
-            _ids("pid", process), _ids("tid", thread), _microseconds(times), _arguments(args, part), strict=True
-        )
+        told = _arguments(args, part, len(times))
+        fields = zip(_ids("pid", process), _ids("tid", thread), _microseconds(times), told, strict=True)
         yield ",\n".join(f'{{"ph":"i","s":"t",{words},{pid}{tid}"ts":{ts}{rest}}}' for pid, tid, ts, rest in fields)
 
 
@@ -145,25 +144,20 @@ def _metadata(kind: str, process: int, thread: int | None, **args: Any) -> str:
     return msgspec.json.encode({"ph": "M", "name": kind, **place, "args": args}).decode()
 
 
-def _arguments(args: Mapping[str, Column], part: slice) -> list[str]:
-    size = len(range(*part.indices(max([0, *(len(_codes(column)) for column in args.values())]))))
+def _arguments(args: Mapping[str, Column], part: slice, count: int) -> list[str]:
     columns = []
     for name, column in args.items():
         key = _text(name)
         if not isinstance(column, np.ndarray):
             columns.append([f"{key}:{text}" if text else "" for text in _written(column, part)])
-        elif (values := column[part]).max(initial=MISSING) != MISSING or values.min(initial=MISSING) != MISSING:
+        elif ((values := column[part]) != MISSING).any():
             columns.append([f"{key}:{value}" if value != MISSING else "" for value in values.tolist()])
     columns = [column for column in columns if any(column)]
     if not columns:
-        return [""] * size
+        return [""] * count
     return [
         f',"args":{{{text}}}' if (text := ",".join(filter(None, row))) else "" for row in zip(*columns, strict=True)
     ]
-
-
-def _codes(column: Column) -> Ints:
-    return column if isinstance(column, np.ndarray) else column.codes
 
 
 def _written(column: Labels | Json, part: slice) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,22 +12,6 @@ import numpy.typing as npt
 MISSING = -1
 
 Ints = npt.NDArray[np.int64]
-
-
-def plain_ints(values: Sequence[Any]) -> Ints | None:
-    """Return the values as an array, ``None`` unless each is an int that fits: far faster than checking each."""
-    try:
-        return np.frombuffer(struct.pack(f"{len(values)}q", *values), dtype=np.int64)
-    except struct.error:
-        return None
-
-
-def plain_floats(values: Sequence[Any]) -> npt.NDArray[np.float64] | None:
-    """As `plain_ints`, for floats and ints."""
-    try:
-        return np.frombuffer(struct.pack(f"{len(values)}d", *values), dtype=np.float64)
-    except (struct.error, OverflowError):
-        return None
 
 
 @dataclass(frozen=True)

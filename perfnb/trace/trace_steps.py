@@ -1,15 +1,34 @@
-"""The steps that a trace marks, and the events that belong to them."""
+"""The steps that a trace marks, the events that belong to them, and limits that no trace of a real run exceeds.
+
+A report gives each thread, stream, device, step and level a row, so a small file with millions of them would keep it
+busy for hours or fill the memory. `perfnb.trace.trace_file.Limits` bounds what reading a file takes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
+from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
 from perfnb.trace_names import BACKWARD_NODE, CALLS, DEVICE_EVENTS, HOST_EVENTS, STEP_MARKS, number_behind
 
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+MOST_THREADS = 2_000
+MOST_STREAMS = 2_000
+MOST_DEVICES = 256
+MOST_STEPS = 5_000
+#: Steps times devices: each pair has a row in the GPU tables.
+MOST_STEPS_OF_DEVICES = 20_000
+#: Events on one thread inside each other: Python itself allows about 1,000 calls.
+MOST_NESTED = 2_000
+#: Layers inside each other, and letters in the names of all layers: each name repeats those around it.
+MOST_LAYERS_NESTED = 500
+MOST_LETTERS = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -98,7 +117,7 @@ def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
 
 
 def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceSteps:
-    which, threads = _threads(trace, rows)
+    which, threads = _numbered(trace.process[rows], trace.thread[rows])
     count = np.bincount(which)
     process, thread = threads[:, int(count.argmax())].tolist()
     chosen, numbers = rows[which == count.argmax()], numbers[which == count.argmax()]
@@ -130,7 +149,7 @@ def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
     """Return the thread with the most events outside the nodes of a backward pass."""
     is_node = np.array([name.startswith(BACKWARD_NODE) for name in trace.names], dtype=bool)[trace.name[host]]
     start, end = trace.start_ns[host], trace.start_ns[host] + trace.duration_ns[host]
-    which, threads = _threads(trace, host)
+    which, threads = _numbered(trace.process[host], trace.thread[host])
     most = (-1, 0)
     for code in range(threads.shape[1]):
         mine = which == code
@@ -144,9 +163,59 @@ def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
     return process, thread
 
 
-def _threads(trace: TraceColumns, rows: Ints) -> tuple[Ints, Ints]:
-    """Number the thread of each of the rows, and return the process and thread of each number."""
-    processes, process = np.unique(trace.process[rows], return_inverse=True)
-    threads, thread = np.unique(trace.thread[rows], return_inverse=True)
-    pairs, which = np.unique(process * len(threads) + thread, return_inverse=True)
-    return which, np.stack([processes[pairs // len(threads)], threads[pairs % len(threads)]])
+def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
+    """Refuse a trace that has more of something than a real run.
+
+    Raises
+    ------
+    TraceError
+        With what there is too much of; the message names `source`.
+    """
+    on_device = is_in(trace, DEVICE_EVENTS)
+    host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
+    thread, threads = _numbered(trace.process[host], trace.thread[host])
+    _, streams = _numbered(trace.device[device], trace.stream[device])
+    _, owners = _numbered(trace.memory.device_type, trace.memory.device)
+    working = len(np.unique(trace.device[device]))
+    steps = len(steps_of(trace).starts)
+    for count, most, what in (
+        (threads.shape[1], MOST_THREADS, "threads"),
+        (streams.shape[1], MOST_STREAMS, "streams of devices"),
+        (max(working, owners.shape[1]), MOST_DEVICES, "devices"),
+        (steps, MOST_STEPS, "steps"),
+        (steps * working, MOST_STEPS_OF_DEVICES, "steps of devices"),
+        (_deepest(thread, trace.start_ns[host], trace.duration_ns[host]), MOST_NESTED, "events inside each other"),
+    ):
+        if count > most:
+            raise TraceError(_odd(source, f"{count:,} {what}", most))
+
+
+def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
+    """Refuse layers nested too deeply, or whose names have too many letters in all; as `refuse_odd_trace`."""
+    levels = max(depth, default=-1) + 1
+    if levels > MOST_LAYERS_NESTED:
+        raise TraceError(_odd(source, f"{levels:,} layers inside each other", MOST_LAYERS_NESTED))
+    if letters > MOST_LETTERS:
+        raise TraceError(_odd(source, f"{letters:,} letters in the names of its layers", MOST_LETTERS))
+
+
+def _odd(source: str, what: str, most: int) -> str:
+    return f"{source} was not read: it has {what}, and perfnb shows at most {most:,}; record fewer steps, or split it."
+
+
+def _numbered(*keys: Ints) -> tuple[Ints, Ints]:
+    """Number each row's combination of keys, in their order, and return the keys of each number."""
+    table = pd.DataFrame(dict(enumerate(keys)))
+    codes = table.groupby(list(table)).ngroup().to_numpy().astype(np.int64)
+    first = np.unique(codes, return_index=True)[1]
+    return codes, np.stack([key[first] for key in keys])
+
+
+def _deepest(thread: Ints, start: Ints, duration: Ints) -> int:
+    """Return the most events that are open at once on a thread."""
+    # An end and a start at the same time do not overlap; an event without duration lasts a nanosecond here.
+    time = np.concatenate([start, start + np.maximum(duration, 1)])
+    opens = np.repeat([1, -1], len(start))
+    order = np.lexsort((opens, time, np.tile(thread, 2)))
+    # A thread closes what it opens, so the sum is 0 where the next thread starts.
+    return int(np.cumsum(opens[order]).max(initial=0))

@@ -1,20 +1,6 @@
-// What charts share: SVG elements, patterns, ticks, a holder that redraws when its width changes.
-import { figure, freshId, h } from "./dom.js";
+// What charts share: patterns, ticks, a holder that redraws when its width changes.
+import { drawn, figure, freshId, h } from "./dom.js";
 import { duration, share, significant } from "./format.js";
-
-const SVG_SPACE = "http://www.w3.org/2000/svg";
-
-// h() for SVG: names reach the picture only as text nodes and attributes.
-export function drawn(tag, props, ...children) {
-  const node = document.createElementNS(SVG_SPACE, tag);
-  for (const [key, value] of Object.entries(props ?? {})) {
-    if (value == null || value === false) continue;
-    if (typeof value === "function") node.addEventListener(key, value);
-    else node.setAttribute(key, value);
-  }
-  node.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
-  return node;
-}
 
 // The style sheet's patterns as fills: [side of the tile, strokes, stroke width, light or dark].
 const STROKES = {
@@ -61,19 +47,27 @@ export function roundSize(value, most) {
   return value ? `${significant(value / 1024 ** power, true)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0";
 }
 
-// Ticks from 10^low to 10^high: [value, is it labelled?].
-export function logTicks(low, high) {
+// Ticks from 10^low to 10^high: [value, its words, or false if it has no label].
+export function logTicks(low, high, words) {
   const wide = high - low > 7 ? 2 : 1;
   const ticks = [];
   for (let power = Math.floor(low); power <= high; power += 1) {
     for (const factor of high - low < 5 ? [1, 2, 5] : [1]) {
       const value = factor * 10 ** power;
-      const text = factor === 1 ? power % wide === 0 : high - low < 1.6;
-      if (Math.log10(value) >= low && Math.log10(value) <= high) ticks.push([value, text]);
+      const labelled = factor === 1 ? power % wide === 0 : high - low < 1.6;
+      if (Math.log10(value) >= low && Math.log10(value) <= high) ticks.push([value, labelled && words(value)]);
     }
   }
   return ticks;
 }
+
+// Rules of a grid with their labels, for ticks [value, text]: upright ones at x, or level ones at y.
+export const uprightRules = (ticks, x, [top, bottom], low = 17) => ticks.map(([value, text]) => [
+  drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: x(value), x2: x(value), y1: top, y2: bottom }),
+  text && drawn("text", { x: x(value), y: bottom + low, "text-anchor": "middle" }, text)]);
+export const levelRules = (ticks, y, [left, right]) => ticks.map(([value, text]) => [
+  drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: left, x2: right, y1: y(value), y2: y(value) }),
+  text && drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, text)]);
 
 export const roundNumber = (text) => text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
 

@@ -5,21 +5,44 @@ const UNITS = "(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MH
 const INSIDE = new RegExp(`(?<=\\d) (?=${UNITS})|(?<=\\d,) (?=[−-]?\\d[\\d.,]*\\])`, "g");
 const unbroken = (text) => text.replace(INSIDE, "\u00a0");
 
-// The only place that creates elements. Names reach the page as text nodes and attributes, never as markup.
-export function h(tag, props, ...children) {
-  const node = document.createElement(tag);
+// Elements are only created here. Names reach the page as text nodes and attributes, never as markup; null and false are
+// left out.
+function filled(node, props, children) {
   for (const [key, value] of Object.entries(props ?? {})) {
     if (value == null || value === false) continue;
     if (typeof value === "function") node.addEventListener(key, value);
     else if (key === "style") node.style.cssText = value;
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child != null).map((child) => (typeof child === "string" ? unbroken(child) : child)));
+  node.append(...children.filter((child) => child != null && child !== false));
   return node;
 }
 
+export const h = (tag, props, ...children) => filled(document.createElement(tag), props, children.flat(Infinity).map((child) => (typeof child === "string" ? unbroken(child) : child)));
+
+// h() for SVG.
+export const drawn = (tag, props, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children.flat(Infinity));
+
 // The title of a view: what it shows, and the device or kind.
 export const titled = (name, about) => h("h2", { class: "pf-title" }, h("b", {}, name), h("span", { class: "pf-quiet" }, about));
+
+// An entry of a list of facts: a word, a figure, and more about it.
+export const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more && h("small", {}, more)));
+
+export const notesSection = (notes) => notes.length > 0 && h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, notes.map((note) => h("li", {}, note))));
+
+export const searchInput = (words) => h("input", { type: "search", placeholder: words, "aria-label": words, spellcheck: "false", autocomplete: "off" });
+
+// A button that shows all of a list, or only its first entries again.
+export function moreButton(all, few, show) {
+  const button = h("button", { type: "button", class: "pf-link", "aria-expanded": "false", click: () => {
+    const open = button.getAttribute("aria-expanded") === "false";
+    button.setAttribute("aria-expanded", String(open));
+    button.textContent = open ? few : all;
+    show(open);
+  } }, all);
+  return button;
+}
 
 // The head of a column; an empty one is not a header cell.
 export const columnHead = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));

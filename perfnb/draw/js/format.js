@@ -2,6 +2,8 @@
 export const UNKNOWN = "n/a";
 export const NOT_MEASURED = "not measured in this run, or not applicable to this row";
 
+export const grouped = (number) => number.toLocaleString("en-US");
+
 export function significant(value, trim = false) {
   if (value == null || !Number.isFinite(value)) return UNKNOWN;
   const number = Number(value.toPrecision(3));
@@ -41,19 +43,12 @@ function scaled(value, base, units) {
 
 const DECIMAL = ["", "k", "M", "G", "T", "P", "E"];
 
-export function count(value) {
-  return value == null ? UNKNOWN : scaled(value, 1000, DECIMAL).join(" ").trimEnd();
-}
-
-export function flopCount(value) {
-  if (value == null) return UNKNOWN;
-  const [number, prefix] = scaled(value, 1000, DECIMAL);
-  return `${number} ${prefix}FLOP`;
-}
-
-export function byteSize(value) {
-  return value == null ? UNKNOWN : scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]).join(" ");
-}
+export const count = (value) => (value == null ? UNKNOWN : scaled(value, 1000, DECIMAL).join(" ").trimEnd());
+export const byteSize = (value) => (value == null ? UNKNOWN : scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]).join(" "));
+export const flopCount = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}FLOP`);
+export const flopRate = (value) => (value == null ? UNKNOWN : `${flopCount(value)}/s`);
+export const byteRate = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}B/s`);
+export const intensityWords = (value) => (value == null ? UNKNOWN : `${significant(value)} FLOP/B`);
 
 export function rate(value, thing) {
   if (value == null) return UNKNOWN;
@@ -71,10 +66,6 @@ export function share(fraction) {
   const tenths = Math.round(percent * 10) / 10;
   return Math.abs(tenths) < 10 ? `${tenths.toFixed(1)} %` : `${significant(Math.round(percent), true)} %`;
 }
-
-export const flopRate = (value) => (value == null ? UNKNOWN : `${flopCount(value)}/s`);
-export const byteRate = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}B/s`);
-export const intensityWords = (value) => (value == null ? UNKNOWN : `${significant(value)} FLOP/B`);
 
 // Seconds since the start as a clock shows them: "0:42", "1:02:03".
 export function clock(seconds, decimals = 0) {

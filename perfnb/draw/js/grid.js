@@ -1,5 +1,7 @@
-// A table of many rows, flat or nested: sorts, filters, opens and closes, draws only visible rows.
-import { h } from "./dom.js";
+// Tables: one of many rows, flat or nested, that sorts, filters, opens and closes, and draws only visible rows; its
+// columns, search and details; a small one of figures.
+import { columnHead, figure, h, marked, searchInput } from "./dom.js";
+import { grouped } from "./format.js";
 
 const ROW_HEIGHT = 26;
 const DRAW_ALL_BELOW = 300;
@@ -94,21 +96,15 @@ export class Grid {
     this.filter = null;
     let matches = this.size;
     if (this.query) {
-      const found = this.rows.parent.map((_, i) => this.rows.words(i, this.query).toLowerCase().includes(this.query));
-      const keep = found.slice();
+      const { parent, words } = this.rows;
+      const found = parent.map((_, i) => words(i, this.query).toLowerCase().includes(this.query));
       const open = new Set();
-      for (let i = this.size - 1; i >= 0; i -= 1) {
-        const parent = this.rows.parent[i];
-        if (keep[i] && parent >= 0) {
-          keep[parent] = true;
-          open.add(parent);
-        }
-      }
-      const within = [];
-      this.rows.parent.forEach((parent, i) => {
-        within.push(parent >= 0 && (found[parent] || within[parent]));
-        keep[i] ||= within[i];
+      found.forEach((hit, i) => {
+        for (let up = hit ? parent[i] : -1; up >= 0 && !open.has(up); up = parent[up]) open.add(up);
       });
+      const within = [];
+      for (const up of parent) within.push(up >= 0 && (found[up] || within[up]));
+      const keep = found.map((hit, i) => hit || within[i] || open.has(i));
       matches = found.filter(Boolean).length;
       this.filter = { found, keep, open };
     }
@@ -121,19 +117,19 @@ export class Grid {
     return this.filter ? this.filter.open : this.open;
   }
 
-  shownChildren(i) {
-    return this.filter ? this.children[i].filter((child) => this.filter.keep[child]) : this.children[i];
+  kept(rows) {
+    return this.filter ? rows.filter((i) => this.filter.keep[i]) : rows;
   }
 
   // Determines which rows are listed, in order, and draws them.
   update() {
     this.order = [];
-    const roots = this.filter ? this.roots.filter((i) => this.filter.keep[i]) : this.roots;
-    const stack = this.sorted(roots).slice().reverse();
+    const backwards = (siblings) => [...this.sorted(this.kept(siblings))].reverse();
+    const stack = backwards(this.roots);
     while (stack.length) {
       const i = stack.pop();
       this.order.push(i);
-      if (this.opened.has(i)) stack.push(...this.sorted(this.shownChildren(i)).slice().reverse());
+      if (this.opened.has(i)) stack.push(...backwards(this.children[i]));
     }
     this.place = new Map(this.order.map((i, at) => [i, at]));
     if (!this.place.has(this.current)) this.current = this.order[0] ?? -1;
@@ -161,7 +157,7 @@ export class Grid {
   }
 
   row(i, at) {
-    const inside = this.shownChildren(i).length > 0;
+    const inside = this.kept(this.children[i]).length > 0;
     const props = {
       role: "row", "aria-rowindex": at + 2, "data-row": i, tabindex: i === this.current ? 0 : -1,
       "aria-selected": String(i === this.selected), class: this.rowClass(i, at === 0 || this.order[at - 1]),
@@ -183,7 +179,7 @@ export class Grid {
   }
 
   toggle(i, open = !this.opened.has(i)) {
-    if (!this.shownChildren(i).length) return;
+    if (!this.kept(this.children[i]).length) return;
     if (open) this.opened.add(i);
     else this.opened.delete(i);
     this.update();
@@ -234,7 +230,7 @@ export class Grid {
     const at = this.place.get(this.current);
     if (at == null || event.altKey || event.ctrlKey || event.metaKey || !event.target.closest("tr[data-row]")) return;
     const i = this.current;
-    const isOpen = this.opened.has(i) && this.shownChildren(i).length > 0;
+    const isOpen = this.opened.has(i) && this.kept(this.children[i]).length > 0;
     const page = Math.max(1, Math.floor(this.element.clientHeight / ROW_HEIGHT) - 2);
     const last = this.order.length - 1;
     const moves = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last, PageDown: at + page, PageUp: at - page };
@@ -247,4 +243,64 @@ export class Grid {
     else return;
     event.preventDefault();
   }
+}
+
+// A column with one figure per row; none if the frame's column has no known value.
+export const figureColumn = (values, key, head, title, format, more) => values && {
+  key, head, title, width: 78, value: (i) => values[i], draw: (i) => figure(format(values[i])), ...more,
+};
+
+// A column of names, with what the search found marked.
+export const nameColumn = (key, head, title, name, more) => ({
+  key, head, title, text: true, value: (i) => name(i).toLowerCase(),
+  draw: (i, query) => h("span", { class: "pf-name", title: name(i) }, marked(name(i), query)), ...more,
+});
+
+// A grid with a search box that shows how many rows match, and a details panel beside or below it for the selected row.
+// Of the toolbar, `before` and `after` surround the box; `describe(i)` returns what the panel shows.
+export function searchGrid({ words, size, noun, before, after, describe, ...options }) {
+  const grid = new Grid({ ...options, onSelect: (i) => show(i) });
+  const status = h("span", { class: "pf-status", role: "status" });
+  const input = searchInput(words);
+  const search = () => {
+    const matches = grid.search(input.value);
+    status.textContent = input.value.trim() ? `${grouped(matches)} of ${grouped(size)} ${noun}` : "";
+  };
+  input.addEventListener("input", search);
+  const panel = h("aside", { class: "pf-details", "aria-label": "Details", hidden: true });
+  const close = () => {
+    panel.hidden = true;
+    const row = grid.selected;
+    grid.selected = -1;
+    grid.draw(true);
+    if (row >= 0) grid.go(row);
+  };
+  const show = (i) => {
+    const button = h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: close }, "×");
+    panel.replaceChildren(button, ...describe(i).filter(Boolean));
+    panel.hidden = false;
+    panel.scrollTop = 0;
+  };
+  panel.addEventListener("keydown", (event) => event.key === "Escape" && close());
+  const toolbar = h("div", { class: "pf-toolbar" }, before, h("span", { class: "pf-search" }, input, status), after);
+  // Selects a row, whatever the search hides.
+  const reveal = (i) => {
+    if (input.value) {
+      input.value = "";
+      search();
+    }
+    grid.go(i);
+    grid.select(i);
+  };
+  return { grid, reveal, element: h("div", { class: "pf-view" }, toolbar, h("div", { class: "pf-split" }, grid.element, panel)) };
+}
+
+// A small table of figures in the details panel.
+export function smallTable(label, heads, rows) {
+  const narrow = { Direction: 92, Calls: 50, "Self CPU": 74, GPU: 74, Kind: 112, Track: 150, Start: 78, Duration: 78, Events: 78, Busy: 78, Share: 66 };
+  const cell = (tag, content, i) => h(tag, { scope: tag === "th" ? (i ? "col" : "row") : null, class: i < heads.text ? "pf-text" : "" }, content);
+  return h("table", { class: "pf-small", "aria-label": label },
+    h("colgroup", {}, (heads.widths ?? heads.words.map((word) => narrow[word])).map((width) => h("col", { style: width ? `width:${width}px` : "" }))),
+    h("thead", {}, h("tr", {}, heads.words.map((word, i) => columnHead(word, i < heads.text)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((content, i) => cell(i ? "td" : "th", content, i))))));
 }

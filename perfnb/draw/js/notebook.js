@@ -1,7 +1,6 @@
 // How a view lives in a notebook's page.
 import { h } from "./dom.js";
 
-
 // Hides the static twin while the live report is there; it comes back when the report is removed.
 function hideTwin(id) {
   if (!/^[\w-]+$/.test(id)) return () => {};
@@ -34,3 +33,11 @@ export function settle(root, id, el) {
     showTwin();
   };
 }
+
+// A widget that shows what `view(data, model)` returns.
+export const widgetOf = (view) => ({
+  render({ model, el }) {
+    const data = JSON.parse(model.get("data"));
+    return settle(view(data, model), data.id, el);
+  },
+});

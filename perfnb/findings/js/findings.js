@@ -1,6 +1,6 @@
 // The verdict below the title, and the Findings tab.
 import { figure, h } from "../../draw/js/dom.js";
-import { UNKNOWN, byteSize, duration, share } from "../../draw/js/format.js";
+import { UNKNOWN, byteSize, duration, grouped, share } from "../../draw/js/format.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 
 function verdictLines(findings, showFindings) {
@@ -58,5 +58,5 @@ tabMakers.findings = ({ data, has, go }) => {
   const show = {};
   for (const [kind, tab] of [["layer", "layers"], ["op", "ops"], ["memory", "memory"]]) if (has(tab)) show[kind] = (at) => go(tab, at);
   const headline = verdictLines(data.findings, (place) => go("findings", place));
-  return { ...findingsTab(data.findings, show), headline, size: data.findings.rows.length.toLocaleString("en-US") };
+  return { ...findingsTab(data.findings, show), headline, size: grouped(data.findings.rows.length) };
 };

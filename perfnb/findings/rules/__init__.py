@@ -1,22 +1,17 @@
-"""All rules. A new one is written in its own module and listed here."""
+"""All rules. A new one is written in the module of its subject and listed here."""
 
 from __future__ import annotations
 
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Rule
-from perfnb.findings.rules.attention import unfused_attention
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
-from perfnb.findings.rules.collectives import exposed_communication
-from perfnb.findings.rules.copies import host_device_copies
-from perfnb.findings.rules.dispatch import dispatch_overhead, launch_overhead
-from perfnb.findings.rules.elementwise import elementwise_chains
-from perfnb.findings.rules.host import host_code, host_work, unexplained_idle
-from perfnb.findings.rules.input_pipeline import input_pipeline
+from perfnb.findings.rules.fusion import elementwise_chains, unfused_attention
+from perfnb.findings.rules.host import dispatch_overhead, host_code, host_work, launch_overhead, unexplained_idle
 from perfnb.findings.rules.memory import activation_memory, allocator, growth, recomputation
 from perfnb.findings.rules.optimizer import optimizer_loop
-from perfnb.findings.rules.pauses import garbage_collection, uneven_steps
 from perfnb.findings.rules.synchronisation import synchronisation
-from perfnb.findings.rules.threads import threads_and_cores
+from perfnb.findings.rules.timed import garbage_collection, input_pipeline, threads_and_cores, uneven_steps
+from perfnb.findings.rules.transfers import exposed_communication, host_device_copies
 
 RULES: tuple[Rule, ...] = (
     input_pipeline,

@@ -12,14 +12,13 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.device_work import SORTS
-from perfnb.findings.code import compiling
+from perfnb.findings.code import compiling, has_units
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
-from perfnb.findings.hardware import has_units
-from perfnb.findings.rules.attention import attention_layers
+from perfnb.findings.rules.fusion import attention_layers
 from perfnb.recording.nesting import Bools
-from perfnb.roofline.levels import COMPUTE, MEMORY
+from perfnb.roofline.levels import COMPUTE, MEMORY, Roofline
 
 _WORTH = 0.05
 #: Share of the step above which it is compute-bound, or memory-bound.
@@ -87,8 +86,7 @@ def work_under(
     needed = moved if bound == MEMORY else arithmetic
     # What was counted in one step may not have run in another.
     reaches = (ms > 0) & (needed >= least * ms)
-    needed, arithmetic = needed[reaches].clip(upper=ms[reaches]), arithmetic[reaches].clip(upper=ms[reaches])
-    ms = ms[reaches]
+    ms, needed, arithmetic = (each[reaches].clip(upper=ms[reaches]) for each in (ms, needed, arithmetic))
     heaviest = points["name"][ms.sort_values(ascending=False, kind="stable").index[:3]]
     if facts.gpu is not None and len(ms):
         # Their kernels may overlap: together they then take less, and so does what they need.
@@ -102,7 +100,7 @@ def work_under(
 def compute(facts: Facts) -> Iterator[Finding]:
     """Arithmetic near the roof, or far below what the units for it can do."""
     if facts.figures.roofline is None:
-        yield from _products_of_trace(facts)
+        yield from _products_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
     # Unfused attention is a finding of its own.
     work = work_under(facts, COMPUTE, _FAR, without=attention_layers(facts))
@@ -113,7 +111,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
         return  # the CPU was busy with other work, but not while the roof was measured
     doubt = _doubt(facts)
     layout = any(facts.kinds.get(name) == "Conv2d" for name in work.layers)
-    model = facts.variable(work.layers[0]) if work.layers else None
+    model = facts.variable(work.layers[0])
     yield Finding(
         "compute",
         f"Compute-bound layers take {facts.of_step(work.ms)} and reach {fmt.share(work.efficiency)} of the rate of "
@@ -136,7 +134,8 @@ def compute(facts: Facts) -> Iterator[Finding]:
 def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
     """How to compute products in lower precision, in words."""
     scaled = ", with torch.amp.GradScaler for the gradients" if dtype == "float16" else ""
-    return f'forward and loss under torch.autocast("{_device(facts)}", dtype=torch.{dtype}){scaled}'
+    device = "cuda" if facts.gpu is not None else "cpu"
+    return f'forward and loss under torch.autocast("{device}", dtype=torch.{dtype}){scaled}'
 
 
 def _pays(facts: Facts, now: str, lower: str) -> bool:
@@ -144,8 +143,7 @@ def _pays(facts: Facts, now: str, lower: str) -> bool:
     roofline = facts.figures.roofline
     if roofline is None or now in roofline.refuted or lower in roofline.refuted:
         return False
-    peaks = roofline.peaks
-    full, less = peaks.get(now), peaks.get(lower)
+    full, less = roofline.peaks.get(now), roofline.peaks.get(lower)
     return bool(full and less and less >= _FASTER * full)
 
 
@@ -157,11 +155,7 @@ def _doubt(facts: Facts) -> str:
     return f"Low confidence: other programs used {fmt.share(roofline.others)} of the CPUs while the roof was measured. "
 
 
-def _device(facts: Facts) -> str:
-    return "cuda" if facts.gpu is not None else "cpu"
-
-
-@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True)
+@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile")
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     """Layers of low arithmetic intensity that move bytes about as fast as the machine can.
 
@@ -169,10 +163,10 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     for memory and is judged by its chains.
     """
     if facts.figures.roofline is None:
-        yield from _moves_of_trace(facts)
+        yield from _moves_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
     if facts.gpu is None:
-        yield from _weights(facts)
+        yield from _weights(facts, facts.figures.roofline)
         return
     work = work_under(facts, MEMORY, _FAR, without=attention_layers(facts))
     bound = work.ms - work.arithmetic_ms
@@ -194,14 +188,16 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _weights(facts: Facts) -> Iterator[Finding]:
-    work = work_under(facts, MEMORY, _FAR, only=_reading_weights(facts))
+def _weights(facts: Facts, roofline: Roofline) -> Iterator[Finding]:
+    trains = bool((facts.attribution.cells["direction"] == "backward").any())
+    # Backward reads weights, too, and writes their gradient.
+    reading = _reading_weights(facts.recording.modules, roofline, times=3 if trains else 1)
+    work = work_under(facts, MEMORY, _FAR, only=reading)
     bound = work.ms - work.arithmetic_ms
     if facts.share(bound) < _MUCH:
         return
-    trains = bool((facts.attribution.cells["direction"] == "backward").any())
     halves = _pays(facts, "float32", "bfloat16") and not trains  # in bfloat16, small updates of weights are lost
-    model = facts.variable(work.layers[0]) if work.layers else None
+    model = facts.variable(work.layers[0])
     yield Finding(
         "memory bandwidth",
         f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "
@@ -219,16 +215,12 @@ def _weights(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _reading_weights(facts: Facts) -> list[str]:
-    """Layers whose traffic is mostly weights; backward reads them and writes their gradient."""
-    roofline, modules = facts.figures.roofline, facts.recording.modules
-    assert roofline is not None
+def _reading_weights(modules: pd.DataFrame, roofline: Roofline, times: int) -> list[str]:
+    """Layers whose traffic is mostly weights, read so many times."""
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)
     own = pd.Series((modules["parameter_bytes"] - inside).to_numpy(), index=modules["name"].to_numpy())
-    own = own[~own.index.duplicated()]
-    times = 3 if (facts.attribution.cells["direction"] == "backward").any() else 1
-    weights = times * points["name"].map(own).astype("Float64")
+    weights = times * points["name"].map(own[~own.index.duplicated()]).astype("Float64")
     return [str(name) for name in points["name"][(weights > _WEIGHTS * points["bytes"]).fillna(False)]]
 
 
@@ -247,12 +239,14 @@ def _precision_words(facts: Facts) -> tuple[str, str]:
     return f"Compute-bound in {now}", {"bfloat16": "bf16 autocast", "": "lower precision"}.get(lower, lower)
 
 
-@rule("low precision unused", "Compute-bound", "lower precision", words=_precision_words, ceiling=True)
+@rule(
+    "low precision unused", "Compute-bound", "lower precision", words=_precision_words, ceiling=True, remedy="autocast"
+)
 def low_precision(facts: Facts) -> Iterator[Finding]:
     """Products in float32 or float64 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
     if roofline is None:
-        yield from _float32_of_trace(facts)
+        yield from _float32_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
     if (pair := _dtypes(facts)) is None:
         return
@@ -261,7 +255,7 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
     if facts.share(bound) < _WORTH:
         return
     by_accident, doubt = now == "float64", _doubt(facts)
-    model = facts.variable(work.layers[0]) if work.layers else None
+    model = facts.variable(work.layers[0])
     yield Finding(
         "low precision unused",
         f"Products in {now} take {facts.of_step(work.ms)}. Large ones run "
@@ -291,13 +285,10 @@ def _heaviest(gpu: GpuFacts, chosen: Bools) -> tuple[Row, ...]:
     """The kernels with the most time."""
     runs = gpu.runs
     ns = pd.Series((runs.end - runs.start)[chosen]).groupby(np.asarray(runs.names, dtype=object)[chosen]).sum()
-    return tuple(Row("kernel", str(name)) for name in ns.sort_values(ascending=False, kind="stable").index[:3])
+    return rows("kernel", ns.sort_values(ascending=False, kind="stable").index[:3])
 
 
-def _products_of_trace(facts: Facts) -> Iterator[Finding]:
-    gpu = facts.gpu
-    if gpu is None:
-        return
+def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     products, _ = _kernels(gpu)
     ms, single = gpu.ran_ms(products), gpu.ran_ms(products & gpu.runs.named(_FLOAT32))
     if facts.share(ms) < _MOST:
@@ -335,16 +326,12 @@ def _products_of_trace(facts: Facts) -> Iterator[Finding]:
 
 def _lower_precision(facts: Facts) -> str:
     """How to multiply in lower precision on this GPU, in words; empty if it has no units for that."""
-    if has_units(facts.recording, "bfloat16") is not False:
-        known = has_units(facts.recording, "bfloat16") is True
-        return _autocast(facts) + ("" if known else " if the GPU has units for it")
+    if (has_them := has_units(facts.recording, "bfloat16")) is not False:
+        return _autocast(facts) + ("" if has_them else " if the GPU has units for it")
     return _autocast(facts, "float16") if has_units(facts.recording, "float16") else ""
 
 
-def _moves_of_trace(facts: Facts) -> Iterator[Finding]:
-    gpu = facts.gpu
-    if gpu is None:
-        return
+def _moves_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     _, others = _kernels(gpu)
     ms = gpu.ran_ms(others)
     if facts.share(ms) < _MUCH:
@@ -364,10 +351,7 @@ def _moves_of_trace(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _float32_of_trace(facts: Facts) -> Iterator[Finding]:
-    gpu = facts.gpu
-    if gpu is None:
-        return
+def _float32_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     single = _kernels(gpu)[0] & gpu.runs.named(_FLOAT32)
     ms, how = gpu.ran_ms(single), _lower_precision(facts)
     if facts.share(ms) < _MUCH or not how:

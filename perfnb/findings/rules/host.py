@@ -1,4 +1,4 @@
-"""The host as the bottleneck: code between torch's ops, other work that a GPU waits for, and unexplained idle time."""
+"""The host as the bottleneck: calls of many small ops or kernels, code between ops, other work; unexplained idling."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfnb import quantities as fmt
+from perfnb.attribution.events import longest_calls
 from perfnb.attribution.interval_sets import difference, union
-from perfnb.attribution.python_calls import longest_calls
+from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.findings.gpu_facts import GpuFacts
-from perfnb.findings.idle_time import LONG_NS
-from perfnb.findings.rules.elementwise import chains_of
+from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
+from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.synchronisation import after_reads_ms
-from perfnb.recording.labels import found
-from perfnb.recording.nesting import Bools
+from perfnb.recording.nesting import Bools, Floats
+from perfnb.recording.text import found
 
-_WORTH, _LEAST_MS = 0.1, 0.2
+#: Share of the step, and milliseconds of it, worth reporting.
+_WORTH, _WORTH_WORK, _LEAST_MS = 0.1, 0.05, 0.2
+#: Fewest small operators per step worth reporting.
+_FEWEST = 30
+#: What Python may take around a call, in lengths of a tiny op; a third of one is usual on a quiet machine.
+_AROUND = 2.0
+_PHASES = ("forward", "loss", "backward")
+#: Share of the work above which CUDA graphs launch it already.
+_GRAPHS = 0.5
 #: Nanoseconds of Python that calling an op or a layer costs anyway, and above which a stretch without ops is more.
 _USUAL_NS, _STRETCH_NS = 30_000, 200_000
 #: In forward and backward, freeing large memory between ops looks the same.
-_PHASES = ("loss", "other")
-_WORDS = {"loss": "around the loss", "other": "outside model, loss and optimizer"}
+_WHERE = {"loss": "around the loss", "other": "outside model, loss and optimizer"}
 #: Peak bytes above which freeing memory may take long.
 _LARGE = 256 * 2**20
 #: Functions that are named: at most this many, each with this share of the time; letters of a name.
 _MOST_NAMED, _NAMED, _LONGEST = 3, 0.1, 60
 _COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
-_WORTH_WORK, _WORTH_UNKNOWN = 0.05, 0.1
 _PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
 #: Share of the time above which one place where the host was seen takes most of it.
 _MAINLY = 0.5
@@ -38,6 +44,95 @@ _RECORDING_MORE = (
     "torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA], "
     "with_stack=True"
 )
+
+
+@rule("dispatch overhead", "Bound by dispatch overhead", "fewer and larger ops", remedy="compile")
+def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
+    """On the CPU: everything in forward and backward that is not work in longer operators."""
+    if facts.gpu is not None:
+        return
+    ops = facts.ops
+    outer = ops[ops["phase"].isin(_PHASES) & ops["outer"]]
+    small = outer[outer["whole_ns"] < facts.tiny_ns]
+    count = len(small) / facts.steps
+    if count < _FEWEST:
+        return
+    bound = _calling_ms(facts, small["whole_ns"].to_numpy())
+    if facts.share(bound) < _WORTH:
+        return
+    layers = facts.heaviest_layers(small)
+    modules = facts.recording.modules
+    note, code = compiling(facts, layers)
+    leaves = int((~modules.index.isin(modules["parent"])).sum())
+    among = f" (in {fmt.counted(leaves, 'layer')})" if leaves else ""  # a trace may know no layers
+    yield Finding(
+        "dispatch overhead",
+        f"{count:,.0f} of {len(outer) / facts.steps:,.0f} ops in forward and backward{among} are shorter than "
+        f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {facts.of_step(bound)}.",
+        bound,
+        f"Make each op do more: a larger batch, fewer and wider layers, or fusion with torch.compile.{note}",
+        code,
+        "low" if facts.busy else "medium",
+        "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
+        "work." + (" The CPU was busy with other work." if facts.busy else ""),
+        "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
+        rows("layer", layers) + rows("op", small.groupby("op", observed=True)["whole_ns"].sum().nlargest(2).index),
+    )
+
+
+def _calling_ms(facts: Facts, small_ns: Floats) -> float:
+    """Milliseconds per step in small ops and around all ops; no call counts for more than a call can cost.
+
+    Anything longer is not overhead: freeing memory, or other programs that had the core.
+    """
+    cells, outer = facts.attribution.cells, facts.ops[facts.ops["outer"]]
+    line = facts.lines[outer["block"].to_numpy()]
+    calls = np.bincount(line, minlength=len(cells)) + facts.blocks_inside + 1
+    here = cells["phase"].isin(_PHASES).to_numpy()
+    most = (1.0 if facts.busy else _AROUND) * facts.tiny_ns * calls[here]
+    # In time of a timed step: if other programs made threads wait, that is many times a traced one.
+    around, inside = facts.left_ns[here] * facts.scale, small_ns * facts.scale
+    return float(np.minimum(around, most).sum() + np.minimum(inside, facts.tiny_ns).sum()) / 1e6 / facts.steps
+
+
+@rule(
+    "launch overhead", "Bound by launch overhead (the GPU waits for the host)", "launching less often", remedy="compile"
+)
+def launch_overhead(facts: Facts) -> Iterator[Finding]:
+    """On a GPU: the time it waited for launches."""
+    gpu = facts.gpu
+    if gpu is None or facts.share(bound := gpu.idle_by["launches"]) < _WORTH:
+        return
+    mostly_idle = gpu.idle_share > 0.5
+    speed = ""
+    if gpu.call_us is not None and gpu.kernel_us is not None:
+        call, kernel = fmt.duration(gpu.call_us / 1e3), fmt.duration(gpu.kernel_us / 1e3)
+        speed = f" A launch takes {call} on the host, a kernel {kernel} (medians)."
+    short = "" if gpu.short_share is None else f", {fmt.share(gpu.short_share)} of them shorter than their launch"
+    lever, code = "Give the GPU more work per launch: a larger batch, or larger kernels.", ""
+    if gpu.graph_share < _GRAPHS:
+        note, code = compiling(facts, facts.heaviest_layers(facts.ops), "reduce-overhead")
+        lever = (
+            "Give the GPU more work per launch: a larger batch, fusion (torch.compile), or CUDA graphs, which launch a "
+            f"whole step at once.{note}"
+        )
+    yield Finding(
+        "launch overhead",
+        f"The GPU was idle for {facts.of_step(bound)} because the host had launched nothing yet; "
+        f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
+        bound,
+        lever,
+        code,
+        "high" if mostly_idle else "medium",
+        "Each gap ended with work that was launched too late"
+        + (
+            "; the GPU is idle for most of the step."
+            if mostly_idle
+            else ", but other work was queued before and after."
+        ),
+        "How much the profiler itself slowed down the host; without it the gaps are shorter.",
+        rows("op", gpu.late_ops[:3]),
+    )
 
 
 @rule("host code", "Bound by code between torch's ops", "moving it out of the step")
@@ -51,14 +146,13 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     outer = facts.ops[facts.ops["outer"]]
     calls = np.bincount(outer["block"].to_numpy(), minlength=len(cells)) + facts.blocks_inside
     free = facts.left_ns - chains_of(facts).gaps_ns - _USUAL_NS * (calls + 1)
-    chosen = (free > _STRETCH_NS) & cells["phase"].isin(_PHASES).to_numpy()
+    chosen = (free > _STRETCH_NS) & cells["phase"].isin(_WHERE).to_numpy()
     ms = facts.between_ops_ms(float(free[chosen].sum()))
     bound = ms - after_reads_ms(facts) - float(np.median(facts.pauses_ms))
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return
     memory = facts.figures.memory
-    by_phase = {phase: free[chosen & (cells["phase"] == phase).to_numpy()].sum() for phase in _PHASES}
-    most = max(by_phase, key=lambda phase: by_phase[phase])
+    most = max(_WHERE, key=lambda phase: float(free[chosen & (cells["phase"] == phase).to_numpy()].sum()))
     called = _called(facts, chosen)
     lever = "Move it out of the step, or do it less often, in another thread or process, or with torch's ops."
     if not facts.records_python:
@@ -66,7 +160,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "host code",
         f"For {facts.of_step(bound)} no op of torch runs: Python or another library does, mostly "
-        f"{_WORDS[most]}.{called}",
+        f"{_WHERE[most]}.{called}",
         bound,
         lever,
         "",
@@ -132,9 +226,9 @@ def _seen(gpu: GpuFacts) -> str:
     """What the host did: ``It spent 30.0 s in calls of the GPU's runtime (most in cudaMalloc) ...``."""
     doing, bound = gpu.doing, gpu.idle_by["host"]
     parts = [
-        f"{fmt.duration(doing.by[place] / doing.whole * bound)} in {word} (most in {_short(doing.longest[place])})"
+        f"{fmt.duration(doing.shares[place] * bound)} in {word} (most in {_short(doing.longest[place])})"
         for place, word in _PLACES.items()
-        if doing.by[place] / doing.whole >= 0.01
+        if doing.shares[place] >= 0.01
     ]
     if not parts:
         return "The trace does not show what."
@@ -144,7 +238,7 @@ def _seen(gpu: GpuFacts) -> str:
 
 
 def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
-    share = {place: ns / gpu.doing.whole for place, ns in gpu.doing.by.items()}
+    share = gpu.doing.shares
     if share["calls"] >= _MAINLY:
         return (
             "Look at this call: the first use of a GPU, a library or a kernel loads what it needs. Run a few steps "
@@ -166,7 +260,7 @@ def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
 def unexplained_idle(facts: Facts) -> Iterator[Finding]:
     """Idle time that nothing in the trace explains."""
     gpu = facts.gpu
-    if gpu is None or facts.share(bound := gpu.unexplained_ms) < _WORTH_UNKNOWN:
+    if gpu is None or facts.share(bound := gpu.unexplained_ms) < _WORTH:
         return
     reasons = {
         "unknown": "the launch of the next work is not in the trace",

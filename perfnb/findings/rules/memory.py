@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfnb import quantities as fmt
+from perfnb.findings.code import is_amd
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.findings.hardware import is_amd
 
 _MIB = 2**20
 #: Share of the peak from which activations dominate, and bytes below which it does not matter.
@@ -21,7 +21,7 @@ _WAYS = ("checkpointing", "half the batch", "half precision for activations")
 _EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
 
 
-@rule("activation memory", "Out of memory: activations take most of it")
+@rule("activation memory", "Out of memory: activations take most of it", remedy="checkpointing")
 def activation_memory(facts: Facts) -> Iterator[Finding]:
     """Activations are most of the peak."""
     memory = facts.figures.memory

@@ -14,8 +14,8 @@ from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.recording.labels import found
 from perfnb.recording.nesting import Bools
+from perfnb.recording.text import found
 
 _WORTH = 0.05
 #: How many times longer than typical a phase must be on average for the report to mention both.
@@ -36,7 +36,12 @@ _FOREACH_CALLS = ": torch._foreach_add_ and similar functions take lists of tens
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 
-@rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once")
+@rule(
+    "optimizer",
+    "Bound by the optimizer's loop over parameters",
+    "updating all parameters at once",
+    remedy="fused_optimizer",
+)
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     """Many small operators in the optimizer's step, or after the last backward pass if users update by hand."""
     ops = facts.ops
@@ -115,11 +120,11 @@ def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
     """How to make it update all at once, in words."""
     if by_hand:
         return _FOREACH_CALLS
-    said = {argument for kind in classes if (argument := _argument(facts, kind))}
-    if len(said) == 1 and all(_argument(facts, kind) for kind in classes):
-        return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
-    if classes and not any(_argument(facts, kind) for kind in classes):
+    said = {_argument(facts, kind) for kind in classes}
+    if said == {None}:
         return _FOREACH_CALLS
+    if len(said) == 1:
+        return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
     return ": most of torch's optimizers take fused=True or foreach=True"
 
 
@@ -144,8 +149,8 @@ def _held_by(known: Mapping[str, Any]) -> list[Any]:
 
 def _argument(facts: Facts, kind: str) -> str | None:
     """The argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
-    fused = (*_FUSED, *(() if facts.gpu is not None else _FUSED_ON_CPU))
-    return "fused" if kind in fused else "foreach" if kind in _FOREACH else None
+    fused = kind in _FUSED or (kind in _FUSED_ON_CPU and facts.gpu is None)
+    return "fused" if fused else "foreach" if kind in _FOREACH else None
 
 
 def _line(facts: Facts, known: Mapping[str, Any]) -> str:
@@ -159,20 +164,18 @@ def _line(facts: Facts, known: Mapping[str, Any]) -> str:
     argument, given = _argument(facts, kind), known.get("arguments")
     if not name or argument is None or argument not in (known.get("at_once") or ()) or given is None:
         return ""
-    if known.get(argument) is True or given.get("differentiable") or not all(_is_argument(key) for key in given):
+    plain = all(isinstance(key, str) and key.isidentifier() and not iskeyword(key) for key in given)
+    if known.get(argument) is True or given.get("differentiable") or not plain:
         return ""
     if known.get("groups", 1) != 1 or known.get("untold"):
         # Each group's own settings take effect; nothing else has to be repeated.
         groups = f'[{{**group, "foreach": None, "{argument}": True}} for group in {name}.param_groups]'
         return f"{name} = torch.optim.{kind}({groups}, {argument}=True)"
-    arguments = [f"{key}={_literal(value)}" for key, value in given.items()]
-    parameters = f"{_whole_of(facts, known)}.parameters()" if _whole_of(facts, known) else ""
-    parameters = parameters or f'{name}.param_groups[0]["params"]'
+    # JSON turned tuples into lists.
+    arguments = [f"{key}={(tuple(value) if isinstance(value, list) else value)!r}" for key, value in given.items()]
+    model = _whole_of(facts, known)
+    parameters = f"{model}.parameters()" if model else f'{name}.param_groups[0]["params"]'
     return f"{name} = torch.optim.{kind}({', '.join([parameters, *arguments, f'{argument}=True'])})"
-
-
-def _is_argument(key: object) -> bool:
-    return isinstance(key, str) and key.isidentifier() and not iskeyword(key)
 
 
 def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:
@@ -181,11 +184,6 @@ def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:
     same = (modules["parameters"] == known.get("elements")).fillna(False).to_numpy(dtype=bool)
     roots = modules.loc[same & (modules["parent"] < 0).to_numpy(), "name"]
     return facts.variable(str(roots.iloc[0])) if len(roots) == 1 else None
-
-
-def _literal(value: object) -> str:
-    """A value as Python code; JSON turned its tuples into lists."""
-    return repr(tuple(value) if isinstance(value, list) else value)
 
 
 def _sparse(facts: Facts) -> str:
@@ -210,19 +208,15 @@ def _sparse(facts: Facts) -> str:
 def _after_backward(facts: Facts) -> tuple[pd.DataFrame, float]:
     """Operators in the gap after each step's last backward pass, and the gap's time."""
     ops, after = facts.ops, _gaps_after_backward(facts)
-    ns = float(facts.cells_ns[after].sum())
-    chosen = ops[ops["outer"] & after[ops["block"].to_numpy()]]
-    return chosen, facts.per_step(ns)
+    return ops[ops["outer"] & after[ops["block"].to_numpy()]], facts.per_step(float(facts.cells_ns[after].sum()))
 
 
 def _gaps_after_backward(facts: Facts) -> Bools:
     """Which blocks come after their step's last backward pass."""
     blocks = facts.attribution.host.blocks
-    kind = blocks["kind"].to_numpy()
-    engines = blocks[kind == Kind.ENGINE].groupby("step")["end"].max()
-    gaps = (kind == Kind.GAP) & (blocks["phase"] == "other").to_numpy()
-    result: Bools = gaps & (blocks["start"].to_numpy() >= blocks["step"].map(engines).fillna(np.inf).to_numpy())
-    return result
+    engines = blocks[blocks["kind"] == Kind.ENGINE].groupby("step")["end"].max()
+    after = blocks["start"] >= blocks["step"].map(engines).fillna(np.inf)
+    return np.asarray((blocks["kind"] == Kind.GAP) & (blocks["phase"] == "other") & after)
 
 
 def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:

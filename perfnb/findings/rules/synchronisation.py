@@ -11,10 +11,8 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts, typical
 from perfnb.findings.finding import Finding, Row, rows, rule
-from perfnb.findings.gpu_facts import GpuFacts
-from perfnb.findings.idle_time import READS
-from perfnb.recording.labels import of_labels
-from perfnb.recording.text import TEXT
+from perfnb.findings.gpu_facts import READS, GpuFacts
+from perfnb.recording.text import TEXT, of_labels
 
 _WORTH, _LEAST_MS = 0.04, 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing

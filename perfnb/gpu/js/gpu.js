@@ -1,9 +1,8 @@
 // The GPU tab: busy and idle time, critical path, launches, queue, kernels.
-import { drawn, drawnToFit, litBar, niceTicks, partFill, partWords, roundNumber, swatch } from "../../draw/js/chart.js";
-import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
-import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
-import { count, duration, share } from "../../draw/js/format.js";
-import { Grid } from "../../draw/js/grid.js";
+import { drawnToFit, levelRules, litBar, niceTicks, partFill, partWords, roundNumber, swatch } from "../../draw/js/chart.js";
+import { drawn, figure, h, marked, stackedBar } from "../../draw/js/dom.js";
+import { count, duration, grouped, share } from "../../draw/js/format.js";
+import { figureColumn, nameColumn, searchGrid, smallTable } from "../../draw/js/grid.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 
 const QUEUE = { left: 46, right: 14, top: 8, height: 84, below: 22 };
@@ -46,28 +45,21 @@ function stepBars({ steps, marks, steps_in_all: all }) {
         step.parts.map((ms, i) => (ms > 0 ? partFill({ ...marks[i], ms, part: ms / step.total_ms }) : null)))),
       h("span", { class: "pf-gpu-total" }, figure(duration(step.total_ms))))),
     h("p", { class: "pf-quiet" }, "From the start of the first to the end of the last GPU work that a step launched; idle time between steps is not included."),
-    left > 0 ? h("p", { class: "pf-quiet" }, `${left.toLocaleString("en-US")} more steps not shown.`) : null);
+    left > 0 ? h("p", { class: "pf-quiet" }, `${grouped(left)} more steps not shown.`) : null);
 }
 
 function criticalPath(path) {
   const total = path.kinds.reduce((sum, kind) => sum + kind.ms, 0);
   const saves = h("span", { class: "pf-hint", title: path.saves_title }, "Saves at most");
-  const heads = (word) => ({ words: [word, "On the path", "Share", saves.cloneNode(true)], text: 1 });
+  const heads = (word) => ({ words: [word, "On the path", "Share", saves.cloneNode(true)], widths: [null, 86, 60, 118], text: 1 });
   const figures = (row) => [figure(duration(row.ms)), figure(share(row.share)), figure(duration(row.saves_ms))];
   const kinds = path.kinds.map((kind) => [h("span", { class: "pf-kind", title: kind.title }, swatch(kind), h("span", { class: "pf-name" }, kind.word)), ...figures(kind)]);
   const ops = path.ops.map((op) => [h("span", { class: "pf-name", title: op.word }, op.word), ...figures(op)]);
   return h("section", { "aria-label": "Critical path" }, h("h3", {}, path.title),
     h("p", { class: "pf-quiet" }, "The chain of host work, launches, GPU work and waits that determines the duration. Speeding up anything else saves nothing."),
     litBar("Critical path", path.kinds.map((kind) => ({ ...kind, part: kind.ms / total })))[0],
-    h("div", { class: "pf-beside pf-gpu-path" }, pathTable("Critical path by kind", heads("Part"), kinds),
-      ops.length ? pathTable("Critical path by op", heads("Op with its kernels"), ops) : null));
-}
-
-function pathTable(label, heads, rows) {
-  const table = smallTable(label, heads, rows);
-  const widths = ["", "width:86px", "width:60px", "width:118px"];
-  [...table.querySelectorAll("col")].forEach((col, i) => (col.style.cssText = widths[i]));
-  return table;
+    h("div", { class: "pf-beside pf-gpu-path" }, smallTable("Critical path by kind", heads("Part"), kinds),
+      ops.length ? smallTable("Critical path by op", heads("Op with its kernels"), ops) : null));
 }
 
 function launchFacts(data) {
@@ -90,7 +82,7 @@ function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, means, 
   const byRoots = most > 12;
   const end = begin + piece * lengths.length;
   const tip = h("span", { class: "pf-quiet", role: "status" });
-  const rest = `${devices.length > 1 ? `${word}: ` : ""}${most.toLocaleString("en-US")} at most${byRoots ? " (square-root scale)" : ""}; hover for the length over time`;
+  const rest = `${devices.length > 1 ? `${word}: ` : ""}${grouped(most)} at most${byRoots ? " (square-root scale)" : ""}; hover for the length over time`;
   tip.textContent = rest;
   const draw = (width) => {
     const { left, right, top, height, below } = QUEUE;
@@ -109,12 +101,11 @@ function queueChart({ start_ms: begin, piece_ms: piece, devices }, word, means, 
       if (!inside) return (tip.textContent = rest);
       const place = x(begin + (at + 0.5) * piece);
       for (const side of ["x1", "x2"]) cursor.setAttribute(side, place);
-      return (tip.textContent = `${devices.length > 1 ? `${word}: ` : ""}${count(means[at])} queued on average, ${lengths[at].toLocaleString("en-US")} at most, ${roundNumber(duration(at * piece))} to ${roundNumber(duration((at + 1) * piece))} after the start`);
+      return (tip.textContent = `${devices.length > 1 ? `${word}: ` : ""}${count(means[at])} queued on average, ${grouped(lengths[at])} at most, ${roundNumber(duration(at * piece))} to ${roundNumber(duration((at + 1) * piece))} after the start`);
     };
     holder.replaceChildren(drawn("svg", { width, height: y0 + below, role: "img", "aria-label": `Length of the queue of ${word} over time, at most ${most}`,
       pointermove: point, pointerleave: () => point({ clientX: -1e9 }) },
-    ticks.map((value) => [drawn("line", { class: "pf-rule", x1: left, x2: x1, y1: y(value), y2: y(value) }),
-      drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toLocaleString("en-US"))]),
+    levelRules(ticks.map((value) => [value, grouped(value)]), y, [left, x1]),
     times.map((value, i) => drawn("text", { x: x(begin + value), y: y0 + 16, "text-anchor": i ? "middle" : "start" }, value ? roundNumber(duration(value)) : "0")),
     drawn("path", { class: "pf-gpu-area", d: `M${left},${y0}${line(means)}H${x1}V${y0}Z` }),
     drawn("path", { class: "pf-gpu-most", d: `M${left},${y0}${line(lengths)}H${x1}V${y0}` }), cursor));
@@ -135,10 +126,7 @@ function kernelTable(data) {
   };
   const number = (key, ...rest) => figureColumn(kernels[key], key, ...rest);
   const columns = [
-    {
-      key: "op", head: known("op") ? "Op" : "Kernel", title: "The op that launched it, or the kernel if the op is unknown", text: true, value: (i) => first(i).toLowerCase(),
-      draw: (i, query) => h("span", { class: "pf-name", title: first(i) }, marked(first(i), query)),
-    },
+    nameColumn("op", known("op") ? "Op" : "Kernel", "The op that launched it, or the kernel if the op is unknown", first),
     named("shapes", "Input shapes", "Input shapes of the op", { width: 210, drop: 5 }),
     known("op") && named("kernel", "Heaviest kernel", "The op's kernel with the most time", {
       width: 230, drop: 1, draw: (i, query) => (kernels.op[i] < 0 ? null : h("span", { class: "pf-name", title: text("kernel", i) }, marked(text("kernel", i), query))),
@@ -151,21 +139,21 @@ function kernelTable(data) {
     number("share", "Share", "Share of the total time of kernels, copies and fills", share, { width: 66 }),
     named("layers", "Layers", "Layers that launch it", { width: 220, drop: 2 }, "–"),
   ].filter(Boolean);
-  let view = null;
   const size = kernels.total_ms.length;
   const rows = { parent: kernels.total_ms.map(() => -1), words: (i) => ["op", "shapes", "kernel", "layers"].map((key) => text(key, i)).join("\n") };
-  const grid = new Grid({ label: "Kernels", columns, rows, onSelect: (i) => view.show(i) });
-  const search = searchBox("Search kernels", size, "rows", (query) => grid.search(query));
   const left = data.kernels_in_all - size;
   const title = h("div", {}, h("h3", {}, "Kernels, copies and fills"),
-    h("p", { class: "pf-quiet" }, `Per step, by op and input shapes, or by name if the op is unknown${left > 0 ? `; ${left.toLocaleString("en-US")} lighter rows are not listed` : ""}.`));
-  view = withDetails(h("div", { class: "pf-toolbar" }, title, search.element), grid, (i) => [
-    h("h3", {}, first(i)),
-    kernels.shapes[i] >= 0 ? h("p", {}, "Input shapes ", text("shapes", i)) : null,
-    kernels.kernel[i] >= 0 ? h("p", {}, kernels.kernels[i] > 1 ? `Heaviest of ${kernels.kernels[i]} kernels: ` : "Kernel: ", h("bdi", {}, text("kernel", i))) : null,
-    kernels.layers[i] >= 0 ? h("p", {}, "In ", h("bdi", {}, text("layers", i))) : null,
-  ].filter(Boolean));
-  return { element: h("section", { "aria-label": "Kernels" }, view.element), grid };
+    h("p", { class: "pf-quiet" }, `Per step, by op and input shapes, or by name if the op is unknown${left > 0 ? `; ${grouped(left)} lighter rows are not listed` : ""}.`));
+  const { element, grid } = searchGrid({
+    label: "Kernels", columns, rows, words: "Search kernels", size, noun: "rows", before: title,
+    describe: (i) => [
+      h("h3", {}, first(i)),
+      kernels.shapes[i] >= 0 && h("p", {}, "Input shapes ", text("shapes", i)),
+      kernels.kernel[i] >= 0 && h("p", {}, kernels.kernels[i] > 1 ? `Heaviest of ${kernels.kernels[i]} kernels: ` : "Kernel: ", h("bdi", {}, text("kernel", i))),
+      kernels.layers[i] >= 0 && h("p", {}, "In ", h("bdi", {}, text("layers", i))),
+    ],
+  });
+  return { element: h("section", { "aria-label": "Kernels" }, element), grid };
 }
 
 tabMakers.gpu = ({ data }) => ({ ...gpuTab(data.gpu), size: `${share(data.gpu.busy)} busy` });

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,62 +44,33 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What the simulated allocator saw in a steady-state step.
+    """What the simulated allocator saw in a steady-state step, and of which classes its objects are."""
 
-    Attributes
-    ----------
-    changes : list of Change
-        Every allocation and free within the step.
-    resident : dict of str to int
-        Bytes alive throughout the step: ``parameters``, ``inputs``, ``optimizer_state``.
-    category : dict of int to str
-        Category of each allocation in `changes`.
-    buffers : int
-        Bytes of buffers among the parameters.
-    optimizer : str or None
-        Class of the optimizer.
-    model : str
-        Class of the model.
-    training : bool
-        Whether the step has a backward pass.
-    never_stepped : str or None
-        Class of an optimizer whose parameters get gradients but which never stepped in the simulated calls.
-    """
-
-    changes: list[Change]
-    resident: dict[str, int]
-    category: dict[int, str]
-    buffers: int
+    changes: list[Change]  # every allocation and free within the step
+    resident: dict[str, int]  # bytes alive throughout the step, by category
+    category: dict[int, str]  # of each allocation in `changes`
+    buffers: int  # bytes of buffers among the parameters
     optimizer: str | None
     model: str
-    training: bool
-    never_stepped: str | None = None
+    training: bool  # whether the step has a backward pass
+    caveat: str | None = None  # what the simulation cannot know, in a sentence
 
 
 class SimulatedAllocator(TorchDispatchMode):
-    """Follows the storages that ops create until they are freed.
+    """Follows the storages that ops create until they are freed, as the allocator of a device would."""
 
-    Attributes
-    ----------
-    phase : str
-        What the step is doing; set by whoever runs it.
-    changes : list of Change
-        In order.
-    made : dict of int to Made
-        Every allocation by number.
-    used : set of int
-        The allocations that were passed to ops.
-    """
-
-    def __init__(self, device: torch.device, *, grain: int = 1, scratch: bool = True) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.phase = "before"
-        self.used: set[int] = set()
-        self.changes: list[Change] = []
-        self.made: dict[int, Made] = {}
-        self._device, self._grain, self._scratch = device, grain, scratch
+        cuda = device.type == "cuda"
+        # Where its tensors pretend to be. Without CUDA, autograd has no cuda queue: sizes then come from CPU kernels.
+        self.place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
+        self.phase = "before"  # what the step is doing; set by whoever runs it
+        self.used: set[int] = set()  # the allocations that were passed to ops
+        self.changes: list[Change] = []  # in order
+        self.made: dict[int, Made] = {}  # every allocation by number
+        self.known = KnownNumbers()  # the values behind the inputs, for code that reads them
+        self._grain, self._scratch = CUDA_GRAIN if cuda else 1, not cuda
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
-        self._known = KnownNumbers()
         self._reusable: int | None = None  # the allocation that the sum just made may replace
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
@@ -111,9 +82,9 @@ class SimulatedAllocator(TorchDispatchMode):
         """The allocations that are alive now."""
         return {number for number, _ in self._alive.values()}
 
-    def numbers_known(self, fake: Any, real: Any) -> None:
-        """Give the values behind an input, for code that reads them."""
-        self._known.tell(fake, real)
+    def size_of(self, numbers: Iterable[int]) -> int:
+        """Bytes of these allocations."""
+        return sum(self.made[number].size for number in numbers)
 
     def before_op(self) -> None:
         """Called before each operator."""
@@ -121,10 +92,6 @@ class SimulatedAllocator(TorchDispatchMode):
     def number_asked_for(self) -> float | None:
         """The value returned to code that reads an unknown one; ``None`` if it cannot be given."""
         return _SOME_STEP if self.phase == "optimizer" else None
-
-    def hold(self, tensor: Tensor) -> None:
-        """Count a tensor that was created outside an op."""
-        self._see(tensor, "")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -134,7 +101,12 @@ class SimulatedAllocator(TorchDispatchMode):
         if func.namespace == "prim":
             return func(*args, **kwargs)
         given = tree_leaves((args, kwargs))
-        _refuse_strangers(given)
+        for leaf in given:
+            if isinstance(leaf, Tensor) and leaf.requires_grad and not isinstance(leaf, FakeTensor):
+                raise CaptureError(
+                    f"The step uses a tensor of {_shape(leaf)} that requires a gradient and belongs neither to the "
+                    "model nor to the loss: make it a parameter of the model, or pass a loss module that holds it."
+                )
         self.before_op()
         self.used |= self.numbers(given)
         try:
@@ -142,31 +114,32 @@ class SimulatedAllocator(TorchDispatchMode):
         except DataDependentOutputException:
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
-            if args[0] in self._known:
-                return self._known.item(args[0])
-            number = self.number_asked_for()
-            if number is None:
+            if args[0] in self.known:
+                return self.known.item(args[0])
+            if (number := self.number_asked_for()) is None:
                 raise
             return number if args[0].is_floating_point() else int(number)
-        self._known.follow(func, args, kwargs, result)
+        self.known.follow(func, args, kwargs, result)
         op = func._schema.name.rpartition("::")[2]
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         untold = untold_bytes(op, args, made) if self._scratch else 0
-        new = [t for t in made if self._see(t, op, untold if t is made[-1] else 0)]
+        new = [t for t in made if self.see(t, op, untold if t is made[-1] else 0)]
         if new:
             self._reusable = None
             if self.phase == "backward" and op == "add" and not torch.is_grad_enabled():
                 # The engine accumulates gradients in place; with fake tensors it allocates a new sum.
-                first = self.numbers(args[:1])
-                self._reusable = next(iter(first), None)
-            if self._scratch:
-                self._hold_for_a_moment(scratch_bytes(op, args, new), op)
+                self._reusable = next(iter(self.numbers(args[:1])), None)
+            scratch = self._rounded(scratch_bytes(op, args, new)) if self._scratch else 0
+            if scratch > 0:
+                number = self._new(scratch, op, scratch=True)
+                self.changes.append(Change(number, -scratch, self.phase, op))
         return result
 
-    def _see(self, tensor: Tensor, op: str, untold: int = 0) -> bool:
+    def see(self, tensor: Tensor, op: str = "", untold: int = 0) -> bool:
+        """Whether a tensor, made by an op or outside one, is a new allocation; it is followed from now on."""
         storage = _storage(tensor)
         key = id(storage)
-        if key in self._alive or tensor.device.type != self._device.type:
+        if key in self._alive or tensor.device.type != self.place.type:
             return False
         size = self._rounded(storage.nbytes() + untold)
         number = self._new(size, op)
@@ -181,11 +154,6 @@ class SimulatedAllocator(TorchDispatchMode):
         self.changes.append(Change(number, size, self.phase, op))
         return number
 
-    def _hold_for_a_moment(self, size: int, op: str) -> None:
-        if size > 0:
-            number = self._new(self._rounded(size), op, scratch=True)
-            self.changes.append(Change(number, -self._rounded(size), self.phase, op))
-
     def _when_freed(self, key: int, number: int, size: int) -> Callable[[Any], None]:
         def freed(_: Any) -> None:
             self._alive.pop(key, None)
@@ -199,17 +167,6 @@ class SimulatedAllocator(TorchDispatchMode):
 
     def _rounded(self, size: int) -> int:
         return -(-size // self._grain) * self._grain
-
-
-_Allocator = TypeVar("_Allocator", bound=SimulatedAllocator)
-
-
-def allocator_of(device: torch.device, kind: type[_Allocator]) -> tuple[_Allocator, torch.device]:
-    """An allocator of class `kind` that behaves like a device's, and where its tensors pretend to be."""
-    # Without CUDA, autograd has no cuda queue: sizes then come from CPU kernels.
-    cuda = device.type == "cuda"
-    place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
-    return kind(place, grain=CUDA_GRAIN if cuda else 1, scratch=not cuda), place
 
 
 def kind_of(made: Made, saved: bool, training: bool) -> str:
@@ -231,7 +188,10 @@ def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -
         except (RuntimeError, TypeError):
             raise ValueError(f"device must be cpu or cuda, not {shown(wanted)}.") from None
     if device.type not in ("cpu", "cuda"):
-        raise CaptureError(f"Memory can be estimated for cpu and cuda, not {device.type}: pass one of them as device.")
+        raise CaptureError(
+            f"Memory can be estimated for cpu and cuda, not {device.type}: pass device='cpu' for a step without "
+            f"{device.type}'s rounding."
+        )
     return device
 
 
@@ -239,21 +199,14 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage:
     try:
         return tensor.untyped_storage()
     except NotImplementedError:  # fake sparse tensors lose their elements, so their size is unknown
-        shape = " × ".join(map(str, tensor.shape))
         raise CaptureError(
-            f"Memory cannot be estimated: the step makes or uses a sparse tensor of {shape}; estimate with dense "
-            "gradients (sparse=False), or measure a small batch with profile_step."
+            f"Memory cannot be estimated: the step makes or uses a sparse tensor of {_shape(tensor)}; estimate with "
+            "dense gradients (sparse=False), or measure a small batch with profile_step."
         ) from None
 
 
-def _refuse_strangers(arguments: list[Any]) -> None:
-    for leaf in arguments:
-        if isinstance(leaf, Tensor) and leaf.requires_grad and not isinstance(leaf, FakeTensor):
-            shape = " × ".join(map(str, leaf.shape))
-            raise CaptureError(
-                f"The step uses a tensor of {shape} that requires a gradient and belongs neither to the model nor to "
-                "the loss: make it a parameter of the model, or pass a loss module that holds it."
-            )
+def _shape(tensor: Tensor) -> str:
+    return " × ".join(map(str, tensor.shape))
 
 
 #: Tensors with more elements are not tracked.
@@ -291,8 +244,9 @@ class KnownNumbers:
             return
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if func._schema.is_mutable:
-            for changed in tensors:
-                self._forget(changed)
+            changed = {t.untyped_storage()._cdata for t in tensors}
+            for fake in [fake for fake in self._of if fake.untyped_storage()._cdata in changed]:
+                del self._of[fake]
             return
         maker = not tensors and func._schema.name.rpartition("::")[2] in _MAKERS
         if not isinstance(result, Tensor) or not _small(result) or not (maker or tensors):
@@ -302,30 +256,21 @@ class KnownNumbers:
         real_args, real_kwargs = tree_map_only(Tensor, self._of.__getitem__, (args, dict(kwargs)))
         if "device" in real_kwargs:
             real_kwargs["device"] = torch.device("cpu")
-        for arguments in ((real_args, real_kwargs), self._at_size_held((real_args, real_kwargs))):
+        simulated, held = self._sizes or (None, None)
+        # The user's batch size may stand in place of the simulated one, as in x.view(n, -1).
+        at_size_held = tree_map_only(
+            int, lambda n: held if n == simulated and type(n) is int else n, (real_args, real_kwargs)
+        )
+        for positional, named in ((real_args, real_kwargs), at_size_held):
             try:
                 with unset_fake_temporarily():
-                    numbers = func(*arguments[0], **arguments[1])
+                    numbers = func(*positional, **named)
             except (RuntimeError, IndexError, NotImplementedError):
                 continue  # sizes of the simulated batch, not of the user's
-            if self._corresponds(result, numbers):
+            pairs = zip(result.shape, numbers.shape, strict=False)
+            if result.dim() == numbers.dim() and all(a == b or (a, b) == self._sizes for a, b in pairs):
                 self._of[result] = numbers
                 return
-
-    def _at_size_held(self, arguments: Any) -> Any:
-        """Arguments with the user's batch size in place of the simulated one, as in ``x.view(n, -1)``."""
-        simulated, held = self._sizes or (None, None)
-        return tree_map_only(int, lambda n: held if n == simulated and type(n) is int else n, arguments)
-
-    def _corresponds(self, fake: Tensor, numbers: Tensor) -> bool:
-        """Whether values have the shape of their stand-in, apart from the number of samples."""
-        pairs = zip(fake.shape, numbers.shape, strict=False)
-        return fake.dim() == numbers.dim() and all(a == b or (a, b) == self._sizes for a, b in pairs)
-
-    def _forget(self, changed: Tensor) -> None:
-        memory = changed.untyped_storage()._cdata
-        for fake in [fake for fake in self._of if fake.untyped_storage()._cdata == memory]:
-            del self._of[fake]
 
 
 def _small(tensor: Tensor) -> bool:

@@ -33,8 +33,8 @@ def one_batch(batch: Any) -> Any:
         raise TypeError(f"batch is a {type(batch).__name__}: pass one batch, as in next(iter(loader)), or the loader.")
     if not isinstance(batch, DataLoader):
         return batch
-    generators = {id(g): g for owner in (batch, batch.sampler) if (g := getattr(owner, "generator", None)) is not None}
-    states = [(generator, generator.get_state()) for generator in generators.values()]
+    generators = {g for owner in (batch, batch.sampler) if (g := getattr(owner, "generator", None)) is not None}
+    states = [(generator, generator.get_state()) for generator in generators]
     source, numbers = BatchSource(batch), random_state()
     try:
         return source.next()
@@ -53,12 +53,7 @@ def samples_in(batch: Any) -> int | None:
 
 def resized(batch: Any, samples: int, size: int) -> Any:
     """`batch` with `size` samples instead of `samples`, of tensors on ``meta``."""
-    made: dict[int, Tensor] = {}  # a batch may hold a tensor twice, as input and target
-
-    def sized(tensor: Tensor) -> Tensor:
-        return made.setdefault(id(tensor), tensor_resized(tensor, samples, size))
-
-    return with_tensors(batch, sized)
+    return with_tensors(batch, lambda tensor: tensor_resized(tensor, samples, size))
 
 
 def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
@@ -78,35 +73,38 @@ def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
     return made.permute(0, *(1 + order.index(d) for d in range(1, tensor.dim())))
 
 
-def with_tensors(value: Any, change: Callable[[Tensor], Tensor], levels: int = _MOST_LEVELS) -> Any:
-    """A copy of a batch with its tensors replaced, in containers and objects of the same classes."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if not levels:
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a batch with its tensors replaced, each by one other, in containers and objects of the same classes."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # a batch may hold a tensor twice, as input and target
+
+    def copied(value: Any, levels: int) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in made:
+                made[id(value)] = value, change(value)
+            return made[id(value)][1]
+        if not levels:
+            return value
+        if isinstance(value, Mapping):
+            items = {key: copied(value[key], levels - 1) for key in value}
+            try:
+                same: Any = copy.copy(value)
+                for key, item in items.items():
+                    same[key] = item
+            except Exception:  # read-only
+                return items
+            return same
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(copied(item, levels - 1) for item in value))
+        if type(value) in (list, tuple):
+            return type(value)(copied(item, levels - 1) for item in value)
+        parts = getattr(value, "__dict__", None)
+        if isinstance(parts, dict) and not isinstance(value, type) and any(map(_holds_tensors, parts.values())):
+            same = copy.copy(value)
+            vars(same).update({name: copied(part, levels - 1) for name, part in parts.items()})
+            return same
         return value
 
-    def inner(item: Any) -> Any:
-        return with_tensors(item, change, levels - 1)
-
-    if isinstance(value, Mapping):
-        items = {key: inner(value[key]) for key in value}
-        try:
-            copied: Any = copy.copy(value)
-            for key, item in items.items():
-                copied[key] = item
-        except Exception:  # read-only
-            return items
-        return copied
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(inner, value))
-    if type(value) in (list, tuple):
-        return type(value)(map(inner, value))
-    parts = getattr(value, "__dict__", None)
-    if isinstance(parts, dict) and not isinstance(value, type) and any(map(_holds_tensors, parts.values())):
-        copied = copy.copy(value)
-        vars(copied).update({name: inner(part) for name, part in parts.items()})
-        return copied
-    return value
+    return copied(value, _MOST_LEVELS)
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
+from perfnb.draw import escape, palette, tables
+from perfnb.draw.frame import framed, header
 from perfnb.draw.shown import Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate.largest_batch import largest_fitting
-from perfnb.memory.estimate.view import estimate_html, estimate_line, estimate_text
 from perfnb.recording.schema import CATEGORIES
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from perfnb.memory.estimate.allocator import Simulation
+
+#: Largest batch tried.
+_MOST = 2**40
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,21 +77,24 @@ class MemoryEstimate(Shown):
     caveat: str | None
     _again: Callable[[int], MemoryEstimate] = field(compare=False)
 
-    def largest_batch(self, bytes: int | float) -> int:
+    def largest_batch(self, bytes: int | float | None = None) -> int:
         """The largest batch whose step fits into so many bytes; 0 if not even one sample fits.
 
         Parameters
         ----------
-        bytes : int or float
-            Memory available, for instance ``8 * 2**30``.
+        bytes : int or float, optional
+            Memory available, for instance ``8 * 2**30``. By default what this machine's device has for this process: on
+            a GPU what is free or held by torch already, on the CPU what is installed or the container's limit.
 
         Raises
         ------
         CaptureError
-            If memory does not depend on the batch size.
+            If memory does not depend on the batch size, or if the device's memory is unknown.
         """
         from perfnb.arguments import finite, shown
 
+        if bytes is None:
+            bytes = self._capacity()
         room = math.inf if bytes == math.inf else finite(bytes)
         if room is None or room < 0:
             raise ValueError(f"bytes must be a non-negative number, not {shown(bytes)}.")
@@ -94,7 +102,7 @@ class MemoryEstimate(Shown):
             raise CaptureError(
                 "The step has no batch whose size could be changed: pass a batch, and let your step take it."
             )
-        found = largest_fitting(self._need, bytes, self.batch_size)
+        found = _largest_fitting(self._need, bytes, self.batch_size)
         if found is None:
             raise CaptureError(
                 f"Every batch fits into {fmt.size(bytes)}: this step's memory does not depend on the batch."
@@ -104,6 +112,16 @@ class MemoryEstimate(Shown):
     def with_batch_size(self, batch_size: int) -> MemoryEstimate:
         """The estimate for a different number of samples."""
         return self if batch_size == self.batch_size else self._again(batch_size)
+
+    def _capacity(self) -> int:
+        from perfnb.step.device import capacity_bytes
+
+        found = capacity_bytes(kind := self.device.partition(":")[0])
+        if found is None:
+            raise CaptureError(
+                f"This machine's {kind} memory is unknown: pass how many bytes there are, such as 8 * 2**30."
+            )
+        return found
 
     def _need(self, batch_size: int) -> float:
         try:
@@ -118,14 +136,43 @@ class MemoryEstimate(Shown):
                 return float("inf")
             raise
 
-    def _text(self) -> str:
-        return estimate_text(self)
-
     def __repr__(self) -> str:
-        return f"<perfnb.MemoryEstimate {estimate_line(self)}>"
+        peak = f"peak {fmt.size(self.peak_bytes)} in {escape.plain(self.peak_phase, 20)}"
+        return f"<perfnb.MemoryEstimate {escape.plain(self.model, 40)}: {peak}, {self._step()}>"
+
+    def _text(self) -> str:
+        title = f"{escape.plain(self.model, 40)} · {self._about()} · estimated {self._peak()}"
+        rows = [f"{mark.word:<16} {peak:>10} {share:>6} {most:>10}" for mark, peak, share, most in self._rows()]
+        return "\n".join([title, f"{'':<16} {'at peak':>10} {'share':>6} {'at most':>10}", *rows, *self._caveats()])
 
     def _html(self) -> str:
-        return estimate_html(self)
+        rows = [[tables.keyed(mark), *map(escape.html, cells)] for mark, *cells in self._rows()]
+        about = f"memory estimate · {self._about()}"
+        words = header(escape.plain(self.model, 40), about, fmt.capital(self._peak()), *self._caveats())
+        return framed(words + tables.table("Memory by category", ["category", "at peak", "share", "at most"], rows))
+
+    def _step(self) -> str:
+        size = "" if self.batch_size is None else f" with a batch of {self.batch_size:,}"
+        if not self.training:
+            return f"inference{size}"
+        return f"training{size}" + (f" and {escape.plain(self.optimizer, 40)}" if self.optimizer else "")
+
+    def _about(self) -> str:
+        return f"{self._step()} · {escape.plain(self.device, 20)}"
+
+    def _peak(self) -> str:
+        at = f" ({escape.plain(self.peak_op, 60)})" if self.peak_op else ""
+        return f"peak {fmt.size(self.peak_bytes)} in {escape.plain(self.peak_phase, 20)}{at}"
+
+    def _caveats(self) -> list[str]:
+        return [escape.plain(self.caveat, 300)] if self.caveat else []
+
+    def _rows(self) -> Iterator[tuple[palette.Mark, str, str, str]]:
+        """Each category at the peak, its share of it, and at most."""
+        for name, mark in palette.CATEGORIES.items():
+            peak, most = self.by_category[name], getattr(self, name, self.by_category[name])
+            if peak or most:
+                yield mark, fmt.size(peak), fmt.share(peak / (self.peak_bytes or 1)), fmt.size(most)
 
 
 def estimate_memory(
@@ -201,9 +248,9 @@ def estimate_memory(
     from perfnb.arguments import require_flag, shown
     from perfnb.memory.estimate.allocator import device_among
     from perfnb.memory.estimate.batches import one_batch, resized, samples_in
-    from perfnb.memory.estimate.model_simulation import StepPlan, simulate
-    from perfnb.memory.estimate.step_simulation import OwnStep, simulate_step
-    from perfnb.step.given import require_loss, require_step
+    from perfnb.memory.estimate.model_simulation import ModelStep
+    from perfnb.memory.estimate.step_simulation import simulate_step
+    from perfnb.step.given import require_loss, require_steps
 
     __tracebackhide__ = True
     modelled: Any = model
@@ -215,7 +262,7 @@ def estimate_memory(
         own = {"model": model, "optimizer": optimizer, "loss": loss, "autocast": autocast}
         for name in [name for name, value in own.items() if value is not None]:
             raise TypeError(f"A step brings its own {name}: leave out {name}, or pass the model without a step.")
-        require_step(step, batch is not None, "estimate_memory(step=step, batch=batch)")
+        require_steps({"step": step}, None if batch is None else [batch], "estimate_memory(step=step, batch=batch)")
     elif not hasattr(modelled, "named_parameters"):
         advice = "; pass a step as step=" if callable(modelled) else ""
         raise TypeError(f"model must be a torch module, not {type(model).__name__}{advice}.")
@@ -232,17 +279,20 @@ def estimate_memory(
         __tracebackhide__ = True
         if step is not None:
             with StepOutput():
-                simulation, place = simulate_step(OwnStep(step, batch, samples, size, device))
+                simulation, place = simulate_step(step, batch, samples, size, device)
         else:
             scaled = batch if size is None or samples is None else resized(batch, samples, size)
             place = device_among(chain(modelled.parameters(), modelled.buffers()), device)
-            simulation = simulate(StepPlan(modelled, scaled, batch, optimizer, loss, training, place, autocast))
+            plan = ModelStep(modelled, scaled, batch, optimizer, loss, training, place, autocast)
+            simulation = plan.simulated()
         return _read(simulation, place, samples if size is None else size, estimate)
 
     return estimate(batch_size)
 
 
-def _read(simulation: Any, place: Any, samples: int | None, again: Callable[[int], MemoryEstimate]) -> MemoryEstimate:
+def _read(
+    simulation: Simulation, place: torch.device, samples: int | None, again: Callable[[int], MemoryEstimate]
+) -> MemoryEstimate:
     now = dict.fromkeys(CATEGORIES, 0) | simulation.resident
     most, peak, phase, op = dict(now), dict(now), "forward", None
     total = highest = sum(now.values())
@@ -264,18 +314,45 @@ def _read(simulation: Any, place: Any, samples: int | None, again: Callable[[int
         peak_bytes=highest,
         peak_phase=phase,
         peak_op=op,
-        caveat=_caveat(simulation.never_stepped),
+        caveat=simulation.caveat,
         _again=again,
         **{name: most[name] for name in CATEGORIES if name != "other"},
     )
 
 
-def _caveat(never_stepped: str | None) -> str | None:
-    if never_stepped is None:
-        return None
-    from perfnb.memory.estimate.step_simulation import MOST_CALLS
+def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
+    """The largest batch size whose need, nearly linear and never decreasing, is within a limit, from one to start with.
 
-    return (
-        f"{never_stepped} did not step in any of {MOST_CALLS} simulated calls: the estimate lacks the memory of its "
-        "step and any state that it has not created yet."
-    )
+    It is 0 if not even one sample fits, and ``None`` if every batch does. Few sizes are tried.
+    """
+    fits, too_large, known = 0, start, {start: need(start)}
+    while known[too_large] <= limit:
+        if too_large >= _MOST:
+            return None
+        fits = too_large
+        too_large = _guess(known, limit, fits + 1) or 2 * fits
+        known[too_large] = need(too_large)
+    while too_large - fits > 1:
+        guess = _guess(known, limit, fits + 1)
+        if len(known) % 3 == 0 or guess is None or not fits < guess < too_large:
+            # The line through two points gave nothing new: bisect.
+            guess = (fits + too_large) // 2
+        known[guess] = need(guess)
+        if known[guess] <= limit:
+            fits = guess
+        else:
+            too_large = guess
+    return fits
+
+
+def _guess(known: dict[int, float], limit: float, least: int) -> int | None:
+    """Where the line through the two largest known sizes meets the limit."""
+    sizes = sorted(size for size, bytes_ in known.items() if bytes_ < float("inf"))[-2:]
+    if len(sizes) < 2:
+        return None
+    slope = (known[sizes[1]] - known[sizes[0]]) / (sizes[1] - sizes[0])
+    if slope <= 0:
+        return None
+    # One more than what should fit: if it fails and the size below fits, the search is over.
+    meets = int(sizes[1] + (limit - known[sizes[1]]) // slope)
+    return min(_MOST, meets if meets not in known and meets >= least else max(least, meets + 1))

@@ -1,10 +1,11 @@
-"""Simulate one training or inference step of a model on fake tensors, recording every allocation."""
+"""One step of a model on a batch: forward, a loss, backward; for real, or simulated on fake tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,96 +14,121 @@ from torch.utils._pytree import tree_leaves
 
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate.allocator import Change, SimulatedAllocator, Simulation, allocator_of, kind_of
-from perfnb.memory.estimate.fake_mode import explained, pretending
-from perfnb.memory.estimate.model_step import call_model, loss_and_held
-from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping
+from perfnb.memory.estimate.allocator import Change, SimulatedAllocator, Simulation, kind_of
+from perfnb.memory.estimate.fake_tensors import StandIns, explained, pretending, replaced, stepping
+from perfnb.step.given import require_loss
+
+
+@contextmanager
+def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
+    """Put models in training or evaluation mode; restore modes and buffers (running means) at the end."""
+    modules = [module for model in models for module in model.modules()]
+    modes = [module.training for module in modules]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
+    try:
+        for module in modules:
+            module.training = training and module.training
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+
+
+def model_step(
+    model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
+) -> Callable[[], None]:
+    """A step of a model that changes nothing in it except gradients and buffers.
+
+    Parameters
+    ----------
+    loss : callable or None
+        ``loss(output, target)``; ``loss(output, batch)`` for a mapping, ``loss(output)`` for a lone tensor. Without
+        one, ``output.loss`` if there is one, else the sum of the outputs.
+    training : bool
+        Forward, loss and backward, with gradients cleared first; or forward only, without gradients.
+    """
+    __tracebackhide__ = True
+    if training or not callable(loss):  # inference does not call it
+        require_loss(loss, batch)
+
+    def train() -> None:
+        __tracebackhide__ = True
+        model.zero_grad(set_to_none=True)
+        _loss_and_held(partial(_call, model, batch), batch, loss)[0].backward()
+
+    def infer() -> None:
+        __tracebackhide__ = True
+        with torch.no_grad():
+            _call(model, batch)
+
+    return train if training else infer
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """What to simulate.
-
-    Attributes
-    ----------
-    model : Module
-    batch : object
-        Tensor, tuple with the target last, or mapping of keyword arguments; on ``meta`` if it was resized.
-    sample : object
-        The user's batch, whose integer values are given to code that reads them.
-    optimizer : str, Optimizer, callable or None
-    loss : callable or None
-    training : bool
-    device : device
-        The device whose allocator is simulated.
-    autocast : dtype or None
-    """
+class ModelStep:
+    """A training or inference step of a model, to simulate; its parts are as in `estimate_memory`."""
 
     model: nn.Module
-    batch: Any
-    sample: Any
+    batch: Any  # on "meta" if it was resized
+    sample: Any  # the user's batch, whose integer values are given to code that reads them
     optimizer: Any
     loss: Callable[..., Any] | None
     training: bool
-    device: torch.device
+    device: torch.device  # whose allocator is simulated
     autocast: torch.dtype | None
 
+    def simulated(self) -> Simulation:
+        """Run it on fake tensors: forward, loss, backward, and the optimizer's second step (the first makes its state).
 
-def simulate(plan: StepPlan) -> Simulation:
-    """Run one step of `plan` on fake tensors.
+        Model, loss, optimizer and random number generators are restored afterwards.
 
-    Model, loss, optimizer and random number generators are restored afterwards.
-
-    Raises
-    ------
-    CaptureError
-        If the step depends on the values in a tensor, or uses an op that cannot be simulated.
-    """
-    __tracebackhide__ = True
-    cuda = plan.device.type == "cuda"
-    allocator, place = allocator_of(plan.device, SimulatedAllocator)
-    modules = [m for m in (plan.model, plan.loss) if isinstance(m, nn.Module)]
-    with ExitStack() as stack:
-        stack.enter_context(pretending())
-        stand_ins = StandIns(place)
-        agrees = plan.model.training == plan.training
-        stack.enter_context(replaced(modules, stand_ins, None if agrees else plan.training))
-        own = stand_ins.all()
-        batch = stand_ins.within(_plain(plan.batch))
-        for fake, real in zip(tree_leaves(batch), tree_leaves(_plain(plan.sample)), strict=True):
-            allocator.numbers_known(fake, real)
-        optimizer = _optimizer(plan, stand_ins, stack, foreach=cuda) if plan.training else None
-        stack.enter_context(allocator)
-        stack.enter_context(torch.set_grad_enabled(plan.training))
-        return _Step(plan, allocator, own, stand_ins.all()).run(batch, optimizer)
-
-
-class _Step:
-    """A step being simulated."""
-
-    def __init__(self, plan: StepPlan, allocator: SimulatedAllocator, own: list[Tensor], fakes: list[Tensor]) -> None:
-        self._plan, self._allocator, self._own, self._fakes = plan, allocator, own, fakes
-        self._output_at = 0
-
-    def run(self, batch: Any, optimizer: torch.optim.Optimizer | None) -> Simulation:
-        """Forward, loss, backward, and the optimizer's second step (the first creates its state)."""
+        Raises
+        ------
+        CaptureError
+            If the step depends on the values in a tensor, or uses an op that cannot be simulated.
+        """
         __tracebackhide__ = True
-        allocator = self._allocator
-        for fake in self._fakes:
-            allocator.hold(fake)
+        allocator = SimulatedAllocator(self.device)
+        modules = [m for m in (self.model, self.loss) if isinstance(m, nn.Module)]
+        with ExitStack() as stack:
+            stack.enter_context(pretending())
+            stand_ins = StandIns(allocator.place)
+            agrees = self.model.training == self.training
+            stack.enter_context(replaced(modules, stand_ins, None if agrees else self.training))
+            own = stand_ins.all()
+            batch = stand_ins.within(_plain(self.batch))
+            for fake, real in zip(tree_leaves(batch), tree_leaves(_plain(self.sample)), strict=True):
+                allocator.known.tell(fake, real)
+            optimizer = self._optimizer() if self.training else None
+            if optimizer is not None:
+                stack.enter_context(stepping(optimizer, stand_ins, foreach=self.device.type == "cuda"))
+            stack.enter_context(allocator)
+            stack.enter_context(torch.set_grad_enabled(self.training))
+            for fake in stand_ins.all():
+                allocator.see(fake)
+            return self._run(allocator, own, batch, optimizer)
+
+    def _run(
+        self, allocator: SimulatedAllocator, own: list[Tensor], batch: Any, optimizer: torch.optim.Optimizer | None
+    ) -> Simulation:
+        __tracebackhide__ = True
         inputs = allocator.numbers(tree_leaves(batch))
-        parameters = allocator.numbers(self._own)
-        others = allocator.alive() - inputs
-        buffers = others & allocator.numbers(b for b in self._own if not isinstance(b, nn.Parameter))
-        buffers -= allocator.numbers(p for p in self._own if isinstance(p, nn.Parameter))
+        parameters = allocator.numbers(own)
+        buffers = allocator.numbers(b for b in own if not isinstance(b, nn.Parameter))
+        buffers -= inputs | allocator.numbers(p for p in own if isinstance(p, nn.Parameter))
         begin = len(allocator.changes)
-        with explained(self._plan.model):
-            saved, loss, output = self._forward_and_backward(batch)
-        gradients = allocator.numbers(p.grad for p in self._parameters(optimizer))
+        with explained(self.model):
+            saved, output_at, *held = self._forward_and_backward(allocator, batch)
+        stepped = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        leaves = [p for p in (*own, *stepped) if isinstance(p, Tensor) and p.is_leaf]
+        gradients = allocator.numbers(p.grad for p in leaves)
         changes = allocator.changes[begin:]
         state: set[int] = set()
         if optimizer is not None:
-            with torch.no_grad(), explained(self._plan.model):
+            with torch.no_grad(), explained(self.model):
                 allocator.phase = "optimizer"
                 before = allocator.alive()
                 optimizer.step()
@@ -111,10 +137,10 @@ class _Step:
                 begin = len(allocator.changes)
                 optimizer.step()
             changes += allocator.changes[begin:]
-        if output is not None:
+        if held[-1] is not None:
             begin = len(allocator.changes)
-            del loss, output
-            changes = self._with_last_output(changes, allocator.changes[begin:])
+            held.clear()
+            changes = _with_last_output(changes, output_at, allocator.changes[begin:])
         resident = {
             "parameters": parameters - inputs,
             "inputs": inputs,
@@ -124,38 +150,39 @@ class _Step:
         kinds |= dict.fromkeys(gradients, "gradients")
         for number in {change.allocation for change in changes}:
             if number not in kinds:
-                kinds[number] = kind_of(allocator.made[number], number in saved, self._plan.training)
+                kinds[number] = kind_of(allocator.made[number], number in saved, self.training)
         return Simulation(
             changes=changes,
-            resident={name: self._size(numbers) for name, numbers in resident.items()},
+            resident={name: allocator.size_of(numbers) for name, numbers in resident.items()},
             category=kinds,
-            buffers=self._size(buffers),
+            buffers=allocator.size_of(buffers),
             optimizer=None if optimizer is None else type(optimizer).__name__,
-            model=type(self._plan.model).__name__,
-            training=self._plan.training,
+            model=type(self.model).__name__,
+            training=self.training,
         )
 
-    def _with_last_output(self, changes: list[Change], freed: list[Change]) -> list[Change]:
-        """What the previous output still holds stays alive until this step's output replaces it."""
-        known = {change.allocation for change in changes}
-        freed = [change for change in freed if change.allocation in known]
-        before = [change._replace(size=-change.size, phase="forward") for change in freed]
-        there = self._output_at or len(changes)
-        return [*before, *changes[:there], *freed, *changes[there:]]
-
-    def _forward_and_backward(self, batch: Any) -> tuple[set[int], Any, Any]:
-        """The allocations alive when backward starts, and the loss and output that the step holds."""
+    def _forward_and_backward(self, allocator: SimulatedAllocator, batch: Any) -> tuple[set[int], int, Any, Any]:
+        """The allocations alive when backward starts, how many changes came before, and what the step holds: its loss
+        and output."""
         __tracebackhide__ = True
-        plan, allocator = self._plan, self._allocator
-        allocator.phase = "forward"
-        if not plan.training:
-            with self._casting():
-                call_model(plan.model, batch)
-            return set(), None, None
+        kind = self.device.type if torch.cuda.is_available() else "cpu"
+        casting: Any = nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
         begin = len(allocator.changes)
-        with self._casting():
-            loss, output = self._loss(batch)
-        self._output_at = len(allocator.changes) - begin
+
+        def forward() -> Any:
+            __tracebackhide__ = True
+            output = _call(self.model, batch)
+            allocator.phase = "loss"
+            return output
+
+        allocator.phase = "forward"
+        if not self.training:
+            with casting:
+                _call(self.model, batch)
+            return set(), 0, None, None
+        with casting:
+            loss, output = _loss_and_held(forward, batch, self.loss)
+        output_at = len(allocator.changes) - begin
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise CaptureError("The loss must be a tensor with one element: reduce it with mean or sum.")
         if not loss.requires_grad:
@@ -165,60 +192,76 @@ class _Step:
         allocator.phase = "backward"
         saved = allocator.alive()
         loss.backward()
-        return saved, loss, output
+        return saved, output_at, loss, output
 
-    def _loss(self, batch: Any) -> tuple[Any, Any]:
-        __tracebackhide__ = True
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        wanted = self.optimizer
+        if wanted is None:
+            return None
+        if isinstance(wanted, str):
+            classes = {
+                name.lower(): kind
+                for name, kind in vars(torch.optim).items()
+                if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+            }
+            del classes["optimizer"]
+            if wanted.lower() not in classes:
+                raise ValueError(f"torch.optim has no optimizer {shown(wanted)}; it has {', '.join(sorted(classes))}.")
+            wanted = classes[wanted.lower()]
+        if not isinstance(wanted, torch.optim.Optimizer):
+            if not callable(wanted):
+                raise TypeError(
+                    "optimizer must be a name in torch.optim, an optimizer, or a function that makes one from "
+                    f"parameters, not {type(wanted).__name__}."
+                )
+            wanted = wanted([p for p in dict.fromkeys(self.model.parameters()) if p.requires_grad])
+            if not isinstance(wanted, torch.optim.Optimizer):
+                raise TypeError(f"optimizer must return a torch optimizer, not {type(wanted).__name__}.")
+        if isinstance(wanted, torch.optim.LBFGS):
+            raise CaptureError(
+                "LBFGS evaluates the loss any number of times per step, so its memory cannot be estimated."
+            )
+        return wanted
 
-        def output_is_there() -> None:
-            self._allocator.phase = "loss"
 
-        return loss_and_held(self._plan.model, batch, self._plan.loss, output_is_there)
+def _call(model: nn.Module, batch: Any) -> Any:
+    """The model's output. In a tuple the last element is the target, if there is another; a mapping holds keywords."""
+    __tracebackhide__ = True
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*(batch[:-1] if len(batch) > 1 else batch))
+    return model(batch)
 
-    def _casting(self) -> Any:
-        kind = self._plan.device.type if torch.cuda.is_available() else "cpu"
-        return nullcontext() if self._plan.autocast is None else torch.autocast(kind, self._plan.autocast)
 
-    def _parameters(self, optimizer: torch.optim.Optimizer | None) -> list[Any]:
-        stepped = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
-        return [p for p in (*self._own, *stepped) if isinstance(p, Tensor) and p.is_leaf]
+def _loss_and_held(forward: Callable[[], Any], batch: Any, loss: Callable[..., Any] | None) -> tuple[Any, Any]:
+    """The loss of a model on a batch, as in `model_step`, and the output if a training loop holds it in a variable.
 
-    def _size(self, numbers: set[int]) -> int:
-        return sum(self._allocator.made[n].size for n in numbers)
+    That is usual in ``out = model(**batch); out.loss.backward()``, but not in ``loss(model(x), y).backward()``.
+    """
+    __tracebackhide__ = True
+    if loss is not None:
+        target = [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
+        return loss(forward(), *target), None  # only the graph holds the output when backward starts
+    output = forward()
+    own = getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own, output
+    values = output.values() if isinstance(output, Mapping) else tree_leaves(output)
+    parts = [t.sum() for t in values if isinstance(t, Tensor) and t.requires_grad]
+    if not parts:
+        raise CaptureError("The model's output requires no gradient: pass training=False, or a loss.")
+    return sum(parts[1:], parts[0]), None
+
+
+def _with_last_output(changes: list[Change], output_at: int, freed: list[Change]) -> list[Change]:
+    """What the previous output still holds stays alive until this step's output replaces it."""
+    known = {change.allocation for change in changes}
+    freed = [change for change in freed if change.allocation in known]
+    before = [change._replace(size=-change.size, phase="forward") for change in freed]
+    there = output_at or len(changes)
+    return [*before, *changes[:there], *freed, *changes[there:]]
 
 
 def _plain(batch: Any) -> Any:
     return dict(batch) if isinstance(batch, Mapping) else batch
-
-
-def _optimizer(plan: StepPlan, stand_ins: StandIns, stack: ExitStack, foreach: bool) -> torch.optim.Optimizer | None:
-    wanted = plan.optimizer
-    if wanted is None:
-        return None
-    if not isinstance(wanted, torch.optim.Optimizer):
-        parameters = [p for p in dict.fromkeys(plan.model.parameters()) if p.requires_grad]
-        wanted = _factory(wanted)(parameters)
-        if not isinstance(wanted, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must return a torch optimizer, not {type(wanted).__name__}.")
-    if isinstance(wanted, torch.optim.LBFGS):
-        raise CaptureError("LBFGS evaluates the loss any number of times per step, so its memory cannot be estimated.")
-    stack.enter_context(stepping(wanted, stand_ins, foreach))
-    return wanted
-
-
-def _factory(wanted: Any) -> Callable[[list[nn.Parameter]], Any]:
-    if isinstance(wanted, str):
-        classes = {
-            name.lower(): kind
-            for name, kind in vars(torch.optim).items()
-            if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-        }
-        if wanted.lower() not in classes:
-            raise ValueError(f"torch.optim has no optimizer {shown(wanted)}; it has {', '.join(sorted(classes))}.")
-        return classes[wanted.lower()]
-    if not callable(wanted):
-        raise TypeError(
-            "optimizer must be a name in torch.optim, an optimizer, or a function that makes one from parameters, "
-            f"not {type(wanted).__name__}."
-        )
-    return wanted  # type: ignore[no-any-return]

@@ -37,17 +37,7 @@ _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Bytes that a CPU kernel holds at its own peak beyond its results.
-
-    Parameters
-    ----------
-    op : str
-        Name of the op without namespace and overload: ``convolution``.
-    args : sequence
-        Its arguments.
-    results : sequence of Tensor
-        Its results.
-    """
+    """Bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace: ``convolution``."""
     held = sum(t.nbytes for t in results)
     if op == "convolution":
         return max(0, _convolution(args, results[0]) - held)
@@ -57,7 +47,7 @@ def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> in
         weights = sum(t.nbytes for t in args[1:3])
         gates = 4 * (args[7] if op.endswith("backward") else results[0]).nbytes
         return int(gates + weights * (2 if op.endswith("backward") else 1))
-    extra = _attention(op, args)
+    extra = _attention(op, args) if op.startswith("_scaled_dot_product_flash_attention_for_cpu") else 0
     if op in _COPY:
         tensors = {id(a): a for a in args if isinstance(a, Tensor)}.values()
         return extra + sum(t.nbytes for t in tensors if not _dense(t))
@@ -96,8 +86,6 @@ def _is_matrix(t: Tensor) -> bool:
 
 
 def _attention(op: str, args: Sequence[Any]) -> int:
-    if not op.startswith("_scaled_dot_product_flash_attention_for_cpu"):
-        return 0
     query, key = (args[1], args[2]) if op.endswith("backward") else (args[0], args[1])
     length, keys, width = query.shape[-2], min(512, key.shape[-2]), query.shape[-1]
     rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
@@ -127,10 +115,9 @@ def _blocked_weight(weight: Tensor, groups: int) -> int:
 class _Call:
     """The properties of a convolution that its memory depends on."""
 
-    def __init__(
-        self, x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], transposed: bool, groups: int
-    ) -> None:
-        self.x, self.weight, self.groups, self.transposed = x, weight, groups, transposed
+    def __init__(self, args: Sequence[Any]) -> None:
+        self.x, self.weight, _, stride, _, dilation, self.transposed, _, self.groups = args
+        weight, groups = self.weight, self.groups
         self.strided, self.dilated = any(s != 1 for s in stride), any(d != 1 for d in dilation)
         self.into, self.out = int(weight.shape[1]), int(weight.shape[0]) // groups
         self.depthwise = groups > 1 and self.into == self.out == 1
@@ -138,7 +125,7 @@ class _Call:
 
     @property
     def last(self) -> torch.memory_format | None:
-        """The channels-last format for tensors of this rank, if there is one."""
+        """Channels last, for tensors of a rank that has it."""
         return {4: torch.channels_last, 5: torch.channels_last_3d}.get(self.x.dim())
 
     @property
@@ -165,21 +152,6 @@ class _Call:
             return _block()
         return next((size for size in (_block(), 8, 4) if self.into % size == self.out % size == 0), 0)
 
-    @property
-    def data_layout(self) -> str:
-        """Layout in which oneDNN computes the input gradient: ``blocked``, ``last`` (channels) or ``plain``."""
-        if self.strided and self.dilated:
-            return "plain"
-        wide = self.groups == 1 or self.out > _block()
-        if self.strided and (wide or (self.depthwise and self.x.dtype != torch.float32)):
-            return "last"
-        return "blocked" if self.block else "plain"
-
-    @property
-    def weights_layout(self) -> str:
-        """Layout in which it computes the weight gradient."""
-        return "plain" if self.block < 8 or (self.strided and self.dilated) else "blocked"
-
 
 def _onednn_takes(kind: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():
@@ -192,8 +164,7 @@ def _onednn_takes(kind: torch.dtype) -> bool:
 
 
 def _convolution(args: Sequence[Any], y: Tensor) -> int:
-    x, weight, _, stride, _, dilation, transposed, _, groups = args[:9]
-    call = _Call(x, weight, stride, dilation, transposed, groups)
+    call = _Call(args[:9])
     if call.plan == "transposed":
         return int(3 * y.nbytes)
     if call.plan == "columns":
@@ -202,18 +173,17 @@ def _convolution(args: Sequence[Any], y: Tensor) -> int:
         return int(y.nbytes) + call.packed + _weight_copy(call)
     if not call.block:
         return int(2 * y.nbytes)
-    source = _blocked(x, call.block, first=groups == 1)
+    source = _blocked(call.x, call.block, first=call.groups == 1)
     result = _blocked(y, call.block)
     return max(source + call.packed + result, result + y.nbytes)
 
 
 def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    grad, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args[:11]
-    call = _Call(x, weight, stride, dilation, transposed, groups)
-    into = int(x.nbytes) if wanted[0] else 0
+    grad, call, wanted = args[0], _Call(args[1:10]), args[10]
+    into = int(call.x.nbytes) if wanted[0] else 0
     held = int(sum(t.nbytes for t in results))
     if call.plan == "transposed":
-        return int(2 * grad.nbytes + x.nbytes) + held
+        return int(2 * grad.nbytes + call.x.nbytes) + held
     if call.plan == "columns":
         return held + _columns(call, grad)
     if call.plan == "dense":
@@ -224,19 +194,20 @@ def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int
 def _data(call: _Call, grad: Tensor) -> int:
     """Bytes held while oneDNN computes the input gradient, gradient included."""
     into = int(call.x.nbytes)
-    if call.data_layout == "plain":
-        return 2 * into
-    if call.data_layout == "last":
+    wide = call.groups == 1 or call.out > _block() or (call.depthwise and call.x.dtype != torch.float32)
+    if call.strided and not call.dilated and wide:
         # The result has its channels last and is copied once more to put them first.
         alike = call.x.shape[1] == 1 or math.prod(call.x.shape[2:]) == 1
         return max(int(grad.nbytes) + call.packed + into, (2 if alike else 3) * into)
+    if (call.strided and call.dilated) or not call.block:
+        return 2 * into
     blocked = _blocked(call.x, call.block)
     return max(_blocked(grad, call.block) + call.packed + blocked, blocked + into)
 
 
 def _weights(call: _Call, grad: Tensor) -> int:
     """Bytes held while oneDNN computes the weight gradient, gradient included."""
-    if call.weights_layout == "plain":
+    if call.block < 8 or (call.strided and call.dilated):
         return 2 * int(call.weight.nbytes)
     source = _blocked(call.x, call.block, first=call.groups == 1)
     return max(_blocked(grad, call.block) + source + call.packed, 2 * call.packed)

@@ -7,10 +7,9 @@ stand-ins, and what it changes in its variables is undone.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -25,88 +24,35 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from perfnb.interrupts import InterruptGate
-from perfnb.memory.estimate.allocator import SimulatedAllocator, Simulation, allocator_of, device_among, kind_of
+from perfnb.memory.estimate.allocator import SimulatedAllocator, Simulation, device_among, kind_of
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
-from perfnb.memory.estimate.fake_mode import explained, pretending
-from perfnb.memory.estimate.stand_ins import StandIns, replaced, stepping, variables_replaced
-from perfnb.step.live_objects import living
+from perfnb.memory.estimate.fake_tensors import (
+    StandIns,
+    explained,
+    pretending,
+    replaced,
+    stepping,
+    variables_replaced,
+)
+from perfnb.step.memory import living
 from perfnb.step.namespace import is_installed, reachable
 from perfnb.step.steps import tensors_in
 
 #: Most calls of a step until every optimizer has stepped, and again until they step once more.
-MOST_CALLS = 16
+_MOST_CALLS = 16
+_NEVER_STEPPED = (
+    f"did not step in any of {_MOST_CALLS} simulated calls: the estimate lacks the memory of its step and any state "
+    "that it has not created yet."
+)
 #: Classes whose live objects are all found, as the profiler finds them when they are called or step.
 _LIVING = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 #: Packages whose objects are not part of a step.
 _NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "perfnb", "traitlets", "zmq"}
 
 
-@dataclass(frozen=True)
-class OwnStep:
-    """A user's step to simulate.
-
-    Attributes
-    ----------
-    step : callable
-    batch : object
-        ``None`` if the step takes none.
-    samples, size : int or None
-        Samples in the batch, and samples to simulate.
-    device : str, device or None
-        The device whose allocator is simulated; ``None``: that of the step's models.
-    """
-
-    step: Callable[..., Any]
-    batch: Any
-    samples: int | None
-    size: int | None
-    device: str | torch.device | None
-
-    @cached_property
-    def reached(self) -> list[Any]:
-        """Objects reachable from the step's variables, nearest first."""
-        return list(reachable([self.step]))
-
-    @cached_property
-    def found(self) -> list[Any]:
-        """Objects reachable from the step's variables, then all live models and optimizers."""
-        return list({id(value): value for value in (*self.reached, *living(_LIVING))}.values())
-
-    def of_kind(self, kind: type[Any]) -> list[Any]:
-        """The objects in `found` of a class."""
-        return [value for value in self.found if issubclass(type(value), kind)]
-
-    def sized(self) -> tuple[Any, dict[int, Tensor]]:
-        """The batch at the simulated size, and the user's tensor for each of its tensors, by ``id``."""
-        made: dict[int, Tensor] = {}
-        given: dict[int, Tensor] = {}
-
-        def sized(tensor: Tensor) -> Tensor:
-            if id(tensor) not in made:
-                made[id(tensor)] = tensor
-                if self.samples is not None and self.size is not None:
-                    made[id(tensor)] = tensor_resized(tensor, self.samples, self.size)
-                given[id(made[id(tensor)])] = tensor
-            return made[id(tensor)]
-
-        return with_tensors(self.batch, sized), given
-
-    def place(self) -> torch.device:
-        """The device to simulate."""
-        return device_among(self._tensors(), self.device)
-
-    def _tensors(self) -> Iterator[Tensor]:
-        for value in self.found:
-            if issubclass(type(value), nn.Module):
-                yield from value.parameters()
-            elif issubclass(type(value), Optimizer):
-                yield from _stepped(value)
-            elif issubclass(type(value), Tensor):
-                yield value
-        yield from tensors_in(self.batch)
-
-
-def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
+def simulate_step(
+    step: Callable[..., Any], batch: Any, samples: int | None, size: int | None, device: str | torch.device | None
+) -> tuple[Simulation, torch.device]:
     """Run a user's step on fake tensors until it is in steady state; return what that call did, and the simulated
     device.
 
@@ -116,6 +62,16 @@ def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
     Parameters, buffers, gradients, optimizer state, random number generators, and the variables and plain containers
     reachable from the step are restored afterwards. Other effects of its Python stay: files, counters elsewhere.
 
+    Parameters
+    ----------
+    step : callable
+    batch : object
+        ``None`` if the step takes none.
+    samples, size : int or None
+        Samples in the batch, and samples to simulate.
+    device : str, device or None
+        The device whose allocator is simulated; ``None``: that of the step's models.
+
     Raises
     ------
     CaptureError
@@ -124,90 +80,86 @@ def simulate_step(plan: OwnStep) -> tuple[Simulation, torch.device]:
         Whatever the step raises.
     """
     __tracebackhide__ = True
-    device = plan.place()
-    allocator, place = allocator_of(device, _StepAllocator)
-    modules, optimizers = plan.of_kind(nn.Module), plan.of_kind(Optimizer)
-    sized, given = plan.sized()
+    near = list(reachable([step]))  # from its variables, nearest first
+    found = list({id(value): value for value in (*near, *living(_LIVING))}.values())
+    modules = [value for value in found if issubclass(type(value), nn.Module)]
+    optimizers = [value for value in found if issubclass(type(value), Optimizer)]
+    simulated = device_among(_tensors(found, batch), device)
+    allocator = _StepAllocator(simulated)
+    inputs: list[Tensor] = []
+    given: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor of the sized batch, and the user's, by its id
+
+    def sized(tensor: Tensor) -> Tensor:
+        made = tensor if samples is None or size is None else tensor_resized(tensor, samples, size)
+        given[id(made)] = made, tensor
+        return made
+
+    def stood_in(tensor: Tensor) -> Tensor:
+        fake = stand_ins.of(tensor)
+        allocator.known.tell(fake, given[id(tensor)][1])
+        inputs.append(fake)
+        return fake
+
+    batch = with_tensors(batch, sized)
     with InterruptGate() as gate, ExitStack() as stack:
         stack.enter_context(pretending())
-        stand_ins, known = StandIns(place, strict=False), {}  # type: ignore[var-annotated]
-        stack.enter_context(replaced(modules, stand_ins, None, known))
+        stand_ins = StandIns(allocator.place, strict=False)
+        stack.enter_context(replaced(modules, stand_ins))
         for optimizer in optimizers:
-            stack.enter_context(stepping(optimizer, stand_ins, foreach=device.type == "cuda"))
-        stack.enter_context(variables_replaced(filter(_has_variables, plan.found), stand_ins, known))
-        inputs: list[Tensor] = []
-
-        def stood_in(tensor: Tensor) -> Tensor:
-            inputs.append(stand_ins.of(tensor))
-            allocator.numbers_known(inputs[-1], given[id(tensor)])
-            return inputs[-1]
-
-        batch = () if plan.batch is None else (with_tensors(sized, stood_in),)
+            stack.enter_context(stepping(optimizer, stand_ins, foreach=simulated.type == "cuda"))
+        stack.enter_context(variables_replaced(filter(_has_variables, found), stand_ins))
+        arguments = () if batch is None else (with_tensors(batch, stood_in),)
         for fake in stand_ins.all():
-            allocator.hold(fake)
+            allocator.see(fake)
             if fake.is_leaf and fake.requires_grad:
                 fake.register_post_accumulate_grad_hook(allocator.accumulated)
         stack.enter_context(allocator.listening())
         stack.enter_context(allocator)
         with explained(None), gate.opened():
-            late = _call_until_stepped(plan.step, batch, allocator, [o for o in optimizers if _is_in(o, plan.reached)])
+            own = {id(value) for value in near}
+            late = _call_until_stepped(step, arguments, allocator, [o for o in optimizers if id(o) in own])
             stepped = list(allocator.optimizers)
             allocator.steps_again()
-            _call_until_stepped(plan.step, batch, allocator, stepped)
-        owners = _Owners(allocator, stand_ins, modules, optimizers, allocator.numbers(inputs))
-        return owners.simulation(late), device
+            _call_until_stepped(step, arguments, allocator, stepped)
+        return _seen(allocator, stand_ins.all(), modules, optimizers, inputs, late), simulated
+
+
+def _tensors(found: Iterable[Any], batch: Any) -> Iterator[Tensor]:
+    for value in found:
+        if issubclass(type(value), nn.Module):
+            yield from value.parameters()
+        elif issubclass(type(value), Optimizer):
+            yield from _stepped(value)
+        elif issubclass(type(value), Tensor):
+            yield value
+    yield from tensors_in(batch)
 
 
 def _call_until_stepped(
     step: Callable[..., Any], batch: tuple[Any, ...], allocator: _StepAllocator, optimizers: list[Optimizer]
 ) -> list[Optimizer]:
-    """Call the step until these optimizers have stepped; return those that have not after `MOST_CALLS` calls."""
+    """Call the step until these optimizers have stepped; return those that have not after `_MOST_CALLS` calls."""
     __tracebackhide__ = True
-    for _ in range(MOST_CALLS):
+    for _ in range(_MOST_CALLS):
         step(*batch)
-        late = allocator.late(optimizers)
-        if not late:
+        if not (late := allocator.late(optimizers)):
             break
     return late
 
 
-def _is_in(value: Any, values: Iterable[Any]) -> bool:
-    return any(value is other for other in values)
-
-
 class _StepAllocator(SimulatedAllocator):
-    """An allocator that works out by itself what a step is doing.
+    """An allocator that works out by itself what a step is doing."""
 
-    Attributes
-    ----------
-    saved : set of int
-        Allocations alive when a backward pass started.
-    gradients : set of int
-        Allocations that held the gradient of a parameter.
-    trained : set of int
-        Allocations that hold parameters with a gradient.
-    alive_at_begin : set of int
-        Allocations alive when the calls that count started.
-    first_change : int
-        Place of their first change.
-    models : list of Module
-        The outermost modules that were called.
-    optimizers : list of Optimizer
-        Those that stepped.
-    trains : bool
-        Whether there was a backward pass.
-    """
-
-    def __init__(self, device: torch.device, *, grain: int = 1, scratch: bool = True) -> None:
-        super().__init__(device, grain=grain, scratch=scratch)
-        self.saved: set[int] = set()
-        self.gradients: set[int] = set()
-        self.trained: set[int] = set()
-        self.alive_at_begin: set[int] = set()
-        self.first_change = 0
-        self.models: list[nn.Module] = []
-        self.optimizers: list[Optimizer] = []
-        self.trains = False
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.saved: set[int] = set()  # allocations alive when a backward pass started
+        self.gradients: set[int] = set()  # those that held the gradient of a parameter
+        self.trained: set[int] = set()  # those that hold parameters with a gradient
+        self.alive_at_begin: set[int] = set()  # those alive when the calls that count started
+        self.first_change = 0  # place of the first change in those calls
+        self.models: list[nn.Module] = []  # the outermost modules that were called
+        self.optimizers: list[Optimizer] = []  # those that stepped
+        self.trains = False  # whether there was a backward pass
         self._called: list[nn.Module] = []
         self._stepping = 0
         self._first_step = 0
@@ -279,69 +231,56 @@ class _StepAllocator(SimulatedAllocator):
         self._stepping -= 1
 
 
-class _Owners:
-    """The owners of the allocations of a simulated step."""
-
-    def __init__(
-        self,
-        allocator: _StepAllocator,
-        stand_ins: StandIns,
-        modules: Iterable[nn.Module],
-        optimizers: Iterable[Optimizer],
-        batch: set[int],
-    ) -> None:
-        self._allocator, self._batch = allocator, batch
-        self._stood_in = allocator.numbers(stand_ins.all())
-        self._modules, self._optimizers = list(modules), list(optimizers)
-
-    def simulation(self, late: Iterable[Optimizer]) -> Simulation:
-        """The calls that count, given the optimizers that never stepped."""
-        allocator = self._allocator
-        parameters, buffers = self._of_models()
-        stepped = {id(optimizer): optimizer for optimizer in allocator.optimizers}.values()
-        for optimizer in stepped:
-            parameters |= allocator.numbers(_stepped(optimizer))
-        holding = [each for each in self._optimizers if allocator.numbers(_stepped(each)) & allocator.used]
-        state = allocator.numbers(tensor for optimizer in (*stepped, *holding) for tensor in _state(optimizer))
-        state -= self._batch | parameters | buffers
-        others = (allocator.used & self._stood_in) - parameters - buffers - state - allocator.gradients
-        owners = {
-            "gradients": allocator.gradients,
-            "optimizer_state": state,
-            "inputs": self._batch | others,
-            "parameters": (parameters | buffers) - self._batch,
-        }
-        category = {number: name for name, numbers in owners.items() for number in numbers}
-        changes = allocator.changes[allocator.first_change :]
-        at_begin = allocator.alive_at_begin - (self._stood_in - category.keys())
-        for number in {change.allocation for change in changes} | at_begin:
-            if number not in category:
-                category[number] = kind_of(allocator.made[number], number in allocator.saved, allocator.trains)
-        resident: dict[str, int] = {}
-        for number in at_begin:
-            resident[category[number]] = resident.get(category[number], 0) + allocator.made[number].size
-        return Simulation(
-            changes=changes,
-            resident=resident,
-            category=category,
-            buffers=sum(allocator.made[number].size for number in buffers - parameters),
-            optimizer=_classes(stepped) or None,
-            model=_classes(m for m in allocator.models if next(m.parameters(), None) is not None) or "step",
-            training=allocator.trains,
-            never_stepped=_classes(late) or None,
-        )
-
-    def _of_models(self) -> tuple[set[int], set[int]]:
-        """Parameters and buffers of the models that the step used, submodules included."""
-        allocator = self._allocator
-        parameters: set[int] = set()
-        buffers: set[int] = set()
-        for model in (*self._modules, *allocator.models):
-            own, others = allocator.numbers(model.parameters()), allocator.numbers(model.buffers())
-            if (own | others) & allocator.used:
-                parameters |= own
-                buffers |= others
-        return parameters, buffers
+def _seen(
+    allocator: _StepAllocator,
+    stand_ins: Iterable[Tensor],
+    modules: Iterable[nn.Module],
+    optimizers: Iterable[Optimizer],
+    inputs: Iterable[Tensor],
+    late: Iterable[Optimizer],
+) -> Simulation:
+    """The calls that count, and who owns what was allocated, given the optimizers that never stepped."""
+    batch, stood_in = allocator.numbers(inputs), allocator.numbers(stand_ins)
+    parameters: set[int] = set()
+    buffers: set[int] = set()
+    for model in (*modules, *allocator.models):
+        own, others = allocator.numbers(model.parameters()), allocator.numbers(model.buffers())
+        if (own | others) & allocator.used:
+            parameters |= own
+            buffers |= others
+    stepped = {id(optimizer): optimizer for optimizer in allocator.optimizers}.values()
+    for optimizer in stepped:
+        parameters |= allocator.numbers(_stepped(optimizer))
+    holding = [each for each in optimizers if allocator.numbers(_stepped(each)) & allocator.used]
+    state = allocator.numbers(tensor for optimizer in (*stepped, *holding) for tensor in _state(optimizer))
+    state -= batch | parameters | buffers
+    loose = (allocator.used & stood_in) - parameters - buffers - state - allocator.gradients
+    owners = {
+        "gradients": allocator.gradients,
+        "optimizer_state": state,
+        "inputs": batch | loose,
+        "parameters": (parameters | buffers) - batch,
+    }
+    category = {number: name for name, numbers in owners.items() for number in numbers}
+    changes = allocator.changes[allocator.first_change :]
+    at_begin = allocator.alive_at_begin - (stood_in - category.keys())
+    for number in {change.allocation for change in changes} | at_begin:
+        if number not in category:
+            category[number] = kind_of(allocator.made[number], number in allocator.saved, allocator.trains)
+    resident: Counter[str] = Counter()
+    for number in at_begin:
+        resident[category[number]] += allocator.made[number].size
+    never = _classes(late)
+    return Simulation(
+        changes=changes,
+        resident=resident,
+        category=category,
+        buffers=allocator.size_of(buffers - parameters),
+        optimizer=_classes(stepped) or None,
+        model=_classes(m for m in allocator.models if next(m.parameters(), None) is not None) or "step",
+        training=allocator.trains,
+        caveat=f"{never} {_NEVER_STEPPED}" if never else None,
+    )
 
 
 def _has_variables(value: Any) -> bool:

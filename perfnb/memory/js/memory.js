@@ -1,10 +1,65 @@
-// The Memory tab: who owns memory at every instant of a step, and at its peak.
-import { drawn, drawnToFit, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
-import { figure, h } from "../../draw/js/dom.js";
-import { byteSize, count, duration, share, significant, timeUnit } from "../../draw/js/format.js";
+// The Memory tab: who owns memory at every instant of a step and at its peak, and what would reduce it.
+import { drawnToFit, levelRules, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
+import { columnHead, drawn, fact, figure, h, moreButton } from "../../draw/js/dom.js";
+import { UNKNOWN, byteSize, count, duration, grouped, share, significant, timeUnit } from "../../draw/js/format.js";
 import { placeAfter } from "../../draw/js/search.js";
 import { tabMakers } from "../../draw/js/tabs.js";
-import { instantWord, peakOwners, whatFits } from "./fits.js";
+
+const OWNERS_SHOWN = 10;
+
+// If the step failed, the last instant is shown in place of the peak.
+const instantWord = (data) => (data.incomplete ? "failure" : "peak");
+
+// Who owns memory at the peak, largest first.
+function peakOwners(data) {
+  const { owners, categories, names } = data;
+  const order = owners.bytes.map((_, i) => i);
+  const heaviest = Math.max(1, ...owners.bytes);
+  const body = h("tbody");
+  const draw = (rows) => body.replaceChildren(...rows.map((i) => {
+    const mark = categories[owners.category[i]];
+    const layer = names[owners.layer[i]];
+    return h("tr", {},
+      h("th", { scope: "row", class: "pf-text", title: layer }, layer == null ? h("span", { class: "pf-quiet" }, "no layer") : h("span", { class: "pf-name" }, layer)),
+      h("td", { class: "pf-text" }, h("span", { class: "pf-kind" }, swatch(mark), mark.word)),
+      h("td", { class: "pf-text" }, h("span", { class: "pf-stack" }, h("i", { class: `pf-${mark.pattern}`, style: `background-color:${mark.colour};width:${(100 * owners.bytes[i]) / heaviest}%` }))),
+      h("td", {}, figure(byteSize(owners.bytes[i]))), h("td", {}, figure(share(owners.share[i]))), h("td", {}, figure(count(owners.count[i]))));
+  }));
+  draw(order.slice(0, OWNERS_SHOWN));
+  const more = order.length > OWNERS_SHOWN && moreButton(`Show all ${order.length}`, "Show only the largest", (all) => draw(all ? order : order.slice(0, OWNERS_SHOWN)));
+  const left = owners.left_out ? h("p", { class: "pf-quiet" }, `${grouped(owners.left_out)} smaller owners are not listed.`) : null;
+  const heads = [["Layer", "", true], ["Category", 118, true], ["", 70, true], ["Memory", 76], ["Share", 56], ["Count", 48]];
+  const title = `Owners at the ${instantWord(data)}`;
+  return h("section", { class: "pf-owners", "aria-label": title }, h("h3", {}, title),
+    order.length ? [h("div", { class: "pf-scroll", tabindex: 0 }, h("table", { class: "pf-small", "aria-label": title },
+      h("colgroup", {}, heads.map(([, width]) => h("col", { style: width ? `width:${width}px` : "" }))),
+      h("thead", {}, h("tr", {}, heads.map(([word, , text]) => columnHead(word, text)))), body)), more, left]
+      : h("p", { class: "pf-quiet" }, "Owners are unknown."));
+}
+
+// The peak as a bar, and below it how much would remain with each option.
+function whatFits(data) {
+  const peak = data.peak.bytes;
+  if (!peak) return null;
+  const part = (bytes) => `width:${Math.min(100, (100 * bytes) / peak)}%`;
+  const held = data.categories.filter((mark) => mark.peak > 0);
+  const words = held.map((mark) => `${mark.word} ${byteSize(mark.peak)}`).join(", ");
+  const now = h("div", { class: "pf-fit pf-now" },
+    h("p", {}, h("b", {}, "Now"), h("span", { class: "pf-left" }, figure(byteSize(peak)))),
+    h("div", { class: "pf-fit-bar", role: "img", "aria-label": `The ${instantWord(data)}: ${words}` },
+      held.map((mark) => h("i", { class: `pf-${mark.pattern}`, title: `${mark.word} ${byteSize(mark.peak)}, ${share(mark.peak / peak)}`, style: `background-color:${mark.colour};${part(mark.peak)}` }))),
+    h("ul", { class: "pf-legend" }, held.filter((mark) => mark.peak >= 0.02 * peak).map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word), h("span", { class: "pf-quiet" }, share(mark.peak / peak))))));
+  const options = data.fits.map((fit) => h("li", { class: "pf-fit" },
+    h("p", {}, h("b", {}, fit.option), h("span", { class: `pf-basis pf-${fit.basis === "computed" ? "computed" : "estimated"}` }, fit.basis),
+      h("span", { class: "pf-left" }, fit.frees == null ? figure(UNKNOWN) : ["frees ", h("b", {}, figure(byteSize(fit.frees))), `, leaves ${byteSize(Math.max(0, peak - fit.frees))}`])),
+    fit.frees == null ? null : h("div", { class: "pf-fit-bar", "aria-hidden": "true" },
+      h("i", { class: "pf-kept", style: part(Math.max(0, peak - fit.frees)) }), h("i", { class: "pf-freed", style: part(fit.frees) })),
+    fit.detail ? h("small", {}, fit.detail) : null));
+  const title = options.length ? "What would make it fit?" : `Alive at the ${instantWord(data)}`;
+  return h("section", { class: "pf-fits", "aria-label": title }, h("h3", {}, title), now,
+    options.length ? h("ul", { class: "pf-options" }, options) : null,
+    options.length ? h("p", { class: "pf-quiet" }, `Each option on its own, at the ${instantWord(data)}; the peak may then move to another instant.`) : null);
+}
 
 const LARGEST_SHOWN = 8;
 const PLOT = { left: 66, right: 14, top: 26, height: 270, strip: 9, below: 54 };
@@ -28,7 +83,11 @@ function memoryFacts(data) {
     { key: "reserved", word: "reserved", values: runningSums(instants.reserved), title: "Memory that the allocator has reserved on the device, in use or not" },
     { key: "process", word: "process", values: runningSums(instants.process), title: "Resident memory of the whole process, including what the allocator cannot see" },
   ].filter((line) => line.values).map((line) => ({ ...line, most: most(line.values) }));
-  const phaseAt = (at) => data.phases.find((phase) => phase.start_ns <= at && at < phase.end_ns) ?? null;
+  // "2.10 ms, forward": an instant, with words before its phase.
+  const when = (i, before = "") => {
+    const phase = data.phases.find((one) => one.start_ns <= t[i] && t[i] < one.end_ns);
+    return `${duration(t[i] / 1e6)}${phase ? `, ${before}${phase.word}` : ""}`;
+  };
   // The last instant at or before a time.
   const instantAt = (time) => Math.max(0, placeAfter(t, time) - 1);
   const aliveAt = (i) => {
@@ -40,7 +99,7 @@ function memoryFacts(data) {
   };
   const named = (column) => (row) => names[largest[column][row]] ?? null;
   return {
-    t, series, total, lines, peakBytes: most(total), phaseAt, instantAt, aliveAt, start, end,
+    t, series, total, lines, peakBytes: most(total), when, instantAt, aliveAt, start, end,
     layer: named("layer"), op: named("op"), phase: named("phase"), name: named("name"),
   };
 }
@@ -53,16 +112,13 @@ function memoryTab(data) {
   const state = { at: data.peak.at, pinned: false };
   const legend = memoryLegend(data, facts, () => refit());
   const panel = h("div", { class: "pf-alive" });
-  const slider = h("div", {
-    class: "pf-plot", role: "slider", tabindex: 0, "aria-label": "Instant of the step", "aria-orientation": "horizontal",
-    "aria-valuemin": 0, "aria-valuemax": facts.t.length - 1,
-  });
+  const slider = h("div", { class: "pf-plot", role: "slider", tabindex: 0, "aria-label": "Instant of the step", "aria-orientation": "horizontal", "aria-valuemin": 0, "aria-valuemax": facts.t.length - 1 });
   let plot = null;
   const show = (at) => {
     state.at = at;
     plot?.point(at, at === data.peak.at && !state.pinned);
     legend.show(at);
-    const words = instantWords(facts, at);
+    const words = facts.when(at);
     slider.setAttribute("aria-valuenow", at);
     slider.setAttribute("aria-valuetext", `${words}, ${byteSize(facts.total[at])} alive`);
     panel.replaceChildren(...aliveList(data, facts, state, at, words, toPeak));
@@ -131,44 +187,31 @@ function steer(slider, facts, state, timeAt, show, toPeak) {
   });
 }
 
-function instantWords(facts, at) {
-  const phase = facts.phaseAt(facts.t[at]);
-  return `${duration(facts.t[at] / 1e6)}${phase ? `, ${phase.word}` : ""}`;
-}
-
 function failure(data) {
   return data.incomplete && h("p", { class: "pf-failed", role: "note" },
     h("b", {}, "Incomplete: the step failed. "), "The tab shows what was allocated until then. ", h("code", {}, data.incomplete));
 }
 
 function memorySummary(data, facts) {
-  const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, figure(value)), more ? h("small", {}, more) : null));
-  const peak = data.peak.at;
-  const phase = facts.phaseAt(facts.t[peak])?.word;
   const reserved = [
     data.fragmentation == null ? null : `${share(data.fragmentation)} of it unused`,
     data.largest_free == null ? null : `largest free block ${byteSize(data.largest_free)}`,
   ].filter(Boolean).join(", ");
   return h("dl", { class: "pf-facts pf-memory-facts" },
-    fact(data.incomplete ? "At the failure" : "Peak", byteSize(data.peak.bytes), `at ${duration(facts.t[peak] / 1e6)}${phase ? `, in ${phase}` : ""}, on ${data.device}`),
-    data.reserved_peak == null ? null : fact("Peak reserved", byteSize(data.reserved_peak), reserved),
-    data.process_peak == null ? null : fact("Peak process memory", byteSize(data.process_peak), "resident memory"),
-    data.retries ? fact("Retries", count(data.retries), "by the allocator, in the counted step") : null,
-    data.ooms ? fact("Out of memory", count(data.ooms), data.ooms === 1 ? "time in the counted step" : "times in the counted step") : null);
+    fact(data.incomplete ? "At the failure" : "Peak", figure(byteSize(data.peak.bytes)), `at ${facts.when(data.peak.at, "in ")}, on ${data.device}`),
+    data.reserved_peak == null ? null : fact("Peak reserved", figure(byteSize(data.reserved_peak)), reserved),
+    data.process_peak == null ? null : fact("Peak process memory", figure(byteSize(data.process_peak)), "resident memory"),
+    data.retries ? fact("Retries", figure(count(data.retries)), "by the allocator, in the counted step") : null,
+    data.ooms ? fact("Out of memory", figure(count(data.ooms)), data.ooms === 1 ? "time in the counted step" : "times in the counted step") : null);
 }
 
 // The legend shows the size of each category at the instant; lines can be switched on and off.
 function memoryLegend(data, facts, redraw) {
-  const used = data.categories.map((mark, i) => ({ mark, i })).filter(({ i }) => data.instants.categories[i]);
-  const figures = new Map();
-  const place = (key) => {
-    const node = h("span", { class: "pf-amount" });
-    figures.set(key, node);
-    return node;
-  };
+  const used = [...data.categories.keys()].filter((i) => data.instants.categories[i]);
+  const amounts = new Map([...used, ...facts.lines].map((key) => [key, h("span", { class: "pf-amount" })]));
   const shown = new Set(facts.lines.filter((line) => line.most <= 1.7 * facts.peakBytes).map((line) => line.key));
   const element = h("ul", { class: "pf-amounts" },
-    used.map(({ mark, i }) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word), place(i))),
+    used.map((i) => h("li", {}, swatch(data.categories[i]), h("span", { class: "pf-word" }, data.categories[i].word), amounts.get(i))),
     facts.lines.map((line) => h("li", {}, h("button", {
       type: "button", class: "pf-switch", "aria-pressed": String(shown.has(line.key)), title: `${line.title}. Click to show or hide its line.`,
       click: (event) => {
@@ -176,13 +219,13 @@ function memoryLegend(data, facts, redraw) {
         event.currentTarget.setAttribute("aria-pressed", String(shown.has(line.key)));
         redraw();
       },
-    }, h("i", { class: `pf-line-key pf-line-${line.key}`, "aria-hidden": "true" }), h("span", { class: "pf-word" }, line.word)), place(line.key))));
+    }, h("i", { class: `pf-line-key pf-line-${line.key}`, "aria-hidden": "true" }), h("span", { class: "pf-word" }, line.word)), amounts.get(line))));
   const show = (at) => {
-    for (const { i } of used) {
+    for (const i of used) {
       const bytes = facts.series[i][at];
-      figures.get(i).replaceChildren(h("b", {}, figure(byteSize(bytes))), h("span", { class: "pf-quiet" }, share(facts.total[at] ? bytes / facts.total[at] : 0)));
+      amounts.get(i).replaceChildren(h("b", {}, figure(byteSize(bytes))), h("span", { class: "pf-quiet" }, share(facts.total[at] ? bytes / facts.total[at] : 0)));
     }
-    for (const line of facts.lines) figures.get(line.key).replaceChildren(h("b", {}, figure(byteSize(line.values[at]))));
+    for (const line of facts.lines) amounts.get(line).replaceChildren(h("b", {}, figure(byteSize(line.values[at]))));
   };
   return { element, show, shown };
 }
@@ -220,7 +263,7 @@ function memoryPlot(data, facts, shown, width) {
   const at = (value) => Math.round(value * 100) / 100;
   const xs = facts.t.map((time) => at(x(time)));
   const end = at(x(data.step_ns));
-  const edge = (values) => values.map((value, i) => `${i ? "H" : "M"}${xs[i]}${i ? "V" : ","}${at(y(value))}`).join("") + `H${end}`;
+  const edge = (values) => knownSteps(values, xs, end, (value) => at(y(value)));
   const back = (values) => {
     const parts = [`V${at(y(values.at(-1)))}`];
     for (let i = values.length - 1; i > 0; i -= 1) parts.push(`H${xs[i]}V${at(y(values[i - 1]))}`);
@@ -235,15 +278,12 @@ function memoryPlot(data, facts, shown, width) {
     areas.push(drawn("path", { class: "pf-area", "data-category": mark.word, d: edge(upper) + back(base), fill: fills[i] }));
     base = upper;
   });
-  const yTicks = niceTicks(most, 5, 1024).map((value) => [
-    drawn("line", { class: "pf-rule", x1: left, x2: x1, y1: at(y(value)), y2: at(y(value)) }),
-    drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, roundSize(value, most)),
-  ]);
+  const yTicks = levelRules(niceTicks(most, 5, 1024).map((value) => [value, roundSize(value, most)]), (value) => at(y(value)), [left, x1]);
   const phaseEdges = data.phases.slice(1).map((phase) => drawn("line", { class: "pf-edge", x1: at(x(phase.start_ns)), x2: at(x(phase.start_ns)), y1: top, y2: y0 }));
   const point = drawn("g", { class: "pf-cursor" }, drawn("line", { y1: top - 4, y2: y0 + strip + 6 }), drawn("circle", { r: 3.5 }));
   const element = drawn("svg", { width, height: y0 + below, "aria-hidden": "true" }, defs, yTicks, areas, phaseEdges,
     drawn("path", { class: "pf-outline", d: edge(base) }),
-    lines.map((line) => drawn("path", { class: `pf-series pf-line-${line.key}`, d: knownSteps(line.values, xs, end, (value) => at(y(value))) })),
+    lines.map((line) => drawn("path", { class: `pf-series pf-line-${line.key}`, d: edge(line.values) })),
     phaseStrip(data, fills.slice(data.categories.length), x, y0 + 4), timeTicks(data, x, y0, x1),
     peakMark(data, facts, x, y, left, x1), failureMark(data, x1, y0), point);
   return {

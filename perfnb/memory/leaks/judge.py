@@ -83,8 +83,10 @@ def leak_report(
     """
     process = None if process_bytes is None else memory_slope(process_bytes)
     allocator = cpu = None
-    survivors, garbage, shapes = _no_survivors(), 0.0, False
-    levels: np.ndarray[Any, Any] | None = None
+    columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
+    survivors = surviving(pd.DataFrame(columns=[*columns]).astype(columns), 0)
+    garbage, shapes = 0.0, False
+    levels: Integers | None = None
     if allocations is not None:
         levels = levels_by_step(allocations, steps)
         allocator = memory_slope(levels)
@@ -125,9 +127,8 @@ def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) 
     kept = _kept(allocations, owners, steps, recurring)
     growing = _growing(allocations, owners, len(keys), steps, but=kept["owner"].to_numpy())
     rows = pd.concat([kept, growing], ignore_index=True) if len(growing) else kept
-    found = keys.iloc[rows["owner"].to_numpy(dtype=np.int64)].reset_index(drop=True)
-    frame = pd.concat([found, rows.drop(columns="owner").reset_index(drop=True)], axis=1)
-    return frame.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
+    found = keys.iloc[rows.pop("owner").to_numpy(dtype=np.int64)].reset_index(drop=True)
+    return _most_first(pd.concat([found, rows], axis=1))
 
 
 def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
@@ -142,18 +143,16 @@ def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
         Device, layer, phase, op, and `bytes_per_step`: the least that any step left.
     """
     owners, keys = _owners(allocations)
-    made = _steps_of(allocations["made_in_step"], -1)
+    made = _steps_of(allocations["made_in_step"])
     stays = (made >= 0) & (made < steps) & allocations["freed_in_step"].isna().to_numpy()
     left = np.zeros((len(keys), max(steps, 1)), dtype=np.int64)
     np.add.at(left, (owners[stays], made[stays]), allocations["bytes"].to_numpy(dtype=np.int64)[stays])
     found = keys.assign(bytes_per_step=left.min(axis=1))
-    found = found[found["bytes_per_step"] > 0]
-    return found.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
+    return _most_first(found[found["bytes_per_step"] > 0])
 
 
-def _no_survivors() -> pd.DataFrame:
-    columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
-    return surviving(pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in columns.items()}), 0)
+def _most_first(owners: pd.DataFrame) -> pd.DataFrame:
+    return owners.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
 
 
 def _owners(allocations: pd.DataFrame) -> tuple[Integers, pd.DataFrame]:
@@ -165,9 +164,9 @@ def _owners(allocations: pd.DataFrame) -> tuple[Integers, pd.DataFrame]:
     return numbers.to_numpy(dtype=np.int64).astype(np.int64), keys.reset_index(drop=True).convert_dtypes()
 
 
-def _kept(allocations: pd.DataFrame, owners: np.ndarray[Any, Any], steps: int, recurring: bool) -> pd.DataFrame:
+def _kept(allocations: pd.DataFrame, owners: Integers, steps: int, recurring: bool) -> pd.DataFrame:
     judged = steps - max(1, steps // 5)
-    made = _steps_of(allocations["made_in_step"], -1)
+    made = _steps_of(allocations["made_in_step"])
     stays = (made >= 0) & (made < judged) & allocations["freed_in_step"].isna().to_numpy()
     frame = pd.DataFrame({"owner": owners[stays], "bytes": allocations["bytes"].to_numpy()[stays], "made": made[stays]})
     frame["early"] = frame["made"] < judged / 2
@@ -185,41 +184,40 @@ def _kept(allocations: pd.DataFrame, owners: np.ndarray[Any, Any], steps: int, r
     return rows.reset_index()
 
 
-def _growing(
-    allocations: pd.DataFrame, owners: np.ndarray[Any, Any], count: int, steps: int, but: np.ndarray[Any, Any]
-) -> pd.DataFrame:
+def _growing(allocations: pd.DataFrame, owners: Integers, count: int, steps: int, but: Integers) -> pd.DataFrame:
     rows = []
-    waits = _steps_of(allocations["freed_in_step"], -1) >= steps
-    allocations, owners = allocations[~waits], owners[~waits]
+    stays = _steps_of(allocations["freed_in_step"]) < steps  # or was freed in time
+    allocations, owners = allocations[stays], owners[stays]
     levels = _levels(allocations, owners, count, steps)
     grown = levels[:, -1] - levels[:, 0] if steps else np.zeros(count)
     for owner in np.setdiff1d(np.flatnonzero(grown > _WORTH_A_LOOK), but):
         slope = memory_slope(levels[owner])
         if slope is not None and slope.grows:
-            made = _steps_of(allocations["made_in_step"], -1)[owners == owner]
+            made = _steps_of(allocations["made_in_step"])[owners == owner]
             inside = made[(made >= 0) & (made < steps)]
             rows.append((owner, slope.bytes_per_step, len(inside) / steps, len(np.unique(inside)), "growing"))
     return pd.DataFrame(rows, columns=["owner", "bytes_per_step", "count_per_step", "steps", "kind"])
 
 
-def _levels(allocations: pd.DataFrame, owners: np.ndarray[Any, Any], count: int, steps: int) -> Integers:
+def _levels(allocations: pd.DataFrame, owners: Integers, count: int, steps: int) -> Integers:
     """One row per owner, one column per step: bytes alive at its end, relative to before the first."""
     size = allocations["bytes"].to_numpy(dtype=np.int64)
     change = np.zeros((count, steps), dtype=np.int64)
     for column, sign in (("made_in_step", 1), ("freed_in_step", -1)):
-        step = _steps_of(allocations[column], -1)
+        step = _steps_of(allocations[column])
         inside = (step >= 0) & (step < steps)
         np.add.at(change, (owners[inside], step[inside]), sign * size[inside])
     return change.cumsum(axis=1)
 
 
-def _steps_of(column: pd.Series, unknown: int) -> Integers:
-    return column.astype("Int64").fillna(unknown).to_numpy(dtype=np.int64).astype(np.int64)
+def _steps_of(column: pd.Series) -> Integers:
+    """Step numbers, -1 if unknown."""
+    return column.astype("Int64").fillna(-1).to_numpy(dtype=np.int64).astype(np.int64)
 
 
 def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
-    made = _steps_of(allocations["made_in_step"], -1)
-    waited = (made >= 0) & (_steps_of(allocations["freed_in_step"], -1) >= steps)
+    made = _steps_of(allocations["made_in_step"])
+    waited = (made >= 0) & (_steps_of(allocations["freed_in_step"]) >= steps)
     return float(allocations["bytes"].to_numpy()[waited].sum() / max(1, steps))
 
 
@@ -277,10 +275,9 @@ def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
     return process.bytes_per_step - cpu.bytes_per_step if apart else None
 
 
-def _per_step(levels: np.ndarray[Any, Any] | None, process_bytes: Sequence[Any] | None) -> pd.DataFrame:
+def _per_step(levels: Integers | None, process_bytes: Sequence[Any] | None) -> pd.DataFrame:
     allocated = pd.Series([] if levels is None else levels, dtype="Int64")
     process = pd.Series([] if process_bytes is None else list(process_bytes), dtype="Float64").round().astype("Int64")
-    places = pd.RangeIndex(max(len(allocated), len(process)))
-    frame = pd.DataFrame({"allocated_bytes": allocated.reindex(places), "process_bytes": process.reindex(places)})
-    frame.insert(0, "step", np.arange(len(places)))
+    frame = pd.DataFrame({"allocated_bytes": allocated, "process_bytes": process})  # the shorter one ends in NA
+    frame.insert(0, "step", np.arange(len(frame)))
     return frame

@@ -23,23 +23,15 @@ Plain = dict[str, "Plain"] | list["Plain"] | tuple["Plain", ...] | str | bytes |
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a pickle may ask for.
+    """How much a pickle may ask for."""
 
-    Attributes
-    ----------
-    memory_bytes : int
-        Memory of everything decoded, estimated as it grows.
-    text_bytes : int
-        Length of one text.
-    open_values : int
-        Values waiting to be put into a container, which bounds nesting too; picklers write them 1,000 at a time.
-    depth : int
-        Containers being filled at the same time.
-    """
-
+    #: Memory of everything decoded, estimated as it grows.
     memory_bytes: int = 6 << 30
+    #: Length of one text.
     text_bytes: int = 16 << 20
+    #: Values waiting to be put into a container, which bounds nesting too; picklers write them 1,000 at a time.
     open_values: int = 10_000
+    #: Containers being filled at the same time.
     depth: int = 100
 
 
@@ -69,43 +61,27 @@ def decode(data: bytes, source: str = "the pickle", limits: Limits = LIMITS) -> 
         If it holds anything else, is truncated or damaged, or asks for more than `limits`; the message names `source`.
     """
     try:
-        return _Machine(data, limits).run()
+        return _decoded(data, limits)
     except _Damaged as error:
         raise TraceError(f"{source} was not read: {error}.") from error
     except MemoryError as error:
         raise TraceError(f"{source} was not read: there is not enough memory for it; record fewer entries.") from error
 
 
-class _Machine:
-    def __init__(self, data: bytes, limits: Limits) -> None:
-        self.data = data
-        self.limits = limits
-        self.at = 0
-
-    def run(self) -> Plain:
-        data = self.data
-        if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
-            raise _Damaged("it does not start like a pickle of protocol 2 to 5; give the file as torch dumped it")
-        try:
-            return self._run()
-        except (IndexError, struct.error) as error:
-            raise _Damaged(
-                f"it is truncated or damaged at byte {self.at:,} of {len(data):,}; copy or dump it again"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise _Damaged(f"the text at byte {self.at:,} is not UTF-8; copy or dump it again") from error
-
-    def _run(self) -> Plain:
-        """Run the instructions, in one loop over local names: a snapshot has millions of them."""
-        data, end, limits = self.data, len(self.data), self.limits
-        stack: list[Plain] = []
-        memo: list[Plain] = []
-        marks: list[int] = []  # position in the stack of each open mark
-        floor = 0  # what is below belongs to an open mark
-        spent, at = 0, 2
-        short_gets, long_gets, unpacked = _SHORT_GETS.match, _LONG_GETS.match, struct.iter_unpack
-        push, lookup, memoize = stack.append, memo.__getitem__, memo.append
-        uint16, int32, uint32, uint64, float64 = (struct.Struct(f).unpack_from for f in ("<H", "<i", "<I", "<Q", ">d"))
+def _decoded(data: bytes, limits: Limits) -> Plain:
+    """Run the instructions, in one loop over local names: a snapshot has millions of them."""
+    if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
+        raise _Damaged("it does not start like a pickle of protocol 2 to 5; give the file as torch dumped it")
+    end = len(data)
+    stack: list[Plain] = []
+    memo: list[Plain] = []
+    marks: list[int] = []  # position in the stack of each open mark
+    floor = 0  # what is below belongs to an open mark
+    spent, at, begin = 0, 2, 0
+    short_gets, long_gets, unpacked = _SHORT_GETS.match, _LONG_GETS.match, struct.iter_unpack
+    push, lookup, memoize = stack.append, memo.__getitem__, memo.append
+    uint16, int32, uint32, uint64, float64 = (struct.Struct(f).unpack_from for f in ("<H", "<i", "<I", "<Q", ">d"))
+    try:
         while True:
             if len(stack) > limits.open_values or len(marks) > limits.depth:
                 raise _Damaged(
@@ -118,7 +94,7 @@ class _Machine:
                 )
             for _ in range(_STRETCH):
                 op = data[at]
-                self.at = at
+                begin = at
                 at += 1
                 if op == 0x68:  # BINGET
                     push(memo[data[at]])
@@ -253,6 +229,10 @@ class _Machine:
                     return stack[0]
                 else:
                     raise _refused(op, at - 1)
+    except (IndexError, struct.error) as error:
+        raise _Damaged(f"it is truncated or damaged at byte {begin:,} of {end:,}; copy or dump it again") from error
+    except UnicodeDecodeError as error:
+        raise _Damaged(f"the text at byte {begin:,} is not UTF-8; copy or dump it again") from error
 
 
 #: Width of the size before the bytes, by instruction: texts, then bytes.

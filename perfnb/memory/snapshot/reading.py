@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,13 +20,28 @@ import numpy as np
 import numpy.typing as npt
 
 from perfnb import quantities as fmt
+from perfnb.arguments import storable
 from perfnb.errors import TraceError
 from perfnb.files import open_regular
-from perfnb.memory.snapshot import plain_pickle, stacks
+from perfnb.memory.snapshot import plain_pickle
 from perfnb.trace.columns import MISSING, Ints
 
 #: Largest file that is read.
 MAX_BYTES = 1 << 30
+
+#: Characters kept of a text: a million rows may share a long one.
+MAX_TEXT = 160
+#: Most distinct stacks.
+MOST_STACKS = 500_000
+
+_OP = re.compile(r"at::_ops::(\w{1,100})::")
+#: The overload at the end of an operator's name, such as ``_Tensor``, if the name shows where it starts.
+_OVERLOAD = re.compile(r"_[A-Z].*")
+_LIBRARY_PATH = re.compile(
+    r"<frozen |/(site|dist)-packages/|/lib/python\d[\d.]*/"
+    r"|/torch/(nn|optim|autograd|utils|cuda|distributed|fx|amp|_[a-z_]+)[/.]"
+)
+_NOTHING, _LIBRARY, _USER = "", "library", "user"
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -116,14 +134,6 @@ def read(
 ) -> SnapshotColumns:
     """Read the snapshot at `path`.
 
-    Parameters
-    ----------
-    path : str or Path
-    max_bytes : int
-        Largest file that is read.
-    limits : Limits
-        How much memory and nesting its content may ask for.
-
     Raises
     ------
     TraceError
@@ -179,7 +189,7 @@ class _Reader:
     def __init__(self, source: str, size: int) -> None:
         self.source = source
         self.most_rows = size // 12  # a real row takes more bytes of the file; a shared one takes one or two
-        self.stacks = stacks.Stacks(source)
+        self.stacks = Stacks(source)
 
     def columns(self, whole: Any) -> SnapshotColumns:
         if type(whole) is list:  # what torch.cuda.memory_snapshot() gives
@@ -209,14 +219,15 @@ class _Reader:
         what = "a segment"
         kind, kinds = self.codes([row.get("segment_type") for row in rows], what)
         pool, pools = self.codes([_pool(row.get("segment_pool_id")) for row in rows], what)
+        flags = [row.get("is_expandable") for row in rows]
         return Segments(
-            device=self.numbers(rows, "device", what, most=_MOST_DEVICES, default=0),
-            address=self.addresses([row.get("address") for row in rows], what),
+            device=self.whole([row.get("device", 0) for row in rows], "device", what, 0, _MOST_DEVICES),
+            address=self.addresses(rows, "address", what),
             size=self.sizes(rows, "total_size", what),
             stream=self.streams(rows, what),
             kind=kind,
             pool=pool,
-            expandable=np.array([_flag(row.get("is_expandable")) for row in rows], dtype=np.int64),
+            expandable=np.array([int(flag) if type(flag) is bool else MISSING for flag in flags], dtype=np.int64),
             kinds=kinds,
             pools=pools,
         )
@@ -237,10 +248,10 @@ class _Reader:
             self.refuse("a block has no state")
         size = self.sizes(rows, "size", what)
         segment = np.repeat(np.arange(len(segments), dtype=np.int64), counts)
-        address = self.addresses([row.get("address") for row in rows], what)
+        address = self.addresses(rows, "address", what)
         unknown = np.array(["address" not in row for row in rows], dtype=bool)
         if unknown.any():  # old versions: blocks are adjacent from the start of the segment
-            starts = self.addresses([row.get("address") for row in segments], "a segment")
+            starts = self.addresses(segments, "address", "a segment")
             before = np.cumsum(size) - size
             of_segment = before - np.append(before, 0)[np.cumsum([0, *counts])[:-1]][segment]
             address = np.where(unknown, starts[segment] + of_segment.astype(np.uint64), address)
@@ -248,7 +259,7 @@ class _Reader:
             segment=segment,
             address=address,
             size=size,
-            requested=self.range_of(requested, "requested_size", what, _LARGEST_SIZE),
+            requested=self.whole(requested, "requested_size", what, MISSING, _LARGEST_SIZE),
             state=state,
             stack=np.array(stack, dtype=np.int64),
             states=["active_awaiting_free" if name == "active_pending_free" else name for name in states],
@@ -262,16 +273,16 @@ class _Reader:
         return Events(
             device=np.array(device, dtype=np.int64),
             action=action,
-            address=self.addresses([row.get("addr", 0) for row in rows], what),
+            address=self.addresses(rows, "addr", what),
             size=self.sizes(rows, "size", what, optional=True),
             stream=self.streams(rows, what),
-            time_us=self.numbers(rows, "time_us", what, most=_LATEST_US),
+            time_us=self.whole([row.get("time_us") for row in rows], "time_us", what, MISSING, _LATEST_US),
             stack=np.array([self.stack(row.get("frames")) for row in rows], dtype=np.int64),
             actions=actions,
         )
 
     def first_in_history(self, block: Any) -> Mapping[str, Any]:
-        """Return what versions before 2.1 say about the contents of a block."""
+        """What versions before 2.1 say about the contents of a block."""
         history = self.list_of(block.get("history"), "history")
         return history[0] if history and type(history[0]) is dict else {}
 
@@ -294,7 +305,7 @@ class _Reader:
         return rows
 
     def sizes(self, rows: list[Any], key: str, what: str, optional: bool = False) -> Ints:
-        result = self.numbers(rows, key, what, most=_LARGEST_SIZE)
+        result = self.whole([row.get(key) for row in rows], key, what, MISSING, _LARGEST_SIZE)
         if not optional and (result == MISSING).any():
             self.refuse(f"{what} has no {key}")
         if float(result.sum(dtype=np.float64)) > _LARGEST_SUM:
@@ -302,26 +313,23 @@ class _Reader:
         return result
 
     def streams(self, rows: list[Any], what: str) -> Ints:
-        return self.range_of([row.get("stream") for row in rows], "stream", what, 2**63 - 1, least=-(2**63))
+        return self.whole([row.get("stream") for row in rows], "stream", what, -(2**63), 2**63 - 1)
 
-    def numbers(self, rows: list[Any], key: str, what: str, most: int, default: int = MISSING) -> Ints:
-        return self.range_of([row.get(key, default) for row in rows], key, what, most, least=min(0, default))
+    def addresses(self, rows: list[Any], key: str, what: str) -> Addresses:
+        known = [0 if row.get(key) is None else row[key] for row in rows]
+        return np.array(self.checked(known, "address", what, 0, 2**64 - 1), dtype=np.uint64)
 
-    def range_of(self, values: list[Any], key: str, what: str, most: int, least: int = MISSING) -> Ints:
+    def whole(self, values: list[Any], key: str, what: str, least: int, most: int) -> Ints:
+        """Whole numbers, `MISSING` for ``None``."""
         known = [MISSING if value is None else value for value in values]
-        self.check(known, key, what, least, most)
-        return np.array(known, dtype=np.int64)
+        return np.array(self.checked(known, key, what, least, most), dtype=np.int64)
 
-    def addresses(self, values: list[Any], what: str) -> Addresses:
-        known = [0 if value is None else value for value in values]
-        self.check(known, "address", what, 0, 2**64 - 1)
-        return np.array(known, dtype=np.uint64)
-
-    def check(self, values: list[Any], key: str, what: str, least: int, most: int) -> None:
+    def checked(self, values: list[Any], key: str, what: str, least: int, most: int) -> list[Any]:
         if not {*map(type, values)} <= {int}:
             self.refuse(f"{key} of {what} is not a whole number")
         if values and not (least <= min(values) and max(values) <= most):
             self.refuse(f"{key} of {what} is out of range")
+        return values
 
     def codes(self, values: list[Any], what: str) -> tuple[Ints, list[str]]:
         """Turn a few texts into codes, `MISSING` for none."""
@@ -332,14 +340,10 @@ class _Reader:
             self.refuse(f"{what} has one of {len(labels):,} states, types or actions")
         numbers = {text: code for code, text in enumerate(labels)}
         codes = np.array([numbers.get(value, MISSING) for value in values], dtype=np.int64)
-        return codes, [stacks.clean(text) for text in labels]
+        return codes, [_clean(text) for text in labels]
 
     def refuse(self, why: str) -> NoReturn:
         raise TraceError(f"{self.source} is not a CUDA memory snapshot that perfnb can read: {why}; {_ADVICE}.")
-
-
-def _flag(value: Any) -> int:
-    return int(value) if type(value) is bool else MISSING
 
 
 def _pool(value: Any) -> str | None:
@@ -350,12 +354,102 @@ def _pool(value: Any) -> str | None:
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """Keep the allocator's settings that are texts and numbers; one of them is a dict of such."""
+    """The allocator's settings that are texts and numbers; one of them is a dict of such."""
     if type(value) is not dict:
         return {}
     settings: dict[str, Any] = {}
     for name, setting in list(value.items())[:100]:
         inner: Sequence[Any] = list(setting.items())[:100] if type(setting) is dict else ()
-        kept = {stacks.clean(key): stacks.clean_value(item) for key, item in inner} or stacks.clean_value(setting)
-        settings[stacks.clean(name)] = kept
+        kept = {_clean(key): _clean_value(item) for key, item in inner} or _clean_value(setting)
+        settings[_clean(name)] = kept
     return settings
+
+
+def _clean(text: Any) -> str:
+    """Return the start of `text`, without surrogates, which cannot be stored."""
+    return storable(text[:MAX_TEXT]) if type(text) is str else ""
+
+
+def _clean_value(value: Any) -> Any:
+    """Clean a text; keep booleans and ordinary numbers; ``None`` for anything else."""
+    if type(value) is str:
+        return _clean(value)
+    if type(value) is int:
+        return value if -(2**63) <= value < 2**63 else None
+    return value if type(value) in (bool, float) else None
+
+
+class Stacks:
+    """Numbers the distinct stacks, and finds the operator and line of each.
+
+    Attributes
+    ----------
+    ops : list of str or None
+        The operator, such as ``aten::mm``: the outermost one below the last Python function. Only stacks recorded with
+        C++ frames have it.
+    made_at : list of str or None
+        ``file:line function`` of the user's innermost Python function, or else of a library's.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.ops: list[str | None] = []
+        self.made_at: list[str | None] = []
+        self._source = source
+        self._of_list: dict[int, int] = {}
+        self._of_frames: dict[bytes, int] = {}
+        self._kinds: dict[int, str] = {}
+
+    def number(self, frames: list[Any]) -> int:
+        """Number a stack, innermost frame first. The frames must live as long as this object.
+
+        Each list is walked once, however many rows share it.
+        """
+        found = self._of_list.get(id(frames))
+        if found is None:
+            same = blake2b(array("Q", map(id, frames)), digest_size=16).digest()
+            found = self._of_frames.setdefault(same, len(self.ops))
+            self._of_list[id(frames)] = found
+            if found == len(self.ops):
+                if found == MOST_STACKS:
+                    raise TraceError(
+                        f"{self._source} was not read: it has more than {MOST_STACKS:,} distinct call stacks; record "
+                        "fewer entries."
+                    )
+                op, made_at = self._read(frames)
+                self.ops.append(op)
+                self.made_at.append(made_at)
+        return found
+
+    def _read(self, frames: list[Any]) -> tuple[str | None, str | None]:
+        op: str | None = None
+        library = None
+        for frame in frames:
+            kind = self._kinds.get(id(frame))
+            if kind is None:
+                kind = self._kinds[id(frame)] = _kind_of(frame)
+            if kind == _NOTHING:
+                continue
+            if kind == _USER:
+                return op, _line(frame)
+            if kind == _LIBRARY:
+                library = library or frame
+            elif library is None:
+                op = kind
+        return op, None if library is None else _line(library)
+
+
+def _kind_of(frame: Any) -> str:
+    """Return whose frame it is, or the name of the operator that it runs."""
+    if type(frame) is not dict or not type(frame.get("name")) is type(frame.get("filename")) is str:
+        return _NOTHING
+    file = frame["filename"][-MAX_TEXT:].replace("\\", "/")
+    if file.endswith((".py", ">")):
+        return _LIBRARY if _LIBRARY_PATH.search(file) else _USER
+    operator = _OP.search(frame["name"], 0, MAX_TEXT)
+    return f"aten::{_OVERLOAD.sub('', operator[1])}" if operator else _NOTHING
+
+
+def _line(frame: dict[str, Any]) -> str:
+    line = frame.get("line")
+    number = f":{line}" if type(line) is int and 0 <= line < 2**31 else ""
+    return f"{storable(frame['filename'][-MAX_TEXT:])}{number} {_clean(frame['name'])}"

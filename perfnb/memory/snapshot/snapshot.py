@@ -9,13 +9,27 @@ from typing import Any
 
 import pandas as pd
 
+from perfnb import quantities as fmt
+from perfnb.draw import escape, tables
+from perfnb.draw.frame import framed, header
 from perfnb.draw.shown import Shown
 from perfnb.memory.snapshot import reading as reader
 from perfnb.memory.snapshot.reading import SnapshotColumns
-from perfnb.memory.snapshot.summary import SnapshotSummary, first_ns, summarize_snapshot
-from perfnb.memory.snapshot.tables import allocation_table, fragmentation_table, memory_table, segment_table
-from perfnb.memory.snapshot.view import snapshot_html, snapshot_line, snapshot_text
-from perfnb.recording.loaders import Loader
+from perfnb.memory.snapshot.tables import (
+    ACTIVE,
+    allocation_table,
+    fragmentation_table,
+    memory_table,
+    notes_on,
+    segment_table,
+    span_us,
+)
+from perfnb.recording.reading import Loader
+
+#: Number of live allocations listed.
+LARGEST = 8
+
+_WIDTH = 100
 
 
 class MemorySnapshot(Shown):
@@ -54,26 +68,75 @@ class MemorySnapshot(Shown):
     @property
     def meta(self) -> dict[str, Any]:
         """Name of the file, the allocator's settings, number of history entries, and notes on what is missing."""
+        span = span_us(self._columns)
         return {
             "name": self._name,
             "settings": deepcopy(self._columns.settings),
             "events": len(self._columns.events.size),
-            "base_ns": first_ns(self._columns),
-            "notes": list(self._summary.notes),
+            "base_ns": None if span is None else 1000 * span[0],
+            "notes": list(self._live[2]),
         }
 
     @cached_property
-    def _summary(self) -> SnapshotSummary:
-        return summarize_snapshot(self._columns, self._name)
+    def _live(self) -> tuple[int, pd.DataFrame, list[str]]:
+        """How many allocations are alive, the largest of them, and notes on what is missing."""
+        live = self.allocations.loc[lambda table: table["state"].isin(ACTIVE)]
+        largest = live.sort_values("bytes", ascending=False, kind="stable").head(LARGEST)
+        return len(live), largest, [*notes_on(self._columns, live)]
+
+    @cached_property
+    def _devices(self) -> pd.DataFrame:
+        return self.fragmentation
 
     def _text(self) -> str:
-        return snapshot_text(self._summary)
-
-    def __repr__(self) -> str:
-        return snapshot_line(self._summary)
+        _, largest, notes = self._live
+        title = escape.shorten(f"perfnb · memory snapshot · {escape.plain(self._name, _WIDTH // 2)}", _WIDTH)
+        parts = [[title, *escape.wrapped(self._history(), _WIDTH)]]
+        parts += [_device_lines(str(name), row) for name, row in self._devices.iterrows()]
+        if len(largest):
+            parts.append([self._caption(), *(_allocation_line(row) for _, row in largest.iterrows())])
+        if notes:
+            parts.append(["Notes", *escape.bullets(notes, _WIDTH)])
+        return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts)
 
     def _html(self) -> str:
-        return snapshot_html(self._summary)
+        _, largest, notes = self._live
+        devices = [
+            [escape.html(name), *(escape.html(value) for _, value in _figures(row))]
+            for name, row in self._devices.iterrows()
+        ]
+        heads = ["device", *(word for word, _ in _figures({}))]
+        parts = [tables.table("Memory of the CUDA allocator", heads, devices)] if devices else []
+        if len(largest):
+            rows = [
+                [tables.name(_place(row)), tables.name(_op(row)), escape.html(row["device"]), fmt.size(row["bytes"])]
+                for _, row in largest.iterrows()
+            ]
+            parts.append(tables.table(self._caption(), ["made at", "op", "device", "size"], rows, texts=3))
+        if items := "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes):
+            parts.append(f"<p><strong>Notes</strong></p><ul>{items}</ul>")
+        words = header(escape.plain(self._name), "memory snapshot", "", fmt.capital(self._history()))
+        return framed(words + "".join(parts), narrow=True)
+
+    def __repr__(self) -> str:
+        total = self._devices[["active_bytes", "reserved_bytes", "segments", "blocks"]].sum()
+        return (
+            f"<perfnb.MemorySnapshot {escape.plain(self._name, 60)!r}: {fmt.size(total['active_bytes'])} active of "
+            f"{fmt.size(total['reserved_bytes'])} reserved, {total['segments']:,} segments, {total['blocks']:,} blocks>"
+        )
+
+    def _history(self) -> str:
+        entries, span = len(self._columns.events.size), span_us(self._columns)
+        if not entries:
+            return "final state only, no history"
+        over = "without times" if span is None else f"over {fmt.duration((span[1] - span[0]) / 1e3)}"
+        return f"final state and a history of {fmt.counted(entries, 'entry')} {over}"
+
+    def _caption(self) -> str:
+        live, largest, _ = self._live
+        if live <= len(largest):
+            return "Live allocations, largest first"
+        return f"The largest {len(largest)} of {live:,} live allocations"
 
 
 def load_snapshot(path: str | Path) -> MemorySnapshot:
@@ -88,3 +151,47 @@ def load_snapshot(path: str | Path) -> MemorySnapshot:
 
 
 LOADER = Loader("CUDA memory snapshots (pickle)", reader.looks_like_snapshot, lambda path, *_: load_snapshot(path))
+
+
+def _figures(row: Any) -> list[tuple[str, str]]:
+    """The figures of a device, each with its label."""
+    return [
+        ("reserved", fmt.size(row.get("reserved_bytes"))),
+        ("active", fmt.size(row.get("active_bytes"))),
+        ("allocated", fmt.size(row.get("allocated_bytes"))),
+        ("requested", fmt.size(row.get("requested_bytes"))),
+        ("fragmentation", fmt.share(row.get("fragmentation"))),
+        ("largest free block", fmt.size(row.get("largest_free_bytes"))),
+        ("free in split segments", fmt.size(row.get("inactive_split_bytes"))),
+        ("segments", _whole(row.get("segments"))),
+        ("blocks", _whole(row.get("blocks"))),
+        ("out-of-memory errors", _whole(row.get("ooms"))),
+    ]
+
+
+def _whole(value: Any) -> str:
+    return fmt.UNKNOWN if fmt.known(value) is None else f"{int(value):,}"
+
+
+def _device_lines(name: str, row: Any) -> list[str]:
+    figures = _figures(row)
+    words = max(len(word) for word, _ in figures)
+    entries = [f"  {word:<{words}} {figure:>11}" for word, figure in figures]
+    half = -(-len(entries) // 2)
+    right = [*entries[half:], *[""] * (2 * half - len(entries))]
+    return [escape.plain(name, _WIDTH), *(f"{a}    {b}" for a, b in zip(entries[:half], right, strict=True))]
+
+
+def _allocation_line(row: Any) -> str:
+    size, device, op = f"{fmt.size(row['bytes']):>9}", escape.fit(row["device"], 8), escape.fit(_op(row), 24)
+    return f"  {size}  {device} {op}  {escape.plain(_place(row), _WIDTH - 48)}"
+
+
+def _op(row: Any) -> str:
+    return row["op"] if isinstance(row["op"], str) else ""
+
+
+def _place(row: Any) -> str:
+    if isinstance(row["made_at"], str):
+        return row["made_at"]
+    return "(no Python line)" if _op(row) else "(not recorded)"

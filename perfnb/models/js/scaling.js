@@ -1,8 +1,8 @@
 // A scaling study: the fit on log axes, and a slider that shows time and memory at any size.
-import { drawn, drawnToFit, logTicks, roundNumber } from "../../draw/js/chart.js";
-import { figure, h, titled } from "../../draw/js/dom.js";
+import { drawnToFit, levelRules, logTicks, roundNumber, uprightRules } from "../../draw/js/chart.js";
+import { drawn, figure, h, titled } from "../../draw/js/dom.js";
 import { byteSize, duration, intervalBounds, significant } from "../../draw/js/format.js";
-import { settle } from "../../draw/js/notebook.js";
+import { widgetOf } from "../../draw/js/notebook.js";
 
 const SCALING = { left: 74, right: 22, top: 14, height: 300, below: 44 };
 
@@ -20,14 +20,13 @@ function scalingView(data) {
     words.replaceChildren(...readOff(data, at));
     plot?.mark(at);
   };
-  const refit = drawnToFit(holder, (width) => {
+  drawnToFit(holder, (width) => {
     plot = scalingPlot(data, width);
     holder.replaceChildren(plot.element);
     read();
   });
-  const root = h("article", { class: "perfnb pf-scaling", "aria-label": "Scaling study" },
+  return h("article", { class: "perfnb pf-scaling", "aria-label": "Scaling study" },
     h("header", {}, titled(data.title, "scaling study")), data.sentences.map((sentence) => h("p", {}, sentence)), holder, h("label", { class: "pf-scaling-size" }, "size ", slider), words);
-  return { root, refit };
 }
 
 const nearestSize = (sizes, wanted) => sizes.reduce((best, size, at) => (Math.abs(Math.log(size / wanted)) < Math.abs(Math.log(sizes[best] / wanted)) ? at : best), 0);
@@ -58,12 +57,8 @@ function scalingPlot(data, width) {
   const banded = curve.low_ms.every((value) => value > 0) && curve.high_ms.every((value) => value != null);
   const band = banded && `${line(curve.high_ms)}L${[...curve.size.keys()].reverse().map((i) => `${x(curve.size[i]).toFixed(1)},${y(curve.low_ms[i]).toFixed(1)}`).join("L")}Z`;
   const element = drawn("svg", { width, height: y0 + below, role: "img", "aria-label": "Step time by size on log axes, with the prediction interval" },
-    logTicks(low, high).map(([value, text]) => [
-      drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: x(value), x2: x(value), y1: top, y2: y0 }),
-      text && drawn("text", { x: x(value), y: y0 + 17, "text-anchor": "middle" }, roundNumber(significant(value)))]),
-    logTicks(floor, ceiling).map(([value, text]) => [
-      drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: left, x2: x1, y1: y(value), y2: y(value) }),
-      text && drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, roundNumber(duration(value)))]),
+    uprightRules(logTicks(low, high, (value) => roundNumber(significant(value))), x, [top, y0]),
+    levelRules(logTicks(floor, ceiling, (value) => roundNumber(duration(value))), y, [left, x1]),
     drawn("text", { x: (left + x1) / 2, y: y0 + 37, "text-anchor": "middle" }, "size"),
     band && drawn("path", { class: "pf-scaling-band", d: band }),
     drawn("path", { class: "pf-scaling-law", d: line(curve.median_ms) }),
@@ -82,13 +77,5 @@ function scalingPlot(data, width) {
   return { element, mark };
 }
 
-function render({ model, el }) {
-  const data = JSON.parse(model.get("data"));
-  const view = scalingView(data);
-  const leave = settle(view.root, data.id, el);
-  view.refit();
-  return leave;
-}
-
-const scaling = { render };
+const scaling = widgetOf(scalingView);
 export default scaling;

@@ -1,11 +1,10 @@
 // The Layers tab: the model as a tree, and the ops of the selected layer.
-import { figureColumn, searchBox, smallTable, withDetails } from "../../draw/js/columns.js";
 import { figure, h, marked, stackedBar } from "../../draw/js/dom.js";
-import { byteSize, count, duration, flopCount, share } from "../../draw/js/format.js";
-import { Grid } from "../../draw/js/grid.js";
+import { byteSize, count, duration, flopCount, grouped, share } from "../../draw/js/format.js";
+import { figureColumn, nameColumn, searchGrid, smallTable } from "../../draw/js/grid.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 
-export const SPECIAL_TITLES = {
+const SPECIAL_TITLES = {
   "(loss)": "Backward pass of the loss; its forward pass is the phase loss",
   "(gradient accumulation)": "Time that the backward pass spends adding gradients to parameters; it cannot be attributed to layers",
   "(autograd engine)": "Time in the autograd engine itself, between backward ops",
@@ -34,13 +33,20 @@ export function layerFacts(data) {
     return end(parts, size);
   };
   const special = (i) => i >= layers.modules;
+  const title = (i) => SPECIAL_TITLES[special(i) ? layers.label[i] : ""] ?? path(i);
+  const rowClass = (i, before) => (special(i) ? (special(before) ? "pf-special" : "pf-special pf-first") : "");
+  // A bar of the passes of a layer, or of its total where they are unknown.
+  const bar = (i, heaviest) => {
+    const parts = DIRECTIONS.map((kind) => [layers[`${kind}_ms`]?.[i] ?? 0, kind]);
+    return stackedBar(parts.some(([ms]) => ms > 0) ? parts : [[layers.total_ms?.[i] ?? 0, "other"]], heaviest);
+  };
   const inside = (i) => {
     const within = new Uint8Array(layers.parent.length);
     within[i] = 1;
     for (let j = i + 1; j < within.length; j += 1) if (layers.parent[j] >= 0) within[j] = within[layers.parent[j]];
     return within;
   };
-  return { path, brief, special, inside };
+  return { path, brief, special, title, rowClass, bar, inside };
 }
 
 function layerColumns(data, facts) {
@@ -51,14 +57,10 @@ function layerColumns(data, facts) {
   const number = (key, head, title, format, more) => figureColumn(layers[key], key, head, title, format, more);
   // These columns are always shown; missing figures are n/a.
   const always = (key, ...rest) => figureColumn(layers[key] ?? layers.parent.map(() => null), key, ...rest);
-  const parts = (i) => DIRECTIONS.map((kind) => [layers[`${kind}_ms`]?.[i] ?? 0, kind]);
   return [
-    {
-      key: "label", head: "Layer", title: "Sort by name; a third click restores the order of the model", text: true,
-      value: (i) => layers.label[i].toLowerCase(),
-      draw: (i, query) => h("span", { class: "pf-name", title: SPECIAL_TITLES[facts.special(i) ? layers.label[i] : ""] ?? facts.path(i) },
-        marked(layers.label[i], query)),
-    },
+    nameColumn("label", "Layer", "Sort by name; a third click restores the order of the model", (i) => layers.label[i], {
+      draw: (i, query) => h("span", { class: "pf-name", title: facts.title(i) }, marked(layers.label[i], query)),
+    }),
     {
       key: "module", head: "Class", title: "Class of the module", text: true, width: 112, drop: 8,
       value: (i) => layers.module[i]?.toLowerCase(),
@@ -67,11 +69,7 @@ function layerColumns(data, facts) {
     number("calls", "Calls", "Calls per step", count, { width: 50, drop: 7 }),
     {
       key: "bar", head: "Time", title: "Forward, backward and recompute time, relative to the heaviest root", width: 96, text: true,
-      value: (i) => -(layers.total_ms?.[i] ?? 0),
-      draw: (i) => {
-        const bar = parts(i);
-        return stackedBar(bar.some(([ms]) => ms > 0) ? bar : [[layers.total_ms?.[i] ?? 0, "other"]], heaviest);
-      },
+      value: (i) => -(layers.total_ms?.[i] ?? 0), draw: (i) => facts.bar(i, heaviest),
     },
     always("forward_ms", "Forward", `Forward time ${traced}`, duration),
     always("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
@@ -90,31 +88,23 @@ function layerColumns(data, facts) {
 // `showEvents` goes to a layer's events on the timeline, if there is one.
 function layersTab(data, facts, showEvents) {
   const { layers } = data;
+  const containers = [...new Set(layers.parent)].filter((i) => i >= 0);
+  const hot = data.hot_path.filter((i) => containers.includes(i));
   const rows = {
     parent: layers.parent,
     words: (i, query) => `${query.includes(".") ? facts.path(i) : layers.label[i]}\n${layers.module[i] ?? ""}`,
     pinned: facts.special,
   };
-  let view = null;
-  const grid = new Grid({
-    label: "Layers", columns: layerColumns(data, facts), rows, onSelect: (i) => view.show(i),
-    rowClass: (i, before) => (facts.special(i) ? (facts.special(before) ? "pf-special" : "pf-special pf-first") : ""),
-  });
-  const hot = data.hot_path.filter((i) => grid.children[i].length);
-  const containers = layers.parent.map((_, i) => i).filter((i) => grid.children[i].length);
-  const search = searchBox("Search by name or class", layers.modules, "layers", (query) => grid.search(query));
   const button = (word, title, open) => h("button", { type: "button", title, click: () => grid.setOpen(open) }, word);
-  const toolbar = h("div", { class: "pf-toolbar" }, search.element, h("span", { class: "pf-buttons" },
-    button("Heaviest path", "Open the path to the heaviest layer, close the others", hot),
-    button("Open all", "Open every layer", containers), button("Close all", "Close every layer", [])));
+  const { grid, element, reveal } = searchGrid({
+    label: "Layers", columns: layerColumns(data, facts), rows, rowClass: facts.rowClass, words: "Search by name or class", size: layers.modules, noun: "layers",
+    after: h("span", { class: "pf-buttons" },
+      button("Heaviest path", "Open the path to the heaviest layer, close the others", hot),
+      button("Open all", "Open every layer", containers), button("Close all", "Close every layer", [])),
+    describe: (i) => layerDetails(data, facts, grid, i, showEvents),
+  });
   grid.setOpen(hot);
-  view = withDetails(toolbar, grid, (i) => layerDetails(data, facts, grid, i, showEvents));
-  const reveal = (i) => {
-    search.clear();
-    grid.go(i);
-    grid.select(i);
-  };
-  return { element: view.element, size: layers.modules.toLocaleString("en-US"), shown: () => grid.fit(), reveal };
+  return { element, size: grouped(layers.modules), shown: () => grid.fit(), reveal };
 }
 
 function layerDetails(data, facts, grid, i, showEvents) {
@@ -122,12 +112,10 @@ function layerDetails(data, facts, grid, i, showEvents) {
   const entry = (word, key, format) => layers[key] && h("div", {}, h("dt", {}, word), h("dd", {}, figure(format(layers[key][i]))));
   const list = h("dl", {},
     entry("total", "total_ms", duration), entry("self", "self_ms", duration), entry("share", "share", share),
-    entry("forward", "forward_ms", duration), entry("backward", "backward_ms", duration),
-    entry("recompute", "recompute_ms", duration), entry("GPU", "gpu_ms", duration),
+    entry("forward", "forward_ms", duration), entry("backward", "backward_ms", duration), entry("recompute", "recompute_ms", duration), entry("GPU", "gpu_ms", duration),
     entry("calls", "calls", count), entry("ops", "ops", count), entry("kernels", "kernels", count),
-    entry("parameters", "parameters", count), entry("parameter memory", "parameter_bytes", byteSize),
-    entry("activations", "activation_bytes", byteSize), entry("forward FLOPs", "forward_flops", flopCount),
-    entry("backward FLOPs", "backward_flops", flopCount), entry("recompute FLOPs", "recompute_flops", flopCount),
+    entry("parameters", "parameters", count), entry("parameter memory", "parameter_bytes", byteSize), entry("activations", "activation_bytes", byteSize),
+    entry("forward FLOPs", "forward_flops", flopCount), entry("backward FLOPs", "backward_flops", flopCount), entry("recompute FLOPs", "recompute_flops", flopCount),
     entry("min. bytes moved", "moved_bytes", byteSize), entry("peak memory", "peak_bytes", byteSize));
   const hasInside = grid.children[i].length > 0;
   const holder = h("div");
@@ -141,31 +129,39 @@ function layerDetails(data, facts, grid, i, showEvents) {
     h("div", { class: "pf-ops-head" }, h("h4", {}, "Ops"),
       hasInside ? h("label", {}, box, "including layers inside") : null),
     holder,
-  ].filter(Boolean);
+  ];
 }
 
-// Ops of layer `i`, or of all layers in `within`, heaviest first.
-function opsOfLayer(data, within, i) {
-  const { layer_ops: used, ops } = data;
+// Sums over uses of ops in layers, `places` in the columns `used`, for each key, heaviest first: {at: the first, calls, cpu, gpu}.
+export function usesBy(used, places, key) {
   const sums = new Map();
-  used.layer.forEach((owner, at) => {
-    if (owner < 0 || !(within ? within[owner] : owner === i)) return;
-    const key = `${used.op[at]} ${used.direction[at]}`;
-    const sum = sums.get(key) ?? { op: ops.label[used.op[at]], direction: used.direction[at], calls: 0, cpu: null, gpu: null };
+  for (const at of places) {
+    const sum = sums.get(key(at)) ?? { at, calls: 0, cpu: null, gpu: null };
     sum.calls += used.calls?.[at] ?? 0;
     if (used.self_cpu_ms?.[at] != null) sum.cpu = (sum.cpu ?? 0) + used.self_cpu_ms[at];
     if (used.gpu_ms?.[at] != null) sum.gpu = (sum.gpu ?? 0) + used.gpu_ms[at];
-    sums.set(key, sum);
+    sums.set(key(at), sum);
+  }
+  const weight = (sum) => (used.gpu_ms ? sum.gpu : sum.cpu) ?? 0;
+  return [...sums.values()].sort((a, b) => weight(b) - weight(a));
+}
+
+// Such sums as a table: `heads` and `entries(sum)` come before their figures.
+export function usesTable(label, used, sums, heads, entries) {
+  const rows = sums.map((sum) => [...entries(sum), figure(count(sum.calls)), figure(duration(sum.cpu)), ...(used.gpu_ms ? [figure(duration(sum.gpu))] : [])]);
+  return smallTable(label, { words: [...heads, "Calls", "Self CPU", ...(used.gpu_ms ? ["GPU"] : [])], text: heads.length }, rows);
+}
+
+// Ops of layer `i`, or of all layers in `within`, heaviest first.
+function opsOfLayer({ layer_ops: used, ops }, within, i) {
+  const places = [...used.layer.keys()].filter((at) => used.layer[at] >= 0 && (within ? within[used.layer[at]] : used.layer[at] === i));
+  if (!places.length) return h("p", { class: "pf-quiet" }, within ? "No op was recorded here." : "No op of its own was recorded here.");
+  const sums = usesBy(used, places, (at) => `${used.op[at]} ${used.direction[at]}`);
+  return usesTable("Ops of the layer", used, sums, ["Op", "Direction"], ({ at }) => {
+    const [op, direction] = [ops.label[used.op[at]], used.direction[at]];
+    const kind = h("i", { class: `pf-key pf-${DIRECTIONS.includes(direction) ? direction : "other"}`, "aria-hidden": "true" });
+    return [h("span", { class: "pf-name", title: op }, op), h("span", { class: "pf-kind" }, kind, direction)];
   });
-  if (!sums.size) return h("p", { class: "pf-quiet" }, within ? "No op was recorded here." : "No op of its own was recorded here.");
-  const gpu = used.gpu_ms != null;
-  const weight = (sum) => (gpu ? sum.gpu : sum.cpu) ?? 0;
-  const rows = [...sums.values()].sort((a, b) => weight(b) - weight(a)).map((sum) => [
-    h("span", { class: "pf-name", title: sum.op }, sum.op),
-    h("span", { class: "pf-kind" }, h("i", { class: `pf-key pf-${DIRECTIONS.includes(sum.direction) ? sum.direction : "other"}`, "aria-hidden": "true" }), sum.direction),
-    figure(count(sum.calls)), figure(duration(sum.cpu)), ...(gpu ? [figure(duration(sum.gpu))] : []),
-  ]);
-  return smallTable("Ops of the layer", { words: ["Op", "Direction", "Calls", "Self CPU", ...(gpu ? ["GPU"] : [])], text: 2 }, rows);
 }
 
 tabMakers.layers = ({ data, facts, has, go }) => layersTab(data, facts, has("timeline") ? (i) => go("timeline", i) : null);

@@ -1,8 +1,8 @@
 // The report: headline, phases, tabs, notes.
-import { drawn, litBar } from "../../draw/js/chart.js";
-import { figure, h, titled } from "../../draw/js/dom.js";
-import { duration, intervalBounds, rate, significant } from "../../draw/js/format.js";
-import { settle } from "../../draw/js/notebook.js";
+import { litBar } from "../../draw/js/chart.js";
+import { drawn, fact, figure, h, notesSection, titled } from "../../draw/js/dom.js";
+import { duration, grouped, intervalBounds, rate, significant } from "../../draw/js/format.js";
+import { widgetOf } from "../../draw/js/notebook.js";
 import { tabMakers, tabs } from "../../draw/js/tabs.js";
 import { layerFacts } from "./layers.js";
 
@@ -13,7 +13,6 @@ function headline(data, verdict) {
   const bounds = step.ci_ms && h("span", { class: "pf-interval", title: "95 % confidence interval of the median" },
     intervalBounds(step.median_ms, step.ci_ms));
   const basis = data.source != null ? "a trace has no timed steps" : step.basis;
-  const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more ? h("small", {}, more) : null));
   return h("header", {},
     titled(data.name, data.device), verdict,
     h("dl", { class: "pf-facts" },
@@ -21,13 +20,13 @@ function headline(data, verdict) {
         h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, stepDots(step)),
           h("small", {}, basis))),
       step.throughput_per_s == null ? null
-        : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batch size varies" : `batch of ${step.batch_size.toLocaleString("en-US")}`),
+        : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batch size varies" : `batch of ${grouped(step.batch_size)}`),
       fact("Traced step", figure(duration(step.traced_ms)),
         step.traced_ms == null ? "none"
           : step.until_gpu_ms != null ? `GPU work continues after it: findings use ${duration(step.until_gpu_ms)}, until the GPU is done`
           : step.slowdown == null ? "" : `${significant(step.slowdown)} × the timed step`),
-      data.source != null ? fact("Read from", data.source, total === 1 ? "1 step" : `${total.toLocaleString("en-US")} steps`)
-        : fact("Executed", total ? `${total.toLocaleString("en-US")} ×` : "never", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
+      data.source != null ? fact("Read from", data.source, total === 1 ? "1 step" : `${grouped(total)} steps`)
+        : fact("Executed", total ? `${grouped(total)} ×` : "never", runs.map(([word, times]) => `${times} ${word}`).join(", "))));
 }
 
 // Each timed step as a dot in execution order, so that drift and outliers show.
@@ -48,8 +47,7 @@ function phaseBar(data) {
   return parts.length ? h("section", { "aria-label": "Phases" }, litBar("Phases of a traced step", parts, whole)) : null;
 }
 
-function render({ model, el }) {
-  const data = JSON.parse(model.get("data"));
+function reportView(data, model) {
   const titles = data.tabs.filter(([key]) => key !== "timeline" || model.get("timeline")?.byteLength > 0);
   const made = {};
   const has = (key) => titles.some(([one]) => one === key);
@@ -57,16 +55,12 @@ function render({ model, el }) {
     views.show(key);
     made[key].reveal(what);
   };
-  const report = { data, model, facts: layerFacts(data), has, go };
-  for (const [key, title] of titles) made[key] = { ...tabMakers[key](report), key, title };
+  const facts = layerFacts(data);
+  for (const [key, title] of titles) made[key] = { ...tabMakers[key]({ data, model, facts, has, go }), key, title };
   const views = tabs("Tables", Object.values(made));
-  const notes = data.notes.length
-    ? h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, data.notes.map((note) => h("li", {}, note))))
-    : null;
-  const root = h("article", { class: "perfnb", "aria-label": `Profile ${data.name}` },
-    headline(data, Object.values(made).map((tab) => tab.headline)), phaseBar(data), views.list, views.panels, notes);
-  return settle(root, data.id, el);
+  return h("article", { class: "perfnb", "aria-label": `Profile ${data.name}` },
+    headline(data, Object.values(made).map((tab) => tab.headline)), phaseBar(data), views.list, views.panels, notesSection(data.notes));
 }
 
-const report = { render };
+const report = widgetOf(reportView);
 export default report;

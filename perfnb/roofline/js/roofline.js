@@ -1,9 +1,8 @@
 // The Roofline tab: how close each layer and op comes to the hardware limit.
-import { drawn, drawnToFit, logTicks, namesBeside, roundNumber, textWidth } from "../../draw/js/chart.js";
-import { smallTable } from "../../draw/js/columns.js";
-import { figure, freshId, h } from "../../draw/js/dom.js";
-import { UNKNOWN, byteRate, byteSize, count, duration, flopCount, flopRate, intensityWords, share, significant } from "../../draw/js/format.js";
-import { Grid } from "../../draw/js/grid.js";
+import { drawnToFit, levelRules, logTicks, namesBeside, roundNumber, textWidth, uprightRules } from "../../draw/js/chart.js";
+import { drawn, fact, figure, freshId, h } from "../../draw/js/dom.js";
+import { UNKNOWN, byteRate, byteSize, count, duration, flopCount, flopRate, grouped, intensityWords, share, significant } from "../../draw/js/format.js";
+import { Grid, figureColumn, nameColumn, smallTable } from "../../draw/js/grid.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 
 const ROOF = { left: 74, right: 18, top: 18, height: 330, below: 46, labels: 6, least: 3, most: 15 };
@@ -52,17 +51,17 @@ function rooflineTab(data) {
 }
 
 function rooflineFacts(data) {
-  const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, figure(value)), h("small", {}, more)));
   const bounds = data.points.bound.filter((_, i) => !data.points.op[i]);
   const kinds = Object.entries(BOUND_WORDS).map(([key, word]) => [bounds.filter((bound) => bound === key).length, word]);
-  const words = kinds.filter(([size]) => size).map(([size, word]) => `${size.toLocaleString("en-US")} ${word}`).join(", ");
+  const words = kinds.filter(([size]) => size).map(([size, word]) => `${grouped(size)} ${word}`).join(", ");
   const missed = data.uncounted.total_share;
   return [
     h("dl", { class: "pf-facts pf-memory-facts" },
-      fact("Utilisation", share(data.utilisation), "of the device's arithmetic throughput, over a timed step"),
-      fact("Arithmetic", flopCount(data.flops), "per step, counted from formulas"),
-      data.peaks.map(([dtype, peak]) => fact("Ceiling", flopRate(peak), `${dtype}, measured`)),
-      fact("Bandwidth", byteRate(data.bandwidth), "measured with a large copy")),
+      fact("Utilisation", figure(share(data.utilisation)), "of the device's arithmetic throughput, over a timed step"),
+      fact("Arithmetic", figure(flopCount(data.flops)), "per step, counted from formulas"),
+      data.peaks.map(([dtype, peak]) => fact("Ceiling", figure(flopRate(peak)), `${dtype}, measured`)),
+      fact("Bandwidth", figure(byteRate(data.bandwidth)), "measured with a large copy")),
+    data.counters ? h("p", {}, data.counters) : null,
     data.doubt ? h("p", {}, data.doubt) : null,
     h("p", { class: "pf-quiet" }, words ? `Layers: ${words}. ` : "", missed
       ? `Ops without a formula take ${share(missed)} of the traced step; these figures exclude their arithmetic.`
@@ -110,18 +109,16 @@ function rooflinePlot(data, rows, width, choose) {
   const clip = freshId("clip");
   const element = drawn("svg", { width, height: y0 + below, role: "group", "aria-label": "Roofline: achieved FLOP/s against arithmetic intensity" },
     drawn("defs", {}, drawn("clipPath", { id: clip }, drawn("rect", { x: left, y: top, width: x1 - left, height }))),
-    logTicks(low, high).map(([value, text]) => [
-      drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: x(value), x2: x(value), y1: top, y2: y0 }),
-      text && drawn("text", { x: x(value), y: y0 + 17, "text-anchor": "middle" }, significant(value, true))]),
-    logTicks(floor, top_).map(([value, text]) => [
-      drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: left, x2: x1, y1: y(value), y2: y(value) }),
-      text && drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, roundNumber(flopRate(value)))]),
+    uprightRules(logTicks(low, high, (value) => significant(value, true)), x, [top, y0]),
+    levelRules(logTicks(floor, top_, (value) => roundNumber(flopRate(value))), y, [left, x1]),
     drawn("text", { x: (left + x1) / 2, y: y0 + 38, "text-anchor": "middle" }, "arithmetic intensity, FLOP per byte moved"),
     drawn("g", { "clip-path": `url(#${clip})` }, roofs.map(([, peak], i) => roofLine(data, peak, i, { x, y, low, high, y0 }))),
     regionWords(ridges, x, left, x1, y0), roofWords(data, roofs, x, y, x1));
-  const dots = pointDots(data, on, x, y, choose);
-  element.append(drawn("g", { class: "pf-points" }, dots.elements), ...dots.rings, ...dotLabels(data, on, x, y, dots.radius, [left, x1, top]));
-  return { element, mark: dots.mark };
+  const { elements, rings, radius, mark } = pointDots(data, on, x, y, choose);
+  // Labels of the heaviest, where they fit.
+  const labels = namesBeside(on.map((i) => ({ at: [x(points.intensity[i]), y(points.achieved[i])], radius: radius(i), name: points.name[i] })), ROOF.labels, [left, x1, top]);
+  element.append(drawn("g", { class: "pf-points" }, elements), ...rings, ...labels);
+  return { element, mark };
 }
 
 // The roof of one data type; what lies below it is attainable.
@@ -151,9 +148,9 @@ function regionWords(ridges, x, left, x1, y0) {
   const wide = textWidth("memory-bound") + 12;
   return [
     drawn("line", { class: "pf-edge", x1: place, x2: place, y1: ROOF.top, y2: y0 }),
-    place - left > wide ? drawn("text", { x: place - 7, y: y0 - 8, "text-anchor": "end" }, "memory-bound") : null,
-    x1 - place > wide ? drawn("text", { x: place + 7, y: y0 - 8 }, "compute-bound") : null,
-  ].filter(Boolean);
+    place - left > wide && drawn("text", { x: place - 7, y: y0 - 8, "text-anchor": "end" }, "memory-bound"),
+    x1 - place > wide && drawn("text", { x: place + 7, y: y0 - 8 }, "compute-bound"),
+  ];
 }
 
 // One dot is in the tab order; arrow keys select the next in order of intensity.
@@ -207,23 +204,11 @@ function pointDots(data, on, x, y, choose) {
   return { elements: [...on].sort((a, b) => radius(b) - radius(a)).map((i) => dots.get(i)), rings, radius, mark };
 }
 
-// Labels of the heaviest, where they fit.
-function dotLabels(data, on, x, y, radius, bounds) {
-  const { points } = data;
-  const dots = on.map((i) => ({ at: [x(points.intensity[i]), y(points.achieved[i])], radius: radius(i), name: points.name[i] }));
-  return namesBeside(dots, ROOF.labels, bounds);
-}
-
 function rooflineGrid(data, rows, choose) {
   const { points } = data;
-  const column = (key, head, title, format, more) => ({
-    key, head, title, width: 96, value: (at) => points[key][rows[at]], draw: (at) => figure(format(points[key][rows[at]])), ...more,
-  });
+  const column = (key, head, title, format, more) => figureColumn(rows.map((i) => points[key][i]), key, head, title, format, { width: 96, ...more });
   const columns = [
-    {
-      key: "name", head: "Layer or op", title: "Sort by name; a third click restores heaviest first", text: true,
-      value: (at) => points.name[rows[at]].toLowerCase(), draw: (at) => h("span", { class: "pf-name", title: points.name[rows[at]] }, points.name[rows[at]]),
-    },
+    nameColumn("name", "Layer or op", "Sort by name; a third click restores heaviest first", (at) => points.name[rows[at]]),
     {
       key: "bound", head: "Bound", title: "Left of the ridge memory bandwidth is the limit, right of it arithmetic; far below the roof, something else is", text: true, width: 122,
       value: (at) => points.bound[rows[at]],
@@ -247,7 +232,7 @@ function rooflineGrid(data, rows, choose) {
 
 function uncountedOps(data) {
   const { uncounted, points } = data;
-  const left = points.left_out ? h("p", { class: "pf-quiet" }, `${points.left_out.toLocaleString("en-US")} with less time are not listed.`) : null;
+  const left = points.left_out ? h("p", { class: "pf-quiet" }, `${grouped(points.left_out)} with less time are not listed.`) : null;
   if (!uncounted.op.length) return left;
   const rows = uncounted.op.slice(0, 12).map((op, i) => [h("span", { class: "pf-name", title: op }, op),
     figure(count(uncounted.calls[i])), figure(duration(uncounted.ms[i])), figure(share(uncounted.share[i]))]);

@@ -6,10 +6,9 @@ import os
 import sys
 from typing import Any
 
-from perfnb.system.read.builds import build_readers
 from perfnb.system.read.disk import disk_readers
 from perfnb.system.read.gpus import gpu_readers
-from perfnb.system.read.host import host_readers
+from perfnb.system.read.host import build_readers, host_readers
 from perfnb.system.read.reading import Reader, Tree, Unread, read_all
 
 __all__ = ["Unread", "read_system"]

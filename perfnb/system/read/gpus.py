@@ -9,9 +9,17 @@ from typing import Any
 import pynvml
 
 from perfnb.system.read.reading import Reader, Unread, Unreadable
-from perfnb.telemetry.sampler.nvml import FIELDS, NONE_32, NONE_64, absence
-from perfnb.telemetry.sampler.nvml_devices import error_words, find_gpus, let_through
-from perfnb.telemetry.throttle import throttle_words
+from perfnb.telemetry.history import throttle_words
+from perfnb.telemetry.sampler.nvml import (
+    FIELDS,
+    NONE_32,
+    NONE_64,
+    absence,
+    decoded,
+    error_words,
+    find_gpus,
+    let_through,
+)
 
 
 def gpu_readers(visible: str | None) -> dict[str, Reader]:
@@ -32,20 +40,19 @@ def read_gpus(visible: str | None) -> dict[str, Any]:
     except pynvml.NVMLError as error:
         raise Unreadable(absence(error)) from None
     try:
-        try:
-            gpus = find_gpus()
-        except pynvml.NVMLError as error:
-            raise Unreadable(absence(error)) from None
+        gpus = find_gpus()
         chosen = let_through(gpus, visible)
         if not chosen:
             hidden = f": CUDA_VISIBLE_DEVICES hides all {len(gpus)}" if gpus else ""
             raise Unreadable(f"no GPU is visible{hidden}")
         places = [place for place, gpu in enumerate(gpus) if any(device in chosen for device in gpu.devices)]
         return {
-            "driver": _asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion())),
+            "driver": _asked(lambda: decoded(pynvml.nvmlSystemGetDriverVersion)),
             "driver_cuda": _asked(_cuda_of_driver),
             "devices": {f"GPU {place}": _device(place) for place in places},
         }
+    except pynvml.NVMLError as error:  # they cannot be counted
+        raise Unreadable(absence(error)) from None
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
@@ -65,17 +72,6 @@ def _asked(read: Callable[[], Any]) -> Any:
     except pynvml.NVMLError as error:
         return Unread(error_words(error))
     return Unread("the driver reports no value") if value in (NONE_32, NONE_64) else value
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _name(handle: Any) -> str:
-    try:
-        return _text(pynvml.nvmlDeviceGetName(handle))
-    except UnicodeDecodeError as error:  # the binding decodes strictly; a name is whatever the driver says
-        return bytes(error.object).decode(errors="replace")
 
 
 def _cuda_of_driver() -> tuple[int, int]:
@@ -102,7 +98,7 @@ def _throttled(handle: Any) -> list[str] | Unread:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "name": _name,
+    "name": lambda handle: decoded(pynvml.nvmlDeviceGetName, handle),
     "persistent": lambda handle: bool(pynvml.nvmlDeviceGetPersistenceMode(handle)),
     "power_limit_mw": pynvml.nvmlDeviceGetPowerManagementLimit,
     "power_default_mw": pynvml.nvmlDeviceGetPowerManagementDefaultLimit,

@@ -1,14 +1,20 @@
-"""CPU, its limits, NUMA, memory and shared memory."""
+"""CPU, its limits, NUMA, memory and shared memory; the builds of Python and torch, and torch's threads."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
+import sys
+import sysconfig
 import time
 import warnings
 from typing import Any
 
 import psutil
+import torch
 
+from perfnb.step.environment import describe_environment
 from perfnb.system.read.reading import Reader, Tree, Unreadable, numbers_of
 from perfnb.telemetry.sampler.cgroup import CgroupSource, cpu_limit, memory_limit_bytes, throttled
 from perfnb.telemetry.sampler.source import Absent
@@ -16,21 +22,17 @@ from perfnb.telemetry.sampler.source import Absent
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
 
-#: Facts that are methods of `_Host`.
-_METHODS = (
-    *("frequency_limits", "boost", "heat_events", "heat_ms", "virtual", "cpus", "cores", "nodes"),
-    *("cpu_limit", "throttled", "memory", "memory_limit", "swap", "shared_memory"),
-)
-
 
 def host_readers(tree: Tree) -> dict[str, Reader]:
     """A reader for each fact."""
     host = _Host(tree)
     return {
-        "governors": lambda: host.of_policies("scaling_governor"),
-        "frequency_drivers": lambda: host.of_policies("scaling_driver"),
-        "energy_preferences": lambda: host.of_policies("energy_performance_preference"),
-        **{name: getattr(host, name) for name in _METHODS},
+        "governors": lambda: host._of_policies("scaling_governor"),
+        "frequency_drivers": lambda: host._of_policies("scaling_driver"),
+        "energy_preferences": lambda: host._of_policies("energy_performance_preference"),
+        "heat_events": lambda: host._heat("core_throttle_count"),
+        "heat_ms": lambda: host._heat("core_throttle_total_time_ms"),
+        **{name: getattr(host, name) for name in vars(_Host) if not name.startswith("_")},
         "huge_pages": lambda: tree.chosen("sys/kernel/mm/transparent_hugepage/enabled"),
         "platform": lambda: tree.platform,
     }
@@ -51,7 +53,7 @@ class _Host:
             raise Unreadable(f"no frequency control (no /{_CPU}/cpufreq, as on virtual machines)")
         return found
 
-    def of_policies(self, name: str) -> dict[str, int]:
+    def _of_policies(self, name: str) -> dict[str, int]:
         """The values of a setting, each with the number of policies that have it."""
         words = [self._tree.word(f"{folder}/{name}") for folder in self._policies()]
         return {word: words.count(word) for word in sorted(set(words))}
@@ -69,15 +71,8 @@ class _Host:
         except Unreadable:
             return self._tree.whole(f"{_CPU}/cpufreq/boost") != 0
 
-    def heat_events(self) -> int:
-        """How often heat has slowed a core since boot."""
-        return self._heat("core_throttle_count")
-
-    def heat_ms(self) -> int:
-        """For how many milliseconds, summed over the CPUs."""
-        return self._heat("core_throttle_total_time_ms")
-
     def _heat(self, name: str) -> int:
+        """A counter of how heat slowed the CPUs since boot, summed over them."""
         files = [f"{folder}/thermal_throttle/{name}" for folder in self._tree.folders(_CPU, "cpu")]
         counts = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
         if not counts:
@@ -191,3 +186,71 @@ def _list_of(tree: Tree, folder: str) -> frozenset[int]:
         if "is empty" in str(error):
             return frozenset()
         raise
+
+
+#: Environment variables that set how many threads compute, and where.
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+)
+_OPENMP_FILE = re.compile(r"(?<= )/[^\n]*lib(?:gomp|iomp5|omp5?)(?:-\w+)?\.so[.\w]*")
+
+
+def build_readers(tree: Tree) -> dict[str, Reader]:
+    """A reader for each fact."""
+    return {
+        "environment": describe_environment,
+        "thread_variables": lambda: {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
+        "python": python_build,
+        "torch": torch_build,
+        "openmp_runtimes": lambda: loaded_openmp(tree),
+    }
+
+
+def python_build() -> dict[str, Any]:
+    """What affects the speed of Python's own code."""
+    options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    return {
+        "version": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "debug": hasattr(sys, "gettotalrefcount") or bool(sysconfig.get_config_var("Py_DEBUG")),
+        "optimized": "--enable-optimizations" in options if options else None,
+        "developer_mode": bool(sys.flags.dev_mode),
+        "malloc": os.environ.get("PYTHONMALLOC", ""),
+        "tracer": sys.gettrace() is not None or sys.getprofile() is not None,
+    }
+
+
+def torch_build() -> dict[str, Any]:
+    """What torch was built with."""
+    capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
+    return {
+        "version": str(torch.__version__),
+        "debug": bool(torch.version.debug),
+        "mkl": bool(torch.backends.mkl.is_available()),
+        "onednn": bool(torch.backends.mkldnn.is_available()),
+        "openmp": bool(torch.backends.openmp.is_available()),
+        "blas": _blas(),
+        "capability": None if capability is None else str(capability()),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "machine": platform.machine(),
+    }
+
+
+def _blas() -> str | None:
+    """The BLAS library that torch says it was built with."""
+    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return None if found is None else found[1].lower()
+
+
+def loaded_openmp(tree: Tree) -> list[str]:
+    """The files of the OpenMP runtimes that the process has loaded; each has its own threads."""
+    return sorted({found[0] for found in _OPENMP_FILE.finditer(tree.text("proc/self/maps"))})

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-#: Longer than any file that is read.
-_MOST_BYTES = 1 << 22
+from perfnb.telemetry.sampler.source import file_bytes
 
 Reader = Callable[[], Any]
 
@@ -75,13 +74,7 @@ class Tree:
             If it cannot be read, or is empty.
         """
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                text = b""
-                while len(text) < _MOST_BYTES and (more := os.read(descriptor, 1 << 16)):
-                    text += more
-            finally:
-                os.close(descriptor)
+            text = file_bytes(self.path(name))
         except OSError as error:
             raise Unreadable(f"{(error.strerror or 'error').lower()}: /{name}") from None
         if not text.strip():

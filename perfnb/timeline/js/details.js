@@ -1,8 +1,8 @@
 // The timeline's texts: the event under the pointer, the selected event, a time range, the longest events.
 import { swatch } from "../../draw/js/chart.js";
-import { smallTable } from "../../draw/js/columns.js";
 import { figure, h } from "../../draw/js/dom.js";
-import { byteSize, duration, share } from "../../draw/js/format.js";
+import { byteSize, duration, grouped, share } from "../../draw/js/format.js";
+import { smallTable } from "../../draw/js/grid.js";
 import { PLAIN_TRACKS } from "./store.js";
 
 const MOST_PARTNERS = 12;
@@ -55,7 +55,7 @@ export function timelineTip(state, words, found) {
     h("span", {}, h("b", {}, figure(duration(store.duration[i] / 1e6))), ` · ${words.when(store.start[i])}`),
     h("span", { class: "pf-kind" }, swatch(kind), [kind.word, category].filter(Boolean).join(" · ")),
     layer && h("span", { class: "pf-name" }, layer), detail && h("span", { class: "pf-quiet pf-name" }, detail),
-    found.of > 1 ? h("span", { class: "pf-quiet" }, `the longest of ${found.of.toLocaleString("en-US")} at this pixel`) : null,
+    found.of > 1 ? h("span", { class: "pf-quiet" }, `the longest of ${grouped(found.of)} at this pixel`) : null,
   ].filter(Boolean);
 }
 
@@ -71,12 +71,12 @@ export function eventDetails(state, words, jump, showLayer) {
   const partner = (k) => h("li", {}, h("span", { class: "pf-tl-partner" }, link(k), call(k)), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
   const group = (title, events, more = "") => events.length > 0 && h("section", {}, h("h4", {}, title, more ? h("span", { class: "pf-quiet" }, ` ${more}`) : null),
     h("ul", {}, events.slice(0, MOST_PARTNERS).map(partner)),
-    events.length > MOST_PARTNERS ? h("p", { class: "pf-quiet" }, `and ${(events.length - MOST_PARTNERS).toLocaleString("en-US")} more`) : null);
+    events.length > MOST_PARTNERS ? h("p", { class: "pf-quiet" }, `and ${grouped(events.length - MOST_PARTNERS)} more`) : null);
   const [work, back] = [store.launched(i), store.backwardOf(i)];
   const only = (k) => (k >= 0 ? [k] : []);
   const groups = [
     group("Launched by", only(store.launcher(i) >= 0 ? store.launcher(i) : store.launch[i])),
-    group("Launched on the device", work.events, `${work.events.length.toLocaleString("en-US")}, ${duration(work.busy / 1e6)}`),
+    group("Launched on the device", work.events, `${grouped(work.events.length)}, ${duration(work.busy / 1e6)}`),
     group(PLAIN_TRACKS.has(track.kind) ? "Forward" : "Forward op", store.forwardOf(i)), group("Backward", back.layers), group("Backward ops", back.nodes), group(PLAIN_TRACKS.has(track.kind) ? "Inside" : "Called by", only(store.parent(i))),
   ].filter(Boolean);
   const [from, to] = store.children(i);
@@ -100,7 +100,7 @@ export function intervalDetails(state, words) {
       const { from, to } = store.inside(row, t0, t1);
       return sum + to - from;
     }, 0);
-    return events > 0 && [h("span", { class: "pf-name" }, track.title), figure(events.toLocaleString("en-US")), figure(duration(busy / 1e6)), figure(share(busy / (t1 - t0)))];
+    return events > 0 && [h("span", { class: "pf-name" }, track.title), figure(grouped(events)), figure(duration(busy / 1e6)), figure(share(busy / (t1 - t0)))];
   }).filter(Boolean);
   return [
     h("h3", {}, `Marked: ${duration((t1 - t0) / 1e6)}`), h("p", { class: "pf-quiet" }, `from ${words.when(t0)} to ${words.when(t1)}`),

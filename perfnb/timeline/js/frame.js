@@ -1,9 +1,272 @@
-// The layout of the timeline, and the drawing of one frame.
-import { placeOf } from "../../draw/js/search.js";
+// The layout of the timeline, and the drawing of one frame: the rows, what is drawn over them (the selected event, its
+// partners, a marked range) and above them (overview, axis). A frame costs as much as its pixels, however many events
+// there are: each row is one line of pixels, computed pixel by pixel with a search, and stretched to the row's height.
 import { niceTicks, roundSize } from "../../draw/js/chart.js";
-import { LANE, SHADES, boxList, boxPalette, cssOf, mixed, paintRow, readTheme, shadeOf, stripOf, timeMarks } from "./canvas.js";
-import { timelineMarks } from "./marks.js";
-import { placeNear } from "./search.js";
+import { h } from "../../draw/js/dom.js";
+import { duration } from "../../draw/js/format.js";
+import { placeOf } from "../../draw/js/search.js";
+import { placeNear } from "./store.js";
+
+export const LANE = { row: 18, gap: 8, memory: 64, folded: 18, axis: 24, overview: 40 };
+const SHADES = [-0.16, -0.07, 0, 0.12, 0.24];
+const COVERS = 8;
+
+const mixed = (a, b, part) => a.map((value, i) => value * part + b[i] * (1 - part));
+const cssOf = (colour, alpha = 1) => `rgba(${colour.map(Math.round).join(",")},${alpha})`;
+const paintBox = (context, colour, ...box) => {
+  context.fillStyle = colour;
+  context.fillRect(...box);
+};
+const luminance = (colour) => colour.reduce((sum, c, i) => {
+  const x = c / 255;
+  return sum + [0.2126, 0.7152, 0.0722][i] * (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+}, 0);
+
+// The notebook's colours as numbers: a canvas knows no CSS variables.
+function readTheme(element) {
+  const canvas = h("canvas", { width: 1, height: 1 });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const { color, backgroundColor, fontFamily } = getComputedStyle(element);
+  const paint = (...colours) => {
+    for (const colour of ["#fff", ...colours]) {
+      context.fillStyle = colour;
+      context.fillRect(0, 0, 1, 1);
+    }
+    return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+  };
+  const [fg, bg] = [paint(backgroundColor, color), paint(backgroundColor)];
+  return { fg, bg, quiet: mixed(fg, bg, 0.72), line: mixed(fg, bg, 0.13), wash: mixed(fg, bg, 0.05), family: fontFamily };
+}
+
+// Colours of boxes as pixels, and of their labels: by kind, shade, share of the pixel, and whether a search hides them.
+function boxPalette(kinds, { fg, bg }) {
+  const colours = new Uint32Array(kinds.length * SHADES.length * COVERS * 2);
+  const words = [];
+  kinds.forEach(({ colour }, k) => {
+    const hex = /^#([0-9a-f]{6})$/i.exec(colour)?.[1] ?? "8c8c8c";
+    const plain = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
+    SHADES.forEach((shade, s) => {
+      const full = mixed(shade < 0 ? [0, 0, 0] : [255, 255, 255], plain, Math.abs(shade));
+      words.push(luminance(full) > 0.19 ? "#000" : "#fff");
+      for (let cover = 0; cover < COVERS; cover += 1) {
+        const solid = mixed(full, bg, 0.35 + (0.65 * cover) / (COVERS - 1));
+        [solid, mixed(mixed(solid, fg, 0.3), bg, 0.16)].forEach(([r, g, b], dim) => {
+          colours[((k * SHADES.length + s) * COVERS + cover) * 2 + dim] = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+        });
+      }
+    });
+  });
+  return { colours, words };
+}
+
+// Ops of one kind are shaded by name; phases, steps and layers have the plain colour of their kind.
+const PLAIN = 2;
+const shadeOf = (row, name) => (row.shaded ? (Math.imul(name, 0x9e3779b1) >>> 16) % SHADES.length : PLAIN);
+
+// One row as pixels[base..base + width); boxes wide enough for a label go to `boxes`.
+function paintRow(store, row, t0, t1, width, pixels, base, { colours }, roomy, boxes) {
+  const { start, duration, kind, name, before, lit, longest } = store;
+  const scale = width / (t1 - t0);
+  let i = store.firstAt(row, t0);
+  while (i < row.last && start[i] < t1) {
+    const x = (start[i] - t0) * scale;
+    const wide = duration[i] * scale;
+    const from = x <= 0 ? 0 : x | 0;
+    if (wide >= 1.5) {
+      const to = Math.min(width, Math.max(from + 1, Math.round(x + wide)));
+      const dim = lit && lit[i + 1] === lit[i] ? 1 : 0;
+      pixels.fill(colours[((kind[i] * SHADES.length + shadeOf(row, name[i])) * COVERS + COVERS - 1) * 2 + dim], base + from, base + (to - from > 3 ? to - 1 : to));
+      if (to - from > roomy) boxes.push({ i, row, from, to, dim });
+      i += 1;
+      continue;
+    }
+    let next = placeNear(start, t0 + (from + 1) / scale, i + 1, row.last);
+    let most = next > i + 1 ? longest(i, next) : i;
+    if (duration[most] * scale >= 1.5) {
+      next = most;
+      most = i;
+    }
+    const cover = Math.min(COVERS - 1, Math.round((before[next] - before[i]) * scale * (COVERS - 1)));
+    const dim = lit && lit[next] === lit[i] ? 1 : 0;
+    if (from < width) pixels[base + from] = colours[((kind[most] * SHADES.length + PLAIN) * COVERS + cover) * 2 + dim];
+    i = next;
+  }
+}
+
+// Lines of pixels, one per row, which drawImage stretches.
+function stripOf() {
+  const canvas = document.createElement("canvas");
+  let image = null;
+  return {
+    canvas,
+    pixels(width, height) {
+      if (!image || canvas.width !== width || canvas.height < height) {
+        [canvas.width, canvas.height] = [width, height];
+        image = canvas.getContext("2d").createImageData(width, height);
+        this.words = new Uint32Array(image.data.buffer);
+      } else this.words.fill(0);
+      return this.words;
+    },
+    put: () => canvas.getContext("2d").putImageData(image, 0, 0),
+  };
+}
+
+// Round times for the axis and their labels, in one unit that distinguishes neighbours.
+function timeMarks(t0, t1, wanted) {
+  const rough = (t1 - t0) / wanted;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5].find((factor) => factor * power >= rough) ?? 10);
+  const most = Math.max(Math.abs(t0), Math.abs(t1));
+  const units = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+  const decimalsIn = (unit) => Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
+  const [unit, word] = units.find(([one]) => most >= one && decimalsIn(one) < 4) ?? units.find(([one]) => decimalsIn(one) < 4) ?? units[3];
+  const digits = decimalsIn(unit);
+  const marks = [];
+  for (let at = Math.ceil(t0 / step) * step; at <= t1; at += step) {
+    const value = (Math.round(at / step) * step) / unit;
+    marks.push([at, `${(value || 0).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${word}`]);
+  }
+  return marks;
+}
+
+function timelineMarks(state, look, context, top, { size, x, place, rowTop }) {
+  const above = top.getContext("2d");
+  const overview = stripOf();
+  let drawnKey = "";
+  const outline = (i, colour, width) => {
+    const { x0, x1, y, height } = place(i);
+    if (x1 < -4 || x0 > size.width + 4) return;
+    const [left, right] = [Math.max(-4, x0), Math.min(size.width + 4, x1)];
+    context.lineWidth = width;
+    context.strokeStyle = colour;
+    context.strokeRect(left, y, Math.max(2, right - left - 1), height);
+  };
+
+  // Lines from the selected event to its partners; an invisible partner's line ends at the edge.
+  const drawLinks = () => {
+    const { theme } = look;
+    const clamp = (value, most) => Math.min(most + 24, Math.max(-24, value));
+    for (const { from, to } of state.links) {
+      const [a, b] = [place(from), place(to)];
+      const [x0, x1] = [clamp((Math.max(a.x0, 0) + Math.min(a.x1, size.width)) / 2, size.width), clamp(b.x0 + 1, size.width)];
+      const down = b.y >= a.y;
+      const [y0, y1] = [clamp(a.y + (down ? a.height : 0), size.height), clamp(b.y + (down ? 0 : b.height), size.height)];
+      const bend = Math.max(28, Math.abs(y1 - y0) * 0.5) * (down ? 1 : -1);
+      for (const [colour, width] of [[cssOf(theme.bg, 0.8), 4], [cssOf(theme.fg, 0.85), 1.5]]) {
+        context.beginPath();
+        context.moveTo(x0, y0);
+        context.bezierCurveTo(x0, y0 + bend, x1, y1 - bend, x1, y1);
+        context.lineWidth = width;
+        context.strokeStyle = colour;
+        context.stroke();
+      }
+      context.beginPath();
+      context.arc(x1, y1, 3, 0, 7);
+      context.fillStyle = cssOf(theme.fg);
+      context.fill();
+      const partner = from === state.selected ? to : from;
+      outline(partner, cssOf(theme.fg, 0.8), 1.2);
+    }
+  };
+
+  const drawLayer = () => {
+    if (state.layer < 0) return;
+    const { store } = state;
+    context.fillStyle = cssOf(look.theme.fg, 0.9);
+    let left = 4000;
+    for (const lane of look.layout.lanes) {
+      if (lane.track?.kind !== "layers") continue;
+      for (const row of lane.rows) {
+        const y = rowTop(row) - state.scroll + LANE.row - 4;
+        if (y < -4 || y > size.height) continue;
+        for (let i = store.firstAt(row, state.t0); i < row.last && store.start[i] < state.t1 && left > 0; i += 1) {
+          if (store.layer[i] !== state.layer) continue;
+          const from = Math.max(0, x(store.start[i]));
+          context.fillRect(from, y, Math.max(2, Math.min(size.width, x(store.end(i))) - from - 1), 3);
+          left -= 1;
+        }
+      }
+    }
+  };
+
+  const drawInterval = () => {
+    if (!state.interval) return;
+    const [a, b] = state.interval.map((time) => Math.min(size.width + 2, Math.max(-2, x(time))));
+    paintBox(context, cssOf(look.theme.fg, 0.1), a, 0, b - a, size.height);
+    for (const at of [a, b]) paintBox(context, cssOf(look.theme.fg, 0.7), at - 0.5, 0, 1, size.height);
+  };
+
+  // The selected event, the one under the pointer, and others of that name.
+  const drawOver = () => {
+    const { theme } = look;
+    drawLayer();
+    drawInterval();
+    drawLinks();
+    if (state.hovered >= 0 && state.hovered !== state.selected) outline(state.hovered, cssOf(theme.fg, 0.7), 1);
+    if (state.selected >= 0) {
+      outline(state.selected, cssOf(theme.bg), 4);
+      outline(state.selected, cssOf(theme.fg), 2);
+    }
+    if (!state.pointer) return;
+    paintBox(context, cssOf(theme.fg, 0.3), Math.round(state.pointer.x), 0, 1, size.height);
+  };
+
+  const drawTop = (marks) => {
+    const { store } = state;
+    const { theme, palette, layout } = look;
+    const { gutter, width, ratio } = size;
+    const { start_ns: begin, end_ns: end } = store.header;
+    above.setTransform(ratio, 0, 0, ratio, 0, 0);
+    above.clearRect(0, 0, gutter + width, LANE.axis + LANE.overview);
+    const across = Math.round(width * ratio);
+    const key = `${store.total} ${state.query} ${across} ${look.version}`;
+    const heads = layout.lanes.filter((lane) => lane.track?.head).map((lane) => lane.track.head);
+    if (key !== drawnKey) {
+      drawnKey = key;
+      const pixels = overview.pixels(across, Math.max(1, heads.length));
+      heads.forEach((row, r) => paintRow(store, row, begin, end, across, pixels, r * across, palette, Infinity, null));
+      overview.put();
+    }
+    const high = LANE.overview - 6;
+    paintBox(above, cssOf(theme.wash), gutter, 0, width, high);
+    above.imageSmoothingEnabled = heads.length > 16;
+    above.drawImage(overview.canvas, 0, 0, across, Math.max(1, heads.length), gutter, 1, width, high - 2);
+    const at = (time) => gutter + ((time - begin) / (end - begin)) * width;
+    let [from, to] = [Math.max(gutter, at(state.t0)), Math.min(gutter + width, at(state.t1))];
+    if (to - from < 4) [from, to] = [(from + to) / 2 - 2, (from + to) / 2 + 2];
+    paintBox(above, cssOf(theme.bg, 0.68), gutter, 0, from - gutter, high);
+    above.fillRect(to, 0, gutter + width - to, high);
+    above.strokeStyle = cssOf(theme.fg, 0.75);
+    above.lineWidth = 1.5;
+    above.strokeRect(from + 0.5, 0.75, Math.max(2, to - from - 1), high - 1.5);
+    for (const edge of [from, to]) paintBox(above, cssOf(theme.fg, 0.85), edge - 2, high / 2 - 7, 4, 14);
+    above.font = `11px ${theme.family}`;
+    above.textBaseline = "middle";
+    above.fillStyle = cssOf(theme.quiet);
+    above.textAlign = "left";
+    above.fillText(`All: ${duration((end - begin) / 1e6)}`, 2, high / 2);
+    above.fillText(`Visible: ${duration((Math.min(end, state.t1) - Math.max(begin, state.t0)) / 1e6)}`, 2, LANE.overview + LANE.axis / 2);
+    above.textAlign = "center";
+    for (const [time, words] of marks) {
+      const px = gutter + x(time);
+      paintBox(above, cssOf(theme.fg, 0.35), px, LANE.overview + LANE.axis - 5, 1, 5);
+      above.fillStyle = cssOf(theme.quiet);
+      const half = above.measureText(words).width / 2;
+      if (px - half >= gutter && px + half <= gutter + width) above.fillText(words, px, LANE.overview + LANE.axis / 2 - 2);
+    }
+    if (state.interval) {
+      const [a, b] = state.interval;
+      const words = duration((b - a) / 1e6);
+      const half = above.measureText(words).width / 2 + 6;
+      const middle = Math.min(gutter + width - half, Math.max(gutter + half, gutter + (x(a) + x(b)) / 2));
+      above.clearRect(middle - half - 40, LANE.overview, 2 * half + 80, LANE.axis - 5);
+      paintBox(above, cssOf(theme.fg), middle - half, LANE.overview, 2 * half, LANE.axis - 5);
+      above.fillStyle = cssOf(theme.bg);
+      above.fillText(words, middle, LANE.overview + LANE.axis / 2 - 2);
+    }
+  };
+  return { drawOver, drawTop };
+}
 
 export function timelineLanes(store, folded) {
   let y = 0;
@@ -27,7 +290,7 @@ export function timelineLanes(store, folded) {
 
 export function timelineFrame(state, canvas, top) {
   const context = canvas.getContext("2d");
-  const [strip, boxes] = [stripOf(), boxList()];
+  const strip = stripOf();
   const look = { theme: null, palette: null, layout: null, version: 0 };
   let widths = null;
   const size = { width: 0, height: 0, gutter: 0, ratio: 1 };
@@ -60,19 +323,14 @@ export function timelineFrame(state, canvas, top) {
   const drawRows = () => {
     const { store } = state;
     const across = canvas.width;
-    const shown = [];
-    for (const lane of look.layout.lanes) {
-      for (const row of lane.rows) {
-        const y = rowTop(row) - state.scroll;
-        if (y > -LANE.row && y < size.height) shown.push([row, y]);
-      }
-    }
-    boxes.size = 0;
+    const shown = look.layout.lanes.flatMap((lane) => lane.rows.map((row) => [row, rowTop(row) - state.scroll])).filter(([, y]) => y > -LANE.row && y < size.height);
+    const boxes = [];
     const pixels = strip.pixels(across, Math.max(1, Math.ceil(size.height / LANE.row) + 2));
     shown.forEach(([row], r) => paintRow(store, row, state.t0, state.t1, across, pixels, r * across, look.palette, 24 * size.ratio, boxes));
     strip.put();
     context.imageSmoothingEnabled = false;
     shown.forEach(([, y], r) => context.drawImage(strip.canvas, 0, r, across, 1, 0, y, size.width, LANE.row - 1));
+    return boxes;
   };
 
   const widthOf = (code) => {
@@ -80,21 +338,21 @@ export function timelineFrame(state, canvas, top) {
     return widths[code];
   };
   // Names are cut to fit; a box that starts left of the visible range has its name at the edge.
-  const drawNames = () => {
+  const drawNames = (boxes) => {
     const { store } = state;
     context.font = `11px ${look.theme.family}`;
     context.textBaseline = "middle";
-    for (let k = 0; k < boxes.size; k += 1) {
-      const [i, from] = [boxes.at[k], boxes.x0[k] / size.ratio + 4];
-      const room = boxes.x1[k] / size.ratio - from - 4;
+    for (const { i, row, from: left, to, dim } of boxes) {
+      const from = left / size.ratio + 4;
+      const room = to / size.ratio - from - 4;
       let code = store.name[i];
       if (widthOf(code) > room && store.brief[code] !== code) code = store.brief[code];
       const text = store.labels[code];
       widthOf(code);
       const letters = Math.floor((text.length * room) / widths[code]) - 1;
       if (widths[code] > room && letters < 2) continue;
-      context.fillStyle = boxes.dim[k] ? cssOf(look.theme.quiet) : look.palette.words[store.kind[i] * SHADES.length + shadeOf(boxes.row[k], store.name[i])];
-      const y = rowTop(boxes.row[k]) - state.scroll + LANE.row / 2;
+      context.fillStyle = dim ? cssOf(look.theme.quiet) : look.palette.words[store.kind[i] * SHADES.length + shadeOf(row, store.name[i])];
+      const y = rowTop(row) - state.scroll + LANE.row / 2;
       if (widths[code] <= room) context.fillText(text, from, y);
       else context.fillText(`${text.slice(0, letters)}…`, from, y, room);
     }
@@ -130,12 +388,10 @@ export function timelineFrame(state, canvas, top) {
       context.textBaseline = "middle";
       const ticks = height > LANE.folded ? niceTicks(memory.most, 2, 1024).slice(1) : [];
       for (const value of ticks) {
-        context.fillStyle = cssOf(theme.fg, 0.16);
-        context.fillRect(0, Math.round(at(value)), size.width, 1);
+        paintBox(context, cssOf(theme.fg, 0.16), 0, Math.round(at(value)), size.width, 1);
         const words = roundSize(value, memory.most);
         const wide = context.measureText(words).width;
-        context.fillStyle = cssOf(theme.bg, 0.75);
-        context.fillRect(2, at(value) - 7, wide + 6, 14);
+        paintBox(context, cssOf(theme.bg, 0.75), 2, at(value) - 7, wide + 6, 14);
         context.fillStyle = cssOf(theme.quiet);
         context.fillText(words, 5, at(value));
       }
@@ -149,15 +405,13 @@ export function timelineFrame(state, canvas, top) {
     context.setTransform(size.ratio, 0, 0, size.ratio, 0, 0);
     context.clearRect(0, 0, size.width, size.height);
     for (const lane of look.layout.lanes) {
-      context.fillStyle = cssOf(theme.wash);
-      context.fillRect(0, lane.y - state.scroll, size.width, lane.height);
+      paintBox(context, cssOf(theme.wash), 0, lane.y - state.scroll, size.width, lane.height);
     }
     const marks = timeMarks(state.t0, state.t1, Math.max(3, size.width / 120));
-    context.fillStyle = cssOf(theme.line);
-    for (const [time] of marks) context.fillRect(Math.round(x(time)), 0, 1, size.height);
-    drawRows();
+    for (const [time] of marks) paintBox(context, cssOf(theme.line), Math.round(x(time)), 0, 1, size.height);
+    const boxes = drawRows();
     drawMemory();
-    drawNames();
+    drawNames(boxes);
     const steps = store.tracks.find((track) => track.kind === "steps");
     context.fillStyle = cssOf(theme.fg, 0.28);
     if (steps && steps.count < 200) for (let i = steps.first; i < steps.first + steps.count; i += 1) context.fillRect(Math.round(x(store.start[i])), 0, 1, size.height);

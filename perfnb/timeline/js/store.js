@@ -1,7 +1,201 @@
-// The timeline's events: typed arrays sorted by track, depth and start, and the queries on them.
+// The timeline's events: typed arrays sorted by track, depth and start, the queries on them, and how events are
+// connected.
 import { placeOf } from "../../draw/js/search.js";
-import { timelineLinks } from "./links.js";
-import { greatestOf } from "./search.js";
+
+// The same as placeOf with doubling steps, for indices near `from`.
+export function placeNear(values, value, from, to) {
+  let step = 1;
+  while (from + step < to && values[from + step] < value) {
+    from += step;
+    step *= 2;
+  }
+  return placeOf(values, value, from, Math.min(to, from + step));
+}
+
+// The index of the greatest of values[from..to): each level keeps the greatest of four of the level below.
+function greatestOf(values) {
+  const levels = [];
+  for (let below = null, size = values.length; size > 4; below = levels.at(-1)) {
+    const level = new Uint32Array(Math.ceil(size / 4));
+    for (let i = 0; i < size; i += 1) {
+      const at = below ? below[i] : i;
+      if (!(i & 3) || values[at] > values[level[i >> 2]]) level[i >> 2] = at;
+    }
+    levels.push(level);
+    size = level.length;
+  }
+  return (from, to) => {
+    let best = from;
+    for (let level = -1; from < to; level += 1, from >>= 2, to >>= 2) {
+      const items = levels[level];
+      const last = level === levels.length - 1;
+      for (; from < to && (last || from & 3); from += 1) if (values[items ? items[from] : from] > values[best]) best = items ? items[from] : from;
+      for (; from < to && to & 3; to -= 1) if (values[items ? items[to - 1] : to - 1] > values[best]) best = items ? items[to - 1] : to - 1;
+    }
+    return best;
+  };
+}
+
+// Rows of a stream are lanes for overlapping work: nothing on them is nested.
+const NESTED_TRACKS = new Set(["layers", "thread", "python"]);
+
+// Nesting, launches, and which backward belongs to which forward.
+function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, rowAt }) {
+  const { start, duration, layer, launch, forward, kind, category } = arrays;
+  const total = start.length;
+  const end = (i) => start[i] + duration[i];
+  const nests = (row) => NESTED_TRACKS.has(row.track.kind);
+  const children = (i) => {
+    const row = rowOf(i);
+    const below = nests(row) ? rowAt(row.track, row.depth + 1) : null;
+    return below ? during(below, i) : [0, 0];
+  };
+  // The event on `row` at a moment.
+  const holding = (row, time) => {
+    const at = placeOf(reach, time, row.first, row.last);
+    return at < row.last && start[at] <= time ? at : -1;
+  };
+  const parent = (i) => {
+    const row = rowOf(i);
+    const above = row.depth && nests(row) ? rowAt(row.track, row.depth - 1) : null;
+    const at = above ? holding(above, start[i] + duration[i] / 2) : -1;
+    return at >= 0 && start[at] <= start[i] ? at : -1;
+  };
+  // Its time without its children's; null where there can be none.
+  const self = (i) => {
+    if (!nests(rowOf(i))) return null;
+    const [from, to] = children(i);
+    return Math.max(0, duration[i] - (before[to] - before[from]));
+  };
+
+  const op = header.categories.indexOf("cpu_op");
+  const backwards = header.kinds.findIndex((one) => one.word === "backward");
+  const isLayer = (i) => rowOf(i).track.kind === "layers";
+  // The outermost op around an event with the same layer as the innermost; the event itself if it is an op.
+  const opAround = (i) => {
+    let found = -1;
+    for (let at = i; at >= 0; at = parent(at)) {
+      if (category[at] !== op) {
+        if (found >= 0) break;
+      } else if (found < 0 || layer[at] === layer[found]) found = at;
+      else break;
+    }
+    return found;
+  };
+  const launcher = (i) => (launch[i] >= 0 ? opAround(launch[i]) : -1);
+
+  // A layer and those inside it, by name.
+  const within = (code) => {
+    const name = header.layers[code];
+    return Uint8Array.from(header.layers, (other) => (other === name || other.startsWith(`${name}.`) ? 1 : 0));
+  };
+  // The events of rows that start during an event, as ranges [from, to).
+  const during = (row, i) => [placeOf(start, start[i], row.first, row.last), placeOf(start, end(i), row.first, row.last)];
+  const covered = (rows, i) => rows.map((row) => during(row, i)).filter(([from, to]) => from < to);
+  // The events on threads that an event covers, as ranges [from, to): itself and its children; for a layer, what ran
+  // during it, in the same phase, on the threads of its ops.
+  const hosted = (i) => {
+    const own = rowOf(i);
+    if (own.track.kind === "python") {
+      // The ops of a Python call are on the track of its thread.
+      const track = tracks.find((one) => one.kind === "thread" && one.title === own.track.thread);
+      return covered(track?.rows ?? [], i);
+    }
+    if (own.track.kind === "thread") return [[i, i + 1], ...covered(own.track.rows.filter((row) => row.depth > own.depth), i)];
+    if (own.track.kind !== "layers" || layer[i] < 0) return [];
+    const inside = within(layer[i]);
+    const of = (k) => kind[k] === kind[i] && layer[k] >= 0 && inside[layer[k]];
+    const found = [];
+    for (const track of tracks) {
+      if (track.kind !== "thread") continue;
+      const ranges = covered(track.rows, i);
+      const ours = ranges.some(([from, to]) => {
+        for (let k = from; k < to; k += 1) if (of(k)) return true;
+        return false;
+      });
+      if (ours) found.push(...ranges);
+    }
+    return found;
+  };
+  // The events whose links point to what event `i` covers; for a layer, in its phase.
+  const pointing = (links, i) => {
+    const ranges = hosted(i).sort((a, b) => a[0] - b[0]);
+    if (!ranges.length) return [];
+    const [firsts, anyPhase] = [ranges.map(([from]) => from), !isLayer(i)];
+    const found = [];
+    for (let k = 0; k < total; k += 1) {
+      const to = links[k];
+      if (to < firsts[0]) continue;
+      const at = placeOf(firsts, to + 1, 0, firsts.length) - 1;
+      if (to < ranges[at][1] && (anyPhase || kind[to] === kind[i])) found.push(k);
+    }
+    return found.sort((a, b) => start[a] - start[b] || a - b);
+  };
+  // Device work launched by event `i` and its children.
+  const launched = (i) => {
+    const events = pointing(launch, i);
+    return { events, busy: events.reduce((sum, k) => sum + duration[k], 0) };
+  };
+  // The events that are not inside another of them.
+  const outermost = (events) => {
+    const all = new Set(events);
+    return events.filter((k) => {
+      for (let at = parent(k); at >= 0; at = parent(at)) if (all.has(at)) return false;
+      return true;
+    });
+  };
+  const sameLayer = (i, test) => {
+    const found = [];
+    for (const row of rows) {
+      if (row.track.kind !== "layers") continue;
+      for (let k = row.first; k < row.last; k += 1) if (layer[k] === layer[i] && test(k)) found.push(k);
+    }
+    return found.sort((a, b) => start[a] - start[b]);
+  };
+  const touching = (times) => (k) => times.some((time) => start[k] <= time && time < end(k));
+  // Without a node, a layer's forward and backward are paired within one step.
+  const inStep = (i) => {
+    const steps = tracks.find((track) => track.kind === "steps")?.rows[0];
+    const at = steps ? holding(steps, start[i]) : -1;
+    return at < 0 ? [-Infinity, Infinity] : [start[at], end(at)];
+  };
+  // The backward nodes created by an event or its children; for a layer also its intervals.
+  const backwardOf = (i) => {
+    if (isLayer(i) && (kind[i] === backwards || layer[i] < 0)) return { layers: [], nodes: [] };
+    const nodes = outermost(pointing(forward, i));
+    if (!isLayer(i)) return { layers: [], nodes };
+    const holds = touching(nodes.map((node) => start[node]));
+    let layers = sameLayer(i, (k) => kind[k] === backwards && holds(k));
+    const [, last] = inStep(i);
+    if (!layers.length) layers = sameLayer(i, (k) => kind[k] === backwards && start[k] >= start[i] && start[k] < last);
+    return { layers, nodes };
+  };
+  // The forward of a backward event: the op that created its node, and the outermost op around that.
+  const forwardOf = (i) => {
+    if (isLayer(i)) {
+      if (kind[i] !== backwards || layer[i] < 0) return [];
+      const inside = within(layer[i]);
+      const made = [];
+      for (const [from, to] of hosted(i)) for (let k = from; k < to; k += 1) if (forward[k] >= 0 && layer[k] >= 0 && inside[layer[k]]) made.push(start[forward[k]]);
+      const holds = touching(made);
+      const found = sameLayer(i, (k) => kind[k] !== backwards && holds(k));
+      const [first] = inStep(i);
+      return found.length ? found : sameLayer(i, (k) => kind[k] !== backwards && start[k] >= first && start[k] <= start[i]);
+    }
+    let at = i;
+    while (at >= 0 && forward[at] < 0) at = parent(at);
+    if (at < 0) return [];
+    const outer = opAround(forward[at]);
+    return outer >= 0 && outer !== forward[at] ? [outer, forward[at]] : [forward[at]];
+  };
+  // The interval of the layer that contains an event on a thread, or its launch.
+  const layerAround = (i) => {
+    if (layer[i] < 0 || isLayer(i)) return -1;
+    const by = launch[i] >= 0 ? launch[i] : i;
+    return sameLayer(by, (k) => kind[k] === kind[by] && touching([start[by]])(k))[0] ?? -1;
+  };
+  return { children, parent, self, opAround, launcher, launched, backwardOf, forwardOf, layerAround };
+}
 
 export const PLAIN_TRACKS = new Set(["steps", "phases", "layers"]);
 const ARRAY_TYPES = { f8: Float64Array, f4: Float32Array, u4: Uint32Array, i4: Int32Array, u2: Uint16Array, i2: Int16Array, u1: Uint8Array };
@@ -66,20 +260,18 @@ function timelineStore(buffer) {
   // Search: `lit` counts the matches before each event, so that any range can be checked for a match at once.
   let lit = null;
   let scope = rows;
-  const small = { names: header.names.map((text) => text.toLowerCase()), layers: header.layers.map((text) => text.toLowerCase()) };
-  const flags = (texts, test) => Uint8Array.from(texts, (text) => (test(text) ? 1 : 0));
   const search = (query) => {
     lit = null;
     scope = rows;
     if (!query) return 0;
-    const exact = query.startsWith("layer:") && header.layers.indexOf(query.slice(6));
+    const exact = query.startsWith("layer:") ? header.layers.indexOf(query.slice(6)) : -1;
     const wanted = query.toLowerCase();
-    const names = exact === false || exact < 0 ? flags(small.names, (text) => text.includes(wanted)) : new Uint8Array(small.names.length);
-    const layers = exact === false || exact < 0 ? flags(small.layers, (text) => text.includes(wanted)) : flags(small.layers.keys(), (i) => i === exact);
+    const names = header.names.map((text) => exact < 0 && text.toLowerCase().includes(wanted));
+    const layers = header.layers.map((text, code) => (exact < 0 ? text.toLowerCase().includes(wanted) : code === exact));
     lit = new Uint32Array(total + 1);
-    for (let i = 0; i < total; i += 1) lit[i + 1] = lit[i] + (names[name[i]] | (layer[i] < 0 ? 0 : layers[layer[i]]));
+    for (let i = 0; i < total; i += 1) lit[i + 1] = lit[i] + (names[name[i]] || (layer[i] >= 0 && layers[layer[i]]) ? 1 : 0);
     const spans = rows.filter((row) => row.track.kind === "layers" && lit[row.last] > lit[row.first]);
-    if (exact >= 0 && exact !== false && spans.length) scope = spans;
+    if (exact >= 0 && spans.length) scope = spans;
     return scope.reduce((sum, row) => sum + lit[row.last] - lit[row.first], 0);
   };
   // The position of an event, present or not, in a row ordered by start, then by index.

@@ -1,12 +1,10 @@
 // The timeline's elements, and how they follow its state.
 import { swatch } from "../../draw/js/chart.js";
-import { freshId, h } from "../../draw/js/dom.js";
-import { byteSize, duration } from "../../draw/js/format.js";
-import { timelineActs } from "./acts.js";
-import { LANE } from "./canvas.js";
+import { freshId, h, searchInput } from "../../draw/js/dom.js";
+import { byteSize, duration, grouped } from "../../draw/js/format.js";
+import { steerOverview, steerTimeline, timelineActs } from "./acts.js";
 import { eventDetails, intervalDetails, timelineTable, timelineWords } from "./details.js";
-import { timelineFrame, timelineLanes } from "./frame.js";
-import { steerOverview, steerTimeline } from "./steer.js";
+import { LANE, timelineFrame, timelineLanes } from "./frame.js";
 
 const TALLEST = 480;
 const HINTS = [["W S", "zoom"], ["A D", "pan"], ["← →", "neighbours"], ["↑ ↓", "caller, callee"], ["F", "zoom to selection"], ["0", "show all"], ["/", "search"], ["N", "next match"], ["Shift+drag", "measure"]];
@@ -71,12 +69,11 @@ export function timelineView(element, store, facts, showLayer) {
   };
   const act = timelineActs(state, frame, words, ui);
 
-  const search = h("input", { type: "search", placeholder: "Search events and layers", "aria-label": "Search events and layers", spellcheck: "false", autocomplete: "off" });
+  const search = searchInput("Search events and layers");
   const status = h("span", { class: "pf-status", role: "status" });
   let matches = 0;
   const tell = (rank) => {
-    const number = (value) => value.toLocaleString("en-US");
-    status.textContent = !state.query ? "" : `${rank ? `${number(rank)} of ` : ""}${number(matches)}${rank ? "" : ` of ${number(state.store.total)} events`}`;
+    status.textContent = !state.query ? "" : `${rank ? `${grouped(rank)} of ` : ""}${grouped(matches)}${rank ? "" : ` of ${grouped(state.store.total)} events`}`;
     for (const button of steps) button.disabled = !matches;
   };
   const run = () => {
@@ -181,10 +178,9 @@ export function timelineView(element, store, facts, showLayer) {
   const accept = () => {
     const { header, used, total } = state.store;
     legend.replaceChildren(...header.kinds.map((kind, k) => used[k] ? h("li", {}, swatch(kind), h("span", { class: "pf-word" }, kind.word)) : null).filter(Boolean));
-    const number = (value) => value.toLocaleString("en-US");
-    note.hidden = !(header.total_events > total);
-    note.textContent = note.hidden ? "" : `Showing events of ${duration(header.shortest_ns / 1e6)} and longer: ${number(total)} of ${number(header.total_events)}.`;
-    canvas.setAttribute("aria-label", `Timeline of ${number(total)} events in ${number(header.tracks.length)} tracks`);
+      note.hidden = !(header.total_events > total);
+    note.textContent = note.hidden ? "" : `Showing events of ${duration(header.shortest_ns / 1e6)} and longer: ${grouped(total)} of ${grouped(header.total_events)}.`;
+    canvas.setAttribute("aria-label", `Timeline of ${grouped(total)} events in ${grouped(header.tracks.length)} tracks`);
     lay();
     recolour();
     run();

@@ -1,23 +1,26 @@
-"""Unfused attention: softmax(QKᵀ)V in separate operators where one fused operator would do."""
+"""Separate ops that one fused op would replace: attention, and chains of elementwise ops."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
+from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
-from perfnb.recording.labels import found, of_labels
-from perfnb.recording.nesting import NONE
+from perfnb.recording.nesting import NONE, Bools, Floats, Ints
+from perfnb.recording.text import found, of_labels
 
-_WORTH = 0.03
+#: Share of the step worth reporting, of attention and of chains.
+_WORTH, _WORTH_CHAINS = 0.03, 0.1
 _SOFTMAX = re.compile(r"aten::_?(?:safe_)?softmax$")
 _PRODUCT = re.compile(r"aten::(?:matmul|bmm|baddbmm|einsum)$")
 _BATCHED = re.compile(r"aten::baddbmm$|aten::bmm$")
@@ -40,9 +43,21 @@ _AGAIN = 5 / 4
 _DEPTH = 4
 #: How many operators away from the softmax to look for a product.
 _REACH = 12
+_ELEMENTWISE = re.compile(
+    r"(?:add|sub|rsub|mul|div|true_divide|neg|abs|exp|expm1|log|log1p|sqrt|rsqrt|square|pow|reciprocal|sin|cos|tanh|erf|"
+    r"sigmoid|relu|relu6|gelu|silu|mish|elu|leaky_relu|hardtanh|hardswish|softplus|log_sigmoid|threshold|clamp|"
+    r"clamp_min|clamp_max|where|maximum|minimum|masked_fill|addcmul|addcdiv|lerp|sign|floor|round|eq|ne|lt|gt|le|ge|"
+    r"logical_(?:and|or|not)|to|_to_copy)(?:_backward)?_?$"
+)
+#: What ends a chain and is still fused with it.
+_ENDS = re.compile(r"(?:sum|mean|amax|amin|max|min|norm|linalg_vector_norm)$")
+#: What moves no data between two of them.
+_MOVES_NOTHING = re.compile(r"(?:view|reshape|transpose|t|permute|expand|unsqueeze|squeeze|select|slice|detach|alias)$")
+_NODE = re.compile(r"Backward\d+$")
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-@rule("attention unfused", "Bound by unfused attention", "a fused kernel")
+@rule("attention unfused", "Bound by unfused attention", "a fused kernel", remedy="attention")
 def unfused_attention(facts: Facts) -> Iterator[Finding]:
     """Softmax between two batched products, with nothing but scale, mask and dropout in between."""
     forward, count = _segments(facts)
@@ -82,7 +97,7 @@ def attention_layers(facts: Facts) -> list[str]:
     return [str(name) for name in chosen["layer"].unique() if name] if unfused_attention(facts) else []
 
 
-def attention_ops(facts: Facts) -> np.ndarray:
+def attention_ops(facts: Facts) -> Bools:
     """Which ops belong to unfused attention, forward and backward, if that is worth a finding."""
     inside = np.zeros(len(facts.ops), dtype=bool)
     if unfused_attention(facts):
@@ -132,7 +147,7 @@ def _kind(name: str) -> str:
     return "s" if _SOFTMAX.match(name) else "p" if _PRODUCT.match(name) else "b" if _BETWEEN.match(name) else ""
 
 
-def _segments(facts: Facts) -> tuple[np.ndarray, int]:
+def _segments(facts: Facts) -> tuple[Ints, int]:
     """Rows of the operators from one product to the other, and the number of attentions in all steps."""
     ops = facts.ops
     candidates = ops[ops["outer"] & ops["phase"].isin(("forward", "other"))]
@@ -140,13 +155,11 @@ def _segments(facts: Facts) -> tuple[np.ndarray, int]:
     softmaxes = np.flatnonzero([kind == "s" for kind in kinds])
     if len(softmaxes) == 0:
         return np.array([], dtype=np.int64), 0
-    batched = of_labels(ops["op"], lambda name: _BATCHED.match(name) is not None)
-    with_batched = set(np.flatnonzero(batched).tolist()) | set(ops["around"].to_numpy()[batched].tolist())
-    # An einsum calls bmm one level further down.
-    above = ops["around"].to_numpy()
-    with_batched |= {int(above[row]) for row in with_batched if row >= 0 and above[row] >= 0}
+    batched, around = found(ops["op"], _BATCHED.match), ops["around"].to_numpy()
+    for _ in range(2):  # a matmul calls bmm; an einsum calls it one level further down
+        batched[around[batched & (around != NONE)]] = True
     rows, steps, threads = candidates.index.to_numpy(), candidates["step"].to_numpy(), candidates["thread"].to_numpy()
-    found: list[int] = []
+    chosen: list[int] = []
     count = 0
     for at in softmaxes.tolist():
         ends = []
@@ -156,14 +169,13 @@ def _segments(facts: Facts) -> tuple[np.ndarray, int]:
                 if steps[place] != steps[at] or threads[place] != threads[at] or not kinds[place]:
                     break
                 if kinds[place] == "p":
-                    if int(rows[place]) in with_batched:
-                        ends.append(place)
+                    ends += [place] if batched[rows[place]] else []
                     break
                 place += way
         if len(ends) == 2:
-            found += rows[ends[0] : ends[1] + 1].tolist()
+            chosen += rows[ends[0] : ends[1] + 1].tolist()
             count += 1
-    return np.unique(np.array(found, dtype=np.int64)), count
+    return np.unique(np.array(chosen, dtype=np.int64)), count
 
 
 def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
@@ -178,7 +190,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
     return _on_gpu_ms(facts.gpu, used), _on_gpu_ms(facts.gpu, products)
 
 
-def _with_inside(facts: Facts, used: pd.DataFrame) -> np.ndarray:
+def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
     """Which of all operators are these or nested in them."""
     around = facts.ops["around"].to_numpy()
     inside = np.zeros(len(around), dtype=bool)
@@ -193,3 +205,99 @@ def _on_gpu_ms(gpu: GpuFacts, used: pd.DataFrame) -> float:
     within = union(used["start"].to_numpy(dtype=np.int64), used["end"].to_numpy(dtype=np.int64))
     called = gpu.runs.called
     return gpu.ran_ms((called != NONE) & (within.within(called, called + 1) > 0))
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Chains of elementwise ops in the traced steps."""
+
+    #: Which of `Facts.ops` belong to a chain.
+    members: Bools
+    #: Time of all ops, and of the longest op of each chain: what one fused loop would still take.
+    whole_ns: float
+    one_pass_ns: float
+    #: Number of chains.
+    count: int
+    #: By block: time between two ops of a chain, in which memory is freed; at most as long as the first op took and no
+    #: more than the block's ops leave.
+    gaps_ns: Floats
+
+
+@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile")
+def elementwise_chains(facts: Facts) -> Iterator[Finding]:
+    """Tensors that elementwise ops on the host read and write again and again: another way to be memory-bound."""
+    if facts.gpu is not None:
+        return
+    chains = chains_of(facts)
+    whole, bound = facts.per_step(chains.whole_ns), facts.per_step(chains.whole_ns - chains.one_pass_ns)
+    if facts.share(bound) < _WORTH_CHAINS:
+        return
+    used = facts.ops[chains.members]
+    by_op = used.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
+    layers = facts.heaviest_layers(used)
+    note, code = compiling(facts, layers) if layers else ("", "")
+    what = "the model that computes it" if layers else "the function that computes it (it is in no layer)"
+    yield Finding(
+        "memory bandwidth",
+        f"{fmt.counted(len(used) / facts.steps, 'elementwise op')} per step ({', '.join(map(str, by_op))}) run back to "
+        f"back in {fmt.counted(chains.count / facts.steps, 'chain')} and take {facts.of_step(whole)}: each reads its "
+        "whole tensor from memory and writes another, with little arithmetic per byte.",
+        bound,
+        f"Fuse each chain into one pass over the data: compile {what} with torch.compile. Or write into existing "
+        f"tensors (out=, in-place), which at least avoids new memory.{note}",
+        code,
+        "medium",
+        "One pass remains: the longest op of each chain.",
+        "Whether each op needs the result of the previous one, and whether the tensors fit into a cache.",
+        rows("layer", layers) + rows("op", by_op),
+    )
+
+
+def chains_of(facts: Facts) -> Chains:
+    """Two or more longer elementwise ops back to back on one thread, except those of attention."""
+    ops = facts.ops
+    gaps = np.zeros(len(facts.attribution.cells))
+    fused, ends, free = (_is(pattern, ops["op"]) for pattern in (_ELEMENTWISE, _ENDS, _MOVES_NOTHING))
+    phases = ["forward", "loss", "backward"]
+    if not (ops["direction"] == "backward").any():
+        phases.append("other")  # otherwise it may be an update by hand, tensor after tensor
+    own = (ops["outer"] & ops["phase"].isin(phases)).to_numpy()
+    whole = ops["whole_ns"].to_numpy(dtype=float)
+    long = (fused | ends) & (whole >= facts.tiny_ns) & ~attention_ops(facts)
+    rows = np.flatnonzero(own & (long | ~free))
+    start, end, block = (ops[name].to_numpy() for name in ("start", "end", "block"))
+    step, thread = ops["step"].to_numpy(), ops["thread"].to_numpy()
+    rows = rows[np.lexsort((start[rows], thread[rows], step[rows]))]
+    if len(rows) < 2:
+        return Chains(np.zeros(len(ops), dtype=bool), 0.0, 0.0, 0, gaps)
+    first, second = rows[:-1], rows[1:]
+    joined = long[first] & long[second] & ~ends[first]
+    joined &= (step[first] == step[second]) & (thread[first] == thread[second])
+    between = np.maximum(start[second] - end[first], 0).astype(float)
+    # A gap longer than the op before it is somebody's code, not memory being freed.
+    joined &= between <= whole[first]
+    number = np.concatenate([[0], np.cumsum(~joined)])
+    in_chain = np.concatenate([[False], joined]) | np.concatenate([joined, [False]])
+    chosen, number = rows[in_chain], number[in_chain]
+    members = np.zeros(len(ops), dtype=bool)
+    members[chosen] = True
+    # Between two nodes of the backward pass, the time belongs to the engine's run around both.
+    here, there, above = block[first], block[second], np.append(facts.attribution.host.forest.parent, NONE)
+    around = np.where(here == there, here, np.where(above[here] == above[there], above[here], NONE))
+    inside = joined & (around != NONE)
+    np.add.at(gaps, facts.lines[around[inside]], between[inside])
+    gaps = np.minimum(gaps, facts.left_ns)
+    longest = pd.Series(whole[chosen]).groupby(number).max()
+    total = float(whole[chosen].sum() + gaps.sum())
+    return Chains(members, total, float(longest.sum()), len(longest), gaps)
+
+
+def _is(pattern: re.Pattern[str], ops: pd.Series) -> Bools:
+    return found(ops, lambda name: pattern.match(_plain(name)))
+
+
+def _plain(name: str) -> str:
+    """An op's name in Python; for a backward node, that of its op."""
+    if _NODE.search(name):
+        return _CAPITAL.sub("_", _NODE.sub("", name)).lower()
+    return name.removeprefix("aten::")

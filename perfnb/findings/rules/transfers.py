@@ -1,17 +1,19 @@
-"""Copies between host and device that no computation hides."""
+"""Data on its way: copies between host and device, and communication between GPUs, that no computation hides."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from perfnb import quantities as fmt
+from perfnb.attribution.device_work import COLLECTIVE
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.findings.gpu_facts import Copies, GpuFacts
+from perfnb.findings.gpu_facts import GpuFacts
+from perfnb.recording.text import found
 
 _WORTH = 0.05
-#: Bytes below which a copy takes no longer than the call itself.
-_SMALL = 64 * 2**10
+_SHARDED = re.compile("AllGather|ReduceScatter")
 
 
 @rule("host-device copies", "Bound by copies between host and device", idle_cause="copies")
@@ -25,15 +27,18 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
     if facts.share(bound) < _WORTH:
         return
     in_calls, calls = gpu.calls_ms["copies"]
-    said = (
-        [f"the device was idle for {fmt.duration(held)} while the host was blocked in a copying call"] if held else []
+    behind = (
+        f" For {fmt.duration(perhaps)} of it nothing shows that the GPU waited for the copy: its next work had been "
+        "launched already, or the launch is not on record."
     )
+    blocked = f"the device was idle for {fmt.duration(held)} while the host was blocked in a copying call"
+    said = [blocked] if held else []
     said += [f"copies ran for {fmt.duration(gpu.copies_ms)} with nothing computing"] if gpu.copies_ms else []
     yield Finding(
         "host-device copies",
         f"{fmt.capital(' and '.join(said))}: {fmt.share(facts.share(bound))} of the step "
         f"({fmt.counted(calls, 'copying call')} in the trace, {fmt.duration(in_calls)} of host time per "
-        f"step{_moved(gpu)}).{_behind(perhaps)}",
+        f"step{_moved(gpu)}).{behind if perhaps else ''}",
         bound,
         _lever(gpu),
         "",
@@ -68,7 +73,7 @@ def _lever(gpu: GpuFacts) -> str:
             "copying from pageable memory."
         )
     if back.count and (not there.count or back.call_ms >= there.call_ms):
-        if _is_small(back):
+        if back.is_small:
             return (
                 "Read results less often: these copies to the host move so little that their time is spent waiting for "
                 "earlier work, and pinned memory would not shorten it."
@@ -77,7 +82,7 @@ def _lever(gpu: GpuFacts) -> str:
             "Bring less back to the host, or copy it asynchronously: into pinned memory with non_blocking=True, "
             "synchronising only where the data is read."
         )
-    if _is_small(there):
+    if there.is_small:
         return (
             "Create these small tensors on the device (device=...), or pack several into one copy: each moves so "
             "little that its time is that of the call, and pinned memory would not shorten it."
@@ -93,15 +98,28 @@ def _lever(gpu: GpuFacts) -> str:
     )
 
 
-def _is_small(copies: Copies) -> bool:
-    return copies.each_bytes is not None and copies.each_bytes < _SMALL
-
-
-def _behind(perhaps: float) -> str:
-    """Idle time that may not be the host's fault, in words."""
-    if not perhaps:
-        return ""
-    return (
-        f" For {fmt.duration(perhaps)} of it nothing shows that the GPU waited for the copy: its next work had been "
-        "launched already, or the launch is not on record."
+@rule("collectives", "Communication-bound", "overlapping it with computation")
+def exposed_communication(facts: Facts) -> Iterator[Finding]:
+    """Time in which a GPU communicates and computes nothing."""
+    gpu = facts.gpu
+    if gpu is None or facts.share(gpu.exposed_ms) < _WORTH:
+        return
+    hidden = 1 - gpu.exposed_ms / gpu.communication_ms
+    how = (
+        "prefetch the next layer's weights (FSDP's prefetching), shard in larger units"
+        if found(gpu.kernel_names, _SHARDED.search).any()
+        else "DistributedDataParallel with another bucket size (bucket_cap_mb) and gradients as views of the buckets "
+        "(gradient_as_bucket_view=True)"
+    )
+    yield Finding(
+        "collectives",
+        f"The GPU communicates for {fmt.duration(gpu.communication_ms)} per step; for {facts.of_step(gpu.exposed_ms)} "
+        f"it computes nothing at the same time. {fmt.share(hidden)} of the communication is hidden.",
+        gpu.exposed_ms,
+        f"Overlap communication with computation: {how}, fewer synchronisations. Or send less, in lower precision.",
+        "",
+        "medium",
+        "These are the kernels' times; waiting for a slower rank counts as communication.",
+        "Which rank was late: load the traces of all ranks together to find a straggler.",
+        rows("kernel", gpu.kernel_names[found(gpu.kernel_names, COLLECTIVE.search)].head(3)),
     )

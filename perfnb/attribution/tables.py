@@ -1,0 +1,354 @@
+"""The frames of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.attribution.attribution import Attribution, layer_of_spans, owner_names
+from perfnb.attribution.blocks import Host, Kind
+from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, innermost, nest, outermost, subtree_sums
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import ACCUMULATION_ROW, PHASES, SPECIAL_ROWS, UNATTRIBUTED_ROW, conform
+from perfnb.recording.text import TEXT, is_one_of
+from perfnb.trace_names import CALLS, DEVICE_WORK
+
+
+def phase_table(attribution: Attribution) -> pd.DataFrame:
+    """The frame ``phases``: time of each phase per traced step, and its share of the step.
+
+    ``ms`` is as traced and adds up to the traced step; ``share`` is corrected for tracing overhead.
+    """
+    sums = attribution.cells.groupby("phase", observed=False)[["ns", "corrected_ns"]].sum()
+    sums = sums.reindex(list(PHASES), fill_value=0)
+    whole = sums["corrected_ns"].sum()
+    table = pd.DataFrame(
+        {"ms": sums["ns"] / 1e6 / attribution.steps, "share": sums["corrected_ns"] / whole if whole else float("nan")}
+    )
+    return conform(table, "phases")
+
+
+def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tuple[str, int, int]]:
+    """The phases from the start to the end of a step (ns), in order: name, start and end of each stretch."""
+    blocks = attribution.host.blocks
+    inside = blocks["main"] & (blocks["start"] >= begin) & (blocks["end"] <= end)
+    rows = blocks[inside.to_numpy() & (attribution.host.forest.depth == 1)].sort_values("start")
+    joined: list[tuple[str, int, int]] = []
+    for phase, start, stop in zip(rows["phase"], rows["start"], rows["end"], strict=True):
+        if joined and joined[-1][0] == phase:
+            joined[-1] = (phase, joined[-1][1], int(stop))
+        else:
+            joined.append((str(phase), int(start), int(stop)))
+    return [stretch for stretch in joined if stretch[0] in PHASES]
+
+
+def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
+    """The models in whose calls every backward pass of the traced steps starts: they compute the loss in forward.
+
+    The first node of a backward pass belongs to the tensor on which it was called, the loss. Models whose loss ops were
+    recognised by name are left out, because these are in the phase loss.
+    """
+    blocks, forest, cells = attribution.host.blocks, attribution.host.forest, attribution.cells
+    kind, parent = blocks["kind"].to_numpy(), forest.parent
+    in_engine = (parent != NONE) & (kind[parent] == Kind.ENGINE)
+    nodes = np.flatnonzero((kind == Kind.NODE) & in_engine & (cells["special"] != ACCUMULATION_ROW).to_numpy())
+    nodes = nodes[np.argsort(blocks["start"].to_numpy()[nodes], kind="stable")]
+    first = nodes[np.unique(parent[nodes], return_index=True)[1]]
+    made_in = cells["span"].to_numpy()[first]
+    if len(first) == 0 or (made_in == NONE).any():
+        return []
+    layer = layer_of_spans(recording, attribution.host)
+    model = outermost(forest, layer != NONE)
+    told = model[kind == Kind.LOSS]
+    named = np.setdiff1d(layer[model[made_in]], layer[told[told != NONE]])
+    names: list[str] = recording.modules["name"].iloc[named].tolist()
+    return names
+
+
+_DIRECTIONS = ("forward", "backward", "recompute")
+_KNOWN_WITHOUT_SPANS = ("module", "depth", "parameters", "parameter_bytes")
+_COLUMNS = {"own": "ns", "corrected": "corrected_ns", "ops": "ops", "kernels": "kernels", "gpu": "gpu_ns"}
+
+
+def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
+    """The frame ``layers``: one row per layer in model order, then the rows in parentheses that are not modules.
+
+    Times are per traced step and include children, except ``self_ms`` and ``self_gpu_ms``. A layer's children are those
+    that ran inside it, so a shared layer counts in each of its parents; a container that is never called
+    (``ModuleList``) sums the layers below it. ``share`` and ``self_share`` are of the step, corrected for tracing
+    overhead. The ``self_ms`` add up to the phases forward and backward. Calls as a loss count in ``calls``, but their
+    time belongs to the phase loss.
+    """
+    cells, modules = attribution.cells, recording.modules
+    per_span = _per_span(attribution)
+    layer = layer_of_spans(recording, attribution.host)
+    sums = sums_by_layer(recording, attribution, per_span)
+    is_span = layer != NONE
+    repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
+    forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
+    began = forward & ~attribution.host.blocks["continued"].to_numpy()
+    losses = _loss_calls(recording, attribution)
+    calls = np.bincount(layer[began], minlength=len(modules)) + losses
+    own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in _COLUMNS}
+    # No time means no shares, and no steps no figures per step.
+    steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
+    on_gpu = bool(cells["kernels"].sum())
+    table = pd.DataFrame(
+        {
+            "module": modules["module"].to_numpy(),
+            "depth": modules["depth"].to_numpy(),
+            "calls": calls / steps,
+            **{f"{name}_ms": sums[name] / 1e6 / steps for name in _DIRECTIONS},
+            "total_ms": sum(sums[name] for name in _DIRECTIONS) / 1e6 / steps,
+            "self_ms": own["own"] / 1e6 / steps,
+            "share": sums["corrected"] / whole,
+            "self_share": own["corrected"] / whole,
+            "parameters": modules["parameters"].to_numpy(),
+            "parameter_bytes": modules["parameter_bytes"].to_numpy(),
+            "ops": sums["ops"] / steps,
+            **({"kernels": sums["kernels"] / steps, "gpu_ms": sums["gpu"] / 1e6 / steps} if on_gpu else {}),
+            **({"self_gpu_ms": own["gpu"] / 1e6 / steps} if on_gpu else {}),
+        },
+        index=pd.Index(modules["name"], dtype=TEXT),
+    )
+    hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
+    table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
+    only_loss = _only_loss(recording, layer, losses)
+    table.loc[only_loss, [name for name in table.columns if name not in (*_KNOWN_WITHOUT_SPANS, "calls")]] = pd.NA
+    return pd.concat([conform(table, "layers"), conform(_special_rows(attribution, whole, on_gpu), "layers")])
+
+
+def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Sum measures by layer, children included, from their values per layer span without children."""
+    modules = recording.modules
+    parent = modules["parent"].to_numpy()
+    layer = layer_of_spans(recording, attribution.host)
+    with_children = {name: subtree_sums(attribution.spans, values) for name, values in per_span.items()}
+    counted = _outermost_of_layer(attribution, layer)
+    sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
+    called = np.isin(np.arange(len(modules)), layer)
+    for container, spans in _uncalled(attribution, layer, parent, called).items():
+        for name, values in with_children.items():
+            sums[name][container] = values[spans].sum()
+    return sums
+
+
+def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
+    """Whether a layer ran unseen: inside a compiled one, or on a thread that the profiler does not record."""
+    called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
+    seen = np.isin(np.arange(len(total)), layer)
+    return np.asarray((inside_compiled(recording.modules) & (total == 0)) | (called & ~seen))
+
+
+def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
+    """Calls of each layer as a loss, in all steps."""
+    blocks = attribution.host.blocks
+    of_losses = recording.spans["layer"].where(recording.spans["loss"], NONE)
+    layer = of_losses.reindex(blocks["span"], fill_value=NONE).to_numpy()
+    counted = (layer != NONE) & ~blocks["continued"].to_numpy()
+    return np.bincount(layer[counted], minlength=len(recording.modules))
+
+
+def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
+    """Whether the only calls of a layer and its children were as losses."""
+    parent = recording.modules["parent"].to_numpy()
+    seen, lossy = np.isin(np.arange(len(parent)), layer), losses > 0
+    for place in range(len(parent) - 1, -1, -1):  # parents come first
+        if parent[place] != NONE:
+            seen[parent[place]] |= seen[place]
+            lossy[parent[place]] |= lossy[place]
+    return np.asarray(lossy & ~seen)
+
+
+def inside_compiled(modules: pd.DataFrame) -> Bools:
+    """Whether each layer is inside a compiled one."""
+    compiled, parent = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
+    inside = np.zeros(len(parent), dtype=bool)
+    for place, above in enumerate(parent.tolist()):  # parents come first
+        inside[place] = above != NONE and (inside[above] or compiled[above])
+    return inside
+
+
+def _per_span(attribution: Attribution) -> dict[str, Floats]:
+    """Measures of each layer span without its children, indexed by block."""
+    cells = attribution.cells[attribution.cells["span"] != NONE]
+    parts = {name: (cells[cells["direction"] == name], "ns") for name in _DIRECTIONS}
+    parts |= {name: (cells, column) for name, column in _COLUMNS.items()}
+    return {
+        name: _by_layer(part["span"].to_numpy(), part[column].to_numpy(dtype=float), len(attribution.cells))
+        for name, (part, column) in parts.items()
+    }
+
+
+def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
+    return np.bincount(layer, weights=values, minlength=length).astype(np.float64)
+
+
+def _outermost_of_layer(attribution: Attribution, layer: Ints) -> Bools:
+    """Whether each block is a layer span that is not inside another span of its layer (recursion counts once)."""
+    counted = layer != NONE
+    above = attribution.spans.parent
+    while (above != NONE).any():
+        counted &= ~((above != NONE) & (layer[above] == layer))
+        above = np.where(above != NONE, attribution.spans.parent[above], NONE)
+    return np.asarray(counted)
+
+
+def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
+    """For each layer that is never called, the outermost spans of the layers below it."""
+    above = np.where(attribution.spans.parent != NONE, layer[attribution.spans.parent], NONE)
+    # Each layer and its ancestors by name; parents come first.
+    lines: dict[int, list[int]] = {NONE: []}
+    for one, outer in enumerate(parent.tolist()):
+        lines[one] = [one, *lines[outer]]
+    spans: dict[int, list[int]] = {}
+    for position in np.flatnonzero(layer != NONE).tolist():
+        outside = lines[int(above[position])]
+        for container in lines[int(layer[position])]:
+            if not called[container] and container not in outside:
+                spans.setdefault(container, []).append(position)
+    return spans
+
+
+def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
+    """Rows for the time that no layer owns; rows without time are left out."""
+    cells = attribution.cells[attribution.cells["special"] != ""]
+    sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
+    forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
+    sums = sums.reindex([row for row in SPECIAL_ROWS if row in sums.index and sums["ns"][row] > 0])
+    steps = attribution.steps or np.nan
+    total = sums["ns"] / 1e6 / steps
+    in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
+    share = sums["corrected_ns"] / whole
+    # Only unattributed time can be in forward; the other rows belong to backward alone.
+    anywhere = sums.index == UNATTRIBUTED_ROW
+    rows = pd.DataFrame(
+        {
+            "depth": 0,
+            "forward_ms": in_forward.where(anywhere),
+            "backward_ms": total - in_forward,
+            "recompute_ms": pd.NA,
+            "total_ms": total,
+            "self_ms": total,
+            "share": share,
+            "self_share": share,
+            "ops": sums["ops"] / steps,
+        },
+        index=sums.index,
+    )
+    gpu = sums["gpu_ns"] / 1e6 / steps
+    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=gpu, self_gpu_ms=gpu) if on_gpu else rows
+
+
+def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
+    """`op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and ``direction``."""
+    calls = op_times(recording, attribution.host)
+    block = calls.pop("block").to_numpy()
+    return calls.assign(
+        layer=pd.array(np.append(owner_names(recording, attribution), "")[block], dtype=TEXT),
+        direction=pd.array(np.append(attribution.cells["direction"].to_numpy(dtype=object), "")[block], dtype=TEXT),
+    )
+
+
+def op_times(recording: Recording, host: Host) -> pd.DataFrame:
+    """One row per operator call: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
+
+    ``total_ns`` is 0 for a call inside another of the same operator, so that sums count no time twice.
+    """
+    events = recording.events
+    # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
+    inside = np.arange(len(host.rows)) if recording.is_loaded else np.flatnonzero(host.block != NONE)
+    rows, is_op = host.rows[inside], host.is_op[inside]
+    start, end = host.starts[inside], host.ends[inside]
+    duration = end - start
+    forest = nest(host.thread[inside], start, end)
+    above = innermost(forest, is_op)
+    inner = children_sums(np.where(is_op, above, NONE), duration.astype(float))
+    device_ns = _device_time(events, rows)
+    launcher = np.where(is_op, np.arange(len(rows)), above)
+    counted = (device_ns > 0) & (launcher != NONE)
+    gpu_ns = np.bincount(launcher[counted], weights=device_ns[counted], minlength=len(rows))
+    name = events["name"].cat.codes.to_numpy().astype(np.int64)[rows]
+    calls = pd.DataFrame(
+        {
+            "op": events["name"].array[rows],
+            "block": host.block[inside],
+            "self_ns": np.maximum(duration - inner, 0),
+            "total_ns": np.where(_inside_same(name, above), 0, duration),
+            "gpu_ns": gpu_ns,
+        }
+    )
+    return calls[is_op]
+
+
+def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
+    """The frame ``ops``, per traced step, slowest first."""
+    sums = calls.groupby("op", observed=True)[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
+    table = pd.DataFrame(
+        {
+            "calls": calls.groupby("op", observed=True).size() / steps,
+            "self_cpu_ms": sums["self_ns"],
+            "total_cpu_ms": sums["total_ns"],
+        }
+    )
+    table.index = table.index.astype(TEXT)
+    if on_gpu:
+        table["gpu_ms"] = sums["gpu_ns"].to_numpy()
+    order = ["gpu_ms", "self_cpu_ms"] if on_gpu else ["self_cpu_ms"]
+    return conform(table.sort_values(order, ascending=False, kind="stable"), "ops")
+
+
+def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
+    """The frame ``layer_ops``: operators by layer and direction, per traced step, slowest first."""
+    owned = calls[calls["layer"] != ""]
+    groups = owned.groupby(["layer", "op", "direction"], observed=True, sort=False)
+    table = groups.agg(
+        calls=("self_ns", "size"), self_cpu_ms=("self_ns", "sum"), gpu_ms=("gpu_ns", "sum")
+    ).reset_index()
+    table["calls"] = table["calls"] / steps
+    table[["self_cpu_ms", "gpu_ms"]] = table[["self_cpu_ms", "gpu_ms"]] / 1e6 / steps
+    table["op"] = table["op"].astype(TEXT)
+    if not on_gpu:
+        table = table.drop(columns="gpu_ms")
+    return conform(table.sort_values("self_cpu_ms", ascending=False, kind="stable", ignore_index=True), "layer_ops")
+
+
+def kernel_table(recording: Recording) -> pd.DataFrame:
+    """The frame ``kernels``: GPU kernels, copies and memsets by name, per traced step, slowest first."""
+    events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
+    kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
+    duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
+    table = pd.DataFrame(
+        {
+            "calls": duration["size"] / steps,
+            "total_ms": duration["sum"] / 1e6 / steps,
+            "mean_us": duration["mean"] / 1e3,
+            "max_us": duration["max"] / 1e3,
+        }
+    )
+    table.index = table.index.astype(TEXT)
+    return conform(table.sort_values("total_ms", ascending=False, kind="stable"), "kernels")
+
+
+def _inside_same(name: Ints, above: Ints) -> Bools:
+    """Whether each operator runs inside another of the same name."""
+    result = np.zeros(len(name), dtype=bool)
+    outer = above
+    while (outer != NONE).any():
+        result |= (outer != NONE) & (name[outer] == name)
+        outer = np.where(outer != NONE, above[outer], NONE)
+    return result
+
+
+def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
+    """GPU time that each of these host events launched, by correlation id."""
+    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
+    if len(device) == 0:
+        return np.zeros(len(rows))
+    time = events["duration_ns"].iloc[device].groupby(events["correlation"].to_numpy()[device]).sum()
+    is_call = is_one_of(events["category"], CALLS)[rows]
+    correlation = events["correlation"].to_numpy()[rows]
+    return np.where(is_call, time.reindex(correlation, fill_value=0).to_numpy(), 0).astype(float)

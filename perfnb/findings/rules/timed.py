@@ -1,0 +1,275 @@
+"""What only timed steps show: waits for data, a number of threads that does not fit, and slow steps among fast ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfnb import quantities as fmt
+from perfnb.findings.facts import Facts
+from perfnb.findings.finding import Finding, rows, rule
+from perfnb.recording.nesting import Floats, Ints
+from perfnb.stats.step_times import classify_outliers
+
+#: Least share of the step worth reporting, for threads and for the garbage collector; least milliseconds of a wait.
+_WORTH, _WORTH_THREADS, _WORTH_GC, _LEAST_MS = 0.05, 0.1, 0.02, 0.05
+#: Number of pauses from which their mean is reliable.
+_OFTEN = 4
+#: Fewest timed steps among which a slow one stands out.
+_FEWEST = 10
+
+
+@rule("input pipeline", "Input-bound", "removing the wait for data", timed_only=True, remedy="loader_workers")
+def input_pipeline(facts: Facts) -> Iterator[Finding]:
+    """The wait for data, from the timed pass; with a GPU, no more of it than the GPU was idle."""
+    waited = facts.phases_ms["data"]
+    measured = facts.live and bool(facts.waits_ms.any())
+    least = waited
+    if measured:
+        # One step held up by other work is no slow pipeline: some wait must be left without the longest ones; if the
+        # batches exist already, in most steps.
+        at_hand = facts.loader.get("class") in ("list", "tuple")
+        least = min(waited, float(np.median(facts.waits_ms)) if at_hand else _without_longest(facts.waits_ms))
+    if least < _LEAST_MS or facts.share(least) < _WORTH:
+        return
+    bound, hidden = waited, ""
+    if facts.gpu is not None:
+        bound = min(bound, facts.gpu.idle_ms if facts.live else facts.gpu.held_ms("data"))
+        hidden = f"; the GPU was idle for {fmt.duration(bound)} of that"
+        if facts.share(bound) < _WORTH:
+            return
+    source = f"mean of {len(facts.waits_ms)} timed steps" if measured else "in the traced steps"
+    lever, code = _lever(facts, waited)
+    yield Finding(
+        "input pipeline",
+        f"The step waits {fmt.duration(waited)} for its batch, {fmt.share(facts.share(waited))} of {facts.step_words} "
+        f"({source}){hidden}.{_setting(facts)}",
+        bound,
+        lever,
+        code,
+        "high" if measured and facts.gpu is None else "medium",
+        "The wait for each batch was timed without instrumentation."
+        if measured
+        else "The wait was seen in the trace, which includes tracing overhead.",
+        "Which part of the pipeline is slow: reading, decoding or transforms. Workers that compete with the step for "
+        "cores slow down its other phases too.",
+        rows("phase", ["data"]),
+    )
+
+
+def _without_longest(ms: Floats) -> float:
+    """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
+    return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
+
+
+def _setting(facts: Facts) -> str:
+    workers = facts.loader.get("num_workers")
+    if not isinstance(workers, int):
+        return ""
+    how = "no workers: batches are made in the main process" if workers == 0 else fmt.counted(workers, "worker")
+    return f" {facts.loader.get('name') or 'The loader'} has {how}."
+
+
+def _lever(facts: Facts, waited: float) -> tuple[str, str]:
+    kind, workers, name = (facts.loader.get(key) for key in ("class", "num_workers", "name"))
+    rest = max(facts.step_ms - waited, 1e-3)
+    if not isinstance(workers, int):
+        return (
+            "Make batches in other processes while the step computes: use a torch.utils.data.DataLoader with workers "
+            "(num_workers=2, persistent_workers=True)."
+            if facts.live and kind not in (None, "list", "tuple")
+            else "Make batches ahead of time in other processes (num_workers and prefetch_factor of torch's "
+            "DataLoader), or make them cheaper: cache, vectorise.",
+            "",
+        )
+    if facts.loader.get("dataset") == "TensorDataset" and _batched(facts) and not facts.loader.get("collates"):
+        return (
+            "The samples are already in memory but are fetched one at a time: fetch each batch with one index. The "
+            "batches stay the same.",
+            f"{name} = torch.utils.data.DataLoader({name}.dataset, sampler={name}.batch_sampler, batch_size=None)"
+            if name
+            else "",
+        )
+    # With n workers, making a batch takes n times as long as the time between batches.
+    making = waited if workers == 0 else workers * facts.step_ms
+    needed = math.ceil(making / rest)
+    wanted, cores = max(workers + 1, needed), facts.cores
+    takes = f"a batch takes about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
+    if cores is not None and workers > cores and wanted > cores:
+        wanted = max(1, int(cores))
+        lever = (
+            f"Make batches cheaper: {fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help. "
+            "Cache what is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
+        )
+    elif cores is not None and wanted > cores:
+        wanted = max(workers + 1, int(cores))
+        lever = (
+            "Make batches cheaper (cache what is read or decoded; vectorise), and use "
+            f"{fmt.counted(wanted, 'worker')}: {takes}, so about {fmt.counted(needed, 'worker')} would be needed, but "
+            f"there are {cores:g} cores. If workers mostly wait for a disk or a network, use "
+            f"{fmt.counted(needed, 'worker')}."
+        )
+    else:
+        lever = (
+            f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making them is CPU work, the workers need cores "
+            "of their own; cheaper transforms and a cache help then."
+        )
+    if facts.loader.get("iterable"):
+        lever += " The dataset must split its samples among them: see torch.utils.data.get_worker_info()."
+    return lever, _with_workers(facts, name, wanted) if name else ""
+
+
+def _batched(facts: Facts) -> bool:
+    """Whether the loader has a batch sampler that another loader can reuse."""
+    return facts.loader.get("batch_size") is not None and facts.loader.get("iterable") is False
+
+
+def _with_workers(facts: Facts, name: str, count: int) -> str:
+    """The same loader, of the same samples, with another number of workers."""
+    known, same = facts.loader, [f"{name}.dataset"]
+    if _batched(facts):
+        same += [f"batch_sampler={name}.batch_sampler"]
+    else:
+        same += [f"batch_size={known.get('batch_size')!r}"]
+        same += ["drop_last=True"] if known.get("drop_last") else []
+    same += [f"collate_fn={name}.collate_fn"] if known.get("collates") else []
+    same += ["pin_memory=True"] if facts.gpu is not None or known.get("pin_memory") else []
+    return f"{name} = torch.utils.data.DataLoader({', '.join(same)}, num_workers={count}, persistent_workers=True)"
+
+
+@rule(
+    "threads and cores",
+    "Slowed by its number of threads",
+    "matching the number of cores",
+    timed_only=True,
+    remedy="threads",
+)
+def threads_and_cores(facts: Facts) -> Iterator[Finding]:
+    """More or fewer threads than cores, judged by steps that were run with another number."""
+    threads, cores, tried = facts.environment.get("threads"), facts.cores, facts.meta.get("threads_tried")
+    if facts.gpu is not None or not threads or cores is None or not facts.live:
+        return
+    advice = "Use as many threads as there are cores: "
+    if not tried and threads > cores:
+        yield Finding(
+            "threads and cores",
+            f"torch uses {threads} threads on {cores:g} cores. There was no time to try steps with fewer.",
+            None,
+            f"{advice}more of them compete and wait for each other.",
+            f"torch.set_num_threads({max(1, int(cores))})",
+            "low",
+            "More threads than cores rarely help, but it was not tried here.",
+            "How long the step takes with fewer threads: with a longer budget_s perfnb tries it.",
+        )
+    if not tried:
+        return
+    other = np.asarray(tried["steps_ms"], dtype=float)
+    typical, faster = float(np.median(facts.timed_ms)), float(np.median(other))
+    bound = min(facts.step_ms - faster * facts.step_ms / typical if typical > 0 else 0.0, typical - faster)
+    # The tried steps must be clearly faster, not just within the spread of the timed ones.
+    clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
+    if facts.share(bound) < _WORTH_THREADS or not clearly:
+        return
+    limit, stopped = facts.environment.get("cpu_limit"), facts.meta.get("noise", {}).get("throttled_ms")
+    room = f"{facts.environment.get('cpus')} cores" + (f", limited to {limit:g} by its cgroup" if limit else "")
+    throttled = f" The limit stopped the process for {fmt.duration(stopped)} in that time." if stopped else ""
+    yield Finding(
+        "threads and cores",
+        f"torch uses {threads} threads, and the process has {room}. With {fmt.counted(tried['threads'], 'thread')} the "
+        f"step took {fmt.duration(faster)} instead of {fmt.duration(typical)} (medians of {len(other)} and "
+        f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.{throttled}",
+        bound,
+        advice + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
+        f"torch.set_num_threads({tried['threads']})",
+        "high",
+        "The same steps were run with the other number of threads.",
+        "Threads of other libraries and of data-loading workers; cores that are hyperthreads of one another.",
+    )
+
+
+@rule(
+    "garbage collection",
+    "Slowed by Python's garbage collector",
+    "avoiding its pauses",
+    timed_only=True,
+    remedy="gc_freeze",
+)
+def garbage_collection(facts: Facts) -> Iterator[Finding]:
+    """Pauses of Python's garbage collector in the timed steps."""
+    pauses = facts.meta.get("noise", {}).get("gc_pauses", [])
+    if not facts.live or not pauses:
+        return
+    per_step = facts.pauses_ms
+    bound = float(per_step.mean())
+    # One pause in many steps proves nothing: some must be left without the longest 2 %.
+    again = facts.share(_without_longest(per_step)) >= _WORTH_GC
+    if facts.share(bound) < _WORTH_GC or not (again or len(per_step) < _FEWEST):
+        return
+    heavy = np.flatnonzero(per_step > 0.2 * per_step.max())
+    period = _period(heavy, len(per_step))
+    often = f"every {period} steps" if period else f"in {fmt.counted(len(heavy), 'step')} of {len(per_step)}"
+    yield Finding(
+        "garbage collection",
+        f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time: on average "
+        f"{facts.of_step(bound)}. The longest pause took {fmt.duration(max(ms for _, ms in pauses))}.",
+        bound,
+        "Hide long-lived objects from the collector once they exist, or collect between steps.",
+        "gc.collect(); gc.freeze()  # before the loop",
+        "high" if len(heavy) >= _OFTEN else "medium" if again else "low",
+        "The collector's own callbacks timed each pause in the timed steps"
+        + ("." if again else ", but there was only one: more steps would show how often they occur."),
+        "Which objects keep the collector busy; memory may grow if it is switched off.",
+        rows("step", heavy[:5]),
+    )
+
+
+@rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True)
+def uneven_steps(facts: Facts) -> Iterator[Finding]:
+    """Steps far slower than the others, if neither the wait for data nor the garbage collector explains it."""
+    if not facts.live or len(facts.timed_ms) < _FEWEST:
+        return
+    rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
+    outliers = classify_outliers(rest.tolist())
+    slow = np.array(sorted((*outliers.high_mild, *outliers.high_severe)), dtype=np.int64)
+    if len(slow) == 0 or len(slow) > 0.4 * len(rest):
+        return
+    typical = float(np.median(rest))
+    bound = float((rest[slow] - typical).sum()) / len(rest)
+    period = _period(slow, len(rest))
+    if facts.share(bound) < _WORTH or (period is None and facts.busy):
+        return
+    noise, hints = facts.meta.get("noise", {}), []
+    if noise.get("throttled_ms"):
+        hints.append(f"the cgroup's CPU limit stopped the process for {fmt.duration(noise['throttled_ms'])}")
+    if noise.get("gpu_throttle_reasons"):
+        hints.append("the GPU was throttled")
+    said = f" During the timed steps {' and '.join(hints)}." if hints else ""
+    often = f"every {period} steps" if period else f"{len(slow)} of {len(rest)} steps"
+    mean_ms = facts.step_ms + bound
+    yield Finding(
+        "uneven steps",
+        f"Some steps are far slower than the others ({often}): {fmt.duration(float(np.median(rest[slow])))} instead of "
+        f"{fmt.duration(typical)}. That adds {fmt.duration(bound)} to the mean step, {fmt.share(bound / mean_ms)} of "
+        f"it.{said}",
+        bound,
+        "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
+        if period
+        else "Profile again on a quiet machine. If it persists, look for work that is done only now and then; "
+        "watch=True shows what the machine does during the slow steps.",
+        "",
+        "medium" if period else "low",
+        f"The slow steps recur every {period} steps." if period else "Other work on the machine looks the same.",
+        "What these steps did: the timed pass runs without instrumentation.",
+        rows("step", slow[:5]),
+        of_ms=mean_ms,
+    )
+
+
+def _period(slow: Ints, count: int) -> int | None:
+    """The distance between slow steps, if it is always the same."""
+    apart = np.diff(slow)
+    if len(slow) < 3 or apart.min() < 2 or apart.max() != apart.min():
+        return None
+    return int(apart[0]) if len(slow) >= 0.6 * count / int(apart[0]) else None

@@ -1,0 +1,297 @@
+"""Running a step on fake tensors: their mode, stand-ins for a model's own tensors, and why a step cannot run so.
+
+Whatever is replaced is put back, and afterwards everything is as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from types import CellType, FunctionType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+from perfnb.errors import CaptureError
+from perfnb.step.device import random_state, set_random_state
+from perfnb.step.namespace import is_empty, is_installed, names_in
+from perfnb.step.tracer import room_to_nest
+
+_DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+_UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+#: Messages of torch's plain RuntimeErrors when code reads values from a fake tensor.
+_ASKS_FOR_NUMBERS = ("data pointer", ".numpy() is not supported", ".tolist() is not supported", "data-dependent")
+#: Code that reads a single value.
+_ASKS_FOR_ONE = ".item(), float() or an if"
+_TOO_LARGE = ("Storage size calculation overflowed", "overflow", "numel: integer multiplication")
+#: Nesting depth to which a module's containers are searched for tensors.
+_NESTING = 3
+#: Containers with more entries are copied without searching them.
+_MOST_ENTRIES = 10_000
+
+_ABSENT = object()
+
+
+@contextmanager
+def pretending() -> Iterator[None]:
+    """Within this context ops create fake tensors; random number generators are restored at its end."""
+    log, layers = logging.getLogger("torch._subclasses.fake_tensor"), torch.backends.mha
+    with ExitStack() as stack:
+        stack.enter_context(room_to_nest())
+        stack.callback(set_random_state, random_state())
+        # The exception is enough: torch need not log errors of fake kernels too.
+        stack.callback(setattr, log, "disabled", log.disabled)
+        log.disabled = True
+        # The fake kernel of a fused transformer layer shows only its result.
+        stack.callback(layers.set_fastpath_enabled, layers.get_fastpath_enabled())
+        layers.set_fastpath_enabled(False)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+@contextmanager
+def explained(model: nn.Module | None) -> Iterator[None]:
+    """Say in one sentence why a step cannot be simulated; any other error is the user's own.
+
+    Without a `model`, the place is given as a line of the user's code.
+    """
+    __tracebackhide__ = True
+    try:
+        yield
+    except _DATA_DEPENDENT as error:
+        asked = str(getattr(error, "func", "")).replace("aten.", "", 1) or "an operator"
+        asked = _ASKS_FOR_ONE if asked.startswith("_local_scalar_dense") else asked
+        raise CaptureError(_needs_numbers(asked, _place(error.__traceback__, model))) from None
+    except _UNSUPPORTED as error:
+        op = getattr(error, "func", error)
+        raise CaptureError(
+            f"{_place(error.__traceback__, model)} uses {op}, which has no fake kernel, so its memory cannot be "
+            "estimated: register one with torch.library.register_fake, or estimate without this layer."
+        ) from None
+    except RuntimeError as error:
+        text = str(error)
+        if any(words in text for words in _TOO_LARGE):
+            raise OverflowError("A tensor of this batch would have more bytes than can be counted.") from None
+        if any(words in text for words in _ASKS_FOR_NUMBERS):
+            raise CaptureError(_needs_numbers("its code", _place(error.__traceback__, model))) from None
+        raise
+
+
+def _needs_numbers(what: str, where: str) -> str:
+    return (
+        f"Memory cannot be estimated: {what} in {where} depends on the values in a tensor, which an estimate does not "
+        "compute; estimate without that part, or measure a small batch with profile_step."
+    )
+
+
+def _place(traceback: TracebackType | None, model: nn.Module | None) -> str:
+    """The innermost module of the model that was running when an error was raised."""
+    if model is None:
+        return _line(traceback)
+    names = {id(module): name for name, module in model.named_modules()}
+    place = type(model).__name__
+    while traceback is not None:
+        running = traceback.tb_frame.f_locals.get("self")
+        if id(running) in names:
+            name = names[id(running)]
+            place = f"{name} ({type(running).__name__})" if name else type(running).__name__
+        traceback = traceback.tb_next
+    return place
+
+
+def _line(traceback: TracebackType | None) -> str:
+    """The innermost line of the user's own code, and the library module that was running in it, if any."""
+    place, inside = "the step", ""
+    while traceback is not None:
+        code, running = traceback.tb_frame.f_code, traceback.tb_frame.f_locals.get("self")
+        if not is_installed(code.co_filename):
+            place, inside = f"line {traceback.tb_lineno} of {code.co_name}", ""
+        elif isinstance(running, nn.Module):
+            inside = f"{type(running).__name__}, which is called in "
+        traceback = traceback.tb_next
+    return inside + place
+
+
+class StandIns:
+    """Makes one fake tensor per real one; tensors that share memory get stand-ins that share it.
+
+    Use under a fake tensor mode.
+
+    Parameters
+    ----------
+    device : torch.device
+        Device that the stand-ins pretend to be on.
+    strict : bool
+        Whether to refuse tensors that cannot have a stand-in, such as sparse ones; otherwise they are kept.
+    """
+
+    def __init__(self, device: torch.device, *, strict: bool = True) -> None:
+        self.strict = strict
+        self._device = device
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the real tensor's id, kept alive here
+        self._copies: dict[int, tuple[Any, Any]] = {}  # of containers, likewise
+        self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def all(self) -> list[Tensor]:
+        """All stand-ins made so far."""
+        return [fake for _, fake in self._made.values()]
+
+    def of(self, real: Tensor) -> Tensor:
+        """The stand-in for `real`; a fake tensor stands for itself."""
+        if isinstance(real, FakeTensor):
+            return real
+        if id(real) not in self._made:
+            try:
+                self._made[id(real)] = real, self._make(real)
+            except CaptureError:
+                if self.strict:
+                    raise
+                return real
+        return self._made[id(real)][1]
+
+    def within(self, value: Any, depth: int = 2 * _NESTING) -> Any:
+        """`value` with its tensors replaced by stand-ins; plain containers are copied once, anything else is kept."""
+        known = self._copies
+        if isinstance(value, Tensor):
+            return self.of(value)
+        if not depth or type(value) not in (dict, OrderedDict, defaultdict, list, tuple):
+            return value
+        if id(value) not in known:
+            copied: Any
+            if len(value) > _MOST_ENTRIES:  # a data set's index, or a history
+                copied = copy(value)
+            elif isinstance(value, Mapping):
+                copied = copy(value)
+                known[id(value)] = value, copied  # it may contain itself
+                for key, item in value.items():
+                    copied[key] = self.within(item, depth - 1)
+            else:
+                copied = type(value)(self.within(item, depth - 1) for item in value)
+            known[id(value)] = value, copied
+            known[id(copied)] = copied, copied  # a copy met again stands for itself
+        return known[id(value)][1]
+
+    def _make(self, real: Tensor) -> Tensor:
+        try:
+            storage = real.untyped_storage()
+            stride, offset = real.stride(), real.storage_offset()
+        except (NotImplementedError, RuntimeError, ValueError):  # sparse, or uninitialized in a lazy module
+            raise CaptureError(
+                f"Memory can be estimated only for dense tensors, and this model holds a {real.layout} "
+                f"{type(real).__name__}."
+            ) from None
+        # Tensors on "meta" have no address, but their storage has an identity.
+        key = storage._cdata, real.dtype
+        with torch.no_grad():
+            if key not in self._memory:
+                length = storage.nbytes() // real.element_size()
+                self._memory[key] = torch.empty(length, dtype=real.dtype, device=self._device)
+            fake = self._memory[key].as_strided(real.shape, stride, offset)
+        if isinstance(real, nn.Parameter):
+            return nn.Parameter(fake, requires_grad=real.requires_grad)
+        return fake.detach().requires_grad_(real.requires_grad) if real.requires_grad else fake
+
+
+@contextmanager
+def replaced(modules: Iterable[nn.Module], stand_ins: StandIns, training: bool | None = None) -> Iterator[None]:
+    """Within this context modules and their submodules hold stand-ins; anything set on them is undone at its end.
+
+    They are in training mode or not as `training` says; ``None`` keeps each one's own mode.
+    """
+    inside = {id(m): m for module in modules for m in module.modules()}.values()
+    with ExitStack() as stack:
+        for module in inside:
+            stack.callback(_restore, module, dict(module.__dict__))
+        for module in inside:
+            if isinstance(module, torch.jit.ScriptModule):
+                if not stand_ins.strict:
+                    continue
+                raise CaptureError(
+                    f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: pass the "
+                    "original model."
+                )
+            faked = {name: stand_ins.within(value, _NESTING) for name, value in module.__dict__.items()}
+            module.__dict__.update(faked)
+            if training is not None:
+                module.training = training
+        yield
+
+
+@contextmanager
+def stepping(optimizer: Any, stand_ins: StandIns, foreach: bool) -> Iterator[None]:
+    """Within this context the optimizer steps stand-ins, all at once if it may choose and `foreach`, as on CUDA."""
+    with ExitStack() as stack:
+        stack.callback(_restore, optimizer, dict(optimizer.__dict__))
+        groups = [stand_ins.within(group) for group in optimizer.param_groups]
+        for group in groups:
+            if foreach and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+        state: defaultdict[Any, Any] = defaultdict(dict)
+        for parameter, values in optimizer.state.items():
+            key = stand_ins.of(parameter) if isinstance(parameter, Tensor) else parameter
+            state[key] = stand_ins.within(values)
+        optimizer.__dict__.update({"param_groups": groups, "state": state})
+        yield
+
+
+@contextmanager
+def variables_replaced(values: Iterable[Any], stand_ins: StandIns) -> Iterator[None]:
+    """Within this context functions' variables (globals and closures) and objects' attributes hold stand-ins.
+
+    Plain containers in them are copied, so that anything a step appends to a list is gone afterwards.
+    """
+    with ExitStack() as stack:
+        for value in values:
+            if type(value) is FunctionType:
+                stack.enter_context(_stood_in(value.__globals__, names_in(value.__code__), stand_ins))
+                for cell in value.__closure__ or ():
+                    stack.callback(_refill, cell, *(() if is_empty(cell) else (cell.cell_contents,)))
+                    if not is_empty(cell):
+                        cell.cell_contents = stand_ins.within(cell.cell_contents)
+            else:
+                stack.enter_context(_stood_in(vars(value), None, stand_ins))
+        yield
+
+
+@contextmanager
+def _stood_in(space: dict[str, Any], names: Iterable[str] | None, stand_ins: StandIns) -> Iterator[None]:
+    """Within this context some names of a namespace, or all, hold stand-ins."""
+    kept = {name: space[name] for name in (list(space) if names is None else names) if name in space}
+    try:
+        for name, value in kept.items():
+            faked = stand_ins.within(value)
+            if faked is not value:
+                space[name] = faked
+        yield
+    finally:
+        for name in list(space) if names is None else names:
+            if name not in kept:
+                space.pop(name, None)
+        for name, value in kept.items():
+            if space.get(name, _ABSENT) is not value:
+                space[name] = value
+
+
+def _restore(value: Any, attributes: dict[str, Any]) -> None:
+    value.__dict__.clear()
+    value.__dict__.update(attributes)
+
+
+def _refill(cell: CellType, *contents: Any) -> None:
+    if contents:
+        (cell.cell_contents,) = contents
+    elif not is_empty(cell):
+        del cell.cell_contents
