@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import perfnb
 from perfnb.recording.schema import CATEGORIES
-from perfnb.step.live_objects import everything
+from perfnb.step.memory import everything
 
 FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
 BATCH = 8
@@ -36,7 +36,7 @@ def profile(
     gc.collect()  # what other tests left is no part of the step
     p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=1)
     gc.collect()
-    alive = sum({(block.device, block.address): block.bytes for block in everything(0)}.values())
+    alive = sum({(block.device, block.address): block.bytes for block in everything()}.values())
     assert not all_seen or p.memory["total"].iloc[-1] == alive
     return p
 

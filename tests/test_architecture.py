@@ -186,7 +186,7 @@ def test_what_is_right_passes(tmp_path: Path, where: str, text: str) -> None:
         ("stats/holm.py", "def f():\n    import torch", "perfnb.stats is not allowed to import torch"),
         ("gpu/__init__.py", "from perfnb import profile_step", "is not allowed to import perfnb:"),
         ("stray/__init__.py", "", "must be declared as a layer"),
-        ("timeline/view.py", "import perfnb.roofline.view", "perfnb.timeline is not allowed to import perfnb.roofline"),
+        ("timeline/view.py", "import perfnb.roofline.tab", "perfnb.timeline is not allowed to import perfnb.roofline"),
         ("ranks/view.py", "import perfnb.bench.timing", "perfnb.ranks is not allowed to import perfnb.bench"),
     ],
 )

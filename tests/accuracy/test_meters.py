@@ -17,7 +17,7 @@ import perfnb
 from perfnb.step import ceilings
 from perfnb.telemetry.sampler import host as host_sensors
 from perfnb.telemetry.sampler.host import HostSource
-from perfnb.telemetry.sampler.process_table import Portable, ProcFiles
+from perfnb.telemetry.sampler.process import Portable, ProcFiles
 from perfnb.telemetry.watcher import Watcher
 from tests.accuracy.judging import Figures
 from tests.telemetry.nvml_stand_in import set_up, stand_in
@@ -72,7 +72,7 @@ def test_what_one_process_does_is_in_the_machines_figures(
     assert source.notes == [] or sys.platform != "linux"
     mounts = {Path(each.mountpoint): each.device for each in psutil.disk_partitions(all=True)}
     device = next((mounts[folder] for folder in (tmp_path, *tmp_path.parents) if folder in mounts), "")
-    if os.path.basename(device) in host_sensors._whole_disks:
+    if os.path.basename(device) in source._disks():
         seen = sums["disk_write_bytes_per_s"] / 1e8
         figure("share of 100 MB written that the host's sensors see", seen, at_least=0.9, unit="%")
 
@@ -82,7 +82,7 @@ def test_what_is_measured_of_this_machine_is_what_psutil_says(figure: Figures) -
     memory = psutil.virtual_memory()
     apart = source.read("host", 10**9)["memory_bytes"] - (memory.total - memory.available)
     figure("memory in use, difference from psutil", abs(apart) / 2**20, at_most=100, unit="MiB")
-    busy = abs(source._sensors.busy_s() - host_sensors._busy_s())
+    busy = abs(source._busy_s() - host_sensors._busy_s())
     figure("CPU time since the start, difference from psutil", busy, at_most=1, unit="s")
     source.close()
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.attribution.interval_sets import IntervalSet, difference, gaps, intersection, union
+from perfnb.attribution.interval_sets import IntervalSet, difference, intersection, union
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=20)
 
@@ -30,13 +30,10 @@ def test_a_union_joins_what_overlaps_and_what_touches() -> None:
     assert one.start.tolist() == [0, 10]
     assert one.end.tolist() == [5, 16]
     assert one.length == 11
-    assert gaps(one).start.tolist() == [5]
-    assert gaps(one).end.tolist() == [10]
 
 
 def test_no_interval_is_an_empty_set() -> None:
     assert made([]).length == 0
-    assert gaps(made([])).length == 0
     assert made([(3, 0)]).length == 0
     assert made([]).until(np.array([5])).tolist() == [0]
 
@@ -50,8 +47,6 @@ def test_sets_hold_exactly_the_moments_of_their_intervals(a: list[tuple[int, int
     assert members(intersection(one, other)) == moments(a) & moments(b)
     assert members(difference(one, other)) == moments(a) - moments(b)
     assert (one.start[1:] > one.end[:-1]).all()
-    if len(one.start):
-        assert one.length + gaps(one).length == one.end[-1] - one.start[0]
 
 
 @given(INTERVALS, st.randoms())

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from perfnb.profile.profile import Profile
-from perfnb.recording.from_trace import recording_of_trace
-from perfnb.recording.trace_layers import with_module_layers
+from perfnb.recording.from_trace import recording_of_trace, with_module_layers
 from perfnb.trace.kineto import decode
 from tests.laws import holds_of
 from tests.profile.test_load_trace import in_us, loaded

@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import perfnb
 from perfnb.bench.ab_view import ab_sentences
-from perfnb.bench.design import Prefetching
-from perfnb.bench.pairs import Blocks, ab_figures
-from perfnb.bench.prefetching import prefetching, prepared
+from perfnb.bench.design import Blocks, Prefetching, ab_figures
+from perfnb.bench.rounds import prefetching, prepared
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 

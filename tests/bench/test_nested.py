@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perfnb.bench.nested import mapped
+from perfnb.bench.rounds import mapped
 
 
 @dataclass(frozen=True)

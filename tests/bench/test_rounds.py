@@ -17,7 +17,7 @@ import torch
 from perfnb.bench.rounds import Bench
 from perfnb.errors import NestedProfilerError
 from perfnb.step.budget import steady_from
-from perfnb.step.conditions import Conditions
+from perfnb.step.environment import Conditions
 from tests.fake_clock import LOOK_NS, FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -52,8 +52,8 @@ def test_durations_are_those_of_the_steps(clock: FakeClock) -> None:
     with Bench([lambda: clock.pass_exactly(20), lambda: clock.pass_exactly(1)]) as bench:
         slow, fast = bench.rounds([(0, 1), (1, 0)] * 3)
 
-    assert slow == [20_000_000 + LOOK_NS] * 6
-    assert fast == [1_000_000 + LOOK_NS] * 6
+    assert slow.tolist() == [(20_000_000 + LOOK_NS) / 1e6] * 6
+    assert fast.tolist() == [(1_000_000 + LOOK_NS) / 1e6] * 6
 
 
 def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
@@ -65,7 +65,7 @@ def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
     with Bench([lambda batch: None], batches) as bench:
         (times,) = bench.rounds([(0,)] * 3)
 
-    assert times == [20_000_000 + LOOK_NS] * 3
+    assert times.tolist() == [(20_000_000 + LOOK_NS) / 1e6] * 3
     assert bench.sizes == [4, 4, 4]
 
 

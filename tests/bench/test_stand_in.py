@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from perfnb.bench.input_trial import StandIn
 from perfnb.bench.restored import Restored
-from perfnb.bench.stand_in import StandIn
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -141,7 +141,7 @@ def test_modules_inside_stand_in_where_the_model_itself_is_not_called() -> None:
     stand_in = StandIn([model])
     with stand_in.learning():
         model["encoder"](x)
-    assert stand_in.incomplete
+    assert stand_in.uncalled
     with stand_in.learning(inside=True):
         model["encoder"](x)
 

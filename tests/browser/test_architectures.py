@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 from perfnb import quantities as fmt
 from perfnb.draw import assets, escape
 from perfnb.draw.palette import KINDS
-from perfnb.models.architectures_data import architectures_data, part_times
+from perfnb.models.architectures_view import architectures_data, part_times
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.models import architecture_samples as samples

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import perfnb
-from perfnb.draw.page import static_page
+from perfnb.draw.frame import static_page
 from tests.browser.conftest import OpenPage
 from tests.written_traces import Written
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Page, expect
 
-from perfnb.profile.page import standalone_page
+from perfnb.profile.display import standalone_page
 from tests import summaries
 from tests.browser.conftest import OpenPage
 from tests.gpu import gpu_samples as samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfnb.draw.page import static_page
+from perfnb.draw.frame import static_page
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_html
 from tests.browser.conftest import OpenPage

@@ -18,8 +18,8 @@ from playwright.sync_api import Page, expect
 from perfnb import quantities as fmt
 from perfnb.draw import assets, escape
 from perfnb.draw.palette import CATEGORIES
-from perfnb.memory.data import memory_data
-from perfnb.roofline.data import roofline_data
+from perfnb.memory.tab import memory_data
+from perfnb.roofline.tab import roofline_data
 from tests.browser.conftest import OpenPage
 from tests.browser.test_report import CONTRAST
 from tests.memory import memory_samples

@@ -11,7 +11,7 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Locator, Page, expect
 
 from perfnb.draw import escape
-from perfnb.profile.page import standalone_page
+from perfnb.profile.display import standalone_page
 from perfnb.profile.summary import Summary
 from tests import summaries
 from tests.browser.conftest import OpenPage

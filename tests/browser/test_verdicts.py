@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 
 from perfnb.bench.input_figures import KINDS, InputBound
 from perfnb.bench.input_view import input_bound_html
-from perfnb.system.checks import COLUMNS
+from perfnb.system.system import COLUMNS
 from perfnb.system.view import system_html
 
 pytestmark = pytest.mark.browser

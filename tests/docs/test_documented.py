@@ -15,8 +15,9 @@ import pytest
 import perfnb
 from perfnb import errors, labs
 from perfnb.magics.gpuwatch import GpuWatchMagics
-from perfnb.magics.line import option_names, parser_of
+from perfnb.magics.line import option_names
 from perfnb.magics.profile_step import ProfileStepMagics
+from perfnb.magics.try_levers import TryLeversMagics
 from perfnb.recording.schema import SCHEMA
 from tests.docs.pages import DOCS, PAGES, README, prose
 
@@ -97,12 +98,16 @@ def test_every_column_of_a_frame_stands_on_some_page(frame: str) -> None:
 
 @pytest.mark.parametrize(
     ("magic", "page"),
-    [(ProfileStepMagics.profile_step, "profile.md"), (GpuWatchMagics.gpuwatch, "watching.md")],
+    [
+        (ProfileStepMagics.profile_step, "profile.md"),
+        (GpuWatchMagics.gpuwatch, "watching.md"),
+        (TryLeversMagics.try_levers, "levers.md"),
+    ],
 )
 def test_every_option_of_a_magic_is_described(magic: object, page: str) -> None:
     text = prose((DOCS / page).read_text("utf-8"))
 
-    assert [option for option in option_names(parser_of(magic)) if option not in text] == []
+    assert [option for option in option_names(magic.parser) if option not in text] == []
 
 
 def test_every_argument_of_profile_step_is_described() -> None:

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from perfnb.findings import doubt
-from perfnb.gpu import idle as gpu_idle
+from perfnb.findings import verdict
+from perfnb.gpu import device_time
 from perfnb.memory.leaks import judge as leaks
 from perfnb.recording.schema import SCHEMA
 from perfnb.stats import slope
-from perfnb.timeline import coarse as timeline_coarse
 from perfnb.timeline import data as timeline_data
+from perfnb.timeline import timeline as timeline_room
 from tests.accuracy.test_distortion import POINTS
 from tests.accuracy.test_findings_planted import QUIET_BAND
 from tests.docs.pages import DOCS, README
@@ -46,17 +46,17 @@ def test_every_frame_of_a_profile_has_its_section() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        f"than a launch takes ({gpu_idle.LAUNCH_NS / 1e3:g} µs)",
-        f"({gpu_idle.HANDOVER_NS / 1e3:g} µs at most)",
+        f"than a launch takes ({device_time.LAUNCH_NS / 1e3:g} µs)",
+        f"({device_time.HANDOVER_NS / 1e3:g} µs at most)",
         f"under {leaks.PROCESS_FLOOR_BYTES >> 10} KiB a step",
         f"Below {slope.FEWEST_STEPS} steps",
-        f"each of {timeline_coarse._MOMENTS:,} stretches",
+        f"each of {timeline_room._MOMENTS:,} stretches",
         f"({timeline_data.NOTEBOOK_BYTES / 1e6:g} MB packed in a notebook,",
         f"{timeline_data.PAGE_BYTES / 1e6:g} MB in a page)",
         f"`make accuracy` allows {100 * POINTS:g}",
         f"within {100 * QUIET_BAND:g} % of what removing them saves",
-        f"more than a factor of {doubt._APART:g} apart",
-        f"timed ones took {doubt._HELD_UP:g} times as long",
+        f"more than a factor of {verdict._APART:g} apart",
+        f"timed ones took {verdict._HELD_UP:g} times as long",
     ],
 )
 def test_thresholds_are_those_of_the_code(words: str) -> None:

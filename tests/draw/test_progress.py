@@ -57,7 +57,7 @@ def test_a_new_pass_is_drawn_at_once(line):
         advance("warmup", 1, 3)
         advance("warmup", 2, 3)
         advance("timed", 1, None)
-    assert line.updates == [("warmup", 1, 3), ("timed", 1, None)]
+    assert line.updates == [("warmup", 1, 3, ""), ("timed", 1, None, "")]
 
 
 def test_it_ends_when_the_capture_fails(line):
@@ -120,4 +120,4 @@ def test_a_new_note_is_drawn_at_once(line):
         advance("timed", 1, 3)
         advance("timed", 2, 3, "a step takes 12 s")
         advance("timed", 3, 3, "a step takes 12 s")
-    assert line.updates == [("timed", 1, 3), ("timed", 2, 3, "a step takes 12 s")]
+    assert line.updates == [("timed", 1, 3, ""), ("timed", 2, 3, "a step takes 12 s")]

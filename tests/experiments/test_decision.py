@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfnb.experiments.decision import SLACK, Decision, Evidence, Loss, Resource, decide
+from perfnb.experiments.decision import SLACK, Decision, Loss, Resource, decide
+
+
+class Evidence(NamedTuple):
+    """What `decide` takes."""
+
+    verdict: str
+    losses: tuple[Loss, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    unmatched: tuple[str, ...] = ()
+
 
 GOOD = Loss("loss", 0.3, limit=0.31)
 BAD = Loss("loss", 0.32, limit=0.31)
@@ -38,7 +49,7 @@ FITS, OVER, UNSEEN, NONE = (Resource("memory", value, 2.0) for value in (1.0, 3.
     ],
 )
 def test_the_weightiest_cause_decides(evidence: Evidence, decision: Decision) -> None:
-    assert decide(evidence) == decision
+    assert decide(*evidence) == decision
 
 
 @pytest.mark.parametrize(
@@ -99,7 +110,7 @@ def test_nothing_is_accepted_whose_quality_fails_or_that_exceeds_a_limit(evidenc
     )
     kept = all(each.value is not None and each.value <= each.limit for each in evidence.resources)
     may = evidence.verdict == "faster" and bool(evidence.losses) and right and kept and not evidence.unmatched
-    assert (decide(evidence).decision == "accept") == may
+    assert (decide(*evidence).decision == "accept") == may
 
 
 @UNHURRIED
@@ -107,23 +118,21 @@ def test_nothing_is_accepted_whose_quality_fails_or_that_exceeds_a_limit(evidenc
 def test_what_is_worse_is_never_judged_better(evidence: Evidence, data: st.DataObject) -> None:
     by = data.draw(st.floats(0, 5))
     worse = [
-        replace(evidence, verdict=ORDER[data.draw(st.integers(0, ORDER.index(evidence.verdict)))]),
-        replace(evidence, losses=tuple(replace(loss, candidate=loss.candidate + by) for loss in evidence.losses)),
-        replace(
-            evidence,
+        evidence._replace(verdict=ORDER[data.draw(st.integers(0, ORDER.index(evidence.verdict)))]),
+        evidence._replace(losses=tuple(replace(loss, candidate=loss.candidate + by) for loss in evidence.losses)),
+        evidence._replace(
             losses=tuple(
                 loss if loss.limit is None else replace(loss, limit=loss.limit - by) for loss in evidence.losses
             ),
         ),
-        replace(evidence, losses=(*evidence.losses, BAD)),
-        replace(
-            evidence,
+        evidence._replace(losses=(*evidence.losses, BAD)),
+        evidence._replace(
             resources=tuple(
                 each if each.value is None else replace(each, value=each.value + by) for each in evidence.resources
             ),
         ),
-        replace(evidence, resources=(*evidence.resources, data.draw(RESOURCES))),
-        replace(evidence, unmatched=("y",)),
+        evidence._replace(resources=(*evidence.resources, data.draw(RESOURCES))),
+        evidence._replace(unmatched=("y",)),
     ]
     for each in worse:
-        assert RANK[decide(each).decision] <= RANK[decide(evidence).decision]
+        assert RANK[decide(*each).decision] <= RANK[decide(*evidence).decision]

@@ -159,7 +159,11 @@ def test_it_shows_itself(journal: perfnb.Journal) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda j: j.add({"median_ms": 3}), TypeError, "takes reports, profiles and timings, not dict"),
+        (
+            lambda j: j.add({"median_ms": 3}),
+            TypeError,
+            "timings and trials of levers, not dict",
+        ),
         (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be a string"),
         (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
         (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "entry.json is larger than 1,048,576 bytes"),

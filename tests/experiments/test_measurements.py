@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 from perfnb.bench.ab_view import ab_html, ab_text
-from perfnb.bench.pairs import ABFigures, ab_figures
+from perfnb.bench.design import ABFigures, ab_figures
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html, diff_text
 from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
 from perfnb.models.size_laws import ScalingFigures, scaling_figures
-from perfnb.profile.html import summary_html
-from perfnb.profile.noise import noise_facts, notes_of
-from perfnb.profile.report_data import report_data
-from perfnb.profile.text import summary_text
-from perfnb.profile.timing_view import timing_html, timing_text
+from perfnb.profile.report import notes_of, report_data, summary_html, summary_text
+from perfnb.profile.timing import noise_facts, shown, timing_html
 from perfnb.stats.step_times import Timing
 from tests import summaries
 from tests.pages import spaced
@@ -84,7 +81,7 @@ def test_hostile_names_are_text(name: str) -> None:
 
 def test_a_timing_tells_what_disturbed_it() -> None:
     timing = Timing(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
-    text = timing_text(timing)
+    text = str(shown(timing))
     assert re.match(r"\S+ ms \[\S+ \S+\] \(95 % interval, median of 100 timed steps\) · \S+ samples/s · p95 ", text)
     assert "steady after 2 warm-up steps" in text
     assert "garbage collection took 4" in text
@@ -95,7 +92,7 @@ def test_a_timing_tells_what_disturbed_it() -> None:
 
 def test_nothing_is_told_where_nothing_is_known() -> None:
     assert noise_facts({}, 100.0) == []
-    assert timing_text(Timing(())) == "no step was timed"
+    assert str(shown(Timing(()))) == "no step was timed"
     assert "<img" not in timing_html(Timing((1.0,)))
 
 

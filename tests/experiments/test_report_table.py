@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.experiments.decision import Loss
-from perfnb.experiments.report_table import COLUMNS, Quality, performance_figures
+from perfnb.experiments.decision import COLUMNS, Loss, Quality, performance_figures
 from perfnb.experiments.report_view import notes
 from perfnb.roofline.levels import Roofline
 from perfnb.stats.intervals import quantile_interval

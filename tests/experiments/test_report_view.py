@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from perfnb.draw import escape
-from perfnb.experiments.decision import Loss
-from perfnb.experiments.report_table import Quality
+from perfnb.experiments.decision import Loss, Quality
 from perfnb.experiments.report_view import (
     report_html,
     report_line,

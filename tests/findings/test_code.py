@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.findings.code import root_of, shown
-from perfnb.findings.hardware import NEEDS, has_units
+from perfnb.findings.code import NEEDS, has_units, root_of, shown
 from perfnb.recording.recording import Recording
 from tests.findings.findings_recordings import PARTS, live_cpu, live_gpu, loaded, obeys_the_laws, unbound
 from tests.findings.test_findings import STEPS, found

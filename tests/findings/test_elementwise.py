@@ -6,8 +6,7 @@ import pytest
 
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
-from perfnb.findings.rules.attention import unfused_attention
-from perfnb.findings.rules.elementwise import elementwise_chains
+from perfnb.findings.rules.fusion import elementwise_chains, unfused_attention
 from perfnb.profile.summary import summarize
 from tests.findings.test_findings import STEPS, found
 from tests.recordings import ByHand

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfnb.recording.recording import Recording
-from perfnb.step.parts import named_parts
+from perfnb.step.namespace import named_parts
 from tests.findings.test_findings import STEPS, attention, found, one_long_op, timed
 from tests.recordings import ByHand
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfnb.findings import rules
 from perfnb.findings.finding import Rule
-from perfnb.findings.idle_time import HELD
+from perfnb.findings.gpu_facts import HELD
 from perfnb.findings.rules import BY_NAME, RULES
 
 MODULES = sorted(Path(rules.__file__).parent.glob("*.py"))

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings import doubt
+from perfnb.findings import verdict
 from perfnb.findings.facts import facts_of
 from perfnb.findings.finding import Finding, finding_table
 from perfnb.findings.verdict import verdict_of
@@ -251,7 +251,7 @@ def test_only_batches_made_beside_the_step_explain_timed_steps_longer_than_trace
 
     known = facts_of(recording, attribute(recording), summary := summarize(recording))
 
-    assert doubt.held_up(known) == held_up
+    assert verdict.held_up(known) == held_up
     assert summary.findings is not None
     # A wait that is most of the timed step is told of all the same.
     assert summary.findings.verdict.verdict.startswith("No verdict") == (held_up and wait_ms < 5)

@@ -8,10 +8,8 @@ import re
 import pytest
 
 from perfnb.draw import escape
-from perfnb.findings.view import findings_html, findings_text, verdict_html, verdict_text
-from perfnb.profile.html import summary_html
-from perfnb.profile.report_data import report_data
-from perfnb.profile.text import summary_text
+from perfnb.findings.tab import findings_html, findings_text, verdict_html, verdict_text
+from perfnb.profile.report import report_data, summary_html, summary_text
 from tests import summaries
 from tests.findings import findings_samples as samples
 from tests.pages import spaced

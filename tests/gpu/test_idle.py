@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from perfnb.gpu.device_time import gpu_time
-from perfnb.gpu.idle import REASONS, idle_gaps, idle_time
+from perfnb.gpu.device_time import REASONS, gpu_time, idle_gaps, idle_time
 from tests.traces_by_hand import Trace, expected, public, public_trace
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from perfnb.gpu.kernels import kernels_by_op, kernels_of_ops
-from perfnb.gpu.launches import launches, launches_by_op, queue_lengths
+from perfnb.gpu.launches import kernels_by_op, kernels_of_ops, launches, launches_by_op, queue_lengths
 from tests.traces_by_hand import Trace, expected, public, public_trace
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from perfnb.draw import escape, palette
-from perfnb.gpu.data import gpu_data
 from perfnb.gpu.launches import LaunchFacts
 from perfnb.gpu.summary import GpuSummary
-from perfnb.gpu.view import gpu_html, gpu_text, headline, launch_sentence, path_title, shape_words
-from perfnb.profile.report import report_script, report_style
-from perfnb.profile.report_data import report_data
+from perfnb.gpu.tab import gpu_data, gpu_html, gpu_text, headline, launch_sentence, path_title, shape_words
+from perfnb.profile.report import report_data, report_script, report_style
 from tests import summaries
 from tests.gpu import gpu_samples as samples
 from tests.pages import Seen

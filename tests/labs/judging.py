@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfnb import ABTest
-from perfnb.bench.pairs import Blocks, ab_figures
+from perfnb.bench.design import Blocks, ab_figures
 from perfnb.labs.exercise import Facts, Hint, flagged
 from perfnb.labs.ledger import exercise_of, judged
 

@@ -42,7 +42,6 @@ def figures_of() -> ArchitectureFigures:
         ),
         ratios=pd.DataFrame([("cnn", "transformer", 1.52)], columns=["a", "b", "ratio"]),
         layers={},
-        samples_ms={},
         training=True,
         device="CPU",
         batch="",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from perfnb.labs import workloads
 
-def plant(monkeypatch: pytest.MonkeyPatch, module: ModuleType, a_ms: float, b_ms: float) -> None:
-    """Let the check in `module` find that of the two functions it runs in turns, each takes so many milliseconds."""
+
+def plant(monkeypatch: pytest.MonkeyPatch, a_ms: float, b_ms: float) -> None:
+    """Let a check find that of the two functions it runs in turns, each takes so many milliseconds."""
 
     def interleaved(
         a: Callable[..., Any], b: Callable[..., Any], inputs: Sequence[Sequence[Any]]
@@ -20,7 +21,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: ModuleType, a_ms: float, b_ms
         turns = len(inputs) - 1
         return [a_ms] * turns, [b_ms] * turns
 
-    monkeypatch.setattr(module, "interleaved", interleaved)
+    monkeypatch.setattr(workloads, "interleaved", interleaved)
 
 
 class Clock:

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-from perfnb.labs import lab_02, rewritten
 from tests.labs.judging import an_ab_test, hint
 from tests.labs.lab_02_answers import Rescale
 from tests.labs.planted import plant
@@ -54,7 +53,7 @@ def in_place(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def _a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer that was written anew takes a fifth of the time."""
-    plant(monkeypatch, rewritten, 10.0, 2.0)
+    plant(monkeypatch, 10.0, 2.0)
 
 
 @pytest.mark.usefixtures("_a_fifth")
@@ -64,7 +63,7 @@ def test_a_layer_rewritten() -> None:
 
 @pytest.mark.parametrize(("new_ms", "says"), [(4.9, ""), (5.1, "take 51 % of the original time; get below 50 %")])
 def test_a_layer_that_is_not_faster(monkeypatch: pytest.MonkeyPatch, new_ms: float, says: str) -> None:
-    plant(monkeypatch, rewritten, 10.0, new_ms)
+    plant(monkeypatch, 10.0, new_ms)
     found = hint("2.7", Rescale(), slow=Rescale())
 
     assert says in found
@@ -129,7 +128,7 @@ MADE_UP = SimpleNamespace(
     ],
 )
 def test_a_speed_up_verified(monkeypatch: pytest.MonkeyPatch, speedup: float, test: Any, says: str) -> None:
-    plant(monkeypatch, lab_02, 4.0, 2.0)
+    plant(monkeypatch, 4.0, 2.0)
     found = hint("2.8", speedup, test=test, steps=[lambda: None, lambda: None])
 
     assert says in found

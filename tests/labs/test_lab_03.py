@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from perfnb import Profile, Roofline, Timing, profile_step
-from perfnb.labs import lab_03
 from perfnb.labs.lab_03 import LINEAR
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import hint, said_of
@@ -207,7 +206,7 @@ def step_of(rows: int, columns: int) -> Callable[[], None]:
 
 @pytest.fixture
 def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lab_03, 5.0, 0.2)
+    plant(monkeypatch, 5.0, 0.2)
 
 
 BIG, SMALL = Timing((5.0,)), Timing((0.2,))

@@ -15,8 +15,8 @@ import torch
 
 from perfnb.labs import lab_03
 from perfnb.labs.exercise import Facts
+from perfnb.labs.lab_03 import libraries_used
 from perfnb.labs.ledger import exercise_of
-from perfnb.labs.libraries_used import libraries_used
 from tests.labs.judging import hint, said_of
 from tests.labs.planted import plant
 
@@ -31,7 +31,7 @@ def matmul(a: Matrix, b: Matrix) -> Matrix:
 @pytest.fixture(autouse=True)
 def _slow_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops take fifty times as long as torch, and less is computed."""
-    plant(monkeypatch, lab_03, 1.0, 50.0)
+    plant(monkeypatch, 1.0, 50.0)
     monkeypatch.setattr(lab_03, "TIMED", 2)
 
 

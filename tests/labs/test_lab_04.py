@@ -13,7 +13,7 @@ from torch import nn
 from perfnb import Profile, estimate_memory, profile_step
 from perfnb.labs import lab_04
 from perfnb.labs.exercise import Facts
-from perfnb.labs.memory_trials import saved_bytes, trained_bytes
+from perfnb.labs.lab_04 import saved_bytes, trained_bytes
 from perfnb.recording.schema import CATEGORIES
 from tests.labs.judging import hint, said_of
 from tests.labs.lab_04_answers import stepping

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from perfnb import profile_step
-from perfnb.labs import feeding, lab_06
+from perfnb.labs import lab_06
 from tests.labs.judging import hint, said_of
 from tests.labs.lab_06_answers import Loader, Parsed, Text
 from tests.labs.planted import Clock, Pool, plant
@@ -23,8 +23,8 @@ CLOCK = Clock()
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders and steps of make-believe sleep by a clock that the stopwatches read too."""
-    monkeypatch.setattr(feeding, "time", CLOCK)
-    monkeypatch.setattr(feeding, "ThreadPoolExecutor", Pool(CLOCK))
+    monkeypatch.setattr(lab_06, "time", CLOCK)
+    monkeypatch.setattr(lab_06, "ThreadPoolExecutor", Pool(CLOCK))
 
 
 def timed_ms(work: Callable[[], Any], count: int) -> float:
@@ -238,13 +238,13 @@ class Half(Parsed):
 
 @pytest.mark.parametrize("answer", [Parsed, Lazy])
 def test_parsed_once(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    plant(monkeypatch, lab_06, 10.0, 4.9)
+    plant(monkeypatch, 10.0, 4.9)
 
     assert hint("6.3", answer, slow=Text) == ""
 
 
 def test_parsed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lab_06, 10.0, 9.7)
+    plant(monkeypatch, 10.0, 9.7)
 
     assert "take 97 % of the original time; get below 50 %" in hint("6.3", Text, slow=Text)
 
@@ -263,7 +263,7 @@ def test_parsed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_samples_that_are_not_the_same(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
-    plant(monkeypatch, lab_06, 10.0, 1.0)
+    plant(monkeypatch, 10.0, 1.0)
     Shared.known.clear()
 
     assert says in hint("6.3", answer, slow=Text)
@@ -272,7 +272,7 @@ def test_samples_that_are_not_the_same(monkeypatch: pytest.MonkeyPatch, answer: 
 @pytest.fixture(scope="module")
 def fed() -> Any:
     """The profile of a step whose loader makes batches of 4 from readings in text."""
-    lines = feeding.text_lines(32, 256, seed=0)
+    lines = lab_06.text_lines(32, 256, seed=0)
     model = torch.nn.Linear(256, 1)
     loader = DataLoader(Text(lines), batch_size=4)
     return profile_step(lambda batch: model(batch[0]).sum().backward(), loader, model=model, steps=1, flops=False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfnb.labs import feeding, lab_06
+from perfnb.labs import lab_06
 from tests.labs.judging import hint
 from tests.labs.lab_06_answers import at_once
 from tests.labs.planted import plant
@@ -105,13 +105,13 @@ def test_orders_drawn_anew_are_taken_for_that() -> None:
     for rows, size in (lab_06.TAKEN, (lab_06.ASKED, lab_06.ASKED_BATCH)):
         for _ in range(200):
             epochs = [torch.randperm(rows, generator=generator).tolist() for _ in range(lab_06.DRAWN)]
-            feeding.judge_orders(epochs, rows, size)
+            lab_06.judge_orders(epochs, rows, size)
 
 
 @pytest.fixture(autouse=True)
 def _a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer takes a fifth of the usual loader's time."""
-    plant(monkeypatch, lab_06, 10.0, 2.0)
+    plant(monkeypatch, 10.0, 2.0)
     monkeypatch.setattr(lab_06, "TIMED", (64, 16))
 
 
@@ -121,7 +121,7 @@ def test_one_index_for_a_batch(answer: Any) -> None:
 
 
 def test_rows_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lab_06, 10.0, 10.0)
+    plant(monkeypatch, 10.0, 10.0)
 
     assert "still taken one by one" in hint("6.5", lambda data, size: DataLoader(data, size, shuffle=True))
 
@@ -151,8 +151,8 @@ def test_batches_that_are_not_the_same(answer: Any, says: str) -> None:
 
 
 def test_rows_know_their_number() -> None:
-    dataset = feeding.numbered_rows(5)
+    dataset = lab_06.numbered_rows(5)
 
     assert isinstance(dataset, TensorDataset)
-    assert dataset[4][0].tolist() == [4.0] * feeding.WIDTH
+    assert dataset[4][0].tolist() == [4.0] * lab_06.WIDTH
     assert dataset[4][1] == 12

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from perfnb.labs import feeding, lab_06
+from perfnb.labs import lab_06
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import an_ab_test, hint, said_of
@@ -48,7 +48,7 @@ def times_the_workers(factor: float) -> Callable[..., Loader]:
 @pytest.mark.slow
 def test_enough_workers() -> None:
     assert hint("6.6", make_loader) == ""
-    assert feeding.processes() == set()
+    assert lab_06.processes() == set()
 
 
 @pytest.mark.slow
@@ -68,14 +68,14 @@ def test_enough_workers() -> None:
 )
 def test_workers_too_few_too_many_or_left(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
     monkeypatch.setattr(lab_06, "PACES", ((11.0, 6.0),))
-    monkeypatch.setattr(feeding, "TO_END_S", 0.3 if answer is held else 10.0)
+    monkeypatch.setattr(lab_06, "TO_END_S", 0.3 if answer is held else 10.0)
 
     assert says in hint("6.6", answer)
 
     HELD.clear()
     gc.collect()
-    monkeypatch.setattr(feeding, "TO_END_S", 10.0)
-    assert feeding.processes_left(set()) == 0
+    monkeypatch.setattr(lab_06, "TO_END_S", 10.0)
+    assert lab_06.processes_left(set()) == 0
 
 
 def test_what_makes_no_loader() -> None:
@@ -229,7 +229,7 @@ def test_a_speed_up_in_blocks(speedup: Any, shown: Any, test: Any, says: str) ->
 
 def test_facts_hold_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a teacher can judge them again."""
-    plant(monkeypatch, lab_06, 10.0, 2.0)
+    plant(monkeypatch, 10.0, 2.0)
 
     def facts_of(number: str, answer: Any, **evidence: Any) -> Facts:
         return exercise_of(number).measure(answer, **evidence)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb.labs import lab_07, quantising
+from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import hint, said_of
@@ -236,7 +236,7 @@ def test_another_model_is_not(trained: tuple[nn.Module, torch.Tensor], answer: A
 def test_no_int8_is_believed_after_a_trial(
     trained: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantising, "_quantises", lambda: False)
+    monkeypatch.setattr(lab_07, "_quantises", lambda: False)
 
     assert hint("7.7", lambda net: 1 / 0, net=trained[0], x=trained[1], reports={}) == ""
 

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from perfnb.memory.allocations import watched_memory
-from perfnb.memory.savings import fitting_options
-from perfnb.memory.table import memory_summary, memory_table
+from perfnb.memory.table import fitting_options, memory_summary, memory_table
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.recording.schema import CATEGORIES
 from tests.attribution.test_arithmetic import calls_of

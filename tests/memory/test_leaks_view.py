@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from perfnb.draw import escape
+from perfnb.memory.leaks.find import leak_sentence, leaks_html, leaks_text, slope_words
 from perfnb.memory.leaks.judge import LeakReport
-from perfnb.memory.leaks.view import leak_sentence, leaks_html, leaks_text, slope_words
 from perfnb.stats.slope import Slope
 from tests import summaries
 

@@ -14,8 +14,7 @@ import pytest
 from perfnb import quantities as fmt
 from perfnb.draw import bars, escape
 from perfnb.draw.palette import CATEGORIES, MARKS
-from perfnb.memory.data import memory_data
-from perfnb.memory.view import memory_html, memory_text
+from perfnb.memory.tab import memory_data, memory_html, memory_text
 from tests.memory import memory_samples as samples
 from tests.pages import check, picture_bytes, spaced
 from tests.summaries import HOSTILE
@@ -99,7 +98,7 @@ def test_nothing_is_drawn_of_nothing():
 @pytest.mark.slow
 def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never():
     code = (
-        "import sys; from perfnb.memory import view as memory; assert 'matplotlib' not in sys.modules\n"
+        "import sys; from perfnb.memory import tab as memory; assert 'matplotlib' not in sys.modules\n"
         "from tests.memory import memory_samples as s; memory.memory_text(s.transformer(2)); "
         "assert 'matplotlib' not in sys.modules\n"
         "memory.memory_html(s.transformer(2)); assert 'matplotlib.pyplot' not in sys.modules"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
-from perfnb.memory.snapshot import plain_pickle, stacks
+from perfnb.memory.snapshot import plain_pickle, reading
 from perfnb.memory.snapshot.reading import decode, looks_like_snapshot, read
 from perfnb.trace.columns import MISSING
 from tests.memory import snapshots
@@ -73,14 +73,14 @@ def test_a_stack_gives_the_users_line_and_the_operator_outermost_below_python() 
     ],
 )
 def test_strange_stacks(frames: list, op: str | None, made_at: str | None) -> None:
-    found = stacks.Stacks("a")
+    found = reading.Stacks("a")
 
     assert found.number(frames) == 0
     assert (found.ops, found.made_at) == ([op], [made_at])
 
 
 def test_long_texts_are_cut_and_few_are_kept() -> None:
-    found = stacks.Stacks("a")
+    found = reading.Stacks("a")
     found.number([frame("/" + "x" * 10**6 + ".py", 1, "y" * 10**6)])
 
     assert len(found.made_at[0] or "") < 400
@@ -194,14 +194,14 @@ def test_a_stack_that_is_shared_is_walked_once() -> None:
             return super().__iter__()
 
     frames = Counted([{}] * 1000)
-    found = stacks.Stacks("a")
+    found = reading.Stacks("a")
     for _ in range(50):
         found.number(frames)
     assert Counted.walks <= 2
 
 
 def test_too_many_different_stacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "MOST_STACKS", 3)
+    monkeypatch.setattr(reading, "MOST_STACKS", 3)
     trace = [entry("alloc", ADDRESS, 512, i, [frame("a.py", i, "f")]) for i in range(5)]
 
     with pytest.raises(TraceError, match="more than 3 distinct call stacks"):

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from perfnb.memory.snapshot.reading import SnapshotColumns, decode
-from perfnb.memory.snapshot.summary import summarize_snapshot
+from perfnb.memory.snapshot.snapshot import MemorySnapshot
 from perfnb.memory.snapshot.tables import allocation_table, fragmentation_table, memory_table, segment_table
 from tests.memory import snapshots
 from tests.memory.snapshots import MIB, block, dumped, entry, segment, snapshot
@@ -153,7 +153,7 @@ def test_what_a_snapshot_without_history_cannot_tell_is_unknown() -> None:
     assert memory["total"].tolist() == [MIB]
     assert allocation_table(data)[["start_ns", "end_ns"]].isna().all(axis=None)
     assert fragmentation_table(data)["ooms"].isna().all()
-    assert summarize_snapshot(data, "a").notes[0].startswith("The snapshot has no history")
+    assert MemorySnapshot(data).meta["notes"][0].startswith("The snapshot has no history")
 
 
 def test_a_history_that_does_not_fit_the_final_state_is_said_and_not_shown_as_negative() -> None:
@@ -165,7 +165,7 @@ def test_a_history_that_does_not_fit_the_final_state_is_said_and_not_shown_as_ne
     assert memory["reserved"].isna().tolist() == [False, False]
     gone = columns(snapshot([], [entry("free_requested", ADDRESS, MIB, 0), entry("alloc", ADDRESS, MIB, 1)]))
     assert memory_table(gone)["total"].isna().tolist() == [True, False]
-    assert any("does not match" in note for note in summarize_snapshot(gone, "a").notes)
+    assert any("does not match" in note for note in MemorySnapshot(gone).meta["notes"])
 
 
 def test_an_empty_snapshot_gives_empty_tables_of_the_same_columns() -> None:
@@ -174,7 +174,6 @@ def test_an_empty_snapshot_gives_empty_tables_of_the_same_columns() -> None:
     for table in (allocation_table, memory_table, segment_table, fragmentation_table):
         assert len(table(empty)) == 0
         assert table(empty).dtypes.astype(str).to_dict() == table(full).dtypes.astype(str).to_dict()
-    assert summarize_snapshot(empty, "a").live == 0
 
 
 def test_two_blocks_at_one_address_stay_two() -> None:
@@ -188,7 +187,7 @@ def test_unknown_actions_and_states_are_said() -> None:
     blocks = [block(ADDRESS, 512, "asleep")]
     data = columns(snapshot([segment(ADDRESS, blocks)], [entry("dreamt", ADDRESS, 512, 0)]))
 
-    notes = " ".join(summarize_snapshot(data, "a").notes)
+    notes = " ".join(MemorySnapshot(data).meta["notes"])
     assert "dreamt" in notes
     assert "asleep" in notes
 

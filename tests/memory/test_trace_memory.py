@@ -13,12 +13,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import perfnb
-from perfnb.profile.report_data import report_data
+from perfnb.profile.report import report_data
 from perfnb.recording.schema import CATEGORIES
-from perfnb.timeline.coarse import coarser
 from perfnb.timeline.median_step import step_timeline
-from perfnb.timeline.picture import draw_step
-from perfnb.timeline.timeline import Timeline
+from perfnb.timeline.tab import draw_step
+from perfnb.timeline.timeline import Timeline, coarser
 from tests.traces_by_hand import FOLDER, public
 from tests.written_traces import Written, training
 

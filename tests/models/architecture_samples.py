@@ -125,7 +125,6 @@ def unknown() -> ArchitectureFigures:
         shares=made.shares[made.shares["name"] == "mlp"],
         ratios=ratios.assign(verdict="inconclusive"),
         layers={"mlp": made.layers["mlp"]},
-        samples_ms={"mlp": (3.2,)},
         rounds=1,
     )
 
@@ -169,10 +168,6 @@ def compared(
         shares=pd.DataFrame(shares, columns=["name", "by", "part", "ms", "share"]),
         ratios=_ratios(dict(zip(models, (row[4] for row in rows), strict=True))),
         layers=layers,
-        samples_ms={
-            name: tuple(row[4] * (1 + 0.01 * ((7 * i) % 5 - 2)) for i in range(40))
-            for name, row in zip(models, rows, strict=True)
-        },
         training=training,
         device=device,
         batch=batch,

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.models.architecture_figures import COLUMNS
-from perfnb.models.layer_kinds import KINDS, kind_of_class, kind_of_op
+from perfnb.models.architecture_figures import COLUMNS, KINDS, kind_of_class, kind_of_op
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

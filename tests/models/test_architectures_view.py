@@ -12,8 +12,15 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.assets import in_order, script, style
 from perfnb.draw.palette import KINDS
-from perfnb.models.architectures_data import METRICS, architectures_data, part_times, ratio_words
-from perfnb.models.architectures_view import architectures_html, architectures_text, why_words
+from perfnb.models.architectures_view import (
+    METRICS,
+    architectures_data,
+    architectures_html,
+    architectures_text,
+    part_times,
+    ratio_words,
+    why_words,
+)
 from perfnb.models.widget import ArchitecturesWidget
 from perfnb.profile.report import report_script
 from tests.models import architecture_samples as samples

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pandas as pd
 
 from perfnb.attribution.attribution import attribute
-from perfnb.attribution.layers import layer_table
-from perfnb.attribution.ops import op_calls, op_table
-from perfnb.profile.counted import count_ops, ops_with_arithmetic, with_arithmetic
+from perfnb.attribution.tables import layer_table, op_calls, op_table
+from perfnb.profile.summary import count_ops, ops_with_arithmetic, with_arithmetic
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.recording.schema import SCHEMA
 from tests.attribution.test_arithmetic import calls_of

@@ -64,7 +64,7 @@ def test_a_poor_terminal_gets_question_marks(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
-    rooms = {"profile": "text html report_data page display", "draw": "progress tree escape palette assets"}
+    rooms = {"profile": "report display", "draw": "progress tree escape palette assets"}
     modules = [f"perfnb.{room}.{name}" for room, names in rooms.items() for name in names.split()]
     code = (
         f"import sys, importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
@@ -75,7 +75,7 @@ def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
 
 
 def test_the_widget_describes_itself_in_a_line():
-    from perfnb.profile.report_data import report_data
+    from perfnb.profile.report import report_data
     from perfnb.profile.widget import ReportWidget
 
     widget = ReportWidget(data=report_data(summaries.small_cnn()))

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from perfnb.draw import escape
-from perfnb.profile.html import summary_html
+from perfnb.profile.report import summary_html
 from tests import summaries
 
 TAGS = {

@@ -14,11 +14,11 @@ import pytest
 
 import perfnb
 from perfnb.errors import RecordingError, TraceError
-from perfnb.recording import loaders
-from perfnb.recording.loaders import Loader
-from perfnb.trace import kineto, readers
+from perfnb.recording import reading
+from perfnb.recording.reading import Loader
+from perfnb.trace import kineto, trace_file
 from perfnb.trace.columns import TraceColumns
-from perfnb.trace.readers import Reader
+from perfnb.trace.trace_file import Reader
 from tests.written_traces import training
 
 LISTED = (
@@ -30,7 +30,7 @@ LISTED = (
 @pytest.fixture(autouse=True)
 def forget_readers() -> Iterator[None]:
     yield
-    readers.readers.cache_clear()
+    trace_file.readers.cache_clear()
 
 
 def test_an_unknown_file_or_folder_is_one_sentence_that_lists_what_is_read(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_a_new_format_is_one_reader_whose_caveats_are_notes(tmp_path: Path, monk
 
     own = Reader("mine", (".mine",), lambda path, head: head.startswith(b"MINE"), read, ("It has no colours.",))
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(READER=own))
-    monkeypatch.setattr(readers, "READERS", ("of_mine:READER", *readers.READERS))
-    readers.readers.cache_clear()
+    monkeypatch.setattr(trace_file, "READERS", ("of_mine:READER", *trace_file.READERS))
+    trace_file.readers.cache_clear()
     path = tmp_path / "rank0.mine"
     path.write_bytes(b"MINE" + json.dumps(training(1).events).encode())
 
@@ -74,7 +74,7 @@ def test_a_new_kind_is_one_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "a.list").write_text("1 2 3")
     own = Loader("lists", lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADER=own))
-    monkeypatch.setattr(loaders, "LOADERS", ("of_mine:LOADER", *loaders.LOADERS))
+    monkeypatch.setattr(reading, "LOADERS", ("of_mine:LOADER", *reading.LOADERS))
 
     assert perfnb.load(tmp_path / "a.list") == ["1", "2", "3"]
 

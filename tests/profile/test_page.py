@@ -16,9 +16,8 @@ from perfnb.draw import escape
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_page
 from perfnb.models.architectures_view import architectures_page
-from perfnb.profile.page import standalone_page
-from perfnb.profile.report import report_script
-from perfnb.profile.report_data import report_data
+from perfnb.profile.display import standalone_page
+from perfnb.profile.report import report_data, report_script
 from tests import summaries
 from tests.experiments.journal_entries import timing_entry
 from tests.models.architecture_samples import hostile

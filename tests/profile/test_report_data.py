@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from perfnb.draw import escape
-from perfnb.profile.report_data import report_data
+from perfnb.profile.report import report_data
 from tests import summaries
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfnb.draw import escape
-from perfnb.profile.text import summary_text
+from perfnb.profile.report import summary_text
 from perfnb.stats.step_times import Timing
 from tests import summaries
 

@@ -14,12 +14,12 @@ import pytest
 
 import perfnb
 from perfnb.profile.profile import Profile
-from perfnb.recording.folder import Kind, decoded, save
+from perfnb.recording.folder import Kind, StoredFrame, save
 from perfnb.recording.recording import Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, with_text
-from perfnb.telemetry.marks import Mark
+from perfnb.telemetry.history import Mark
 from tests.recordings import ByHand
 from tests.test_architecture import PACKAGE, sources
 
@@ -66,7 +66,7 @@ def test_a_text_that_was_saved_is_text_again(tmp_path: Path, kind: Any) -> None:
     frame = pd.DataFrame({"op": pd.Series(["a", None], dtype=kind, index=index)}, index=index)
     save(Kind("thing", frozenset({"ops"}), frozenset(), dict), {"ops": frame}, {}, tmp_path / "t")
 
-    loaded = decoded("ops", None, tmp_path / "t", (tmp_path / "t" / "ops.parquet").read_bytes())
+    loaded = StoredFrame("ops", tmp_path / "t").as_stored(["op", "name"])
 
     pd.testing.assert_frame_equal(loaded, with_text(frame, ["op", "name"]))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.roofline.data import ceilings_doubt
-from perfnb.roofline.levels import POINTS, Roofline, roofline_of
+from perfnb.recording.samples import watch_record
+from perfnb.roofline.levels import COUNTERS, POINTS, Roofline, counters_read, roofline_of
+from perfnb.roofline.tab import ceilings_doubt, counters_words, roofline_text
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
 NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
@@ -128,3 +132,35 @@ def test_what_computed_faster_than_a_ceiling_is_the_ceiling() -> None:
         "the measured float32 ceiling (1.00 kFLOP/s) was too low: part of this step ran faster, and its rate is used "
         "instead"
     )
+
+
+def watched(**devices: dict[str, list[float]]) -> Any:
+    """A recording of four steps of a second each, the second and third timed, watched once a second."""
+    steps = pd.DataFrame(
+        {"pass": ["warmup", "timed", "timed", "traced"], "wall_ms": 1000.0, "start_s": [0.0, 1.0, 2.0, 3.0]}
+    )
+    columns: dict[str, Any] = {
+        device: {"t_s": np.array([0.5, 1.5, 2.5, 3.5]), "missed_ticks": np.zeros(4), "readings": np.ones(4)}
+        | {name: np.array(values) for name, values in own.items()}
+        for device, own in devices.items()
+    }
+    return SimpleNamespace(steps=steps, watch=watch_record(columns, []))
+
+
+def test_hardware_counters_are_means_over_the_timed_steps_of_the_busiest_gpu() -> None:
+    busy = {name: [0.0, 40.0 + 10 * place, 60.0 + 10 * place, 100.0] for place, name in enumerate(COUNTERS)}
+    quiet = {key: [0.0, 1.0, 1.0, 1.0] for key in COUNTERS}
+    found = counters_read(watched(gpu0=quiet, gpu1=busy, host={"cpu_percent": [1.0] * 4}))
+    assert found == {COUNTERS[0]: 0.5, COUNTERS[1]: 0.6, COUNTERS[2]: 0.7}
+    shown = replace(made(), counters=found)
+    said = "multiprocessors active 50 %, Tensor Cores active 60 %, memory bandwidth in use 70 %"
+    assert counters_words(shown).endswith(said)
+    assert "Tensor Cores active 60 %" in " ".join(roofline_text(shown))
+
+
+def test_without_counters_nothing_is_said_of_them() -> None:
+    assert counters_read(watched(gpu0={"busy_percent": [50.0] * 4})) == {}
+    unwatched = watched(gpu0={})
+    unwatched.watch = None
+    assert counters_read(unwatched) == {}
+    assert counters_words(made()) == ""

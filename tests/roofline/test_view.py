@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from perfnb.draw import escape
-from perfnb.roofline.data import MOST_LAYERS, roofline_data
-from perfnb.roofline.view import byte_rate, roofline_html, roofline_text
+from perfnb.roofline.tab import MOST_LAYERS, byte_rate, roofline_data, roofline_html, roofline_text
 from tests.pages import check, picture_bytes, spaced
 from tests.roofline import roofline_samples as samples
 from tests.summaries import HOSTILE

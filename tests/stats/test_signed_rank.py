@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata, wilcoxon
 
-from perfnb.stats.signed_rank import (
+from perfnb.stats.intervals import (
     _below,
     _distribution,
     _rank,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfnb.system.checks import CHECKS, COLUMNS, check_table
 from perfnb.system.read.reading import Unread
+from perfnb.system.system import CHECKS, COLUMNS, check_table
 from perfnb.system.view import SIGNS
 
 GIB = 1 << 30

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.system.checks import COLUMNS
-from perfnb.system.system import SystemCheck
+from perfnb.system.system import COLUMNS, SystemCheck
 from perfnb.system.view import SIGNS
 from tests.telemetry.nvml_stand_in import set_up, stand_in
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfnb.timeline.coarse import JOINED, coarser, size_of_coarser
+from perfnb.timeline.timeline import JOINED, coarser, size_of_coarser
 from tests.recordings import US, ByHand
 from tests.timeline.test_timeline import timeline, told, training
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import perfnb
 from perfnb.errors import RecordingError
-from perfnb.recording.trace_layers import layers_read, layers_written
+from perfnb.recording.from_trace import layers_read, layers_written
 from tests.recordings import ByHand
 from tests.timeline.test_timeline import training as by_hand
 from tests.trace.test_odd_names import HAS_EXACT

@@ -15,7 +15,7 @@ import pytest
 
 import perfnb
 from perfnb.profile import display
-from perfnb.profile.report_data import report_data
+from perfnb.profile.report import report_data
 from perfnb.timeline.data import NOTEBOOK_BYTES, bytes_of_report, timeline_bytes
 from perfnb.timeline.timeline import Timeline, Track
 from tests import summaries

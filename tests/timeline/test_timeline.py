@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.attribution.phases import phase_table
+from perfnb.attribution.tables import phase_table
 from perfnb.memory.allocations import watched_memory
 from perfnb.recording.recording import Recording
 from perfnb.timeline.build import timeline_of
-from perfnb.timeline.coarse import coarser
 from perfnb.timeline.median_step import step_timeline
-from perfnb.timeline.timeline import Timeline, Track, lanes
+from perfnb.timeline.timeline import Timeline, Track, coarser, lanes
 from tests.recordings import US, ByHand
 from tests.written_traces import Written
 

@@ -18,17 +18,14 @@ from perfnb.attribution.attribution import attribute
 from perfnb.draw import escape, palette
 from perfnb.draw.shown import WIDGET_VIEW
 from perfnb.profile import display
-from perfnb.profile.html import summary_html
-from perfnb.profile.page import standalone_page
-from perfnb.profile.report_data import layer_rows, report_data
-from perfnb.profile.text import summary_text
+from perfnb.profile.display import standalone_page
+from perfnb.profile.report import layer_rows, report_data, summary_html, summary_text
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.data import MAX_TEXT, timeline_bytes
 from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.memory import MemoryCurve
-from perfnb.timeline.picture import shown_tracks
+from perfnb.timeline.tab import shown_tracks, timeline_html, timeline_text
 from perfnb.timeline.timeline import Timeline
-from perfnb.timeline.view import timeline_html, timeline_text
 from tests import summaries
 from tests.pages import spaced
 from tests.recordings import US, ByHand

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 
 from perfnb.draw import escape
-from perfnb.profile.report import report_script, report_style
-from perfnb.profile.report_data import report_data
+from perfnb.profile.report import report_data, report_script, report_style
 from perfnb.profile.summary import Summary
 from tests import summaries
 from tests.timeline import timeline_samples

@@ -13,8 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
-from perfnb.trace.chrome_columns import quick_nanoseconds, resolution
-from perfnb.trace.kineto import decode
+from perfnb.trace.kineto import decode, quick_nanoseconds, resolution
 
 LEAST, MOST = -(2**63), 2**63 - 1
 INSTANTS = (

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
 from perfnb.trace import chrome_json
-from perfnb.trace.kineto import TraceColumns, decode, read
+from perfnb.trace.columns import TraceColumns
+from perfnb.trace.kineto import decode, read
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
 WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
-from perfnb.trace.kineto import MISSING, TraceColumns, decode, read
+from perfnb.trace.columns import MISSING, TraceColumns
+from perfnb.trace.kineto import decode, read
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
 
@@ -246,7 +247,7 @@ def test_too_little_memory_is_the_one_error(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*args: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("perfnb.trace.chrome_columns.EventColumns.add", fail)
+    monkeypatch.setattr("perfnb.trace.kineto.EventColumns.add", fail)
 
     with pytest.raises(TraceError, match=r"^the trace was not read: there is not enough memory for it\.$"):
         columns_of({})

@@ -69,7 +69,7 @@ def test_a_trace_has_the_name_from_the_exporter_that_writes_it(name: str, monkey
         return export(self, exact=exact)
 
     monkeypatch.setattr(Tracer, "export", told)
-    with Tracer(cuda=False) as tracer:
+    with Tracer() as tracer:
         for _ in range(2):
             with record_function(name):
                 torch.ones(4)

@@ -14,7 +14,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from perfnb.trace import trace_file, trace_size
+from perfnb.trace import trace_file, trace_steps
 from perfnb.trace.chrome_json import ChromeJson
 from perfnb.trace.kineto import decode
 from perfnb.trace.trace_file import Limits
@@ -113,7 +113,7 @@ def test_a_trace_with_too_much_of_something_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
 ) -> None:
     make, cap, words = ODD[odd]
-    monkeypatch.setattr(trace_size, cap, 12)
+    monkeypatch.setattr(trace_steps, cap, 12)
     assert perfnb.load(written(tmp_path, make(12)))
 
     with pytest.raises(TraceError, match=rf"odd\.json was not read: it has 13 {words}.*, and perfnb shows at most 12"):
@@ -123,7 +123,7 @@ def test_a_trace_with_too_much_of_something_is_refused_in_a_sentence(
 def test_names_that_repeat_each_other_are_counted_before_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_size, "MOST_LETTERS", 3 + 7 + 11)
+    monkeypatch.setattr(trace_steps, "MOST_LETTERS", 3 + 7 + 11)
     make = nested("nn.Module: L_{}", "python_function")
     assert perfnb.load(written(tmp_path, make(3))).layers.index[-3:].tolist()
 
@@ -134,7 +134,7 @@ def test_names_that_repeat_each_other_are_counted_before_they_are_made(
 def test_layers_that_perfnb_is_said_to_have_written_may_not_be_too_deep_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_size, "MOST_LAYERS_NESTED", 12)
+    monkeypatch.setattr(trace_steps, "MOST_LAYERS_NESTED", 12)
 
     def told(count: int) -> dict[str, Any]:
         modules = {"name": [f"l{i}" for i in range(count)], "parent": list(range(-1, count - 1))}
@@ -152,7 +152,7 @@ def test_layers_that_perfnb_is_said_to_have_written_may_not_be_too_deep_either(
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_just_allowed_is_shown(tmp_path: Path, odd: str) -> None:
     make, cap, _ = ODD[odd]
-    shown(written(tmp_path, make(min(getattr(trace_size, cap), trace_size.MOST_STEPS))))
+    shown(written(tmp_path, make(min(getattr(trace_steps, cap), trace_steps.MOST_STEPS))))
 
 
 HEADER = b"\x1f\x8b\x08%c" + bytes(6)

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from perfnb.errors import TraceError
-from perfnb.trace.kineto import MISSING, TraceColumns, read
+from perfnb.trace.columns import MISSING, TraceColumns
+from perfnb.trace.kineto import read
 
 FOLDER = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 
