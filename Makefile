@@ -21,7 +21,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all test-lowest accuracy lab docs bench buttons picture lint lint-js style types contracts clean distclean
+.PHONY: help demo test test-fast test-all test-lowest test-gpu accuracy lab docs bench buttons picture lint lint-js style types contracts clean distclean
 
 help:
 	@echo "make demo       profile a small model, print the report and write demo.html"
@@ -29,6 +29,7 @@ help:
 	@echo "make test       lint, tests, one browser test per view, three notebooks; 8 to 9 minutes on two cores"
 	@echo "make test-fast  lint and the quick tests without browser or kernel; lists what it leaves out"
 	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-gpu   check what is promised about live GPUs, on one; GPU_PYTHON=python3 uses the machine's own torch"
 	@echo "make test-all   every deterministic test, then make test-lowest"
 	@echo "make accuracy   measure how accurate the figures are; needs an idle machine"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
@@ -115,6 +116,16 @@ test-fast: style contracts fast-tests
 accuracy: $(VENV)/.perfnb-test
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy tests/accuracy
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
+
+# The promises about live GPUs, on a CUDA machine; at most ten minutes. This suite judges times. With GPU_PYTHON, an
+# interpreter that has torch and pytest with pytest-timeout, nothing is installed: see CONTRIBUTING.md.
+ifdef GPU_PYTHON
+test-gpu:
+	@PYTHONPATH=.:$$PYTHONPATH $(GPU_PYTHON) -m pytest $(PYTEST_FLAGS) -W default -p no:xdist -p no:cacheprovider -m gpu tests/on_gpu
+else
+test-gpu: $(VENV)/.perfnb-test
+	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m gpu tests/on_gpu
+endif
 
 # Without lint and types, which are only checked with the versions in constraints.txt.
 test-lowest: $(VENV_LOWEST)/.perfnb-lowest

@@ -9,15 +9,11 @@ from collections.abc import Callable, Iterator
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import STEPS
-from perfnb.interrupts import InterruptGate
 from perfnb.memory.allocations import allocation_table, watched_memory
 from perfnb.memory.table import memory_summary, memory_table
-from perfnb.profile.counted import count_ops
+from perfnb.profile.summary import count_ops
 from perfnb.step.budget import Plan
-from perfnb.step.capture import Capture
-from perfnb.step.guard import exclusive
 from perfnb.step.session import Session
-from perfnb.step.steps import StepRunner
 from perfnb.step.to_recording import recording_of
 
 _RUNS = 5
@@ -41,13 +37,11 @@ def run() -> Iterator[str]:
 def _ours(step: Callable[[], None]) -> float:
     """Time three steps (lead-in, memory, arithmetic) and the tables that a report shows of them."""
     begin = time.perf_counter()
-    with InterruptGate() as gate, exclusive():
-        session = Session(StepRunner(step, None), Plan(), None, gate, lambda *_: None)
+    with Session(step, None, Plan()) as session:
         session.watch_memory(lead_in=True)
         session.count_arithmetic()
-    meta = session.meta | {"environment": {}}
-    capture = Capture(session.executed, None, [], {}, [], session.memory, session.arithmetic, meta)
-    recording = recording_of(capture, "benchmark")
+    session.capture.meta["environment"] = {}
+    recording = recording_of(session.capture, "benchmark")
     watched = watched_memory(recording)
     assert watched is not None
     memory_summary(watched, memory_table(watched))

@@ -10,7 +10,7 @@ from benchmarks.models import STEPS
 from perfnb.draw.shown import live_bundle
 from perfnb.profile.display import static_bundle
 from perfnb.profile.profile import Profile
-from perfnb.profile.report_data import report_data
+from perfnb.profile.report import report_data
 from perfnb.profile.widget import ReportWidget
 from perfnb.step.budget import Plan
 from perfnb.step.capture import capture_step

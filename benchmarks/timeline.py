@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.profile.page import standalone_page
+from perfnb.profile.display import standalone_page
 from perfnb.profile.profiling import profile_step
 from perfnb.profile.summary import summarize
 from perfnb.timeline.data import NOTEBOOK_BYTES, PAGE_BYTES, timeline_bytes
