@@ -237,7 +237,7 @@ def _numbers(values: Iterable[Any]) -> list[float | None]:
 def architectures_line(figures: ArchitectureFigures) -> str:
     """Each model's step time, in a line for a repr."""
     times = figures.table["median_ms"].items()
-    return ", ".join(f"{escape.plain(name, 60)} {fmt.durations([ms])}" for name, ms in times)
+    return ", ".join(f"{escape.plain(name, 60)} {fmt.duration(ms)}" for name, ms in times)
 
 
 def architectures_html(figures: ArchitectureFigures) -> str:
